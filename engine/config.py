@@ -1,0 +1,139 @@
+"""Engine arguments: what a user may set, checked and resolved once."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.engine.errors import InvalidConfigError
+
+DEFAULT_MODEL = "smollm2-135m"
+"""The model served when none is named; it installs from PyPI."""
+
+_DTYPES = ("auto", "float32", "bfloat16")
+_POLICIES = ("fcfs", "priority")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything an engine is built from. Immutable; checked on construction.
+
+    Attributes:
+        model: a packaged model's name, or a path to a Hugging Face directory, a GGUF file or an
+            Orbax checkpoint.
+        tokenizer: a path when it is not beside the model; None takes the model's.
+        served_model_name: the name clients use; None takes `model`.
+        dtype: of weights and KV: "float32", "bfloat16", or "auto" (float32 on CPU, the
+            checkpoint's own elsewhere).
+        max_model_len: most tokens of prompt and output together; None takes the model's, at most
+            8,192.
+        max_num_seqs: most sequences running at once.
+        max_num_batched_tokens: most tokens computed in one step.
+        enable_chunked_prefill: split prompts over steps; off means a prompt must fit one step.
+        enable_prefix_caching: keep finished pages for later prompts that begin alike.
+        block_size: tokens in a KV page, a power of two; None picks by platform.
+        num_kv_pages: KV pages in the pool; None sizes it from memory.
+        kv_cache_memory_bytes: bytes for the pool; None takes a share of free memory.
+        gpu_memory_utilization: share of a device's memory the engine may fill.
+        watermark: share of pages kept free at admission, so that running rows can grow.
+        scheduling_policy: "fcfs" or "priority".
+        num_decode_steps: most decode iterations in one dispatch.
+        overlap: plan and dispatch step N+1 while N runs.
+        tensor_parallel_size: devices that share each layer.
+        data_parallel_size: replicas of the model; 1 here.
+        seed: seeds requests that bring none, and random weights.
+        attention_backend: "auto", "xla" or "reference".
+        compile_cache_dir: persistent compile cache; None takes the user's cache folder, "" is off.
+        trust_remote_code: must stay False; Octavo never runs a checkpoint's code.
+        revision: accepted for familiarity; only local files are read.
+        fail_on_compile: raise when a step compiles after ready (tests).
+    """
+
+    model: str = DEFAULT_MODEL
+    tokenizer: str | None = None
+    served_model_name: str | None = None
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int = 128
+    max_num_batched_tokens: int = 512
+    enable_chunked_prefill: bool = True
+    enable_prefix_caching: bool = True
+    block_size: int | None = None
+    num_kv_pages: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    watermark: float = 0.01
+    scheduling_policy: str = "fcfs"
+    num_decode_steps: int = 4
+    overlap: bool = True
+    tensor_parallel_size: int = 1
+    data_parallel_size: int = 1
+    seed: int = 0
+    attention_backend: str = "auto"
+    compile_cache_dir: str | None = None
+    trust_remote_code: bool = False
+    revision: str | None = None
+    fail_on_compile: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+            _at_least(name, getattr(self, name), 1)
+        if not 1 <= self.num_decode_steps <= 32:
+            raise InvalidConfigError("num_decode_steps", self.num_decode_steps, "1 to 32")
+        for name in ("max_model_len", "num_kv_pages", "kv_cache_memory_bytes"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 2)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise InvalidConfigError(
+                "max_num_batched_tokens",
+                self.max_num_batched_tokens,
+                f"at least max_num_seqs ({self.max_num_seqs}): every running row decodes each step",
+            )
+        if self.block_size is not None and (
+            self.block_size not in (8, 16, 32, 64, 128, 256)
+        ):
+            raise InvalidConfigError("block_size", self.block_size, "8, 16, 32, 64, 128 or 256")
+        if self.dtype not in _DTYPES:
+            raise InvalidConfigError("dtype", self.dtype, " or ".join(_DTYPES))
+        if self.scheduling_policy not in _POLICIES:
+            raise InvalidConfigError(
+                "scheduling_policy", self.scheduling_policy, " or ".join(_POLICIES)
+            )
+        if self.attention_backend not in ("auto", "xla", "reference"):
+            raise InvalidConfigError(
+                "attention_backend", self.attention_backend, "auto, xla or reference"
+            )
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise InvalidConfigError(
+                "gpu_memory_utilization", self.gpu_memory_utilization, "a number in (0, 1]"
+            )
+        if not 0 <= self.watermark < 1:
+            raise InvalidConfigError("watermark", self.watermark, "a number in [0, 1)")
+        if self.data_parallel_size != 1:
+            raise InvalidConfigError(
+                "data_parallel_size", self.data_parallel_size, "1: run one engine a replica"
+            )
+        if self.trust_remote_code:
+            raise InvalidConfigError(
+                "trust_remote_code", True, "False: Octavo never runs a checkpoint's code"
+            )
+
+    def replace(self, **changes: Any) -> EngineConfig:
+        """A copy with some arguments changed, checked again."""
+        return dataclasses.replace(self, **changes)
+
+    def resolved_compile_cache_dir(self) -> str | None:
+        """The persistent compile cache's folder, or None when it is off."""
+        if self.compile_cache_dir == "":
+            return None
+        if self.compile_cache_dir is not None:
+            return self.compile_cache_dir
+        root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+        return os.path.join(root, "octavo", "xla")
+
+
+def _at_least(name: str, value: Any, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise InvalidConfigError(name, value, f"an integer of at least {low}")

@@ -1,0 +1,134 @@
+"""Every error Octavo raises on purpose, in one tree.
+
+::
+
+    OctavoError
+    ├── InvalidRequestError        a request that can never be served      INVALID_ARGUMENT    400
+    │   └── UnknownModelError      the named model is not the one served   NOT_FOUND           404
+    ├── DuplicateRequestError      the request id is already in flight     ALREADY_EXISTS      409
+    ├── OverloadedError            a good request, but not now             RESOURCE_EXHAUSTED  429
+    ├── DeadlineExceededError      the client's own deadline has passed    DEADLINE_EXCEEDED   504
+    ├── InvalidConfigError         engine arguments that cannot work       FAILED_PRECONDITION 500
+    ├── ModelLoadError             a checkpoint that cannot be trusted     FAILED_PRECONDITION 500
+    │   └── UnsupportedModelError  mathematics Octavo does not implement   UNIMPLEMENTED       501
+    ├── StepFailedError            one device step failed                  INTERNAL            500
+    └── EngineDeadError            the engine stopped, draining or broken  UNAVAILABLE         503
+
+A message names the field, the value and what is allowed. Each class carries the one gRPC status
+and the one HTTP status it maps to, so that no front has a table of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class OctavoError(Exception):
+    """Base of all errors raised on purpose."""
+
+    grpc_status: ClassVar[str] = "INTERNAL"
+    http_status: ClassVar[int] = 500
+
+
+class InvalidRequestError(OctavoError, ValueError):
+    """A request that can never be served as it stands.
+
+    Args:
+        field: name of the offending field as the user wrote it.
+        value: the offending value (shown shortened).
+        allowed: what would have been accepted, as a phrase.
+    """
+
+    grpc_status = "INVALID_ARGUMENT"
+    http_status = 400
+
+    def __init__(self, field: str, value: Any, allowed: str) -> None:
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{field} = {shorten(value)} is not allowed: {allowed}")
+
+
+class UnknownModelError(InvalidRequestError):
+    """The request names a model that this engine does not serve."""
+
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+
+
+class DuplicateRequestError(OctavoError, ValueError):
+    """A request with this id is already in flight."""
+
+    grpc_status = "ALREADY_EXISTS"
+    http_status = 409
+
+    def __init__(self, request_id: str) -> None:
+        self.request_id = request_id
+        super().__init__(
+            f"request_id = {shorten(request_id)} is already in flight: use an id of its own"
+        )
+
+
+class OverloadedError(OctavoError):
+    """A good request that cannot be taken now; try again after `retry_after_s` seconds."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 429
+
+    def __init__(self, reason: str, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"{reason}; try again in {retry_after_s:.3g} s")
+
+
+class DeadlineExceededError(OctavoError, TimeoutError):
+    """The request's own deadline passed before it finished."""
+
+    grpc_status = "DEADLINE_EXCEEDED"
+    http_status = 504
+
+
+class InvalidConfigError(OctavoError, ValueError):
+    """An engine argument that cannot work.
+
+    Args: as for `InvalidRequestError`.
+    """
+
+    grpc_status = "FAILED_PRECONDITION"
+
+    def __init__(self, field: str, value: Any, allowed: str) -> None:
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{field} = {shorten(value)} is not allowed: {allowed}")
+
+
+class ModelLoadError(OctavoError, ValueError):
+    """A checkpoint, tokenizer or configuration that is damaged, incomplete or unsafe."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class UnsupportedModelError(ModelLoadError):
+    """A model whose mathematics Octavo does not implement."""
+
+    grpc_status = "UNIMPLEMENTED"
+    http_status = 501
+
+
+class StepFailedError(OctavoError):
+    """A device step failed; the requests in it end as failed, the engine goes on."""
+
+
+class EngineDeadError(OctavoError):
+    """The engine no longer takes work: it is draining, was shut down, or broke."""
+
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+
+
+def shorten(value: Any, limit: int = 80) -> str:
+    """`repr(value)` cut to `limit` characters, so that a message never repeats a whole prompt."""
+    if isinstance(value, (str, bytes, list, tuple)) and len(value) > limit:
+        value = value[:limit]
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

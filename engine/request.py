@@ -1,0 +1,133 @@
+"""One sequence on its way through the engine: the host's whole knowledge of it."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from octavo.engine.errors import InvalidRequestError
+from octavo.engine.outputs import RequestMetrics
+from octavo.engine.sampling_params import SamplingParams
+
+
+class Priority(enum.IntEnum):
+    """Priority classes; a smaller number is served first."""
+
+    REALTIME = 0
+    HIGH = 1
+    NORMAL = 2
+    LOW = 3
+
+    @classmethod
+    def parse(cls, value: object) -> Priority:
+        """A class from itself, its name (any case) or its number; None is NORMAL.
+
+        Raises:
+            InvalidRequestError: it names no class.
+        """
+        if value is None:
+            return cls.NORMAL
+        if isinstance(value, str) and value.upper() in cls.__members__:
+            return cls[value.upper()]
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= cls.LOW:
+            return cls(value)
+        raise InvalidRequestError(
+            "priority", value, "realtime, high, normal or low (or 0 to 3, 0 served first)"
+        )
+
+
+class RequestStatus(enum.Enum):
+    """Where a request stands. WAITING and RUNNING are live; the rest are terminal."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    STOPPED = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+    @property
+    def is_finished(self) -> bool:
+        return self not in (RequestStatus.WAITING, RequestStatus.RUNNING)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Request:
+    """A sequence: prompt, sampling parameters, and how far it has come.
+
+    The scheduler alone changes the fields below the line. Everything but `sampling_params` is
+    plain numbers, strings and lists: a request moves between processes by its fields.
+
+    Attributes:
+        request_id: unique among live requests.
+        prompt_token_ids: the prompt, ≥ 1 tokens.
+        sampling_params: validated parameters.
+        seed: resolved sampling seed (never None).
+        eos_token_ids: the model's end-of-sequence ids (empty under `ignore_eos`).
+        max_tokens: resolved limit of generated tokens.
+        priority: class; smaller is served first.
+        arrival_s: engine clock at acceptance.
+        deadline_s: engine clock after which the answer is worthless, or None.
+        tenant, cache_salt: identity for fairness; prefix-cache isolation.
+
+        status: see `RequestStatus`.
+        output_token_ids: tokens committed so far.
+        num_computed_tokens: positions whose KV is written or dispatched to be.
+        num_inflight_tokens: most output tokens that dispatched, uncommitted steps may add.
+        num_inflight_steps: dispatched steps not yet committed that hold this request.
+        num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+        slot: its row on the device while RUNNING, else None.
+        stop_reason: what stopped it (string or token id), if anything.
+        metrics: when things happened.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    seed: int
+    eos_token_ids: tuple[int, ...]
+    max_tokens: int
+    arrival_s: float
+    priority: Priority = Priority.NORMAL
+    deadline_s: float | None = None
+    tenant: str = ""
+    cache_salt: str = ""
+
+    status: RequestStatus = RequestStatus.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    num_inflight_tokens: int = 0
+    num_inflight_steps: int = 0
+    num_cached_tokens: int = 0
+    slot: int | None = None
+    stop_reason: int | str | None = None
+    error: Exception | None = None
+    metrics: RequestMetrics = field(init=False)
+
+    def __post_init__(self) -> None:
+        assert self.prompt_token_ids, self.request_id
+        self.metrics = RequestMetrics(arrival_s=self.arrival_s)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and committed output tokens."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt and output tokens at its length limit."""
+        return len(self.prompt_token_ids) + self.max_tokens
+
+    @property
+    def all_token_ids(self) -> list[int]:
+        """Prompt and committed output tokens, as a new list."""
+        return self.prompt_token_ids + self.output_token_ids
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Every token id that ends it: the model's and the request's own."""
+        return (*self.eos_token_ids, *self.sampling_params.stop_token_ids)

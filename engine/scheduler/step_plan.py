@@ -1,0 +1,147 @@
+"""A step, decided: the one message from the scheduler to whatever computes it.
+
+A plan is plain numbers and strings, so that it can be logged, replayed, or sent to the other hosts
+of a pod, which must dispatch the same programs in the same order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.engine.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeRow:
+    """A row that decodes: its input token is read on the device from the row's state.
+
+    Attributes:
+        request: the request (host state; read only).
+        slot: its row on the device.
+        start: position of its first input token, if no earlier dispatched step stopped it.
+        max_new_tokens: tokens it may emit in this dispatch, 1 ≤ … ≤ the plan's `num_steps`.
+    """
+
+    request: Request
+    slot: int
+    start: int
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillRow:
+    """A row whose known tokens advance by one chunk.
+
+    Attributes:
+        request: the request (host state; read only).
+        slot: its row on the device.
+        start: position of the chunk's first token.
+        num_tokens: tokens in the chunk, ≥ 1.
+        samples: whether the chunk ends at the last known token, so that a new one is sampled.
+        is_new: whether the slot is taken with this step: its whole row state is set first.
+        page_ids: with `is_new`, every page the row owns, in order; else empty.
+    """
+
+    request: Request
+    slot: int
+    start: int
+    num_tokens: int
+    samples: bool
+    is_new: bool
+    page_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What one dispatch computes. Decode rows come first.
+
+    Attributes:
+        step_id: 0, 1, 2, … in dispatch order.
+        decode_rows, prefill_rows: who computes what.
+        num_steps: decode iterations on the device; 1 whenever there are prefill rows.
+        page_updates: (slot, index in the row, page id) of pages that running rows gained.
+        preempted: ids of requests that lost their slot and pages in this plan.
+    """
+
+    step_id: int
+    decode_rows: tuple[DecodeRow, ...]
+    prefill_rows: tuple[PrefillRow, ...]
+    num_steps: int
+    page_updates: tuple[tuple[int, int, int], ...]
+    preempted: tuple[str, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in the first iteration."""
+        return len(self.decode_rows) + sum(row.num_tokens for row in self.prefill_rows)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.decode_rows) + len(self.prefill_rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTokens:
+    """What one row of a step emitted.
+
+    Attributes:
+        token_ids: new tokens in order; empty for a chunk that did not sample, or for a row that
+            an earlier step had already stopped.
+        logprobs: for each new token (chosen token's logprob, its rank, top ids, top logprobs), or
+            None when the row asked for none.
+        prompt_logprobs: for each position of a prefill chunk, the same of the *next* prompt token.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenScore, ...] | None = None
+    prompt_logprobs: tuple[TokenScore, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """Log-probability of a token and of the most likely ones at its position."""
+
+    logprob: float
+    rank: int
+    top_token_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """The outcome of a plan, row by row: decode rows first, then prefill rows.
+
+    Attributes:
+        rows: one entry a row of the plan, in its order.
+        duration_s: device time of the step as seen by the executor, in seconds.
+    """
+
+    rows: tuple[RowTokens, ...]
+    duration_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepLimits:
+    """What the compiled steps can take: the planner never asks for more.
+
+    Attributes:
+        max_num_batched_tokens: tokens in a step with prefill.
+        max_num_seqs: rows in a step, and slots on the device.
+        max_num_steps: decode iterations in one dispatch.
+        max_prefill_rows: prefill rows in a step.
+        max_pages_per_seq: length of a row of the block table.
+        page_size: tokens in a page.
+        num_pages: pages in the pool, page 0 (trash) included.
+        max_model_len: tokens in a sequence.
+        token_edges: edges of the compiled token buckets, ascending.
+    """
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_num_steps: int
+    max_prefill_rows: int
+    max_pages_per_seq: int
+    page_size: int
+    num_pages: int
+    max_model_len: int
+    token_edges: tuple[int, ...]
