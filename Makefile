@@ -1,0 +1,81 @@
+# Every target sets up what it needs. `make demo` and `make test` are the two to know.
+#
+#   make PYTHON=/path/to/python3.12 test     another interpreter than the newest supported one
+#   make test PYTEST_ARGS="-k scheduler"     some of the tests
+SHELL := bash
+.DEFAULT_GOAL := help
+
+PYTHON ?=
+VENV ?= .venv
+EXTRAS ?= test,http,check
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+# Compiled steps are kept between test runs; empty turns it off.
+export OCTAVO_TEST_CACHE ?= .jax_cache
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+.PHONY: venv
+venv: ## build or refresh the virtual environment
+	@tools/make_venv.sh $(VENV) $(EXTRAS) $(PYTHON)
+
+.PHONY: demo
+demo: venv ## generate from the packaged model, with a progress bar and a throughput line
+	@$(BIN)/octavo generate --prompt "The capital of France is" --prompt "Water boils at" \
+	  --prompt "def fibonacci(n):" --prompt "Once upon a time" --max-tokens 32 --temperature 0
+
+.PHONY: test
+test: venv ## run the tests
+	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: soak
+soak: venv ## run the property tests for long
+	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=soak $(PYTEST_ARGS)
+
+.PHONY: check
+check: venv proto-check ## lint, format, types, import layers, generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=src $(BIN)/lint-imports
+
+.PHONY: format
+format: venv ## fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: serve
+serve: venv ## serve the packaged model over gRPC on this machine
+	@$(BIN)/octavo serve $(ARGS)
+
+.PHONY: bench
+bench: venv ## measure throughput on the packaged model
+	@$(BIN)/octavo bench throughput --num-prompts 128 --prompt-len 16:256 --output-len 16:128 --seed 1 $(ARGS)
+
+.PHONY: proto
+proto: venv ## generate the gRPC code from server/proto
+	@$(BIN)/python -m octavo.server.proto.generate
+
+.PHONY: proto-check
+proto-check: venv ## check that the generated gRPC code is current
+	@$(BIN)/python -m octavo.server.proto.generate --check
+
+.PHONY: notebook
+notebook: venv ## run the quickstart notebook's cells
+	@$(BIN)/python -m pytest tests/notebooks $(PYTEST_ARGS)
+
+.PHONY: constraints
+constraints: venv ## pin the newest versions that resolve together on every supported Python
+	@tools/compile_constraints.sh $(BIN)/python
+
+.PHONY: wheel-check
+wheel-check: venv ## build the wheel through the sdist and try it in an environment of its own
+	@tools/check_wheel.sh $(BIN)/python
+
+.PHONY: clean
+clean: ## remove environments, caches and builds
+	rm -rf .venv .venv-* build dist src/octavo.egg-info .jax_cache .pytest_cache .mypy_cache \
+	  .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,89 @@
+"""Octavo: a JAX serving engine for large language models.
+
+The public names are loaded when first used, so that ``import octavo`` costs nothing and does not
+start JAX.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo.engine.async_engine import AsyncEngine
+    from octavo.engine.config import EngineConfig
+    from octavo.engine.errors import (
+        DeadlineExceededError,
+        DuplicateRequestError,
+        EngineDeadError,
+        InvalidConfigError,
+        InvalidRequestError,
+        ModelLoadError,
+        OctavoError,
+        OverloadedError,
+        StepFailedError,
+        UnknownModelError,
+        UnsupportedModelError,
+    )
+    from octavo.engine.llm import LLM
+    from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from octavo.engine.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "octavo.engine.llm": ("LLM",),
+    "octavo.engine.async_engine": ("AsyncEngine",),
+    "octavo.engine.config": ("EngineConfig",),
+    "octavo.engine.sampling_params": ("SamplingParams",),
+    "octavo.engine.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
+    "octavo.engine.errors": (
+        "DeadlineExceededError",
+        "DuplicateRequestError",
+        "EngineDeadError",
+        "InvalidConfigError",
+        "InvalidRequestError",
+        "ModelLoadError",
+        "OctavoError",
+        "OverloadedError",
+        "StepFailedError",
+        "UnknownModelError",
+        "UnsupportedModelError",
+    ),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "CompletionOutput",
+    "DeadlineExceededError",
+    "DuplicateRequestError",
+    "EngineConfig",
+    "EngineDeadError",
+    "InvalidConfigError",
+    "InvalidRequestError",
+    "Logprob",
+    "ModelLoadError",
+    "OctavoError",
+    "OverloadedError",
+    "RequestOutput",
+    "SamplingParams",
+    "StepFailedError",
+    "UnknownModelError",
+    "UnsupportedModelError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,53 @@
+"""What every test stands on: the CPU, several devices, strict JAX, bounded property tests."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+# Before JAX is imported anywhere.
+os.environ["JAX_PLATFORMS"] = os.environ.get("OCTAVO_TEST_PLATFORM", "cpu")
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    # Four CPU devices, for tensor parallelism; an engine takes the first unless told otherwise.
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    ).strip()
+
+# Compiled programs never land in the user's cache. OCTAVO_TEST_CACHE names a folder to keep them
+# in between runs; without it they last as long as the session. Child processes inherit all this.
+_scratch: tempfile.TemporaryDirectory[str] | None = None
+if _cache := os.environ.get("OCTAVO_TEST_CACHE"):
+    _cache = str(Path(_cache).resolve())
+else:
+    _scratch = tempfile.TemporaryDirectory(prefix="octavo-test-cache-")
+    _cache = _scratch.name
+os.environ["XDG_CACHE_HOME"] = _cache
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(_cache) / "jax")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+hypothesis.settings.register_profile(
+    "ci", max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, print_blob=True
+)
+hypothesis.settings.register_profile(
+    "soak", max_examples=4000, stateful_step_count=150, deadline=None, print_blob=True
+)
+hypothesis.settings.load_profile("ci")
+
+
+def pytest_sessionfinish() -> None:
+    if _scratch is not None:
+        _scratch.cleanup()
+
+
+@pytest.fixture
+def strict_ranks():
+    """Implicit rank promotion is an error within the test (`x[3] + y[2, 3]` must say so)."""
+    import jax
+
+    with jax.numpy_rank_promotion("raise"):
+        yield
