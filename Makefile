@@ -76,6 +76,6 @@ wheel-check: venv ## build the wheel through the sdist and try it in an environm
 
 .PHONY: clean
 clean: ## remove environments, caches and builds
-	rm -rf .venv .venv-* build dist src/octavo.egg-info .jax_cache .pytest_cache .mypy_cache \
+	rm -rf .venv .venv-* build dist src/octavo.egg-info .jax_cache .jax_cache-* .pytest_cache .mypy_cache \
 	  .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

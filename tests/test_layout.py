@@ -23,7 +23,7 @@ def pyproject() -> dict:
 def in_fresh_process(code: str) -> str:
     """What `code` prints in a Python of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT / "docs"
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT / "tests"
     )
     return done.stdout.strip()
 
@@ -112,3 +112,11 @@ def test_constraints_hold_versions_alone() -> None:
 def test_constraints_pin_the_oldest_jax_for_the_oldest_python() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert "jax==0.10.2 ; python_full_version < '3.12'" in lines
+
+
+def test_every_room_without_jax_is_held_to_it() -> None:
+    contracts = pyproject()["tool"]["importlinter"]["contracts"]
+    held = {module for c in contracts for module in c.get("source_modules", ())}
+    for room in ("scheduler", "kv", "simulation"):
+        if (ROOT / "engine" / room).is_dir():
+            assert f"octavo.engine.{room}" in held

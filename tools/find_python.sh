@@ -14,7 +14,7 @@ fi
 
 probe='import ensurepip, sys, sysconfig, venv
 assert not sysconfig.get_config_var("Py_GIL_DISABLED")
-print("%d.%d" % sys.version_info[:2])'
+print("%d.%d" % sys.version_info[:2], sys.executable)'
 
 candidates() {
   local version=$1 root name
@@ -29,8 +29,9 @@ candidates() {
 
 for version in "${supported[@]}"; do
   while IFS= read -r candidate; do
-    if [ "$("$candidate" -c "$probe" 2>/dev/null)" = "$version" ]; then
-      echo "$candidate"
+    found=$("$candidate" -c "$probe" 2>/dev/null) || continue
+    if [ "${found%% *}" = "$version" ]; then
+      echo "${found#* }" # the interpreter itself, not a shim that may answer otherwise elsewhere
       exit 0
     fi
   done < <(candidates "$version")

@@ -46,7 +46,7 @@ rm -f "$dir/.octavo-stamp"
 
 # uv installs the same wheels in a fraction of the time; plain pip does where uv cannot be had.
 pip=("$dir/bin/python" -m pip --disable-pip-version-check)
-if "$dir/bin/python" -m uv --version >/dev/null 2>&1 || "${pip[@]}" install --quiet uv; then
+if "$dir/bin/python" -m uv --version >/dev/null 2>&1 || "${pip[@]}" install -qq uv; then
   install=("$dir/bin/python" -m uv pip install --quiet --python "$dir/bin/python")
 else
   echo "uv could not be installed: going on with pip" >&2
