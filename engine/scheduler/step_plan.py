@@ -6,7 +6,12 @@ of a pod, which must dispatch the same programs in the same order.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.engine.request import Request
 
@@ -26,6 +31,56 @@ class DecodeRow:
     slot: int
     start: int
     max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class DecodeRows(Sequence[DecodeRow]):
+    """Decode rows by column: what packing copies as it stands. Indexing gives one `DecodeRow`.
+
+    A step may hold hundreds of rows, and an object for each would cost more than planning them.
+
+    Attributes:
+        requests: the rows' requests.
+        slots, starts, max_new_tokens: int32[len(requests)], as in `DecodeRow`. Read only.
+    """
+
+    requests: tuple[Request, ...]
+    slots: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    max_new_tokens: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, rows: Iterable[DecodeRow]) -> DecodeRows:
+        """The columns of `rows`."""
+        rows = tuple(rows)
+        return cls(
+            requests=tuple(row.request for row in rows),
+            slots=np.array([row.slot for row in rows], np.int32),
+            starts=np.array([row.start for row in rows], np.int32),
+            max_new_tokens=np.array([row.max_new_tokens for row in rows], np.int32),
+        )
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+    @overload
+    def __getitem__(self, index: int) -> DecodeRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[DecodeRow, ...]: ...
+    def __getitem__(self, index: int | slice) -> DecodeRow | tuple[DecodeRow, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        return DecodeRow(
+            request=self.requests[index],
+            slot=int(self.slots[index]),
+            start=int(self.starts[index]),
+            max_new_tokens=int(self.max_new_tokens[index]),
+        )
+
+    def __iter__(self) -> Iterator[DecodeRow]:
+        columns = (self.slots.tolist(), self.starts.tolist(), self.max_new_tokens.tolist())
+        for request, slot, start, max_new in zip(self.requests, *columns, strict=True):
+            yield DecodeRow(request=request, slot=slot, start=start, max_new_tokens=max_new)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +112,24 @@ class StepPlan:
 
     Attributes:
         step_id: 0, 1, 2, … in dispatch order.
-        decode_rows, prefill_rows: who computes what.
+        decode_rows, prefill_rows: who computes what. `decode_rows` may be given as a tuple of
+            `DecodeRow`; it is always held as `DecodeRows`.
         num_steps: decode iterations on the device; 1 whenever there are prefill rows.
         page_updates: (slot, index in the row, page id) of pages that running rows gained.
         preempted: ids of requests that lost their slot and pages in this plan.
     """
 
     step_id: int
-    decode_rows: tuple[DecodeRow, ...]
+    decode_rows: DecodeRows
     prefill_rows: tuple[PrefillRow, ...]
     num_steps: int
     page_updates: tuple[tuple[int, int, int], ...]
     preempted: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        rows: Iterable[DecodeRow] = self.decode_rows
+        if not isinstance(rows, DecodeRows):
+            object.__setattr__(self, "decode_rows", DecodeRows.of(rows))
 
     @property
     def num_tokens(self) -> int:
@@ -80,16 +141,17 @@ class StepPlan:
         return len(self.decode_rows) + len(self.prefill_rows)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTokens:
+class RowTokens(NamedTuple):
     """What one row of a step emitted.
 
     Attributes:
         token_ids: new tokens in order; empty for a chunk that did not sample, or for a row that
-            an earlier step had already stopped.
+            an earlier step had already stopped. A row that is not stopped emits exactly
+            `max_new_tokens`; a stop token is its last.
         logprobs: for each new token (chosen token's logprob, its rank, top ids, top logprobs), or
             None when the row asked for none.
-        prompt_logprobs: for each position of a prefill chunk, the same of the *next* prompt token.
+        prompt_logprobs: for each position of a prefill chunk, the same of the *next* prompt token
+            (entries at and past the last prompt token mean nothing and may be left off).
     """
 
     token_ids: tuple[int, ...]
