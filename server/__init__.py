@@ -1,0 +1,1 @@
+"""Fronts of the engine: gRPC service and clients, and the command line."""

@@ -1,0 +1,309 @@
+"""Thin typed clients: the engine's own types in and out, its own errors raised.
+
+>>> with OctavoClient("127.0.0.1:50051") as client:
+...     for output in client.stream("The capital of France is", SamplingParams(max_tokens=8)):
+...         print(output.outputs[0].text, end="")
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+import grpc
+
+from octavo.engine.errors import InvalidRequestError
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.request import Priority
+from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.server.output_message import OutputDecoder
+from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
+from octavo.server.sampling_message import sampling_params_to_message
+from octavo.server.status import error_of
+
+DEFAULT_TARGET = "127.0.0.1:50051"
+_METHOD = "/octavo.v1.OctavoService/"
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+
+def generate_request(
+    prompt: str | Sequence[int],
+    sampling_params: SamplingParams | None = None,
+    *,
+    request_id: str | None = None,
+    model: str | None = None,
+    priority: Priority | str | int | None = None,
+    tenant: str = "",
+    cache_salt: str = "",
+    ttft_target_ms: float | None = None,
+    tpot_target_ms: float | None = None,
+) -> pb.GenerateRequest:
+    """The message of one generation.
+
+    Args:
+        prompt: text, or token ids.
+        sampling_params: how tokens are chosen; None takes the defaults.
+        request_id: unique among requests in flight; None lets the server name it.
+        model: the served model's name; None is any.
+        priority: a class, its name or its number.
+        tenant, cache_salt: identity for fairness; prefix-cache isolation.
+        ttft_target_ms, tpot_target_ms: wanted time to the first token, and per token after it.
+
+    Raises:
+        InvalidRequestError: a value that no message can carry.
+    """
+    try:
+        message = pb.GenerateRequest(
+            request_id=request_id,
+            model=model,
+            sampling_params=sampling_params_to_message(sampling_params or SamplingParams()),
+            priority=pb.Priority.Name(Priority.parse(priority) + 1),
+            tenant=tenant,
+            cache_salt=cache_salt,
+            ttft_target_ms=ttft_target_ms,
+            tpot_target_ms=tpot_target_ms,
+        )
+        if isinstance(prompt, str):
+            message.prompt = prompt
+        else:
+            message.prompt_token_ids.SetInParent()
+            message.prompt_token_ids.ids.extend(prompt)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, InvalidRequestError):
+            raise
+        raise InvalidRequestError("request", str(error), "values that fit the message") from error
+    return message
+
+
+class OctavoClient:
+    """A blocking client; usable from many threads.
+
+    Args:
+        target: address of a server.
+        timeout_s: deadline of every call that gives none; None waits as long as it takes.
+        channel: a channel of one's own (credentials, interceptors); `target` is then unused.
+
+    Every method raises the engine's typed error: see `octavo.engine.errors`.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout_s: float | None = None,
+        channel: grpc.Channel | None = None,
+    ) -> None:
+        self._channel = channel or grpc.insecure_channel(target, options=_OPTIONS)
+        self._timeout_s = timeout_s
+
+    def __enter__(self) -> OctavoClient:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the channel; calls in flight are cancelled."""
+        self._channel.close()
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        timeout_s: float | None = None,
+        **request: Any,
+    ) -> RequestOutput:
+        """The finished output of one prompt; `request` as for `generate_request`."""
+        message = generate_request(prompt, sampling_params, **request)
+        answer = self._call("Generate", message, pb.GenerateResponse, timeout_s)
+        return OutputDecoder(_text(prompt)).decode(answer)
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        output_kind: RequestOutputKind = RequestOutputKind.DELTA,
+        timeout_s: float | None = None,
+        **request: Any,
+    ) -> Iterator[RequestOutput]:
+        """Outputs as they are generated; closing the iterator cancels the request.
+
+        Args:
+            output_kind: what each output holds, whatever `sampling_params` says.
+        """
+        message = generate_request(prompt, _streamed(sampling_params, output_kind), **request)
+        method = self._channel.unary_stream(
+            _METHOD + "GenerateStream",
+            request_serializer=pb.GenerateRequest.SerializeToString,
+            response_deserializer=pb.GenerateResponse.FromString,
+        )
+        call = method(message, timeout=self._deadline_s(timeout_s))
+        decoder = OutputDecoder(_text(prompt))
+        try:
+            for answer in call:
+                yield decoder.decode(answer)
+        except grpc.RpcError as error:
+            raise error_of(error) from None
+        finally:
+            call.cancel()
+
+    def abort(self, request_id: str) -> bool:
+        """Cancels a request; whether it was in flight."""
+        message = pb.AbortRequest(request_id=request_id)
+        return bool(self._call("Abort", message, pb.AbortResponse).aborted)
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        message = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        return list(self._call("Tokenize", message, pb.TokenizeResponse).token_ids)
+
+    def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of token ids."""
+        message = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        return str(self._call("Detokenize", message, pb.DetokenizeResponse).text)
+
+    def model_info(self) -> pb.GetModelInfoResponse:
+        """What is served."""
+        return self._call("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse)
+
+    def server_info(self) -> pb.GetServerInfoResponse:
+        """What serves it."""
+        return self._call("GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse)
+
+    def load(self) -> pb.GetLoadResponse:
+        """A snapshot of queues and pages."""
+        return self._call("GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse)
+
+    def _deadline_s(self, timeout_s: float | None) -> float | None:
+        return self._timeout_s if timeout_s is None else timeout_s
+
+    def _call(self, name: str, message: Any, kind: Any, timeout_s: float | None = None) -> Any:
+        method = self._channel.unary_unary(
+            _METHOD + name,
+            request_serializer=type(message).SerializeToString,
+            response_deserializer=kind.FromString,
+        )
+        try:
+            return method(message, timeout=self._deadline_s(timeout_s))
+        except grpc.RpcError as error:
+            raise error_of(error) from None
+
+
+class AsyncOctavoClient:
+    """The same for asyncio; arguments, results and errors are those of `OctavoClient`."""
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout_s: float | None = None,
+        channel: grpc.aio.Channel | None = None,
+    ) -> None:
+        self._channel = channel or grpc.aio.insecure_channel(target, options=_OPTIONS)
+        self._timeout_s = timeout_s
+
+    async def __aenter__(self) -> AsyncOctavoClient:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the channel; calls in flight are cancelled."""
+        await self._channel.close()
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        timeout_s: float | None = None,
+        **request: Any,
+    ) -> RequestOutput:
+        """The finished output of one prompt."""
+        message = generate_request(prompt, sampling_params, **request)
+        answer = await self._call("Generate", message, pb.GenerateResponse, timeout_s)
+        return OutputDecoder(_text(prompt)).decode(answer)
+
+    async def stream(
+        self,
+        prompt: str | Sequence[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        output_kind: RequestOutputKind = RequestOutputKind.DELTA,
+        timeout_s: float | None = None,
+        **request: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """Outputs as they are generated; closing the iterator cancels the request."""
+        message = generate_request(prompt, _streamed(sampling_params, output_kind), **request)
+        method = self._channel.unary_stream(
+            _METHOD + "GenerateStream",
+            request_serializer=pb.GenerateRequest.SerializeToString,
+            response_deserializer=pb.GenerateResponse.FromString,
+        )
+        call = method(message, timeout=self._deadline_s(timeout_s))
+        decoder = OutputDecoder(_text(prompt))
+        try:
+            async for answer in call:
+                yield decoder.decode(answer)
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+        finally:
+            call.cancel()
+
+    async def abort(self, request_id: str) -> bool:
+        """Cancels a request; whether it was in flight."""
+        message = pb.AbortRequest(request_id=request_id)
+        return bool((await self._call("Abort", message, pb.AbortResponse)).aborted)
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        message = pb.TokenizeRequest(text=text, add_special_tokens=add_special_tokens)
+        return list((await self._call("Tokenize", message, pb.TokenizeResponse)).token_ids)
+
+    async def detokenize(
+        self, token_ids: Sequence[int], *, skip_special_tokens: bool = True
+    ) -> str:
+        """Text of token ids."""
+        message = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
+        return str((await self._call("Detokenize", message, pb.DetokenizeResponse)).text)
+
+    async def model_info(self) -> pb.GetModelInfoResponse:
+        """What is served."""
+        return await self._call("GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse)
+
+    async def server_info(self) -> pb.GetServerInfoResponse:
+        """What serves it."""
+        return await self._call(
+            "GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse
+        )
+
+    async def load(self) -> pb.GetLoadResponse:
+        """A snapshot of queues and pages."""
+        return await self._call("GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse)
+
+    def _deadline_s(self, timeout_s: float | None) -> float | None:
+        return self._timeout_s if timeout_s is None else timeout_s
+
+    async def _call(
+        self, name: str, message: Any, kind: Any, timeout_s: float | None = None
+    ) -> Any:
+        method = self._channel.unary_unary(
+            _METHOD + name,
+            request_serializer=type(message).SerializeToString,
+            response_deserializer=kind.FromString,
+        )
+        try:
+            return await method(message, timeout=self._deadline_s(timeout_s))
+        except grpc.aio.AioRpcError as error:
+            raise error_of(error) from None
+
+
+def _streamed(params: SamplingParams | None, kind: RequestOutputKind) -> SamplingParams:
+    return (params or SamplingParams()).replace(output_kind=kind)
+
+
+def _text(prompt: str | Sequence[int]) -> str | None:
+    return prompt if isinstance(prompt, str) else None

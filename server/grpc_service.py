@@ -1,0 +1,304 @@
+"""The gRPC service: requests in, typed errors out, and a dropped call gives its pages back.
+
+A handler never leaks a traceback: a typed error becomes its own status (see `status.py`), anything
+else is logged under an incident number and answered INTERNAL with that number alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc_status import rpc_status
+
+from octavo.engine.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OctavoError,
+    UnknownModelError,
+)
+from octavo.engine.request import Priority
+from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.server.output_message import OutputEncoder
+from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
+from octavo.server.sampling_message import sampling_params_from_message
+from octavo.server.server_info import model_info, server_info
+from octavo.server.status import status_of
+
+if TYPE_CHECKING:
+    from octavo.engine.async_engine import AsyncEngine
+
+SERVICE = pb.DESCRIPTOR.services_by_name["OctavoService"].full_name
+MAX_NAME_CHARS = 256
+"""Of request ids, tenants and cache salts."""
+
+_log = logging.getLogger(__name__)
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler = Callable[[Any, Any], Awaitable[Any]]
+
+
+class OctavoService:
+    """The methods of octavo.v1.OctavoService over one engine.
+
+    Attributes:
+        engine: None until the model is loaded: calls are then refused as UNAVAILABLE.
+        draining: set to refuse new generations while those in flight finish.
+        num_inflight: generations being answered.
+    """
+
+    def __init__(self) -> None:
+        self.engine: AsyncEngine | None = None
+        self.draining = False
+        self.num_inflight = 0
+        self._started_s = time.monotonic()
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
+        unary: dict[str, tuple[type[Message], Handler]] = {
+            "Generate": (pb.GenerateRequest, self.generate),
+            "Abort": (pb.AbortRequest, self.abort),
+            "Tokenize": (pb.TokenizeRequest, self.tokenize),
+            "Detokenize": (pb.DetokenizeRequest, self.detokenize),
+            "GetModelInfo": (pb.GetModelInfoRequest, self.get_model_info),
+            "GetServerInfo": (pb.GetServerInfoRequest, self.get_server_info),
+            "GetLoad": (pb.GetLoadRequest, self.get_load),
+        }
+        methods = {
+            name: grpc.unary_unary_rpc_method_handler(_guarded(handler), _parser(kind), _serialize)
+            for name, (kind, handler) in unary.items()
+        }
+        methods["GenerateStream"] = grpc.unary_stream_rpc_method_handler(
+            _guarded(self.generate_stream), _parser(pb.GenerateRequest), _serialize
+        )
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    async def generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
+        """One answer, when the request has ended."""
+        answer: pb.GenerateResponse | None = None
+
+        async def keep(message: pb.GenerateResponse) -> None:
+            nonlocal answer
+            answer = message
+
+        await self._generate(request, context, RequestOutputKind.FINAL_ONLY, keep)
+        if answer is None:
+            raise EngineDeadError("the engine ended the request without an answer")
+        return answer
+
+    async def generate_stream(self, request: pb.GenerateRequest, context: Context) -> None:
+        """What is new, as it is generated.
+
+        Writes to the context instead of yielding: a cancelled call is then cancelled inside this
+        coroutine, also while it waits for a slow client, and ends its request at once.
+        """
+        await self._generate(request, context, None, context.write)
+
+    async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
+        """Cancels a request by its id."""
+        _check_name("request_id", request.request_id, low=1)
+        return pb.AbortResponse(aborted=await self._ready().abort(request.request_id))
+
+    async def tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
+        """Token ids of a text."""
+        engine = self._ready()
+        _check_model(request, engine)
+        special = not request.HasField("add_special_tokens") or request.add_special_tokens
+        token_ids = await asyncio.to_thread(
+            engine.tokenizer.encode, request.text, add_special_tokens=special
+        )
+        return pb.TokenizeResponse(token_ids=token_ids)
+
+    async def detokenize(
+        self, request: pb.DetokenizeRequest, context: Context
+    ) -> pb.DetokenizeResponse:
+        """Text of token ids."""
+        engine = self._ready()
+        _check_model(request, engine)
+        vocab_size = engine.model_config.vocab_size
+        for token_id in request.token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequestError("token_ids", token_id, f"ids from 0 to {vocab_size - 1}")
+        skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
+        text = await asyncio.to_thread(
+            engine.tokenizer.decode, list(request.token_ids), skip_special_tokens=skip
+        )
+        return pb.DetokenizeResponse(text=text)
+
+    async def get_model_info(
+        self, request: pb.GetModelInfoRequest, context: Context
+    ) -> pb.GetModelInfoResponse:
+        """What is served."""
+        return model_info(self._ready())
+
+    async def get_server_info(
+        self, request: pb.GetServerInfoRequest, context: Context
+    ) -> pb.GetServerInfoResponse:
+        """What serves it."""
+        return server_info(
+            self._ready(), uptime_s=time.monotonic() - self._started_s, draining=self.draining
+        )
+
+    async def get_load(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
+        """A snapshot of queues and pages."""
+        load = self._ready().load()
+        return pb.GetLoadResponse(
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_free_pages=load.num_free_pages,
+            num_total_pages=load.num_total_pages,
+            kv_cache_usage=load.kv_cache_usage,
+            num_preemptions=load.num_preemptions,
+            prompt_tokens=load.prompt_tokens,
+            generation_tokens=load.generation_tokens,
+            prefix_cache_queries=load.prefix_cache_queries,
+            prefix_cache_hits=load.prefix_cache_hits,
+        )
+
+    async def _generate(
+        self,
+        request: pb.GenerateRequest,
+        context: Context,
+        kind: RequestOutputKind | None,
+        write: Callable[[pb.GenerateResponse], Awaitable[None]],
+    ) -> None:
+        engine = self._ready()
+        if self.draining:
+            raise EngineDeadError("the server is draining: ask another one")
+        _check_model(request, engine)
+        params = sampling_params_from_message(request.sampling_params)
+        if kind is not None:
+            params = params.replace(output_kind=kind)
+        _check_targets(request)
+        stream = engine.generate(
+            _prompt(request),
+            params,
+            _request_id(request),
+            priority=_priority(request),
+            timeout_s=_timeout_s(request, context.time_remaining()),
+            tenant=_check_name("tenant", request.tenant),
+            cache_salt=_check_name("cache_salt", request.cache_salt),
+        )
+        encoder = _encoder(engine, params)
+        self.num_inflight += 1
+        try:
+            async with contextlib.aclosing(stream) as outputs:
+                async for output in outputs:
+                    if output.error is not None:
+                        raise output.error
+                    await write(encoder.encode(output))
+        finally:
+            self.num_inflight -= 1
+
+    def _ready(self) -> AsyncEngine:
+        if self.engine is None:
+            raise EngineDeadError("the model is still loading")
+        return self.engine
+
+
+def _encoder(engine: AsyncEngine, params: SamplingParams) -> OutputEncoder:
+    return OutputEncoder(engine.model_name, is_delta=params.output_kind is RequestOutputKind.DELTA)
+
+
+def _prompt(request: pb.GenerateRequest) -> str | list[int]:
+    has_text, has_tokens = request.HasField("prompt"), request.HasField("prompt_token_ids")
+    if has_text == has_tokens:
+        given = "both" if has_text else "neither"
+        raise InvalidRequestError(
+            "prompt", given, "exactly one of prompt (text) and prompt_token_ids"
+        )
+    return request.prompt if has_text else list(request.prompt_token_ids.ids)
+
+
+def _request_id(request: pb.GenerateRequest) -> str:
+    if not request.HasField("request_id"):
+        return f"grpc-{uuid.uuid4().hex}"
+    return _check_name("request_id", request.request_id, low=1)
+
+
+def _priority(request: pb.GenerateRequest) -> Priority:
+    if request.priority == pb.PRIORITY_UNSPECIFIED:
+        return Priority.NORMAL
+    if request.priority not in pb.Priority.values():
+        raise InvalidRequestError(
+            "priority", int(request.priority), "realtime, high, normal or low (1 to 4)"
+        )
+    return Priority(request.priority - 1)
+
+
+def _timeout_s(request: pb.GenerateRequest, remaining_s: float | None) -> float | None:
+    """Seconds until the earlier of the request's and the call's deadlines."""
+    bounds = [] if remaining_s is None else [remaining_s]
+    if request.HasField("timeout_s"):
+        if not math.isfinite(request.timeout_s):
+            raise InvalidRequestError("timeout_s", request.timeout_s, "a finite number of seconds")
+        bounds.append(request.timeout_s)
+    return min(bounds, default=None)
+
+
+def _check_targets(request: pb.GenerateRequest) -> None:
+    for name in ("ttft_target_ms", "tpot_target_ms"):
+        value = getattr(request, name)
+        if request.HasField(name) and not (math.isfinite(value) and value > 0):
+            raise InvalidRequestError(name, value, "a finite number of milliseconds above 0")
+
+
+def _check_model(request: Any, engine: AsyncEngine) -> None:
+    if request.HasField("model") and request.model != engine.model_name:
+        raise UnknownModelError("model", request.model, f"{engine.model_name!r}, or not given")
+
+
+def _check_name(name: str, value: str, low: int = 0) -> str:
+    if not low <= len(value) <= MAX_NAME_CHARS:
+        raise InvalidRequestError(name, value, f"{low} to {MAX_NAME_CHARS} characters")
+    return value
+
+
+def _parser(kind: type[Message]) -> Callable[[bytes], Message | InvalidRequestError]:
+    """A deserializer that hands a malformed message on as the error it is."""
+
+    def parse(raw: bytes) -> Message | InvalidRequestError:
+        try:
+            return kind.FromString(raw)
+        except DecodeError:
+            return InvalidRequestError(
+                "message", raw, f"a well-formed {kind.DESCRIPTOR.full_name}, strings in UTF-8"
+            )
+
+    return parse
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def _guarded(handler: Handler) -> Handler:
+    """The handler with its errors turned into statuses."""
+
+    async def guarded(request: Any, context: Any) -> Any:
+        try:
+            if isinstance(request, InvalidRequestError):
+                raise request
+            return await handler(request, context)
+        except OctavoError as error:
+            status = status_of(error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            if context.done():
+                # The client left between two messages: there is no one to answer.
+                return None
+            incident = uuid.uuid4().hex[:12]
+            _log.exception("incident %s", incident)
+            status = status_of(OctavoError(f"internal error, incident {incident} in the log"))
+        await context.abort_with_status(rpc_status.to_status(status))
+
+    return guarded

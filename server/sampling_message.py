@@ -1,0 +1,92 @@
+"""SamplingParams to and from its message: a field that is not given takes its default."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.engine.errors import InvalidRequestError
+from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
+
+_SCALARS = (
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "ignore_eos",
+    "max_tokens",
+    "min_tokens",
+    "logprobs",
+    "prompt_logprobs",
+    "structured_outputs",
+    "detokenize",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+)
+_LISTS = ("stop", "stop_token_ids", "bad_words")
+
+_KINDS = {
+    RequestOutputKind.CUMULATIVE: pb.OUTPUT_KIND_CUMULATIVE,
+    RequestOutputKind.DELTA: pb.OUTPUT_KIND_DELTA,
+    RequestOutputKind.FINAL_ONLY: pb.OUTPUT_KIND_FINAL_ONLY,
+}
+
+
+def sampling_params_to_message(params: SamplingParams) -> pb.SamplingParams:
+    """The message that says the same.
+
+    Raises:
+        InvalidRequestError: a number does not fit its field.
+    """
+    message = pb.SamplingParams(
+        output_kind=_KINDS[params.output_kind], unlimited_tokens=params.max_tokens is None
+    )
+    for name in _SCALARS:
+        value = getattr(params, name)
+        if value is not None:
+            setattr(message, name, value)
+    for name in _LISTS:
+        getattr(message, name).extend(getattr(params, name))
+    for token_id, bias in (params.logit_bias or {}).items():
+        message.logit_bias[token_id] = bias
+    if params.allowed_token_ids is not None:
+        message.allowed_token_ids.ids.extend(params.allowed_token_ids)
+    return message
+
+
+def sampling_params_from_message(message: pb.SamplingParams) -> SamplingParams:
+    """Validated parameters; streams give deltas unless they ask for another kind.
+
+    Raises:
+        InvalidRequestError: a value is out of its range.
+    """
+    values: dict[str, Any] = {
+        name: getattr(message, name) for name in _SCALARS if message.HasField(name)
+    }
+    values.update({name: tuple(getattr(message, name)) for name in _LISTS})
+    if message.unlimited_tokens:
+        if message.HasField("max_tokens"):
+            raise InvalidRequestError(
+                "max_tokens", message.max_tokens, "not given together with unlimited_tokens"
+            )
+        values["max_tokens"] = None
+    if message.logit_bias:
+        values["logit_bias"] = dict(message.logit_bias)
+    if message.HasField("allowed_token_ids"):
+        values["allowed_token_ids"] = tuple(message.allowed_token_ids.ids)
+    values["output_kind"] = _output_kind(message.output_kind)
+    return SamplingParams(**values)
+
+
+def _output_kind(value: int) -> RequestOutputKind:
+    if value == pb.OUTPUT_KIND_UNSPECIFIED:
+        return RequestOutputKind.DELTA
+    for kind, number in _KINDS.items():
+        if value == number:
+            return kind
+    raise InvalidRequestError("output_kind", value, "cumulative, delta or final_only (1 to 3)")

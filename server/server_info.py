@@ -1,0 +1,58 @@
+"""Answers about the server itself: what is served, and what serves it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from typing import TYPE_CHECKING
+
+from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
+
+if TYPE_CHECKING:
+    from octavo.engine.async_engine import AsyncEngine
+
+
+def octavo_version() -> str:
+    """The installed version, or "unknown" in a source tree that is not installed."""
+    try:
+        return importlib.metadata.version("octavo")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def model_info(engine: AsyncEngine) -> pb.GetModelInfoResponse:
+    """The served model's shape and limits."""
+    config = engine.model_config
+    return pb.GetModelInfoResponse(
+        model=engine.model_name,
+        architecture=config.architecture,
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        max_model_len=engine.max_model_len,
+        dtype=engine.config.dtype,
+        eos_token_ids=config.eos_token_ids,
+    )
+
+
+def server_info(
+    engine: AsyncEngine, *, uptime_s: float, draining: bool
+) -> pb.GetServerInfoResponse:
+    """Versions, devices and engine arguments."""
+    import jax
+
+    return pb.GetServerInfoResponse(
+        version=octavo_version(),
+        jax_version=jax.__version__,
+        platform=jax.default_backend(),
+        num_devices=jax.device_count(),
+        uptime_s=uptime_s,
+        draining=draining,
+        engine_args={
+            field.name: str(getattr(engine.config, field.name))
+            for field in dataclasses.fields(engine.config)
+        },
+    )

@@ -1,0 +1,155 @@
+"""A server in this process over an engine that a person can work out by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import DuplicateRequestError
+from octavo.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.server.client import AsyncOctavoClient
+from octavo.server.serve import OctavoServer, ServeConfig
+
+
+class CountingEngine:
+    """Has AsyncEngine's methods; token k of any answer is k, its text "k ".
+
+    Attributes:
+        seen: keyword arguments of every `generate`.
+        live: ids of the requests whose stream is open.
+        failure: raised instead of the second token, if set.
+        gate: tokens after the first wait for it.
+    """
+
+    model_name = "counting"
+    max_model_len = 64
+
+    def __init__(self) -> None:
+        self.config = EngineConfig(model="counting", dtype="float32")
+        self.model_config = SimpleNamespace(vocab_size=1000)
+        self.tokenizer = SimpleNamespace(
+            encode=lambda text, add_special_tokens=True: [ord(c) for c in text],
+            decode=lambda ids, skip_special_tokens=True: "".join(map(chr, ids)),
+        )
+        self.is_ready = False
+        self.is_healthy = True
+        self.seen: list[dict[str, Any]] = []
+        self.live: set[str] = set()
+        self.failure: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def start(self) -> None:
+        self.is_ready = True
+
+    async def shutdown(self, drain_s: float = 0.0) -> None:
+        self.is_ready = False
+
+    async def abort(self, request_id: str) -> bool:
+        return request_id in self.live
+
+    def load(self) -> SimpleNamespace:
+        names = "num_waiting num_preemptions prompt_tokens generation_tokens"
+        counters = dict.fromkeys([*names.split(), "prefix_cache_queries", "prefix_cache_hits"], 0)
+        return SimpleNamespace(
+            num_running=len(self.live),
+            num_free_pages=8 - len(self.live),
+            num_total_pages=8,
+            kv_cache_usage=len(self.live) / 8,
+            **counters,
+        )
+
+    async def generate(
+        self,
+        prompt: str | list[int],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        **rest: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        assert request_id is not None
+        assert sampling_params is not None
+        self.seen.append({"prompt": prompt, "params": sampling_params, "id": request_id, **rest})
+        if request_id in self.live:
+            raise DuplicateRequestError(request_id)
+        self.live.add(request_id)
+        try:
+            last = sampling_params.max_tokens or 0
+            metrics = RequestMetrics(arrival_s=100.0, first_token_s=101.0)
+            for k in range(1, last + 1):
+                if k > 1:
+                    await self.gate.wait()
+                    if self.failure is not None:
+                        raise self.failure
+                finished = k == last
+                metrics.last_token_s = 100.0 + k
+                delta = sampling_params.output_kind is RequestOutputKind.DELTA
+                token_ids = [k] if delta else list(range(1, k + 1))
+                if sampling_params.output_kind is RequestOutputKind.FINAL_ONLY and not finished:
+                    continue
+                yield RequestOutput(
+                    request_id=request_id,
+                    prompt=None,
+                    prompt_token_ids=[7, 8],
+                    prompt_logprobs=None,
+                    outputs=[
+                        CompletionOutput(
+                            index=0,
+                            text="".join(f"{token} " for token in token_ids),
+                            token_ids=token_ids,
+                            finish_reason="length" if finished else None,
+                        )
+                    ],
+                    finished=finished,
+                    metrics=metrics,
+                    num_cached_tokens=1,
+                )
+                await asyncio.sleep(0)
+        finally:
+            self.live.discard(request_id)
+
+
+class Stand:
+    """An in-process server, its engine, and a client of it."""
+
+    def __init__(self, address: str, server: OctavoServer, engine: CountingEngine) -> None:
+        self.address = address
+        self.server = server
+        self.engine = engine
+        self.client = AsyncOctavoClient(address)
+        self.channel = grpc.aio.insecure_channel(address)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for a condition that other tasks bring about."""
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def on_stand() -> Callable[[Callable[[Stand], Awaitable[None]]], None]:
+    """Runs a coroutine function against a fresh server over a `CountingEngine`."""
+
+    def run(scenario: Callable[[Stand], Awaitable[None]]) -> None:
+        async def main() -> None:
+            engine = CountingEngine()
+            server = OctavoServer(ServeConfig(grpc_port=0, drain_s=20.0))
+            stand = Stand(await server.bind(), server, engine)
+            await server.attach(engine)  # type: ignore[arg-type]
+            async with contextlib.AsyncExitStack() as stack:
+                stack.push_async_callback(server.drain_and_stop)
+                stack.push_async_callback(stand.channel.close)
+                stack.push_async_callback(stand.client.close)
+                async with asyncio.timeout(60):
+                    await scenario(stand)
+
+        asyncio.run(main())
+
+    return run
