@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.outputs import RequestOutput
@@ -24,6 +25,8 @@ from octavo.server.status import error_of
 DEFAULT_TARGET = "127.0.0.1:50051"
 _METHOD = "/octavo.v1.OctavoService/"
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+
+_M = TypeVar("_M", bound=Message)
 
 
 def generate_request(
@@ -152,7 +155,7 @@ class OctavoClient:
     def abort(self, request_id: str) -> bool:
         """Cancels a request; whether it was in flight."""
         message = pb.AbortRequest(request_id=request_id)
-        return bool(self._call("Abort", message, pb.AbortResponse).aborted)
+        return self._call("Abort", message, pb.AbortResponse).aborted
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
@@ -162,7 +165,7 @@ class OctavoClient:
     def detokenize(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
         message = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        return str(self._call("Detokenize", message, pb.DetokenizeResponse).text)
+        return self._call("Detokenize", message, pb.DetokenizeResponse).text
 
     def model_info(self) -> pb.GetModelInfoResponse:
         """What is served."""
@@ -179,16 +182,19 @@ class OctavoClient:
     def _deadline_s(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s
 
-    def _call(self, name: str, message: Any, kind: Any, timeout_s: float | None = None) -> Any:
+    def _call(
+        self, name: str, message: Message, kind: type[_M], timeout_s: float | None = None
+    ) -> _M:
         method = self._channel.unary_unary(
             _METHOD + name,
             request_serializer=type(message).SerializeToString,
             response_deserializer=kind.FromString,
         )
         try:
-            return method(message, timeout=self._deadline_s(timeout_s))
+            answer: _M = method(message, timeout=self._deadline_s(timeout_s))
         except grpc.RpcError as error:
             raise error_of(error) from None
+        return answer
 
 
 class AsyncOctavoClient:
@@ -256,7 +262,7 @@ class AsyncOctavoClient:
     async def abort(self, request_id: str) -> bool:
         """Cancels a request; whether it was in flight."""
         message = pb.AbortRequest(request_id=request_id)
-        return bool((await self._call("Abort", message, pb.AbortResponse)).aborted)
+        return (await self._call("Abort", message, pb.AbortResponse)).aborted
 
     async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text."""
@@ -268,7 +274,7 @@ class AsyncOctavoClient:
     ) -> str:
         """Text of token ids."""
         message = pb.DetokenizeRequest(token_ids=token_ids, skip_special_tokens=skip_special_tokens)
-        return str((await self._call("Detokenize", message, pb.DetokenizeResponse)).text)
+        return (await self._call("Detokenize", message, pb.DetokenizeResponse)).text
 
     async def model_info(self) -> pb.GetModelInfoResponse:
         """What is served."""
@@ -288,17 +294,18 @@ class AsyncOctavoClient:
         return self._timeout_s if timeout_s is None else timeout_s
 
     async def _call(
-        self, name: str, message: Any, kind: Any, timeout_s: float | None = None
-    ) -> Any:
+        self, name: str, message: Message, kind: type[_M], timeout_s: float | None = None
+    ) -> _M:
         method = self._channel.unary_unary(
             _METHOD + name,
             request_serializer=type(message).SerializeToString,
             response_deserializer=kind.FromString,
         )
         try:
-            return await method(message, timeout=self._deadline_s(timeout_s))
+            answer: _M = await method(message, timeout=self._deadline_s(timeout_s))
         except grpc.aio.AioRpcError as error:
             raise error_of(error) from None
+        return answer
 
 
 def _streamed(params: SamplingParams | None, kind: RequestOutputKind) -> SamplingParams:

@@ -277,7 +277,8 @@ def _parser(kind: type[Message]) -> Callable[[bytes], Message | InvalidRequestEr
 
 
 def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()
+    data: bytes = message.SerializeToString()
+    return data
 
 
 def _guarded(handler: Handler) -> Handler:
@@ -299,6 +300,6 @@ def _guarded(handler: Handler) -> Handler:
             incident = uuid.uuid4().hex[:12]
             _log.exception("incident %s", incident)
             status = status_of(OctavoError(f"internal error, incident {incident} in the log"))
-        await context.abort_with_status(rpc_status.to_status(status))
+        return await context.abort_with_status(rpc_status.to_status(status))
 
     return guarded

@@ -25,7 +25,6 @@ def model_info(engine: AsyncEngine) -> pb.GetModelInfoResponse:
     config = engine.model_config
     return pb.GetModelInfoResponse(
         model=engine.model_name,
-        architecture=config.architecture,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,

@@ -1,8 +1,8 @@
 """Typed errors to gRPC statuses with google.rpc details, and back.
 
 Every status carries `ErrorInfo` (domain "octavo"; reason is the error's class in upper case; its
-arguments as metadata), so that a client raises the same error with the same message. INVALID_ARGUMENT
-and NOT_FOUND also carry `BadRequest`, RESOURCE_EXHAUSTED also carries `RetryInfo`.
+arguments as metadata), so that a client raises the same error with the same message.
+INVALID_ARGUMENT and NOT_FOUND also carry `BadRequest`, RESOURCE_EXHAUSTED also carries `RetryInfo`.
 """
 
 from __future__ import annotations
