@@ -68,6 +68,7 @@ class Request:
         priority: class; smaller is served first.
         arrival_s: engine clock at acceptance.
         deadline_s: engine clock after which the answer is worthless, or None.
+        bad_word_token_ids: token sequences that may not be generated.
         tenant, cache_salt: identity for fairness; prefix-cache isolation.
 
         status: see `RequestStatus`.
@@ -90,6 +91,7 @@ class Request:
     arrival_s: float
     priority: Priority = Priority.NORMAL
     deadline_s: float | None = None
+    bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
     tenant: str = ""
     cache_salt: str = ""
 

@@ -1,0 +1,118 @@
+"""Compiles every shape before the engine is ready, and counts what is compiled after."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+
+from octavo.engine.errors import StepFailedError
+from octavo.engine.execution.step_spec import StepShape
+
+logger = logging.getLogger(__name__)
+
+COMPILE_THREADS = 2
+
+Program = Callable[..., Any]
+
+
+@dataclass(slots=True)
+class CompileStats:
+    """What compiling cost.
+
+    Attributes:
+        seconds: wall time by shape, tracing included.
+        num_after_ready: programs a step had to wait for; 0 in a sound engine.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    num_after_ready: int = 0
+
+
+class CompileManager:
+    """Compiled programs by shape.
+
+    Args:
+        lower: traces and lowers a shape to a `jax.stages.Lowered`.
+        fail_after_ready: raise instead of compiling once `ready` was called.
+    """
+
+    def __init__(
+        self, lower: Callable[[StepShape], Any], *, fail_after_ready: bool = False
+    ) -> None:
+        self._lower = lower
+        self._fail_after_ready = fail_after_ready
+        self._programs: dict[StepShape, Program] = {}
+        self._ready = False
+        self.stats = CompileStats()
+
+    def warm_up(
+        self, shapes: tuple[StepShape, ...], on_compiled: Callable[[StepShape], None] | None = None
+    ) -> None:
+        """Compiles `shapes` and marks the manager ready.
+
+        Tracing holds the interpreter lock and runs here, in order; compiling releases it and runs
+        in threads behind.
+        """
+        with ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="octavo-compile") as pool:
+            pending = []
+            for shape in shapes:
+                begun = time.perf_counter()
+                lowered = self._lower(shape)
+                traced_s = time.perf_counter() - begun
+                pending.append((shape, traced_s, pool.submit(_timed, lowered.compile)))
+            for shape, traced_s, future in pending:
+                program, compiled_s = future.result()
+                self._programs[shape] = program
+                self.stats.seconds[str(shape)] = traced_s + compiled_s
+                if on_compiled is not None:
+                    on_compiled(shape)
+        self._ready = True
+
+    def get(self, shape: StepShape) -> Program:
+        """The program of a shape; compiles it now, and says so, if it was not warmed up.
+
+        Raises:
+            StepFailedError: it would have to compile and `fail_after_ready` is set.
+        """
+        program = self._programs.get(shape)
+        if program is None:
+            if self._ready:
+                if self._fail_after_ready:
+                    raise StepFailedError(f"step {shape} was not compiled before the engine began")
+                self.stats.num_after_ready += 1
+                logger.warning("compiling %s while requests wait", shape)
+            program, seconds = _timed(self._lower(shape).compile)
+            self.stats.seconds[str(shape)] = seconds
+            self._programs[shape] = program
+        return program
+
+
+def _timed(function: Callable[[], Program]) -> tuple[Program, float]:
+    begun = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - begun
+
+
+def use_compile_cache(directory: str | None) -> None:
+    """Keeps compiled programs on disk between runs, unless JAX was told where to already.
+
+    Args:
+        directory: folder, made if missing; None changes nothing.
+    """
+    if directory is None or jax.config.jax_compilation_cache_dir:
+        return
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except OSError as error:
+        logger.warning("no compile cache: %s", error)
+        return
+    jax.config.update("jax_compilation_cache_dir", directory)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -1,0 +1,295 @@
+"""Runs plans on the devices: owns the weights, the device state and the compiled programs.
+
+`dispatch` returns as soon as the step is queued; `result` waits for it. State is donated from step
+to step, so the device runs dispatches in order and a freed page may be given away before the step
+that last read it has finished.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from numpy.typing import NDArray
+
+from octavo.engine.execution.buckets import Lattice
+from octavo.engine.execution.compile_manager import CompileManager
+from octavo.engine.execution.logits import logits_row, set_row
+from octavo.engine.execution.packing import decode_order, is_plain_greedy, pack, row_flags
+from octavo.engine.execution.state import init_state, state_shardings
+from octavo.engine.execution.step import Scores, StepOutput, make_step
+from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step_spec
+from octavo.engine.request import Request
+from octavo.engine.scheduler.step_plan import (
+    RowTokens,
+    StepLimits,
+    StepPlan,
+    StepResult,
+    TokenScore,
+)
+from octavo.models.config import ModelConfig
+from octavo.pallas_kernels.ragged_paged_attention import Backend
+
+logger = logging.getLogger(__name__)
+
+
+class Executor(Protocol):
+    """What the engine's loop asks of whatever computes its plans."""
+
+    limits: StepLimits
+
+    def dispatch(self, plan: StepPlan) -> Any:
+        """Queues the plan's step; returns a handle at once."""
+        ...
+
+    def result(self, handle: Any) -> StepResult:
+        """Waits for a dispatched step. Handles are collected in dispatch order."""
+        ...
+
+
+@dataclass(slots=True)
+class DispatchedStep:
+    """A step on its way.
+
+    Attributes:
+        plan: what it computes.
+        shape: the program that computes it.
+        order: its decode rows' order, as indices into the plan.
+        output: arrays on the device.
+        dispatched_s: `time.perf_counter()` at dispatch.
+    """
+
+    plan: StepPlan
+    shape: StepShape
+    order: NDArray[np.intp]
+    output: StepOutput
+    dispatched_s: float
+
+
+@dataclass(slots=True)
+class ExecutorStats:
+    """Counters since start.
+
+    Attributes:
+        num_steps: dispatches.
+        num_tokens, num_padded_tokens: tokens computed for requests, and slots of programs in all.
+        busy_s, idle_s: time with a step queued or running, and time without one between two steps
+            of which the second was already wanted.
+    """
+
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_padded_tokens: int = 0
+    busy_s: float = 0.0
+    idle_s: float = 0.0
+
+
+class DeviceExecutor:
+    """The real executor.
+
+    Args:
+        config: the model, as sharded.
+        weights: its weights on `mesh`.
+        mesh: the device mesh.
+        limits: what plans may ask for.
+        lattice: shapes to compile.
+        backend: attention implementation.
+        kv_dtype: of the KV pools.
+        fail_on_compile: refuse to compile after `warm_up`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Any,
+        mesh: Mesh,
+        *,
+        limits: StepLimits,
+        lattice: Lattice,
+        backend: Backend,
+        kv_dtype: jnp.dtype,
+        fail_on_compile: bool = False,
+    ) -> None:
+        self.limits = limits
+        self.lattice = lattice
+        self.stats = ExecutorStats()
+        self._config = config
+        self._weights = weights
+        self._mesh = mesh
+        self._backend = backend
+        self._whole = NamedSharding(mesh, P())
+        self._init_state = lambda: init_state(
+            config,
+            mesh,
+            num_slots=limits.max_num_seqs,
+            num_pages=limits.num_pages,
+            page_size=limits.page_size,
+            table_pages=limits.max_pages_per_seq,
+            dtype=kv_dtype,
+        )
+        self._state = self._init_state()
+        self._abstract_state = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._state
+        )
+        self.programs = CompileManager(self._lower, fail_after_ready=fail_on_compile)
+        self._last_done_s: float | None = None
+        self._num_in_flight = 0
+
+    def warm_up(self, on_compiled: Callable[[StepShape], None] | None = None) -> None:
+        """Compiles every shape of the lattice; after it, a step never waits for the compiler."""
+        self.programs.warm_up(self.lattice.shapes, on_compiled)
+        row = jax.device_put(logits_row(self._config.vocab_size), self._whole)
+        logits = set_row(self._state.logits, jnp.int32(self.limits.max_num_seqs), row)
+        self._state = dataclasses.replace(self._state, logits=logits)
+        jax.block_until_ready(self._state)
+
+    def dispatch(self, plan: StepPlan) -> DispatchedStep:
+        """Queues one step. Touches the device only to hand it one vector (and, for new rows that
+        bias or penalize tokens, their vocabulary-sized rows)."""
+        shape = self.lattice.choose(plan, self._variant(plan))
+        spec = self._spec(shape)
+        order = decode_order(plan)
+        vector = pack(plan, spec, order, trash_slot=self.limits.max_num_seqs)
+        program = self.programs.get(shape)
+        for row in plan.prefill_rows:
+            if row.is_new and row_flags(row.request):
+                self._set_logits_row(row.slot, row.request)
+        self._state, output = program(self._weights, self._state, vector)
+        now_s = time.perf_counter()
+        if self._num_in_flight == 0 and self._last_done_s is not None:
+            self.stats.idle_s += now_s - self._last_done_s
+        self._num_in_flight += 1
+        self.stats.num_steps += 1
+        self.stats.num_tokens += plan.num_tokens
+        self.stats.num_padded_tokens += shape.num_tokens
+        return DispatchedStep(plan, shape, order, output, now_s)
+
+    def result(self, handle: DispatchedStep) -> StepResult:
+        """Waits for the step and reads its tokens."""
+        tokens = np.asarray(handle.output.tokens)
+        done_s = time.perf_counter()
+        begun_s = max(handle.dispatched_s, self._last_done_s or 0.0)
+        self._last_done_s = done_s
+        self._num_in_flight -= 1
+        self.stats.busy_s += done_s - begun_s
+        return StepResult(
+            rows=tuple(_rows(handle, tokens, _host(handle))), duration_s=done_s - begun_s
+        )
+
+    def idle(self) -> None:
+        """Says that no step is wanted: the time until the next dispatch is nobody's idleness."""
+        if self._num_in_flight == 0:
+            self._last_done_s = None
+
+    def reset(self) -> None:
+        """Fresh device state after a failed step, whose donated state is lost."""
+        self._state = self._init_state()
+        self._num_in_flight = 0
+        self._last_done_s = None
+
+    def _variant(self, plan: StepPlan) -> Variant:
+        if "greedy" not in self.lattice.variants:
+            return "general"
+        requests = (*plan.decode_rows.requests, *(row.request for row in plan.prefill_rows))
+        return "greedy" if all(is_plain_greedy(request) for request in requests) else "general"
+
+    def _set_logits_row(self, slot: int, request: Request) -> None:
+        params = request.sampling_params
+        row = logits_row(
+            self._config.vocab_size,
+            prompt=request.prompt_token_ids,
+            output=request.output_token_ids,
+            logit_bias=params.logit_bias,
+            allowed=params.allowed_token_ids,
+            bad_words=request.bad_word_token_ids,
+        )
+        row = jax.device_put(row, self._whole)
+        logits = set_row(self._state.logits, jnp.int32(slot), row)
+        self._state = dataclasses.replace(self._state, logits=logits)
+
+    def _spec(self, shape: StepShape) -> StepSpec:
+        return step_spec(shape, self.limits.max_pages_per_seq, self.limits.page_size)
+
+    def _lower(self, shape: StepShape) -> Any:
+        spec = self._spec(shape)
+        step = make_step(self._config, spec, mesh=self._mesh, backend=self._backend)
+        vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=self._whole)
+        state_out = state_shardings(self._abstract_state, self._config, self._mesh)
+        return jax.jit(step, donate_argnums=1, out_shardings=(state_out, self._whole)).lower(
+            jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
+                self._weights,
+            ),
+            self._abstract_state,
+            vector,
+        )
+
+
+def _host(handle: DispatchedStep) -> tuple[Scores | None, Scores | None]:
+    """Scores of tokens and of prompts, fetched only if a row asked for them."""
+    plan, output = handle.plan, handle.output
+    prefills = [row.request for row in plan.prefill_rows]
+    wants = any(
+        request.sampling_params.logprobs is not None
+        for request in (*plan.decode_rows.requests, *prefills)
+    )
+    wants_prompt = any(r.sampling_params.prompt_logprobs is not None for r in prefills)
+    return (
+        jax.device_get(output.scores) if wants else None,
+        jax.device_get(output.prompt_scores) if wants_prompt else None,
+    )
+
+
+def _rows(
+    handle: DispatchedStep, tokens: NDArray[np.int32], scores: tuple[Scores | None, Scores | None]
+) -> list[RowTokens]:
+    plan = handle.plan
+    num_decodes = len(plan.decode_rows)
+    place = np.empty(num_decodes, np.intp)
+    place[handle.order] = np.arange(num_decodes)
+    decoded = tokens[:, place].T.tolist()
+    rows = []
+    for index, (request, emitted) in enumerate(
+        zip(plan.decode_rows.requests, decoded, strict=True)
+    ):
+        ids = tuple(emitted) if emitted[-1] >= 0 else tuple(t for t in emitted if t >= 0)
+        rows.append(_row(request, ids, scores[0], int(place[index])))
+    first = num_decodes
+    for index, prefill in enumerate(plan.prefill_rows, num_decodes):
+        emitted_id = int(tokens[0, index])
+        ids = (emitted_id,) if emitted_id >= 0 else ()
+        row = _row(prefill.request, ids, scores[0], index)
+        num_top = prefill.request.sampling_params.prompt_logprobs
+        if num_top is not None and scores[1] is not None:
+            span = range(first, first + prefill.num_tokens)
+            row = row._replace(
+                prompt_logprobs=tuple(_score(scores[1], (t,), num_top) for t in span)
+            )
+        rows.append(row)
+        first += prefill.num_tokens
+    return rows
+
+
+def _row(request: Request, ids: tuple[int, ...], scores: Scores | None, column: int) -> RowTokens:
+    num_top = request.sampling_params.logprobs
+    if num_top is None or scores is None:
+        return RowTokens(ids)
+    return RowTokens(ids, tuple(_score(scores, (k, column), num_top) for k in range(len(ids))))
+
+
+def _score(scores: Scores, at: tuple[int, ...], num_top: int) -> TokenScore:
+    return TokenScore(
+        float(scores.logprob[at]),
+        int(scores.rank[at]),
+        tuple(scores.top_ids[at][:num_top].tolist()),
+        tuple(scores.top_logprobs[at][:num_top].tolist()),
+    )

@@ -1,0 +1,366 @@
+"""The step: a pure function from weights, device state and one input vector to the next state.
+
+``step(weights, state, vector) -> (state, output)``, state donated. A mixed program advances prefill
+chunks and decodes in one iteration; a decode program loops on the device, each row with its own
+stop tokens, length limit and page limit: a row that stops idles, it does not end the others.
+
+Legend: T tokens, S rows, K iterations, U new rows, M pages in a row of the block table, L top
+log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+
+from octavo.engine.execution.attend import attend_over_heads
+from octavo.engine.execution.logits import SamplingRows, count_tokens
+from octavo.engine.execution.logprobs import MAX_LOGPROBS, score_tokens
+from octavo.engine.execution.sampling import sample
+from octavo.engine.execution.state import DeviceState, head_axis
+from octavo.engine.execution.step_spec import (
+    NEW_ROW_FLOATS,
+    NEW_ROW_INTS,
+    StepShape,
+    StepSpec,
+)
+from octavo.models import decoder
+from octavo.models.config import ModelConfig
+from octavo.pallas_kernels.ragged_paged_attention import Backend, PagedKV, RaggedBatch
+
+SCORE_TILE = 32
+"""Prompt tokens whose logits are held at once when prompt log-probabilities are asked for."""
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Log-probabilities of tokens; [..., L] of the most likely ones."""
+
+    logprob: jax.Array
+    rank: jax.Array
+    top_ids: jax.Array
+    top_logprobs: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOutput:
+    """What the host reads of a step.
+
+    Attributes:
+        tokens: int32[K, S]; -1 where a row emitted nothing.
+        scores: of the emitted tokens, [K, S]; None in the greedy variant.
+        prompt_scores: of the tokens in `score_ids`, [T]; None but in general mixed programs.
+    """
+
+    tokens: jax.Array
+    scores: Scores | None
+    prompt_scores: Scores | None
+
+
+StepFunction = Callable[[Any, DeviceState, jax.Array], tuple[DeviceState, StepOutput]]
+
+
+def make_step(
+    config: ModelConfig, spec: StepSpec, *, mesh: Mesh, backend: Backend
+) -> StepFunction:
+    """The step of one shape, ready to be compiled.
+
+    Args:
+        config: the model, as sharded.
+        spec: the input's layout.
+        mesh: the device mesh weights and pools are sharded over.
+        backend: which attention to use.
+
+    Returns:
+        A pure function `(weights, state, int32[spec.size]) -> (state, output)`.
+    """
+    run = partial(_decode if spec.shape.is_decode else _mixed, config, spec, mesh, backend)
+
+    def step(weights: Any, state: DeviceState, vector: jax.Array) -> tuple[DeviceState, StepOutput]:
+        fields = spec.unpack(vector)
+        with jax.named_scope("set_rows"):
+            if not spec.shape.is_decode:
+                state = _set_rows(state, fields)
+            slot, index, page = (fields["page_updates"][:, i] for i in range(3))
+            table = state.block_table.at[slot, index].set(page, mode="drop")
+            state = replace(state, block_table=table)
+        return run(weights, state, fields)
+
+    return step
+
+
+def _set_rows(state: DeviceState, fields: dict[str, jax.Array]) -> DeviceState:
+    """Fills the slots of new rows; padding names a slot that does not exist and is dropped."""
+    slot = fields["new_slot"]
+    ints = dict(zip(NEW_ROW_INTS, fields["new_ints"].T, strict=True))
+    floats = dict(zip(NEW_ROW_FLOATS, fields["new_floats"].T, strict=True))
+
+    def put(rows: jax.Array, values: jax.Array) -> jax.Array:
+        return rows.at[slot].set(values.astype(rows.dtype), mode="drop")
+
+    seeds = jnp.stack([ints["seed_high"], ints["seed_low"]], axis=1)
+    rows = state.sampling
+    sampling = SamplingRows(
+        **{name: put(getattr(rows, name), floats[name]) for name in NEW_ROW_FLOATS},
+        **{
+            name: put(getattr(rows, name), ints[name])
+            for name in ("top_k", "stop_from", "num_logprobs", "flags")
+        },
+        seed=put(rows.seed, lax.bitcast_convert_type(seeds, jnp.uint32)),
+        stop_ids=put(rows.stop_ids, fields["new_stop_ids"]),
+    )
+    return replace(
+        state,
+        block_table=put(state.block_table, fields["new_table"]),
+        num_computed_tokens=put(state.num_computed_tokens, ints["num_computed_tokens"]),
+        max_total_tokens=put(state.max_total_tokens, ints["max_total_tokens"]),
+        stopped=state.stopped.at[slot].set(False, mode="drop"),
+        sampling=sampling,
+    )
+
+
+def _mixed(
+    config: ModelConfig,
+    spec: StepSpec,
+    mesh: Mesh,
+    backend: Backend,
+    weights: Any,
+    state: DeviceState,
+    fields: dict[str, jax.Array],
+) -> tuple[DeviceState, StepOutput]:
+    num_rows, num_tokens = spec.shape.num_rows, spec.shape.num_tokens
+    slot, cu_q_lens, token_row = fields["row_slot"], fields["cu_q_lens"], fields["token_row"]
+    row = jnp.arange(num_rows, dtype=jnp.int32)
+    is_decode = row < fields["num_decode_rows"]
+    in_use = row < fields["num_rows"]
+    idle = ~in_use | (is_decode & state.stopped[slot])
+    start = jnp.where(is_decode, state.num_computed_tokens[slot], fields["row_start"])
+    q_len = cu_q_lens[1:] - cu_q_lens[:-1]
+    table = state.block_table[slot]
+
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    offset = token - cu_q_lens[:-1][token_row]
+    decodes = is_decode[token_row]
+    token_ids = jnp.where(decodes, state.last_token[slot][token_row], fields["token_ids"])
+    live = (token < cu_q_lens[-1]) & ~idle[token_row]
+    position = jnp.where(live, start[token_row] + offset, 0)
+    batch = _batch(
+        table, jnp.where(idle, 0, start + q_len), cu_q_lens, token_row, position, live, spec, fields
+    )
+    hidden, kv = _forward(config, mesh, backend, weights, state.kv, token_ids, position, batch)
+    last = jnp.clip(cu_q_lens[1:] - 1, 0, num_tokens - 1)
+    # A chunk that does not end at the last known token samples nothing.
+    samples = ~idle & (fields["row_max_new_tokens"] > 0)
+    state = replace(state, kv=kv)
+    state, tokens, scores = _sample(
+        config, spec, weights, state, hidden[last], slot, start + q_len, samples
+    )
+    computed = state.num_computed_tokens.at[_or_drop(slot, ~idle, state)].set(
+        start + q_len, mode="drop"
+    )
+    state = replace(state, num_computed_tokens=computed)
+    prompt_scores = None
+    if spec.shape.variant == "general":
+        prompt_scores = _score_prompt(config, weights, hidden, fields["score_ids"])
+    return state, StepOutput(
+        tokens=tokens[None],
+        scores=None if scores is None else jax.tree.map(lambda x: x[None], scores),
+        prompt_scores=prompt_scores,
+    )
+
+
+def _decode(
+    config: ModelConfig,
+    spec: StepSpec,
+    mesh: Mesh,
+    backend: Backend,
+    weights: Any,
+    state: DeviceState,
+    fields: dict[str, jax.Array],
+) -> tuple[DeviceState, StepOutput]:
+    shape = spec.shape
+    num_rows = shape.num_rows
+    slot = fields["row_slot"]
+    row = jnp.arange(num_rows, dtype=jnp.int32)
+    table = state.block_table[slot]
+    cu_q_lens = jnp.arange(num_rows + 1, dtype=jnp.int32)
+
+    def one_step(
+        i: jax.Array, carry: tuple[DeviceState, StepOutput]
+    ) -> tuple[DeviceState, StepOutput]:
+        state, output = carry
+        live = (
+            (row < fields["num_rows"])
+            & ~state.stopped[slot]
+            & (i < fields["row_max_new_tokens"])
+        )
+        position = jnp.where(live, state.num_computed_tokens[slot], 0)
+        kv_lens = jnp.where(live, position + 1, 0)
+        batch = _batch(table, kv_lens, cu_q_lens, row, position, live, spec, fields)
+        hidden, kv = _forward(
+            config,
+            mesh,
+            backend,
+            weights,
+            state.kv,
+            state.last_token[slot],
+            position,
+            batch,
+            decode_only=True,
+        )
+        state = replace(state, kv=kv)
+        state, tokens, scores = _sample(
+            config, spec, weights, state, hidden, slot, position + 1, live
+        )
+        computed = state.num_computed_tokens.at[_or_drop(slot, live, state)].set(
+            position + 1, mode="drop"
+        )
+        output = jax.tree.map(
+            lambda all_steps, new: lax.dynamic_update_index_in_dim(all_steps, new, i, 0),
+            output,
+            StepOutput(tokens=tokens, scores=scores, prompt_scores=None),
+        )
+        return replace(state, num_computed_tokens=computed), output
+
+    def zeros(dtype: Any, *tail: int) -> jax.Array:
+        return jnp.zeros((shape.num_steps, num_rows, *tail), dtype)
+
+    scores = None
+    if shape.variant == "general":
+        scores = Scores(
+            logprob=zeros(jnp.float32),
+            rank=zeros(jnp.int32),
+            top_ids=zeros(jnp.int32, MAX_LOGPROBS),
+            top_logprobs=zeros(jnp.float32, MAX_LOGPROBS),
+        )
+    output = StepOutput(tokens=zeros(jnp.int32) - 1, scores=scores, prompt_scores=None)
+    if shape.num_steps == 1:
+        return one_step(jnp.int32(0), (state, output))
+    return lax.fori_loop(0, fields["num_steps"], one_step, (state, output))
+
+
+def _batch(
+    table: jax.Array,
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    token_row: jax.Array,
+    position: jax.Array,
+    live: jax.Array,
+    spec: StepSpec,
+    fields: dict[str, jax.Array],
+) -> RaggedBatch:
+    """Where each token's KV goes: page 0 for padding and idle rows."""
+    page_size = spec.page_size
+    page = table[token_row, position // page_size]
+    num_decode_rows = fields["num_rows" if spec.shape.is_decode else "num_decode_rows"]
+    return RaggedBatch(
+        block_table=table,
+        kv_lens=kv_lens,
+        cu_q_lens=cu_q_lens,
+        token_row=token_row,
+        token_page=jnp.where(live, page, 0),
+        token_offset=position % page_size,
+        num_decode_rows=num_decode_rows,
+        num_rows=fields["num_rows"],
+    )
+
+
+def _forward(
+    config: ModelConfig,
+    mesh: Mesh,
+    backend: Backend,
+    weights: Any,
+    kv: tuple[PagedKV, ...],
+    token_ids: jax.Array,
+    position: jax.Array,
+    batch: RaggedBatch,
+    decode_only: bool = False,
+) -> tuple[jax.Array, tuple[PagedKV, ...]]:
+    """Hidden states [T, E] of the tokens, and the pools with their KV written."""
+    attend = jax.tree_util.Partial(
+        attend_over_heads(mesh, head_axis(config, mesh), backend=backend, decode_only=decode_only),
+        batch,
+    )
+    x = decoder.embed(weights, config, token_ids)
+    return decoder.run_layers(weights, config, x, position, attend, kv)
+
+
+def _sample(
+    config: ModelConfig,
+    spec: StepSpec,
+    weights: Any,
+    state: DeviceState,
+    hidden: jax.Array,
+    slot: jax.Array,
+    position: jax.Array,
+    samples: jax.Array,
+) -> tuple[DeviceState, jax.Array, Scores | None]:
+    """Chooses the token that takes `position` in each row that samples; -1 in the others."""
+    logits = decoder.unembed(weights, config, hidden)
+    rows: SamplingRows = jax.tree.map(lambda x: x[slot], state.sampling)
+    out = sample(
+        logits, rows, position, state.logits, slot, samples, variant=spec.shape.variant
+    )
+    is_stop = (out.tokens[:, None] == rows.stop_ids).any(axis=-1)
+    is_last = position + 1 >= state.max_total_tokens[slot]
+    target = _or_drop(slot, samples, state)
+    logits_state, scores = state.logits, None
+    if spec.shape.variant == "general":
+        logits_state = count_tokens(state.logits, slot, out.tokens, samples, rows)
+        scores = Scores(
+            logprob=out.logprob, rank=out.rank, top_ids=out.top_ids, top_logprobs=out.top_logprobs
+        )
+    state = replace(
+        state,
+        last_token=state.last_token.at[target].set(out.tokens, mode="drop"),
+        stopped=state.stopped.at[target].set(is_stop | is_last, mode="drop"),
+        logits=logits_state,
+    )
+    return state, jnp.where(samples, out.tokens, -1), scores
+
+
+def _score_prompt(
+    config: ModelConfig, weights: Any, hidden: jax.Array, score_ids: jax.Array
+) -> Scores:
+    """Scores of the prompt's own next tokens, tile by tile; skipped unless a row asks."""
+    num_tokens = hidden.shape[0]
+    tile = min(SCORE_TILE, num_tokens)
+
+    def zeros(dtype: Any, *tail: int) -> jax.Array:
+        return jnp.zeros((num_tokens, *tail), dtype)
+
+    empty = Scores(
+        logprob=zeros(jnp.float32),
+        rank=zeros(jnp.int32),
+        top_ids=zeros(jnp.int32, MAX_LOGPROBS),
+        top_logprobs=zeros(jnp.float32, MAX_LOGPROBS),
+    )
+
+    def one_tile(i: jax.Array, scores: Scores) -> Scores:
+        first = jnp.minimum(i * tile, num_tokens - tile)
+        logits = decoder.unembed(
+            weights, config, lax.dynamic_slice_in_dim(hidden, first, tile)
+        )
+        ids = jnp.maximum(lax.dynamic_slice_in_dim(score_ids, first, tile), 0)
+        new = Scores(**score_tokens(logits, ids)._asdict())
+        return jax.tree.map(
+            lambda rows, part: lax.dynamic_update_slice_in_dim(rows, part, first, 0), scores, new
+        )
+
+    wanted = (score_ids >= 0).any()
+    num_tiles = jnp.where(wanted, -(-num_tokens // tile), 0)
+    return lax.fori_loop(0, num_tiles, one_tile, empty)
+
+
+def _or_drop(slot: jax.Array, keep: jax.Array, state: DeviceState) -> jax.Array:
+    """The slot where `keep`, else one beyond the last, for scatters that drop."""
+    return jnp.where(keep, slot, state.stopped.shape[0])

@@ -1,0 +1,73 @@
+"""Ragged paged attention: one signature, several implementations.
+
+Packed queries of any mix of decode rows and prefill chunks attend over a paged KV pool; the step's
+own keys and values are written first. Choose a backend by name with `ragged_paged_attention`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+
+from octavo.pallas_kernels.ragged_paged_attention.batch import (
+    AttentionParams,
+    PagedKV,
+    RaggedBatch,
+)
+from octavo.pallas_kernels.ragged_paged_attention.kv_write import write_kv
+from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
+from octavo.pallas_kernels.ragged_paged_attention.xla import attend_xla
+
+__all__ = [
+    "AttentionParams",
+    "Backend",
+    "PagedKV",
+    "RaggedBatch",
+    "ragged_paged_attention",
+]
+
+Backend = Literal["xla", "reference"]
+
+
+def ragged_paged_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    kv: PagedKV,
+    batch: RaggedBatch,
+    params: AttentionParams,
+    *,
+    backend: Backend = "xla",
+    decode_only: bool = False,
+) -> tuple[jax.Array, PagedKV]:
+    """Writes the step's KV and attends over it.
+
+    Args:
+        q: [T, Hq, D] packed queries, rotated.
+        k, v: [T, Hkv, D] new keys (rotated) and values; Hq is a multiple of Hkv and query head h
+            reads KV head h // (Hq / Hkv).
+        kv: pool [N, Hkv, P, D], updated in place under donation.
+        batch: which token is whose; see `RaggedBatch`.
+        params: scale, window, soft cap.
+        backend: "xla" or "reference".
+        decode_only: the caller promises that every row has one token.
+
+    Returns:
+        ([T, Hq, D] in q's dtype, the updated pool). Padding tokens hold finite garbage.
+
+    Raises:
+        ValueError: shapes that do not fit together, or an unknown backend.
+    """
+    if q.ndim != 3 or k.shape != v.shape or k.shape[0] != q.shape[0] or q.shape[1] % k.shape[1]:
+        raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape}: want [T, Hq, D], [T, Hkv, D] x 2")
+    if kv.k.shape != kv.v.shape or kv.k.shape[1] != k.shape[1] or kv.k.shape[3] != q.shape[2]:
+        raise ValueError(f"pool {kv.k.shape} does not hold heads like k {k.shape}")
+    with jax.named_scope("kv_write"):
+        kv = write_kv(kv, k, v, batch)
+    with jax.named_scope("paged_attention"):
+        if backend == "xla":
+            return attend_xla(q, kv, batch, params, decode_only=decode_only), kv
+        if backend == "reference":
+            return attend_reference(q, kv, batch, params), kv
+    raise ValueError(f"attention backend {backend!r}: want 'xla' or 'reference'")

@@ -1,0 +1,73 @@
+"""What every implementation of ragged paged attention is given.
+
+Shape legend: T tokens of the step, S rows, Hq query heads, Hkv key/value heads, D head size,
+N pages in the pool, P tokens in a page, M pages in a row of the block table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import jax
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaggedBatch:
+    """Which tokens belong to which row, and where each row's KV lies.
+
+    Tokens are packed row after row; the first `num_decode_rows` rows have one token each, the rest
+    any number. Rows at and beyond `num_rows` are padding. Lengths are data, not shape: one
+    compiled program serves every mix of decode rows and prefill chunks.
+
+    Attributes:
+        block_table: int32[S, M] page ids; 0 is the trash page.
+        kv_lens: int32[S] tokens of KV a row attends to, its new tokens included; 0 for an idle row.
+        cu_q_lens: int32[S + 1] first token of each row; rows beyond `num_rows` are empty.
+        token_row: int32[T] row of each token; any valid row for padding.
+        token_page: int32[T] page each new token's KV is written to; 0 for padding.
+        token_offset: int32[T] its place in the page.
+        num_decode_rows: int32[] rows with exactly one token, first.
+        num_rows: int32[] rows in use.
+    """
+
+    block_table: jax.Array
+    kv_lens: jax.Array
+    cu_q_lens: jax.Array
+    token_row: jax.Array
+    token_page: jax.Array
+    token_offset: jax.Array
+    num_decode_rows: jax.Array
+    num_rows: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedKV:
+    """One layer's KV pool: two arrays [N, Hkv, P, D]. Page 0 is the trash page.
+
+    A page's tokens are contiguous for each head, so a row of the flattened [N·Hkv, P·D] view is
+    one copy of P·D numbers.
+    """
+
+    k: jax.Array
+    v: jax.Array
+
+    @property
+    def page_size(self) -> int:
+        return self.k.shape[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionParams:
+    """The static part of a layer's attention.
+
+    Attributes:
+        scale: multiplies the scores.
+        sliding_window: a query sees this many latest positions, itself included; None is all.
+        logit_softcap: scores become `cap · tanh(score / cap)`; None is off.
+    """
+
+    scale: float
+    sliding_window: int | None = None
+    logit_softcap: float | None = None

@@ -1,0 +1,60 @@
+"""Ragged paged attention, plain and obviously right: every other implementation is held to it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from octavo.pallas_kernels.ragged_paged_attention.batch import (
+    AttentionParams,
+    PagedKV,
+    RaggedBatch,
+)
+
+
+def attend_reference(
+    q: jax.Array, kv: PagedKV, batch: RaggedBatch, params: AttentionParams
+) -> jax.Array:
+    """Attention of packed queries over their rows' pages, one dense softmax a token.
+
+    Gathers every row's whole block table: memory grows with T · M · P; for tests only.
+
+    Args:
+        q: [T, Hq, D] packed queries.
+        kv: pool [N, Hkv, P, D], the step's own KV already written.
+        batch: see `RaggedBatch`.
+        params: see `AttentionParams`.
+
+    Returns:
+        [T, Hq, D] in q's dtype; zeros for padding tokens and idle rows.
+    """
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads, page_size = kv.k.shape[1], kv.k.shape[2]
+    group = num_heads // num_kv_heads
+    rows = batch.token_row
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    q_lens = batch.cu_q_lens[1:] - batch.cu_q_lens[:-1]
+    position = (
+        batch.kv_lens[rows] - q_lens[rows] + token - batch.cu_q_lens[:-1][rows]
+    )  # [T] of the query in its sequence
+    pages = batch.block_table[rows]  # [T, M]
+
+    def dense(pool: jax.Array) -> jax.Array:  # [T, Hkv, M·P, D]
+        gathered = pool[pages].transpose(0, 2, 1, 3, 4)
+        return gathered.reshape(num_tokens, num_kv_heads, -1, head_dim).astype(jnp.float32)
+
+    keys, values = dense(kv.k), dense(kv.v)
+    queries = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, group, head_dim)
+    scores = jnp.einsum("thgd,thkd->thgk", queries, keys) * params.scale
+    if params.logit_softcap is not None:
+        scores = params.logit_softcap * jnp.tanh(scores / params.logit_softcap)
+    key_position = jnp.arange(pages.shape[1] * page_size, dtype=jnp.int32)
+    visible = key_position[None, :] <= position[:, None]
+    if params.sliding_window is not None:
+        visible &= key_position[None, :] > position[:, None] - params.sliding_window
+    scores = jnp.where(visible[:, None, None, :], scores, -jnp.inf)
+    live = (token < batch.cu_q_lens[batch.num_rows]) & (batch.kv_lens[rows] > 0)
+    scores = jnp.where(live[:, None, None, None], scores, 0.0)
+    out = jnp.einsum("thgk,thkd->thgd", jax.nn.softmax(scores, axis=-1), values)
+    out = jnp.where(live[:, None, None, None], out, 0.0)
+    return out.reshape(num_tokens, num_heads, head_dim).astype(q.dtype)

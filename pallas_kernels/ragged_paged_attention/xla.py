@@ -1,0 +1,239 @@
+"""Ragged paged attention in plain XLA: the CPU's path, and the fallback anywhere.
+
+Both halves walk KV in blocks of pages with an online softmax (Source: Milakov and Gimelshein,
+arXiv 1805.02867; Dao et al., arXiv 2205.14135), each loop bounded by the rows' own lengths:
+
+- decode rows go in groups of `ROW_GROUP`: one gather of contiguous pages and one batched matrix
+  product serve the whole group, which divides the loop's fixed cost. The packer sorts decode rows
+  by length, so that a group's longest row is little longer than its shortest;
+- prefill rows go in tiles of `QUERY_TILE` queries. Tiles run in token order, so the garbage after
+  a row's last query is overwritten by the next row's first tile.
+
+Data movement: a page is read once a group (decode) or once a tile (prefill), through a gathered
+copy that stays in the core's L2. Gathering rows of the flattened [N·Hkv, P·D] pool is a plain copy
+to XLA on CPU; gathering from [N, Hkv, P, D] is an element loop, 2-3 times slower.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from octavo.pallas_kernels.ragged_paged_attention.batch import (
+    AttentionParams,
+    PagedKV,
+    RaggedBatch,
+)
+
+ROW_GROUP = 16
+QUERY_TILE = 32
+DECODE_BLOCK_TOKENS = 64
+PREFILL_BLOCK_TOKENS = 128
+_MASKED = -1e30
+
+
+def attend_xla(
+    q: jax.Array,
+    kv: PagedKV,
+    batch: RaggedBatch,
+    params: AttentionParams,
+    *,
+    decode_only: bool = False,
+) -> jax.Array:
+    """Attention of packed queries over their rows' pages.
+
+    Args:
+        q: [T, Hq, D] packed queries.
+        kv: pool [N, Hkv, P, D], the step's own KV already written.
+        batch: see `RaggedBatch`.
+        params: see `AttentionParams`.
+        decode_only: every row has one token (T = S): leaves the prefill half out.
+
+    Returns:
+        [T, Hq, D] in q's dtype; padding tokens hold finite garbage.
+    """
+    out = _decode(q, kv, batch, params)
+    if decode_only:
+        return out
+    return _prefill(q, kv, batch, params, out)
+
+
+class _Softmax(NamedTuple):
+    """Running maximum, denominator and numerator of an online softmax."""
+
+    peak: jax.Array  # [..., 1]
+    total: jax.Array  # [..., 1]
+    acc: jax.Array  # [..., D]
+
+    @classmethod
+    def start(cls, *shape: int) -> _Softmax:
+        return cls(
+            jnp.full((*shape[:-1], 1), _MASKED, jnp.float32),
+            jnp.zeros((*shape[:-1], 1), jnp.float32),
+            jnp.zeros(shape, jnp.float32),
+        )
+
+    def add(self, scores: jax.Array, visible: jax.Array, values: jax.Array) -> _Softmax:
+        """Takes in one block: scores and mask [..., Q, K], values [..., K, D]."""
+        scores = jnp.where(visible, scores, _MASKED)
+        peak = jnp.maximum(self.peak, scores.max(-1, keepdims=True))
+        weight = jnp.where(visible, jnp.exp(scores - peak), 0.0)
+        shrink = jnp.exp(self.peak - peak)
+        return _Softmax(
+            peak,
+            self.total * shrink + weight.sum(-1, keepdims=True),
+            self.acc * shrink + _matmul(weight, values),
+        )
+
+    def result(self) -> jax.Array:
+        return self.acc / jnp.maximum(self.total, 1e-30)
+
+
+def _decode(
+    q: jax.Array, kv: PagedKV, batch: RaggedBatch, params: AttentionParams
+) -> jax.Array:
+    num_tokens, num_heads, head_dim = q.shape
+    num_rows = min(batch.kv_lens.shape[0], num_tokens)
+    pages, block = _blocks(kv, batch, DECODE_BLOCK_TOKENS)
+    rows = min(ROW_GROUP, num_rows)
+    num_kv_heads = kv.k.shape[1]
+    group = num_heads // num_kv_heads
+
+    def one_group(index: jax.Array, out: jax.Array) -> jax.Array:
+        # The last group starts early when rows do not divide: rows done twice get the same result.
+        first = jnp.minimum(index * rows, num_rows - rows)
+        queries = lax.dynamic_slice(q, (first, 0, 0), (rows, num_heads, head_dim))
+        queries = (queries.astype(jnp.float32) * params.scale).reshape(
+            rows, num_kv_heads, group, head_dim
+        )
+        table = lax.dynamic_slice(batch.block_table, (first, 0), (rows, batch.block_table.shape[1]))
+        lens = lax.dynamic_slice(batch.kv_lens, (first,), (rows,))
+        # Prefill rows may share the last group: they are computed again, rightly, below.
+        is_decode = first + jnp.arange(rows, dtype=jnp.int32) < batch.num_decode_rows
+        lens = jnp.where(is_decode, lens, 0)
+
+        def one_block(i: jax.Array, softmax: _Softmax) -> _Softmax:
+            ids = lax.dynamic_slice(table, (0, i * pages), (rows, pages))
+            keys, values = _gather(kv, ids)
+            scores = _soft_cap(_matmul_t(queries, keys), params)
+            key_position = i * block + jnp.arange(block, dtype=jnp.int32)
+            visible = _visible(lens[:, None] - 1, key_position[None, :], params)
+            return softmax.add(scores, visible[:, None, None, :], values)
+
+        start = lax.div(_first_visible(jnp.where(lens > 0, lens, lens.max()), params).min(), block)
+        stop = lax.div(lens.max() + block - 1, block)
+        softmax = lax.fori_loop(
+            start, stop, one_block, _Softmax.start(rows, num_kv_heads, group, head_dim)
+        )
+        return lax.dynamic_update_slice(
+            out, softmax.result().reshape(rows, num_heads, head_dim).astype(q.dtype), (first, 0, 0)
+        )
+
+    num_groups = lax.div(batch.num_decode_rows + rows - 1, rows)
+    return lax.fori_loop(0, num_groups, one_group, jnp.zeros_like(q))
+
+
+def _prefill(
+    q: jax.Array, kv: PagedKV, batch: RaggedBatch, params: AttentionParams, out: jax.Array
+) -> jax.Array:
+    num_tokens, num_heads, head_dim = q.shape
+    tile = min(QUERY_TILE, num_tokens)
+    pages, block = _blocks(kv, batch, PREFILL_BLOCK_TOKENS)
+    num_kv_heads = kv.k.shape[1]
+    group = num_heads // num_kv_heads
+    # A tile may run past the last token: pad, so that slices are never shifted back.
+    q = jnp.pad(q, ((0, tile), (0, 0), (0, 0)))
+    out = jnp.pad(out, ((0, tile), (0, 0), (0, 0)))
+
+    def one_row(row: jax.Array, out: jax.Array) -> jax.Array:
+        first = batch.cu_q_lens[row]
+        q_len = batch.cu_q_lens[row + 1] - first
+        kv_len = batch.kv_lens[row]
+        table = lax.dynamic_index_in_dim(batch.block_table, row, keepdims=True)
+
+        def one_tile(j: jax.Array, out: jax.Array) -> jax.Array:
+            token = first + j * tile
+            queries = lax.dynamic_slice(q, (token, 0, 0), (tile, num_heads, head_dim))
+            queries = (queries.astype(jnp.float32) * params.scale).reshape(
+                tile, num_kv_heads, group, head_dim
+            )
+            queries = queries.transpose(1, 2, 0, 3).reshape(1, num_kv_heads, group * tile, head_dim)
+            position = kv_len - q_len + j * tile + jnp.arange(tile, dtype=jnp.int32)
+            position = jnp.minimum(position, kv_len - 1)
+
+            def one_block(i: jax.Array, softmax: _Softmax) -> _Softmax:
+                ids = lax.dynamic_slice(table, (0, i * pages), (1, pages))
+                keys, values = _gather(kv, ids)
+                scores = _soft_cap(_matmul_t(queries, keys), params)
+                key_position = i * block + jnp.arange(block, dtype=jnp.int32)
+                visible = _visible(position[:, None], key_position[None, :], params)
+                visible = jnp.broadcast_to(visible[None], (group, tile, block))
+                return softmax.add(scores, visible.reshape(1, 1, group * tile, block), values)
+
+            start = lax.div(_first_visible(position[0] + 1, params), block)
+            stop = lax.div(position[-1] + block, block)
+            softmax = lax.fori_loop(
+                start, stop, one_block, _Softmax.start(1, num_kv_heads, group * tile, head_dim)
+            )
+            result = softmax.result().reshape(num_kv_heads, group, tile, head_dim)
+            result = result.transpose(2, 0, 1, 3).reshape(tile, num_heads, head_dim)
+            return lax.dynamic_update_slice(out, result.astype(q.dtype), (token, 0, 0))
+
+        return lax.fori_loop(0, lax.div(q_len + tile - 1, tile), one_tile, out)
+
+    out = lax.fori_loop(batch.num_decode_rows, batch.num_rows, one_row, out)
+    return out[:num_tokens]
+
+
+def _blocks(kv: PagedKV, batch: RaggedBatch, tokens: int) -> tuple[int, int]:
+    """Pages and tokens in a block: the widest within `tokens` that divides the block table."""
+    page_size, table = kv.page_size, batch.block_table.shape[1]
+    pages = max(1, min(tokens // page_size, table))
+    while table % pages:
+        pages -= 1
+    return pages, pages * page_size
+
+
+def _gather(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [R, Hkv, pages·P, D] in float32 of page ids [R, pages]."""
+    num_pages, num_kv_heads, page_size, head_dim = kv.k.shape
+    heads = jnp.arange(num_kv_heads, dtype=jnp.int32)
+    flat = (ids[:, None, :] * num_kv_heads + heads[None, :, None]).reshape(-1)
+
+    def rows(pool: jax.Array) -> jax.Array:
+        pool = pool.reshape(num_pages * num_kv_heads, page_size * head_dim)
+        block = pool.at[flat].get(mode="promise_in_bounds")
+        return block.reshape(ids.shape[0], num_kv_heads, -1, head_dim).astype(jnp.float32)
+
+    return rows(kv.k), rows(kv.v)
+
+
+def _matmul_t(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum("rhqd,rhkd->rhqk", a, b)
+
+
+def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jnp.einsum("rhqk,rhkd->rhqd", a, b)
+
+
+def _soft_cap(scores: jax.Array, params: AttentionParams) -> jax.Array:
+    if params.logit_softcap is None:
+        return scores
+    return params.logit_softcap * jnp.tanh(scores / params.logit_softcap)
+
+
+def _visible(position: jax.Array, key_position: jax.Array, params: AttentionParams) -> jax.Array:
+    visible = key_position <= position
+    if params.sliding_window is not None:
+        visible &= key_position > position - params.sliding_window
+    return visible
+
+
+def _first_visible(kv_len: jax.Array, params: AttentionParams) -> jax.Array:
+    """First key position that the query at `kv_len - 1` sees."""
+    if params.sliding_window is None:
+        return jnp.zeros_like(kv_len)
+    return jnp.maximum(kv_len - params.sliding_window, 0)
