@@ -1,0 +1,152 @@
+"""Chat templates: Jinja programs that come with a model, run in a sandbox."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from octavo.engine.errors import InvalidRequestError, ModelLoadError
+
+_MESSAGES_ALLOWED = 'a list of {"role": string, "content": string or list of text parts}'
+_CONTENT_ALLOWED = 'a string, or a list of {"type": "text", "text": string}'
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    Args:
+        source: Jinja text, with the names that Hugging Face templates expect.
+        named_tokens: "bos_token", "eos_token", … -> text; visible to the template.
+        now: today, for templates that state the date.
+
+    Raises:
+        ModelLoadError: the source is not a template.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        named_tokens: Mapping[str, str],
+        now: Callable[[], datetime.datetime] = datetime.datetime.now,
+    ) -> None:
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda layout: now().strftime(layout)
+        self._named_tokens = dict(named_tokens)
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ModelLoadError(f"the chat template does not parse: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt for a conversation.
+
+        Args:
+            messages: role and content each; a content's text parts are joined by newlines.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            variables: further names for the template; `tools` and `documents` are None if absent.
+
+        Raises:
+            InvalidRequestError: malformed messages, or the template refuses them or fails.
+        """
+        conversation = check_messages(messages)
+        names: dict[str, Any] = {"tools": None, "documents": None, **self._named_tokens}
+        names.update(variables)
+        names.update(messages=conversation, add_generation_prompt=add_generation_prompt)
+        try:
+            return self._template.render(names)
+        except Exception as error:  # a template can fail in any way that an expression can
+            raise InvalidRequestError(
+                "messages", messages, f"what the model's chat template accepts ({error})"
+            ) from error
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of the messages with every content one string.
+
+    Keys besides `role` and `content` are kept. `content` may be None or absent in a message that
+    has `tool_calls`.
+
+    Raises:
+        InvalidRequestError: names the message and what is wrong with it.
+    """
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        raise InvalidRequestError("messages", messages, _MESSAGES_ALLOWED)
+    if not messages:
+        raise InvalidRequestError("messages", messages, "at least one message")
+    return [_check_message(f"messages[{index}]", item) for index, item in enumerate(messages)]
+
+
+def _check_message(field: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidRequestError(field, message, 'an object with "role" and "content"')
+    role = message.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequestError(f"{field}.role", role, "a string that is not empty")
+    checked = dict(message)
+    content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        checked["content"] = None
+    else:
+        checked["content"] = _content_text(f"{field}.content", content)
+    return checked
+
+
+def _content_text(field: str, content: object) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, (bytes, bytearray)):
+        raise InvalidRequestError(field, content, _CONTENT_ALLOWED)
+    texts = []
+    for index, part in enumerate(content):
+        text = (
+            part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+        )
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"{field}[{index}]", part, '{"type": "text", "text": string}')
+        texts.append(text)
+    return "\n".join(texts)
+
+
+class _Generation(Extension):
+    """`{% generation %}`: marks the assistant's words for training; no effect here."""
+
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own convention)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes of Jinja's own filter."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )

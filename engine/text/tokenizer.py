@@ -1,0 +1,155 @@
+"""Text to tokens and back, from a Hugging Face directory or a GGUF file."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from octavo.engine.errors import InvalidRequestError, ModelLoadError
+from octavo.engine.text.chat_template import ChatTemplate
+from octavo.engine.text.gguf_tokenizer import build_gguf_tokenizer
+from octavo.engine.text.huggingface_tokenizer import load_huggingface_tokenizer
+from octavo.engine.text.token_bytes import TextAssembler, TokenBytes
+from octavo.engine.text.tokenizer_parts import TokenizerParts
+from octavo.models.loading.gguf_file import GGUFFile
+
+MAX_TOKEN_ID = 2**32 - 1
+
+
+class Tokenizer:
+    """A model's tokenizer. Immutable; its methods may be called from several threads.
+
+    Attributes:
+        vocab_size: one more than the largest token id.
+        bos_token_id: the beginning-of-sequence token, if there is one.
+        eos_token_ids: the tokens that end a generation, the main one first.
+        special_ids: ids that `skip_special_tokens` leaves out.
+        chat_template: Jinja source, or None for a model without one.
+        token_bytes: token id -> bytes.
+    """
+
+    def __init__(self, parts: TokenizerParts) -> None:
+        self._backend = parts.backend
+        self._affixes = parts.affixes
+        self._named_tokens = parts.named_tokens
+        self.vocab_size = parts.vocab_size
+        self.bos_token_id = parts.bos_token_id
+        self.eos_token_ids = parts.eos_token_ids
+        self.special_ids = parts.special_ids
+        self.chat_template = parts.chat_template
+        self.token_bytes = TokenBytes(parts.backend)
+
+    @classmethod
+    def from_source(cls, path: str | Path) -> Tokenizer:
+        """The tokenizer of a Hugging Face directory, a tokenizer.json in one, or a GGUF file.
+
+        Raises:
+            ModelLoadError: nothing is there, or it is damaged.
+            UnsupportedModelError: a kind of tokenizer that Octavo does not know.
+        """
+        path = Path(path)
+        if path.is_dir():
+            return cls(load_huggingface_tokenizer(path))
+        if path.name == "tokenizer.json" and path.is_file():
+            return cls(load_huggingface_tokenizer(path.parent))
+        if path.is_file():
+            return cls.from_gguf_metadata(GGUFFile(path).metadata)
+        raise ModelLoadError(f"tokenizer = {str(path)!r} is neither a directory nor a file")
+
+    @classmethod
+    def from_gguf_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
+        """The tokenizer of a GGUF file that is open already. Raises as `from_source`."""
+        return cls(build_gguf_tokenizer(metadata))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The text's token ids; special tokens written out in it are recognised.
+
+        Args:
+            text: any valid Unicode text.
+            add_special_tokens: put BOS and EOS where the model wants them.
+
+        Raises:
+            InvalidRequestError: not a string, or a string with half a surrogate pair in it.
+        """
+        if not isinstance(text, str):
+            raise InvalidRequestError("prompt", text, "a string")
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequestError("prompt", text, "valid Unicode text") from None
+        own = add_special_tokens and self._affixes is None
+        ids: list[int] = self._backend.encode(text, add_special_tokens=own).ids
+        if add_special_tokens and self._affixes is not None:
+            prefix, suffix = self._affixes
+            return [*prefix, *ids, *suffix]
+        return ids
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The tokens' text; bytes that are no character become U+FFFD, unknown ids nothing.
+
+        Raises:
+            InvalidRequestError: a negative id, or one that no vocabulary reaches.
+        """
+        if token_ids and not 0 <= min(token_ids) <= max(token_ids) <= MAX_TOKEN_ID:
+            raise InvalidRequestError("token_ids", list(token_ids), f"0 to {self.vocab_size - 1}")
+        skipped = self.special_ids if skip_special_tokens else frozenset[int]()
+        return TextAssembler(self.token_bytes, skipped).join(token_ids).decode(errors="replace")
+
+    def id_to_token(self, token_id: int) -> str | None:
+        """The token as the vocabulary spells it; None if there is none with this id."""
+        if not 0 <= token_id <= MAX_TOKEN_ID:
+            return None
+        token: str | None = self._backend.id_to_token(token_id)
+        return token
+
+    def token_to_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it; None if there is no such token."""
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The prompt for a conversation, as the model's template writes it.
+
+        Args:
+            messages: {"role": …, "content": text or a list of text parts} each.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            variables: passed to the template (`tools`, `documents`, its own switches).
+
+        Raises:
+            InvalidRequestError: the messages are malformed or the template refuses them, or the
+                model has no template.
+        """
+        if self._template is None:
+            raise InvalidRequestError(
+                "messages", messages, "a plain prompt, because this model has no chat template"
+            )
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, **variables
+        )
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """`apply_chat_template`, encoded; the template itself writes BOS. Raises the same."""
+        text = self.apply_chat_template(
+            messages, add_generation_prompt=add_generation_prompt, **variables
+        )
+        return self.encode(text, add_special_tokens=False)
+
+    @functools.cached_property
+    def _template(self) -> ChatTemplate | None:
+        if self.chat_template is None:
+            return None
+        return ChatTemplate(self.chat_template, self._named_tokens)
