@@ -1,0 +1,1 @@
+"""Workloads and replays: what to serve when nobody is asking."""
