@@ -1,0 +1,126 @@
+"""The parts a decoder is made of, each a pure function.
+
+Shape suffixes: T tokens (rows of a step), E hidden, F MLP, D head dimension, H heads.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from octavo.models.config import Activation, Rope, RopeScaling
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """x / rms(x) · weight over the last dimension, in float32.
+
+    Args:
+        x: [..., E] in the activation dtype.
+        weight: [E] float32, the whole multiplier (no offset left to add).
+        eps: added to the mean square.
+
+    Returns:
+        [..., E] in x's dtype.
+    """
+    x_f32 = x.astype(jnp.float32)
+    mean_square = jnp.mean(jnp.square(x_f32), axis=-1, keepdims=True)
+    normed = x_f32 * jax.lax.rsqrt(mean_square + jnp.float32(eps))
+    return (normed * weight.astype(jnp.float32)).astype(x.dtype)
+
+
+def linear(x: jax.Array, weight: jax.Array, num_inputs: int = 1) -> jax.Array:
+    """x · weight, contracting x's last `num_inputs` dimensions with weight's first ones.
+
+    float32 stays float32 on every device: no TF32 or bfloat16 passes.
+
+    Args:
+        x: [T, *inputs].
+        weight: [*inputs, *outputs], of x's dtype.
+        num_inputs: how many dimensions are contracted.
+
+    Returns:
+        [T, *outputs] in x's dtype.
+    """
+    contracted = (tuple(range(x.ndim - num_inputs, x.ndim)), tuple(range(num_inputs)))
+    return jax.lax.dot_general(
+        x,
+        weight,
+        dimension_numbers=(contracted, ((), ())),
+        precision=full_precision(x.dtype),
+        preferred_element_type=x.dtype,
+    )
+
+
+def full_precision(dtype: jnp.dtype) -> jax.lax.Precision:
+    """The matmul precision that keeps what `dtype` can say."""
+    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+
+
+def activate(x: jax.Array, activation: Activation) -> jax.Array:
+    """The gate's nonlinearity, elementwise."""
+    if activation == "silu":
+        return jax.nn.silu(x)
+    return jax.nn.gelu(x, approximate=True)
+
+
+def softcap(logits: jax.Array, cap: float) -> jax.Array:
+    """cap · tanh(logits / cap): squeezes logits into (-cap, cap)."""
+    scale = jnp.asarray(cap, logits.dtype)
+    return jnp.tanh(logits / scale) * scale
+
+
+def rotary_tables(positions: jax.Array, rope: Rope, head_dim: int) -> tuple[jax.Array, jax.Array]:
+    """Cosines and sines of every token's rotation angles.
+
+    Args:
+        positions: [T] int32.
+        rope: base and scaling of the frequencies.
+        head_dim: D.
+
+    Returns:
+        cos, sin: [T, D / 2] float32.
+    """
+    frequencies = jnp.asarray(rotary_frequencies(rope, head_dim))
+    angles = positions.astype(jnp.float32)[:, None] * frequencies[None, :]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def apply_rotary(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """Rotate the halves of each head against each other.
+
+    Args:
+        x: [T, H, D].
+        cos, sin: [T, D / 2] float32.
+
+    Returns:
+        [T, H, D] in x's dtype.
+    """
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return rotated.astype(x.dtype)
+
+
+def rotary_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
+    """Radians a position for each pair of dimensions: [D / 2] float32, computed on the host."""
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    frequencies = rope.theta**-exponents
+    if rope.scaling is not None:
+        frequencies = _scaled(frequencies, rope.scaling)
+    return frequencies.astype(np.float32)
+
+
+def _scaled(frequencies: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+    if scaling.kind == "linear":
+        return frequencies / scaling.factor
+    if scaling.kind == "factors":
+        return frequencies / np.asarray(scaling.factors, np.float64)
+    # llama3: wavelengths longer than the original context are stretched by the whole factor, those
+    # short against it not at all, with a linear blend between.
+    turns = scaling.original_max_position * frequencies / (2 * math.pi)
+    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = np.clip(blend, 0.0, 1.0)
+    return (1.0 - blend) * frequencies / scaling.factor + blend * frequencies

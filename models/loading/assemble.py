@@ -1,0 +1,110 @@
+"""From an open checkpoint to weights on a mesh, each device reading only its own slices."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from octavo.engine.errors import ModelLoadError, shorten
+from octavo.models.config import ModelConfig
+from octavo.models.loading.tensors import (
+    LM_HEAD,
+    Index,
+    TensorSource,
+    expected_shapes,
+    read_parameter,
+)
+from octavo.models.parameters import ParamSpec, declare, is_spec
+
+MAX_READERS = 4
+"""Threads that read and convert; they spend their time in NumPy, outside the interpreter lock."""
+
+HARMLESS_SUFFIXES = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+"""Tensors that old checkpoints carry and that nothing reads."""
+
+
+def check_tensors(source: TensorSource, config: ModelConfig, where: str) -> None:
+    """Refuse a checkpoint that does not hold exactly what its configuration says.
+
+    Raises:
+        ModelLoadError: a tensor is missing, unknown, or of another shape.
+    """
+    expected, found = expected_shapes(config), source.shapes()
+    missing = [name for name in expected if name not in found]
+    if missing:
+        raise ModelLoadError(f"{where} lacks {_some(missing)}")
+    unknown = [
+        name
+        for name in found
+        if name not in expected
+        and not name.endswith(HARMLESS_SUFFIXES)
+        and not (name == LM_HEAD and config.tie_word_embeddings)
+    ]
+    if unknown:
+        raise ModelLoadError(
+            f"{where} holds tensors that its configuration does not explain: {_some(unknown)}"
+        )
+    for name, shape in expected.items():
+        if tuple(found[name]) != shape:
+            raise ModelLoadError(
+                f"{where}: the shape of {name} = {tuple(found[name])} is not allowed: "
+                f"{shape}, by its configuration"
+            )
+
+
+def assemble_weights(
+    source: TensorSource, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh
+) -> dict[str, Any]:
+    """Read every parameter of `config` from `source` onto `mesh`.
+
+    Args:
+        source: a checkpoint that passed `check_tensors`.
+        config: the model, with its KV heads copied for the mesh.
+        dtype: of the weights.
+        mesh: where they go.
+
+    Returns:
+        The weights in the tree of `declare(config, dtype)`.
+    """
+    specs = declare(config, dtype)
+    leaves, tree = jax.tree.flatten_with_path(specs, is_leaf=is_spec)
+
+    def load(leaf: tuple[Any, ParamSpec]) -> jax.Array:
+        path = tuple(getattr(key, "key", getattr(key, "idx", None)) for key in leaf[0])
+        return _load_parameter(source, config, path, leaf[1], mesh)
+
+    num_readers = min(MAX_READERS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(num_readers, thread_name_prefix="octavo-load") as pool:
+        arrays = list(pool.map(load, leaves))
+    weights: dict[str, Any] = jax.tree.unflatten(tree, arrays)
+    return weights
+
+
+def _load_parameter(
+    source: TensorSource, config: ModelConfig, path: Any, spec: ParamSpec, mesh: Mesh
+) -> jax.Array:
+    slices: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+
+    def read(index: tuple[slice, ...]) -> np.ndarray:
+        whole: Index = tuple(
+            slice(*part.indices(size)[:2]) for part, size in zip(index, spec.shape, strict=True)
+        )
+        key = tuple((part.start, part.stop) for part in whole)
+        if key not in slices:
+            slices[key] = read_parameter(source, config, path, spec, whole)
+        return slices[key]
+
+    return jax.make_array_from_callback(spec.shape, spec.sharding(mesh), read)
+
+
+def _some(names: Iterable[str], limit: int = 3) -> str:
+    listed = [shorten(name) for name in names]
+    rest = f" and {len(listed) - limit} more" if len(listed) > limit else ""
+    return ", ".join(listed[:limit]) + rest

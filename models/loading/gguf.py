@@ -1,0 +1,136 @@
+"""A GGUF file as a model: its tensors in Hugging Face's names and layouts, dequantized."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from gguf.quants import dequantize
+
+from octavo.engine.errors import ModelLoadError
+from octavo.models.config import ModelConfig
+from octavo.models.loading.gguf_config import config_from_gguf
+from octavo.models.loading.gguf_file import GGUFFile, GGUFTensor
+from octavo.models.loading.tensors import EMBED, FINAL_NORM, LM_HEAD, Index, layer_prefix
+
+ROPE_FACTORS = "rope_freqs.weight"
+"""One divisor a rotary frequency; part of the configuration here, not a weight."""
+
+_TOP_NAMES = {
+    "token_embd.weight": EMBED,
+    "output_norm.weight": FINAL_NORM,
+    "output.weight": LM_HEAD,
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_POST_NORM_NAMES = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_INTERLEAVED_ARCHITECTURES = ("llama",)
+"""Their Q and K rows are stored for rotary embeddings of adjacent pairs, not of halves."""
+
+_DEQUANTIZE_ROWS = 16
+"""Rows that `gguf` converts at a time."""
+_DEQUANTIZE_GROUP_BYTES = 1 << 18
+"""Bytes it should convert at a time instead: enough to amortize the call, few enough to cache."""
+
+
+class GGUFSource:
+    """A `TensorSource` over a GGUF file.
+
+    Attributes:
+        config: what the file's metadata say.
+        norms_include_offset: True: whoever writes a GGUF adds the offset.
+
+    Raises (on construction):
+        ModelLoadError: a damaged file, or metadata that make no sense.
+        UnsupportedModelError: an architecture, feature or tensor type that is not supported.
+    """
+
+    norms_include_offset = True
+
+    def __init__(self, path: str | Path) -> None:
+        self.file = GGUFFile(path)
+        tensors = dict(self.file.tensors)
+        factors = tensors.pop(ROPE_FACTORS, None)
+        self.config: ModelConfig = config_from_gguf(
+            self.file.metadata,
+            where=str(path),
+            vocab_rows=_num_rows(tensors.get("token_embd.weight")),
+            tied="output.weight" not in tensors,
+            rope_factors=() if factors is None else tuple(self._dequantized(factors).tolist()),
+            checkpoint_dtype=_checkpoint_dtype(tensors),
+        )
+        architecture = self.file.metadata["general.architecture"]
+        self._interleaved = architecture in _INTERLEAVED_ARCHITECTURES
+        self._tensors = {self._canonical(name): tensor for name, tensor in tensors.items()}
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return {name: tensor.shape for name, tensor in self._tensors.items()}
+
+    def read(self, name: str, index: Index) -> np.ndarray:
+        tensor = self._tensors[name]
+        rows = self._dequantized(tensor, index[0])
+        if self._interleaved and ("q_proj" in name or "k_proj" in name):
+            rows = _halves_from_pairs(rows, self.config.head_dim)
+        return rows if rows.ndim == 1 else rows[:, index[1]]
+
+    def _canonical(self, name: str) -> str:
+        if name in _TOP_NAMES:
+            return _TOP_NAMES[name]
+        match = _LAYER_TENSOR.fullmatch(name)
+        if match is None:
+            return name
+        layer, part, kind = match.groups()
+        names = _LAYER_NAMES | _POST_NORM_NAMES if self.config.post_norms else _LAYER_NAMES
+        return f"{layer_prefix(int(layer))}{names[part]}.{kind}" if part in names else name
+
+    def _dequantized(self, tensor: GGUFTensor, rows: slice = slice(None)) -> np.ndarray:
+        """Rows of a tensor in float32 (of a vector, its elements)."""
+        raw = self.file.raw(tensor.name)
+        if len(tensor.shape) == 1:
+            return dequantize(raw, tensor.type).reshape(-1)[rows]
+        raw = raw[rows]
+        num_rows, row_bytes = raw.shape
+        fold = 1
+        while (
+            num_rows % (2 * fold) == 0
+            and _DEQUANTIZE_ROWS * 2 * fold * row_bytes <= _DEQUANTIZE_GROUP_BYTES
+        ):
+            fold *= 2
+        folded = dequantize(raw.reshape(num_rows // fold, fold * row_bytes), tensor.type)
+        return folded.reshape(num_rows, *tensor.shape[1:])
+
+
+def _halves_from_pairs(rows: np.ndarray, head_dim: int) -> np.ndarray:
+    """Reorder whole heads' rows from rotary pairs (0, 1), (2, 3), … to halves (0, D/2), …."""
+    pairs = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    return np.swapaxes(pairs, 1, 2).reshape(rows.shape)
+
+
+def _num_rows(embedding: GGUFTensor | None) -> int:
+    if embedding is None:
+        raise ModelLoadError("the GGUF file lacks 'token_embd.weight'")
+    return embedding.shape[0]
+
+
+def _checkpoint_dtype(tensors: Mapping[str, GGUFTensor]) -> str:
+    """float32 if the matrices are, else bfloat16: no quantized type holds more than it does."""
+    kinds = {tensor.type.name for tensor in tensors.values() if len(tensor.shape) > 1}
+    return "float32" if kinds == {"F32"} else "bfloat16"

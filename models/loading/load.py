@@ -1,0 +1,145 @@
+"""One door to every kind of checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from octavo.engine.errors import InvalidConfigError, ModelLoadError
+from octavo.models.config import ModelConfig
+from octavo.models.loading.assemble import assemble_weights, check_tensors
+from octavo.models.packaged import PACKAGED_MODELS
+from octavo.sharding.mesh import make_mesh, tensor_parallel_size
+
+CheckpointKind = Literal["gguf", "safetensors", "orbax"]
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """A model ready to run.
+
+    Attributes:
+        config: the model, with KV heads copied as the mesh needs.
+        weights: the tree of `declare(config, dtype)`, sharded over the mesh.
+        dtype: of the weights and activations.
+        source: the file or directory it came from.
+        kind: what that is.
+        tokenizer_source: a Hugging Face directory or a GGUF file that holds the tokenizer.
+    """
+
+    config: ModelConfig
+    weights: dict[str, Any]
+    dtype: jnp.dtype
+    source: Path
+    kind: CheckpointKind
+    tokenizer_source: Path
+
+
+def load_model(model: str | Path, dtype: str = "auto", mesh: Mesh | None = None) -> LoadedModel:
+    """Load a model onto a mesh.
+
+    Args:
+        model: a packaged model's name, a GGUF file, a Hugging Face directory, or an Orbax
+            checkpoint directory.
+        dtype: "float32", "bfloat16", or "auto": float32 on CPUs, the checkpoint's own elsewhere.
+        mesh: where the weights go; None takes the first device alone.
+
+    Raises:
+        ModelLoadError: the checkpoint is missing, damaged, incomplete or unsafe.
+        UnsupportedModelError: its mathematics are not implemented.
+        InvalidConfigError: an unknown dtype.
+    """
+    mesh = make_mesh(1) if mesh is None else mesh
+    path, kind = locate(model)
+    if kind == "orbax":
+        from octavo.models.loading.orbax import restore
+
+        restored, weights, weights_dtype, tokenizer_source = restore(path, dtype, mesh)
+        return LoadedModel(
+            config=restored,
+            weights=weights,
+            dtype=weights_dtype,
+            source=path,
+            kind=kind,
+            tokenizer_source=tokenizer_source,
+        )
+    if kind == "gguf":
+        from octavo.models.loading.gguf import GGUFSource as Source
+    else:
+        from octavo.models.loading.safetensors import SafetensorsSource as Source
+
+    source = Source(path)
+    config = source.config.with_tensor_parallel(tensor_parallel_size(mesh))
+    resolved = resolve_dtype(dtype, config, mesh)
+    check_tensors(source, config, str(path))
+    return LoadedModel(
+        config=config,
+        weights=assemble_weights(source, config, resolved, mesh),
+        dtype=resolved,
+        source=path,
+        kind=kind,
+        tokenizer_source=path,
+    )
+
+
+def locate(model: str | Path) -> tuple[Path, CheckpointKind]:
+    """The path that `model` means, and what kind of checkpoint is there.
+
+    Raises:
+        ModelLoadError: nothing is there, or nothing Octavo reads.
+    """
+    packaged = PACKAGED_MODELS.get(str(model))
+    if packaged is not None:
+        return packaged.path(), "gguf"
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path, _directory_kind(path)
+    if not path.exists():
+        raise ModelLoadError(
+            f"model = {str(model)!r} is not a path that exists, and the packaged models are "
+            f"{', '.join(PACKAGED_MODELS)}"
+        )
+    if path.suffix == ".gguf":
+        return path, "gguf"
+    raise ModelLoadError(
+        f"model = {str(model)!r} is not allowed: a .gguf file, or a directory with config.json "
+        f"and safetensors{_pickle_note([path])}"
+    )
+
+
+def _directory_kind(path: Path) -> CheckpointKind:
+    if (path / "octavo_config.json").is_file():
+        return "orbax"
+    if (path / "config.json").is_file():
+        return "safetensors"
+    listed = sorted(entry.name for entry in path.glob("*.gguf"))
+    hint = f"; name one of its files: {', '.join(listed[:3])}" if listed else ""
+    raise ModelLoadError(
+        f"model = {str(path)!r} has no config.json (Hugging Face) and no octavo_config.json "
+        f"(Orbax){hint}{_pickle_note(path.iterdir())}"
+    )
+
+
+def _pickle_note(paths: Any) -> str:
+    pickles = [path.name for path in paths if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
+    return f"; {pickles[0]} is a pickle, which could run code: never read" if pickles else ""
+
+
+def resolve_dtype(dtype: str, config: ModelConfig, mesh: Mesh) -> jnp.dtype:
+    """The dtype of weights that "auto" or a name means here.
+
+    Raises:
+        InvalidConfigError: another name.
+    """
+    if dtype == "auto":
+        on_cpu = mesh.devices.flat[0].platform == "cpu"
+        wide = on_cpu or config.checkpoint_dtype == "float32"
+        return jnp.dtype(jnp.float32 if wide else jnp.bfloat16)
+    if dtype not in DTYPES:
+        raise InvalidConfigError("dtype", dtype, f"auto, {' or '.join(DTYPES)}")
+    return jnp.dtype(dtype)
