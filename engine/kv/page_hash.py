@@ -1,0 +1,30 @@
+"""Names for the content of full pages: a page's hash covers every token before it too."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import blake2b
+
+PageHash = bytes
+"""128 bits: two different prefixes do not meet by chance, nor by cheap intent."""
+
+HASH_BYTES = 16
+
+
+def root_hash(tenant: str, salt: str) -> PageHash:
+    """The parent of a sequence's first page: sequences share pages only below the same root."""
+    tenant_bytes = tenant.encode("utf-8", "surrogatepass")
+    prefix = len(tenant_bytes).to_bytes(8, "little")
+    data = prefix + tenant_bytes + salt.encode("utf-8", "surrogatepass")
+    return blake2b(data, digest_size=HASH_BYTES).digest()
+
+
+def page_hash(parent: PageHash, token_ids: Sequence[int]) -> PageHash:
+    """The hash of a full page.
+
+    Args:
+        parent: the hash of the page before it, or the root's.
+        token_ids: the page's tokens, all of them.
+    """
+    return blake2b(parent + array("q", token_ids).tobytes(), digest_size=HASH_BYTES).digest()

@@ -1,0 +1,41 @@
+"""The pages of one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.engine.kv.page_hash import PageHash
+from octavo.engine.request import Request
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class SequencePages:
+    """What the KV manager knows of one live request; only the manager changes it.
+
+    Attributes:
+        request: whose tokens the pages hold.
+        root: parent of the first page's hash.
+        page_ids: its pages in order; empty while it has none.
+        capacity: tokens that `page_ids` have room for.
+        hashes: hashes of its first full pages, as far as they were needed. They outlive the
+            pages: tokens never change.
+        num_registered: its first pages that have been offered to the prefix cache.
+        next_registration: committed tokens at which one more page can be offered.
+    """
+
+    request: Request
+    root: PageHash
+    page_ids: list[int] = field(default_factory=list)
+    capacity: int = 0
+    hashes: list[PageHash] = field(default_factory=list)
+    num_registered: int = 0
+    next_registration: int
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Known tokens from position `start` to `end` - 1."""
+        prompt = self.request.prompt_token_ids
+        num_prompt = len(prompt)
+        if end <= num_prompt:
+            return prompt[start:end]
+        output = self.request.output_token_ids
+        return prompt[start:] + output[max(0, start - num_prompt) : end - num_prompt]

@@ -1,0 +1,42 @@
+"""A live request and what only the scheduler knows about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.engine.kv.sequence_pages import SequencePages
+from octavo.engine.request import Request
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class LiveRequest:
+    """The scheduler's record of one request, from `add` to its terminal event.
+
+    Attributes:
+        request: the request itself.
+        number: 0, 1, 2, … in order of `add`; breaks ties of a policy's order.
+        pages: its KV pages.
+        stop_ids: every token id that ends it.
+        num_prompt_tokens: length of the prompt.
+        last_position: the position of its last possible token, whose KV is never needed: rows
+            decode while `num_computed_tokens` is below it.
+        prefill_end: known tokens at its newest admission, all to be computed before it decodes.
+        num_scored_prompt_tokens: prompt log-probabilities handed out so far; a recomputed prompt
+            does not hand them out again.
+        is_live: false from the terminal event on.
+    """
+
+    request: Request
+    number: int
+    pages: SequencePages
+    stop_ids: frozenset[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
+    last_position: int = field(init=False)
+    prefill_end: int = 0
+    num_scored_prompt_tokens: int = 0
+    is_live: bool = True
+
+    def __post_init__(self) -> None:
+        self.stop_ids = frozenset(self.request.stop_token_ids)
+        self.num_prompt_tokens = self.request.num_prompt_tokens
+        self.last_position = self.request.max_total_tokens - 1

@@ -1,0 +1,155 @@
+"""Every live request and every transition it can make: accepted, admitted, preempted, ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from octavo.engine.errors import DuplicateRequestError
+from octavo.engine.kv.kv_manager import KVManager
+from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.running_set import RunningSet
+from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.step_plan import StepLimits
+from octavo.engine.scheduler.waiting_queue import WaitingQueue
+
+
+class LiveTable:
+    """The state that plans are made from. A live request is either waiting or running.
+
+    Slots and pages return to their pools at once, even while a dispatched step still names them:
+    the device runs steps in dispatch order, so the next holder's data comes after that step.
+
+    Args:
+        limits: what a step can take.
+        policy: gives waiting requests their places.
+        kv: owner of the pages.
+    """
+
+    def __init__(self, limits: StepLimits, policy: Policy, kv: KVManager) -> None:
+        self.limits = limits
+        self.kv = kv
+        self.waiting = WaitingQueue(policy.place)
+        self.running = RunningSet(limits.max_num_seqs)
+        self.num_added = 0
+        self.num_preemptions = 0
+        self.num_finished = 0
+        self._by_id: dict[str, LiveRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        """Live requests in order of acceptance."""
+        return iter(self._by_id.values())
+
+    def get(self, request_id: str) -> LiveRequest | None:
+        """The live request with this id, or None."""
+        return self._by_id.get(request_id)
+
+    def entry(self, request: Request) -> LiveRequest:
+        """The record of a live request."""
+        return self._by_id[request.request_id]
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        """The state as policies see it."""
+        running = sorted(self.running, key=lambda entry: entry.number)
+        return Snapshot(
+            now_s=now_s,
+            waiting=self.waiting.in_order_of_acceptance(),
+            running=tuple(entry.request for entry in running),
+            num_available_pages=self.kv.num_available,
+            limits=self.limits,
+        )
+
+    def accept(self, request: Request) -> LiveRequest:
+        """Lets a new request wait.
+
+        Raises:
+            DuplicateRequestError: a live request has its id.
+        """
+        if request.request_id in self._by_id:
+            raise DuplicateRequestError(request.request_id)
+        entry = LiveRequest(request=request, number=self.num_added, pages=self.kv.open(request))
+        self.num_added += 1
+        self._by_id[request.request_id] = entry
+        self.waiting.insert(entry)
+        return entry
+
+    def admit(self, entry: LiveRequest, matched: list[int], now_s: float) -> None:
+        """Moves a waiting request to a free slot, with pages for all its known tokens.
+
+        Args:
+            matched: cached pages it begins with.
+        """
+        request = entry.request
+        num_known, num_cached = request.num_tokens, len(matched) * self.kv.page_size
+        self.waiting.remove(entry)
+        self.kv.admit(entry.pages, matched, num_known)
+        self.running.insert(entry)
+        entry.prefill_end = num_known
+        request.num_computed_tokens = num_cached
+        if request.metrics.first_scheduled_s is None:
+            request.metrics.first_scheduled_s = now_s
+            request.num_cached_tokens = num_cached
+            self.kv.count_query(request, num_cached)
+
+    def preempt(self, entry: LiveRequest) -> None:
+        """Takes slot and pages from a running request; it waits where it stood before.
+
+        Tokens that dispatched steps still compute for it stay valid.
+        """
+        request = entry.request
+        self.running.remove(entry)
+        self.kv.release(entry.pages)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        request.metrics.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.insert(entry)
+
+    def end(
+        self,
+        entry: LiveRequest,
+        status: RequestStatus,
+        now_s: float,
+        *,
+        stop_reason: int | str | None = None,
+        error: Exception | None = None,
+    ) -> None:
+        """The one terminal event of a live request."""
+        assert entry.is_live, entry.request.request_id
+        assert status.is_finished, status
+        request = entry.request
+        if request.slot is None:
+            self.waiting.remove(entry)
+        else:
+            self.running.remove(entry)
+            self.kv.release(entry.pages)
+        del self._by_id[request.request_id]
+        entry.is_live = False
+        request.status = status
+        request.stop_reason = stop_reason
+        request.error = error
+        request.metrics.finished_s = now_s
+        self.num_finished += 1
+
+    def check_integrity(self) -> None:
+        """Asserts that every live request is in one place and every page and slot accounted for."""
+        self.waiting.check_integrity()
+        self.running.check_integrity()
+        self.kv.check_integrity(entry.pages for entry in self)
+        numbers = [entry.number for entry in self.waiting]
+        numbers += [entry.number for entry in self.running]
+        assert sorted(numbers) == [entry.number for entry in self]
+        assert self.num_added == len(self) + self.num_finished
+        for entry in self.waiting:
+            request = entry.request
+            assert entry.is_live
+            assert request.status is RequestStatus.WAITING
+            assert request.slot is None
+            assert not entry.pages.page_ids
+            assert request.num_computed_tokens == 0
+        for entry in self.running:
+            assert entry.request.num_computed_tokens <= entry.pages.capacity

@@ -1,0 +1,83 @@
+"""Requests that hold a row on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from octavo.engine.request import RequestStatus
+from octavo.engine.scheduler.live_request import LiveRequest
+
+
+class RunningSet:
+    """Slots and who is in them: entries still in prefill, and entries that decode.
+
+    Args:
+        num_slots: rows of the device state.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._prefilling: dict[int, LiveRequest] = {}
+        self._decoding: dict[int, LiveRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._prefilling) + len(self._decoding)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        return chain(self._prefilling.values(), self._decoding.values())
+
+    @property
+    def prefilling(self) -> list[LiveRequest]:
+        """Entries with known tokens that no dispatched step computes, in order of admission."""
+        return list(self._prefilling.values())
+
+    @property
+    def decoding(self) -> list[LiveRequest]:
+        """Entries whose last known token was dispatched, in the order in which that happened."""
+        return list(self._decoding.values())
+
+    @property
+    def num_decoding(self) -> int:
+        return len(self._decoding)
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free_slots)
+
+    def insert(self, entry: LiveRequest) -> int:
+        """Gives a waiting entry a slot, which must be free; it begins in prefill."""
+        slot = self._free_slots.pop()
+        entry.request.slot = slot
+        entry.request.status = RequestStatus.RUNNING
+        self._prefilling[entry.number] = entry
+        return slot
+
+    def end_prefill(self, entry: LiveRequest) -> None:
+        """Moves an entry on to decoding."""
+        self._decoding[entry.number] = self._prefilling.pop(entry.number)
+
+    def remove(self, entry: LiveRequest) -> None:
+        """Takes an entry's slot. The next step may use it: steps run in dispatch order."""
+        slot = entry.request.slot
+        assert slot is not None, entry.request.request_id
+        if self._decoding.pop(entry.number, None) is None:
+            del self._prefilling[entry.number]
+        entry.request.slot = None
+        self._free_slots.append(slot)
+
+    def check_integrity(self) -> None:
+        """Asserts that each slot is free or held by exactly one running entry."""
+        held = [entry.request.slot for entry in self]
+        assert not self._prefilling.keys() & self._decoding.keys()
+        assert sorted([*self._free_slots, *(slot for slot in held if slot is not None)]) == list(
+            range(self._num_slots)
+        ), (held, self._free_slots)
+        for entry in self:
+            assert entry.is_live
+            assert entry.request.status is RequestStatus.RUNNING
+        for entry in self._prefilling.values():
+            assert entry.request.num_computed_tokens < entry.prefill_end
+        for entry in self._decoding.values():
+            assert entry.request.num_computed_tokens >= entry.prefill_end

@@ -1,0 +1,380 @@
+"""The scheduler: which tokens to compute next, and what became of them.
+
+`plan` and `commit` are the only doors to a step. Both are deterministic in the state, their
+arguments and `now_s`; nothing here asks the machine for the time or touches a tensor.
+
+Steps overlap: plan N+1 is made before step N's result is known. So `plan` moves a request's host
+state ahead of the device (`num_computed_tokens`, `num_inflight_tokens`), as if no row stopped
+early. For a row that lives on this is exact, as such a row emits just the tokens it was planned
+to; a row that did stop is ended by `commit`, and what later steps planned for it comes back empty
+and is dropped. A result finds its request by the plan's row, never by slot: the slot may have a
+new holder by then.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+from octavo.engine.errors import DeadlineExceededError, InvalidConfigError
+from octavo.engine.kv.kv_manager import KVManager
+from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler.committed import Committed
+from octavo.engine.scheduler.feasibility import check_can_ever_fit
+from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.live_table import LiveTable
+from octavo.engine.scheduler.load import SchedulerLoad
+from octavo.engine.scheduler.planner import Dispatched, Planner
+from octavo.engine.scheduler.policies import get_policy
+from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.step_plan import (
+    PrefillRow,
+    RowTokens,
+    StepLimits,
+    StepPlan,
+    StepResult,
+    TokenScore,
+)
+from octavo.engine.scheduler.stopping import find_stop
+
+
+class Scheduler:
+    """Continuous batching over a paged KV pool.
+
+    Every plan holds to three budgets: tokens ≤ `max_num_batched_tokens`, rows ≤ `max_num_seqs`,
+    pages ≤ the pool (for admission, less the watermark). See `Planner` for how.
+
+    Args:
+        limits: what the compiled steps can take.
+        policy: a policy or its name.
+        enable_prefix_caching: share and keep full pages.
+        enable_chunked_prefill: split prompts over steps.
+        watermark: share of the pool that admission leaves free for running rows to grow into.
+        num_decode_steps: most decode iterations in one dispatch.
+
+    Raises:
+        InvalidConfigError: limits that contradict each other, or an unknown policy.
+    """
+
+    def __init__(
+        self,
+        limits: StepLimits,
+        *,
+        policy: str | Policy = "fcfs",
+        enable_prefix_caching: bool = True,
+        enable_chunked_prefill: bool = True,
+        watermark: float = 0.01,
+        num_decode_steps: int = 1,
+    ) -> None:
+        if limits.max_num_batched_tokens < limits.max_num_seqs:
+            raise InvalidConfigError(
+                "max_num_batched_tokens",
+                limits.max_num_batched_tokens,
+                f"at least max_num_seqs ({limits.max_num_seqs})",
+            )
+        self.limits = limits
+        self.policy = get_policy(policy) if isinstance(policy, str) else policy
+        self._enable_chunked_prefill = enable_chunked_prefill
+        self._kv = KVManager(
+            num_pages=limits.num_pages,
+            page_size=limits.page_size,
+            enable_prefix_caching=enable_prefix_caching,
+        )
+        self._table = LiveTable(limits, self.policy, self._kv)
+        self._planner = Planner(
+            self._table,
+            limits,
+            self.policy,
+            enable_chunked_prefill=enable_chunked_prefill,
+            watermark_pages=int(watermark * self._kv.pool.num_usable),
+            max_steps=min(limits.max_num_steps, num_decode_steps),
+        )
+        self._dispatched: deque[Dispatched] = deque()
+        self._deadlines: list[tuple[float, int, LiveRequest]] = []
+
+    # Requests come and go.
+
+    def add(self, request: Request, now_s: float) -> None:
+        """Accepts a new request; it waits from now on.
+
+        Raises:
+            InvalidRequestError: it could not be finished even alone.
+            DuplicateRequestError: a live request has its id.
+            DeadlineExceededError: its deadline has passed.
+        """
+        assert request.status is RequestStatus.WAITING, request.status
+        check_can_ever_fit(
+            request, self.limits, enable_chunked_prefill=self._enable_chunked_prefill
+        )
+        if request.deadline_s is not None and request.deadline_s < now_s:
+            raise _deadline_passed(request)
+        entry = self._table.accept(request)
+        if request.deadline_s is not None:
+            if len(self._deadlines) > 2 * len(self._table) + 64:
+                self._deadlines = [item for item in self._deadlines if item[2].is_live]
+                heapq.heapify(self._deadlines)
+            heapq.heappush(self._deadlines, (request.deadline_s, entry.number, entry))
+
+    def cancel(
+        self,
+        request_id: str,
+        now_s: float,
+        status: RequestStatus = RequestStatus.CANCELLED,
+        error: Exception | None = None,
+    ) -> Request | None:
+        """Ends a live request, wherever it stands; None if there is none with this id.
+
+        Its slot and pages are free from the next plan on; tokens that dispatched steps still
+        compute for it are dropped at their commit.
+        """
+        entry = self._table.get(request_id)
+        if entry is None:
+            return None
+        self._table.end(entry, status, now_s, error=error)
+        return entry.request
+
+    def finish(
+        self,
+        request: Request,
+        status: RequestStatus,
+        stop_reason: int | str | None,
+        now_s: float,
+    ) -> bool:
+        """Ends a request for a reason found outside, such as a stop string in its text.
+
+        Returns:
+            Whether it was live, so that this is its one terminal event.
+        """
+        entry = self._table.get(request.request_id)
+        if entry is None or entry.request is not request:
+            return False
+        self._table.end(entry, status, now_s, stop_reason=stop_reason)
+        return True
+
+    def expire(self, now_s: float) -> list[Request]:
+        """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""
+        expired: list[Request] = []
+        while self._deadlines and self._deadlines[0][0] < now_s:
+            _, _, entry = heapq.heappop(self._deadlines)
+            if entry.is_live:
+                error = _deadline_passed(entry.request)
+                self._table.end(entry, RequestStatus.FAILED, now_s, error=error)
+                expired.append(entry.request)
+        return expired
+
+    # Steps.
+
+    def plan(self, now_s: float) -> StepPlan | None:
+        """Decides the next step and moves the host state ahead as if it had run.
+
+        Returns:
+            The plan, which must end in `commit` or `fail`; None if there is nothing to compute
+            until a dispatched step is committed or a request arrives.
+        """
+        dispatched = self._planner.plan(now_s)
+        if dispatched is None:
+            return None
+        self._dispatched.append(dispatched)
+        return dispatched.plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Committed]:
+        """Takes in the result of the oldest dispatched plan.
+
+        Appends tokens, ends requests that stopped or reached their limit, and makes full pages
+        findable. Rows of requests that ended meanwhile are dropped.
+
+        Returns:
+            News of each request that has any, in the order of the plan's rows.
+        """
+        _, entries = self._dispatched[0]
+        assert self._dispatched[0].plan is plan, "results are committed in dispatch order"
+        rows = result.rows
+        assert len(rows) == len(entries), (len(rows), len(entries))
+        self._dispatched.popleft()
+        committed: list[Committed] = []
+        counts = plan.decode_rows.max_new_tokens.tolist()
+        for entry, count, row in zip(entries, counts, rows, strict=False):
+            request = entry.request
+            request.num_inflight_steps -= 1
+            request.num_inflight_tokens -= count
+            if entry.is_live:
+                committed.append(self._append(entry, row, count, None, now_s))
+        for index, chunk in enumerate(plan.prefill_rows, len(counts)):
+            entry, row, request = entries[index], rows[index], chunk.request
+            request.num_inflight_steps -= 1
+            request.num_inflight_tokens -= chunk.samples
+            if not entry.is_live:
+                continue
+            scores = _new_prompt_scores(entry, chunk, row)
+            if chunk.samples:
+                committed.append(self._append(entry, row, 1, scores, now_s))
+                continue
+            if request.slot is not None:
+                self._kv.register_full_pages(entry.pages, chunk.start + chunk.num_tokens)
+            if scores:
+                committed.append(Committed(request, (), None, scores, False))
+        return committed
+
+    def fail(self, plan: StepPlan, error: Exception, now_s: float) -> list[Request]:
+        """Takes in that a dispatched plan failed: its live requests end as failed.
+
+        Returns:
+            Those requests. Others go on, and so do other dispatched plans.
+        """
+        dispatched = next(item for item in self._dispatched if item.plan is plan)
+        self._dispatched.remove(dispatched)
+        counts = plan.decode_rows.max_new_tokens.tolist()
+        counts += [int(chunk.samples) for chunk in plan.prefill_rows]
+        failed: list[Request] = []
+        for entry, count in zip(dispatched.entries, counts, strict=True):
+            request = entry.request
+            request.num_inflight_steps -= 1
+            request.num_inflight_tokens -= count
+            if entry.is_live:
+                self._table.end(entry, RequestStatus.FAILED, now_s, error=error)
+                failed.append(request)
+        return failed
+
+    def forget_device_state(self) -> None:
+        """After the device lost its KV pages: running requests wait to be computed again.
+
+        No step may be in flight; fail them first.
+        """
+        assert not self._dispatched
+        for entry in list(self._table.running):
+            self._planner.preempt(entry)
+        self._kv.forget_prefixes()
+
+    # Figures.
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether any request is live."""
+        return len(self._table) > 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is live or any dispatched step awaits its commit."""
+        return len(self._table) > 0 or len(self._dispatched) > 0
+
+    @property
+    def num_dispatched(self) -> int:
+        """Plans made and neither committed nor failed."""
+        return len(self._dispatched)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._table.running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._table.waiting)
+
+    def get(self, request_id: str) -> Request | None:
+        """The live request with this id, or None."""
+        entry = self._table.get(request_id)
+        return None if entry is None else entry.request
+
+    def load(self) -> SchedulerLoad:
+        """Figures of this moment, and counts since the start."""
+        pool, cache = self._kv.pool, self._kv.cache
+        num_places = sum(entry.pages.capacity for entry in self._table.running)
+        num_used = sum(entry.request.num_computed_tokens for entry in self._table.running)
+        return SchedulerLoad(
+            num_running=self.num_running,
+            num_waiting=self.num_waiting,
+            num_pages=pool.num_usable,
+            num_owned_pages=pool.num_owned,
+            num_cached_pages=pool.num_cached,
+            kv_usage=self._kv.usage,
+            kv_waste=1 - num_used / num_places if num_places else 0.0,
+            num_steps=self._planner.num_plans,
+            num_planned_prefill_tokens=self._planner.num_prefill_tokens,
+            num_planned_decode_tokens=self._planner.num_decode_tokens,
+            num_preemptions=self._table.num_preemptions,
+            num_finished=self._table.num_finished,
+            prefix_queried_tokens=cache.num_queried_tokens,
+            prefix_hit_tokens=cache.num_hit_tokens,
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts every invariant that spans the parts; cheap enough after every test."""
+        self._table.check_integrity()
+        num_steps: dict[int, int] = {}
+        num_tokens: dict[int, int] = {}
+        for plan, entries in self._dispatched:
+            counts = plan.decode_rows.max_new_tokens.tolist()
+            counts += [int(chunk.samples) for chunk in plan.prefill_rows]
+            for entry, count in zip(entries, counts, strict=True):
+                num_steps[entry.number] = num_steps.get(entry.number, 0) + 1
+                num_tokens[entry.number] = num_tokens.get(entry.number, 0) + count
+        for entry in self._table:
+            request = entry.request
+            assert request.num_inflight_steps == num_steps.get(entry.number, 0)
+            assert request.num_inflight_tokens == num_tokens.get(entry.number, 0)
+            expected = len(request.output_token_ids) + request.num_inflight_tokens
+            assert expected <= request.max_tokens
+        for entry in self._table.running:
+            request = entry.request
+            if request.num_computed_tokens >= entry.prefill_end:
+                expected = request.num_tokens + request.num_inflight_tokens - 1
+                assert request.num_computed_tokens == expected, request
+
+    def _append(
+        self,
+        entry: LiveRequest,
+        row: RowTokens,
+        count: int,
+        prompt_scores: tuple[TokenScore, ...] | None,
+        now_s: float,
+    ) -> Committed:
+        """Appends what a sampling row of a live request emitted; ends the request if it is over.
+
+        Args:
+            count: tokens the row was planned to emit unless it stopped.
+        """
+        request = entry.request
+        output, metrics = request.output_token_ids, request.metrics
+        token_ids, logprobs = row.token_ids, row.logprobs
+        stop = None
+        if not entry.stop_ids.isdisjoint(token_ids):
+            min_tokens = request.sampling_params.min_tokens
+            stop = find_stop(token_ids, len(output), entry.stop_ids, min_tokens)
+            if stop is not None:
+                token_ids = token_ids[: stop + 1]
+                logprobs = logprobs and logprobs[: stop + 1]
+        assert stop is not None or len(token_ids) == count, (token_ids, count)
+        output.extend(token_ids)
+        metrics.last_token_s = now_s
+        if metrics.first_token_s is None:
+            metrics.first_token_s = now_s
+        num_written = entry.num_prompt_tokens + len(output) - 1
+        if num_written >= entry.pages.next_registration and request.slot is not None:
+            self._kv.register_full_pages(entry.pages, num_written)
+        if stop is not None:
+            last = token_ids[-1]
+            stop_reason = None if last in request.eos_token_ids else last
+            self._table.end(entry, RequestStatus.STOPPED, now_s, stop_reason=stop_reason)
+        elif len(output) >= request.max_tokens:
+            self._table.end(entry, RequestStatus.LENGTH, now_s)
+        return Committed(request, token_ids, logprobs, prompt_scores, not entry.is_live)
+
+
+def _new_prompt_scores(
+    entry: LiveRequest, chunk: PrefillRow, row: RowTokens
+) -> tuple[TokenScore, ...] | None:
+    """A chunk's prompt log-probabilities, less what was handed out before a preemption."""
+    if row.prompt_logprobs is None:
+        return None
+    first = max(0, entry.num_scored_prompt_tokens - chunk.start)
+    end = max(0, entry.num_prompt_tokens - 1 - chunk.start)
+    scores = row.prompt_logprobs[first:end]
+    entry.num_scored_prompt_tokens += len(scores)
+    return scores or None
+
+
+def _deadline_passed(request: Request) -> DeadlineExceededError:
+    return DeadlineExceededError(
+        f"request {request.request_id} passed its deadline ({request.deadline_s:.3f} s on the "
+        f"engine's clock) with {len(request.output_token_ids)} tokens generated"
+    )
