@@ -178,7 +178,7 @@ class OctavoService:
         if kind is not None:
             params = params.replace(output_kind=kind)
         _check_targets(request)
-        stream = engine.generate(
+        stream: Any = engine.generate(
             _prompt(request),
             params,
             _request_id(request),

@@ -1,0 +1,125 @@
+"""`octavo bench`: measures an engine on this machine.
+
+- `throughput`: a batch of requests, all at once or as a trace has them;
+- `prefix`: time to first token against the length of a shared prefix, cache on and off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from octavo.engine.simulation.workload import parse_range, random_workload, trace_workload
+from octavo.server.cli.engine_args import add_engine_args, engine_args
+
+if TYPE_CHECKING:
+    from octavo.engine.engine import Engine
+
+PREFIX_LENGTHS = (0, 64, 128, 256, 512, 1024)
+PREFIX_TAIL = 16
+"""Tokens of each prompt that are its own."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds `bench` and what it measures."""
+    parser = subparsers.add_parser("bench", help="measure throughput", description=__doc__)
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    throughput = kinds.add_parser("throughput", help="a batch of requests")
+    throughput.add_argument("--num-prompts", type=int, default=128)
+    throughput.add_argument("--prompt-len", default="16:256", help="tokens, LOW:HIGH")
+    throughput.add_argument("--output-len", default="16:128", help="tokens, LOW:HIGH")
+    throughput.add_argument("--trace", help="CSV with input_tokens, output_tokens[, arrival_s]")
+    throughput.add_argument("--shared-prefix-len", type=int, default=0)
+    prefix = kinds.add_parser("prefix", help="first token against shared prefix length")
+    prefix.add_argument("--num-prompts", type=int, default=8, help="prompts a length")
+    for kind in (throughput, prefix):
+        kind.add_argument("--seed", type=int, default=1, help="of the workload")
+        kind.add_argument("--json", action="store_true", help="print one JSON object")
+        add_engine_args(kind, leave_out=("seed",))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures, and prints a table or JSON."""
+    report = _throughput(args) if args.kind == "throughput" else _prefix(args)
+    if args.json:
+        print(json.dumps(report))
+    else:
+        _print_table(report)
+    return 0
+
+
+def _engine(args: argparse.Namespace, **changes: Any) -> tuple[Engine, float]:
+    begun_s = time.perf_counter()
+    from octavo.engine.engine import Engine, engine_config
+
+    config = engine_config(None, {**engine_args(args), **changes})
+    engine = Engine(config, progress=sys.stderr.isatty())
+    return engine, time.perf_counter() - begun_s
+
+
+def _throughput(args: argparse.Namespace) -> dict[str, Any]:
+    prompt_len = parse_range(args.prompt_len, "prompt_len")
+    output_len = parse_range(args.output_len, "output_len")
+    engine, ready_s = _engine(args)
+    from octavo.engine.measurement import measure
+
+    vocab_size = engine.model_config.vocab_size
+    if args.trace is not None:
+        workload = trace_workload(
+            args.trace, args.num_prompts, args.seed, vocab_size, engine.max_model_len
+        )
+    else:
+        workload = random_workload(
+            args.num_prompts, prompt_len, output_len, vocab_size, args.seed, args.shared_prefix_len
+        )
+    report = measure(engine, workload).report
+    return {
+        "model": engine.model_name,
+        "ready_s": ready_s,
+        "compile_s": engine.executor.programs.stats.seconds,
+        **report,
+    }
+
+
+def _prefix(args: argparse.Namespace) -> dict[str, Any]:
+    from octavo.engine.measurement import measure, percentiles
+
+    rows: list[dict[str, Any]] = []
+    for enabled in (False, True):
+        engine, _ = _engine(args, enable_prefix_caching=enabled)
+        for length in PREFIX_LENGTHS:
+            if length + PREFIX_TAIL + 1 > engine.max_model_len:
+                continue
+            total = length + PREFIX_TAIL
+            workload = random_workload(
+                args.num_prompts,
+                (total, total),
+                (1, 1),
+                engine.model_config.vocab_size,
+                args.seed + length,
+                length,
+            )
+            measure(engine, workload[:1])  # whoever comes first fills the cache
+            ttft = [measure(engine, [request]).report["ttft_ms"]["p50"] for request in workload[1:]]
+            rows.append(
+                {"prefix_caching": enabled, "prefix_len": length, "ttft_ms": percentiles(ttft)}
+            )
+    return {"ttft_by_prefix": rows}
+
+
+def _print_table(report: dict[str, Any]) -> None:
+    for row in report.pop("ttft_by_prefix", ()):
+        cache = "on" if row["prefix_caching"] else "off"
+        print(f"cache {cache:3}  prefix {row['prefix_len']:5}  TTFT {_show(row['ttft_ms'])} ms")
+    report.pop("compile_s", None)
+    for name, value in report.items():
+        print(f"{name:24} {_show(value)}")
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{name} {_show(item)}" for name, item in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

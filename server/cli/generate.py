@@ -1,0 +1,171 @@
+"""`octavo generate`: text from prompts; one prompt streams to the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.server.cli.engine_args import add_engine_args, engine_args
+from octavo.server.cli.prompts import Prompt, add_prompt_args, read_prompts
+from octavo.server.cli.sampling_args import add_sampling_args, sampling_params
+
+if TYPE_CHECKING:
+    from octavo.engine.async_engine import AsyncEngine
+
+DEFAULTS = {"max_tokens": 128, "temperature": 0.0}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the command's parser."""
+    parser = subparsers.add_parser(
+        "generate",
+        description="Generate text. One prompt streams; several run as one batch.",
+    )
+    add_prompt_args(parser)
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object a prompt: prompt, prompt_token_ids, token_ids, text, "
+        "finish_reason, timings",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress bar, no rates")
+    add_sampling_args(parser, DEFAULTS)
+    add_engine_args(parser, leave_out=("seed",))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generates; 0."""
+    prompts = read_prompts(args, sampling_params(args))
+    if len(prompts) == 1 and prompts[0][1].n == 1 and not args.json:
+        engine, load_s = _load_streaming(args)
+        asyncio.run(_stream(engine, *prompts[0], load_s=load_s, quiet=args.quiet))
+    else:
+        _batch(args, prompts)
+    return 0
+
+
+def _load_streaming(args: argparse.Namespace) -> tuple[AsyncEngine, float]:
+    """An engine, and the seconds it took. Outside of the event loop, so that Ctrl-C ends it."""
+    from octavo.engine.async_engine import AsyncEngine
+    from octavo.engine.config import EngineConfig
+
+    began_s = time.monotonic()
+    engine = AsyncEngine(EngineConfig(**engine_args(args)), progress=not args.quiet)
+    return engine, time.monotonic() - began_s
+
+
+async def _stream(
+    engine: AsyncEngine, prompt: Prompt, params: SamplingParams, *, load_s: float, quiet: bool
+) -> None:
+    await engine.start()
+    try:
+        params = params.replace(output_kind=RequestOutputKind.DELTA)
+        num_tokens = 0
+        stream: Any = engine.generate(prompt, params)
+        async with contextlib.aclosing(stream) as outputs:
+            async for output in outputs:
+                num_tokens += len(output.outputs[0].token_ids)
+                print(output.outputs[0].text, end="", flush=True)
+        print(flush=True)
+        if not quiet:
+            _summarize([(output, num_tokens)], load_s)
+    finally:
+        await engine.shutdown()
+
+
+def _batch(args: argparse.Namespace, prompts: list[tuple[Prompt, SamplingParams]]) -> None:
+    from octavo.engine.llm import LLM
+
+    began_s = time.monotonic()
+    llm = LLM(progress=not args.quiet, **engine_args(args))
+    load_s = time.monotonic() - began_s
+    outputs = llm.generate(
+        [prompt for prompt, _ in prompts],
+        [params for _, params in prompts],
+        use_tqdm=not args.quiet,
+    )
+    for output in outputs:
+        if args.json:
+            print(json.dumps(_as_json(output, load_s), ensure_ascii=False))
+        else:
+            _print_text(output)
+    sys.stdout.flush()
+    if not args.quiet:
+        _summarize([(output, _num_tokens(output)) for output in outputs], load_s)
+
+
+def _num_tokens(output: RequestOutput) -> int:
+    return sum(len(completion.token_ids) for completion in output.outputs)
+
+
+def _print_text(output: RequestOutput) -> None:
+    """The prompt and its completions, as a person reads them."""
+    prompt = output.prompt if output.prompt is not None else output.prompt_token_ids
+    print(f"--- {prompt}")
+    for completion in output.outputs:
+        print(completion.text)
+
+
+def _as_json(output: RequestOutput, load_s: float) -> dict[str, Any]:
+    completions = [
+        {
+            "token_ids": completion.token_ids,
+            "text": completion.text,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        for completion in output.outputs
+    ]
+    record: dict[str, Any] = {
+        "prompt": output.prompt,
+        "prompt_token_ids": output.prompt_token_ids,
+        **completions[0],
+        "timings": _timings(output, load_s),
+    }
+    if len(completions) > 1:
+        record["completions"] = completions
+    return record
+
+
+def _timings(output: RequestOutput, load_s: float) -> dict[str, float | None]:
+    metrics, num_tokens = output.metrics, _num_tokens(output)
+    tpot_s = metrics.tpot_s(len(output.outputs[0].token_ids))
+    e2e_s = _end_s(output) - metrics.arrival_s
+    return {
+        "load_s": round(load_s, 3),
+        "ttft_ms": _ms(metrics.ttft_s),
+        "tpot_ms": _ms(tpot_s),
+        "e2e_ms": _ms(e2e_s),
+        "tokens_per_s": round(num_tokens / e2e_s, 2) if e2e_s > 0 else None,
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 3)
+
+
+def _end_s(output: RequestOutput) -> float:
+    metrics = output.metrics
+    ends_s = [metrics.finished_s, metrics.last_token_s, metrics.arrival_s]
+    return next(end_s for end_s in ends_s if end_s is not None)
+
+
+def _summarize(results: list[tuple[RequestOutput, int]], load_s: float) -> None:
+    """One line on stderr: how many tokens, how fast."""
+    begin_s = min(output.metrics.arrival_s for output, _ in results)
+    span_s = max(_end_s(output) for output, _ in results) - begin_s
+    num_tokens = sum(count for _, count in results)
+    first_s = [output.metrics.ttft_s for output, _ in results if output.metrics.ttft_s is not None]
+    rate = f", {num_tokens / span_s:.1f} tok/s" if span_s > 0 else ""
+    first = f", first token after {min(first_s) * 1000:.0f} ms" if first_s else ""
+    print(
+        f"{num_tokens} tokens in {span_s:.2f} s{rate}{first}, model ready after {load_s:.1f} s",
+        file=sys.stderr,
+    )

@@ -1,0 +1,83 @@
+"""Entry point of the `octavo` command.
+
+A subcommand is a module of this package with ``add_parser(subparsers)``, which adds its parser, and
+``run(args) -> int``, which does it and returns the exit status. Only the module of the command that
+was asked for is imported, so that `octavo --help` is quick. A module of a command imports JAX and
+the engine inside `run`, so that its own help and its argument errors are quick too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from octavo import __version__
+from octavo.engine.errors import InvalidConfigError, InvalidRequestError, OctavoError
+
+COMMANDS = {
+    "generate": "generate text from prompts",
+    "chat": "talk to a model",
+    "serve": "serve a model over gRPC",
+    "convert": "write a checkpoint that opens faster",
+    "models": "list packaged models and supported architectures",
+    "plan": "size KV cache and memory from a model's config alone",
+    "bench": "measure throughput",
+}
+"""Command -> its line in the help; module `octavo.server.cli.<command>`."""
+
+BAD_ARGUMENTS = 2
+FAILED = 1
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        argv: arguments without the program's name; None takes the process's.
+
+    Returns: the exit status: 2 for bad arguments, 1 for what else went wrong, 0 if all is well.
+    """
+    argv = sys.argv[1:] if argv is None else list(argv)
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    module = importlib.import_module(f"{__package__}.{chosen}") if chosen in COMMANDS else None
+    parser = argparse.ArgumentParser(prog="octavo", description="Serve large language models.")
+    parser.add_argument("--version", action="version", version=f"octavo {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        if module is not None and name == chosen:
+            module.add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary)
+    args = parser.parse_args(argv)
+    assert module is not None, args
+    try:
+        return int(module.run(args) or 0)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has left; Python must not complain again while it exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except Exception as error:
+        if os.environ.get("OCTAVO_DEBUG") == "1":
+            raise
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    """One line on stderr; the exit status."""
+    if isinstance(error, (OctavoError, OSError)):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error} (OCTAVO_DEBUG=1 shows where)"
+    print(f"octavo: error: {' '.join(text.split())}", file=sys.stderr)
+    bad = isinstance(error, (InvalidConfigError, InvalidRequestError, OSError))
+    return BAD_ARGUMENTS if bad else FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

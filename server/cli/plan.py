@@ -1,0 +1,164 @@
+"""`octavo plan`: memory arithmetic from a model's config alone; no weights are loaded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.engine.config import DEFAULT_MODEL
+from octavo.engine.errors import InvalidConfigError
+from octavo.server.cli.capacity import Capacity
+from octavo.server.cli.sizes import parse_bytes, parse_rate, show_bytes, show_seconds
+
+if TYPE_CHECKING:
+    from octavo.models.config import ModelConfig
+
+MAX_CONTEXT = 8192
+"""Default of --context where the model allows more, as for the engine's max_model_len."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the command's parser."""
+    parser = subparsers.add_parser(
+        "plan",
+        description="Size KV cache, concurrency, and swap and hand-off times from a model's config "
+        "alone: a config.json, a Hugging Face directory, a GGUF file, an Orbax checkpoint or a "
+        "packaged model's name.",
+    )
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="(default: %(default)s)")
+    parser.add_argument(
+        "--memory", type=parse_bytes, default="16GiB", metavar="SIZE",
+        help="memory of all devices together (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--context", type=int, metavar="TOKENS",
+        help=f"prompt and output of a request (default: the model's, at most {MAX_CONTEXT})",
+    )  # fmt: skip
+    parser.add_argument(
+        "--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
+        help="of weights and KV; auto is the checkpoint's own (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--block-size", type=int, default=16, metavar="TOKENS",
+        help="tokens in a page (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--gpu-memory-utilization", type=float, default=0.9, metavar="SHARE",
+        help="share of the memory that may be filled (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--bandwidth", type=parse_rate, default="25GB/s", metavar="RATE",
+        help="between device and host, for swaps (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--network-bandwidth", type=parse_rate, metavar="RATE",
+        help="between replicas, for hand-offs (default: as --bandwidth)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tensor-parallel-size", type=int, default=1, metavar="N",
+        help="devices that share each layer (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON object, sizes in bytes")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints the plan; 0, also when the weights do not fit."""
+    from octavo.engine.config import EngineConfig
+
+    # Borrowed for its checks.
+    EngineConfig(block_size=args.block_size, tensor_parallel_size=args.tensor_parallel_size)
+    config = read_model_config(args.model).with_tensor_parallel(args.tensor_parallel_size)
+    dtype = config.checkpoint_dtype if args.dtype == "auto" else args.dtype
+    report = plan_report(args, config, "float32" if dtype == "float32" else "bfloat16")
+    if args.json:
+        print(json.dumps(report))
+    else:
+        _print(report)
+    return 0
+
+
+def read_model_config(model: str) -> ModelConfig:
+    """A model's config, from the smallest file that holds it.
+
+    Raises:
+        ModelLoadError: there is no such model, or its config is damaged.
+        UnsupportedModelError: it asks for mathematics that Octavo does not implement.
+    """
+    from octavo.models.loading.load import read_config
+
+    return read_config(model)
+
+
+def plan_report(args: argparse.Namespace, config: ModelConfig, dtype: str) -> dict[str, Any]:
+    """The plan as JSON has it: sizes in bytes, times in seconds."""
+    import jax.numpy as jnp
+
+    from octavo.engine.execution.state import kv_bytes_per_token
+    from octavo.models.parameters import declare, num_parameters
+
+    if args.context is not None and args.context > config.max_position_embeddings:
+        raise InvalidConfigError(
+            "context", args.context, f"at most the model's {config.max_position_embeddings}"
+        )
+    specs = declare(config, jnp.dtype(dtype))
+    capacity = Capacity(
+        weight_bytes=_weight_bytes(specs),
+        kv_bytes_per_token=kv_bytes_per_token(config, jnp.dtype(dtype)),
+        page_size=args.block_size,
+        context_tokens=args.context or min(config.max_position_embeddings, MAX_CONTEXT),
+        memory_bytes=args.memory,
+        utilization=args.gpu_memory_utilization,
+        bandwidth=args.bandwidth,
+        network_bandwidth=args.network_bandwidth or args.bandwidth,
+    )
+    return {
+        "model": args.model,
+        "dtype": dtype,
+        "num_parameters": num_parameters(specs),
+        "weight_bytes": capacity.weight_bytes,
+        "kv_bytes_per_token": capacity.kv_bytes_per_token,
+        "page_size": capacity.page_size,
+        "kv_bytes_per_page": capacity.kv_bytes_per_page,
+        "memory_bytes": capacity.memory_bytes,
+        "kv_pool_bytes": capacity.kv_pool_bytes,
+        "num_pages": capacity.num_pages,
+        "context_tokens": capacity.context_tokens,
+        "pages_per_request": capacity.pages_per_request,
+        "max_concurrent_requests": capacity.max_concurrent_requests,
+        "request_kv_bytes": capacity.request_kv_bytes,
+        "swap_s": capacity.swap_s,
+        "hand_off_s": capacity.hand_off_s,
+    }
+
+
+def _weight_bytes(specs: Any) -> int:
+    import jax
+
+    from octavo.models.parameters import is_spec, num_parameters
+
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    return sum(num_parameters({"": leaf}) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _print(report: dict[str, Any]) -> None:
+    """The plan as people read it."""
+    context = report["context_tokens"]
+    rows = [
+        ("model", f"{Path(report['model']).name} in {report['dtype']}"),
+        ("weights", f"{show_bytes(report['weight_bytes'])}, {report['num_parameters']:,} numbers"),
+        ("KV per token", show_bytes(report["kv_bytes_per_token"])),
+        (f"KV per page of {report['page_size']}", show_bytes(report["kv_bytes_per_page"])),
+        ("memory", show_bytes(report["memory_bytes"])),
+        ("KV pool", f"{show_bytes(report['kv_pool_bytes'])}, {report['num_pages']:,} pages"),
+        (f"requests of {context:,} tokens", f"{report['max_concurrent_requests']:,} at once"),
+        ("KV of one such request", show_bytes(report["request_kv_bytes"])),
+        ("swap out, or in", show_seconds(report["swap_s"])),
+        ("hand-off to a replica", show_seconds(report["hand_off_s"])),
+    ]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+    if report["kv_pool_bytes"] == 0:
+        print("The weights alone do not fit this memory.")
