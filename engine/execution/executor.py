@@ -55,6 +55,14 @@ class Executor(Protocol):
         """Waits for a dispatched step. Handles are collected in dispatch order."""
         ...
 
+    def idle(self) -> None:
+        """Hears that no step is wanted now."""
+        ...
+
+    def reset(self) -> None:
+        """Fresh device state, after a failed step."""
+        ...
+
 
 @dataclass(slots=True)
 class DispatchedStep:

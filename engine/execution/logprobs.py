@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from octavo.engine.execution.topk import argmax, top_k
+from octavo.engine.execution.topk import argmax, blocked, sum_pair, top_k
 
 MAX_LOGPROBS = 20
 """Alternatives computed for a token, however few its request asked for: shapes are static."""
@@ -53,12 +53,16 @@ def score_tokens(logits_TV: Array, tokens_T: Array, num_top: int = MAX_LOGPROBS)
     logit_T = jnp.take_along_axis(logits_TV, tokens_T[:, None], axis=1)[:, 0]
     max_T = argmax(logits_TV)[1]
     # A row of -inf alone has no distribution: its scores come out as NaN, not as an error.
-    normalizer_T = max_T + jnp.log(jnp.exp(logits_TV - max_T[:, None]).sum(axis=-1))
-    rank_T = 1 + (logits_TV > logit_T[:, None]).sum(axis=-1, dtype=jnp.int32)
+    blocks_TNB = blocked(logits_TV, -jnp.inf)
+    mass_TN, greater_TN = sum_pair(
+        jnp.exp(blocks_TNB - max_T[:, None, None]),
+        (blocks_TNB > logit_T[:, None, None]).astype(jnp.int32),
+    )
+    normalizer_T = max_T + jnp.log(mass_TN.sum(axis=-1))
     top_TN, top_ids_TN = top_k(logits_TV, num_top)
     return TokenScores(
         logprob=logit_T - normalizer_T,
-        rank=rank_T,
+        rank=1 + greater_TN.sum(axis=-1),
         top_ids=top_ids_TN,
         top_logprobs=top_TN - normalizer_T[:, None],
     )

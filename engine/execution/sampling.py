@@ -32,7 +32,7 @@ from jax import Array, lax
 
 from octavo.engine.execution.logits import LogitsState, SamplingRows, needs_processing, process
 from octavo.engine.execution.logprobs import MAX_LOGPROBS, TokenScores, no_scores, score_tokens
-from octavo.engine.execution.topk import BLOCK, argmax, blocked, pick_block, top_k
+from octavo.engine.execution.topk import BLOCK, argmax, blocked, pick_block, sum_pair, top_k
 
 Variant: TypeAlias = Literal["greedy", "general"]
 
@@ -156,29 +156,32 @@ def _choose(
     state: LogitsState,
     slots: Array,
 ) -> Array:
-    logits_SV = lax.cond(
+    # Weights leave the branches instead of logits: those of untouched rows would be a whole copy.
+    greedy_S, max_S, weights_SV = lax.cond(
         any_processed,
-        lambda x: process(x, rows, positions, state, slots),
-        lambda x: x,
+        lambda x: _weigh(process(x, rows, positions, state, slots), rows.temperature),
+        lambda x: _weigh(x, rows.temperature),
         logits_SV,
     )
-    greedy_S, max_S = argmax(logits_SV)
     # A row that bans every token has no weights; its greedy token is as good as any.
     draws_S = _draws(rows) & jnp.isfinite(max_S)
     drawn_S = lax.cond(
         draws_S.any(),
-        lambda x: _draw(x, max_S, draws_S, rows, positions),
-        lambda x: greedy_S,
-        logits_SV,
+        lambda w: _draw(w, draws_S, rows, positions),
+        lambda w: greedy_S,
+        weights_SV,
     )
     return jnp.where(draws_S, drawn_S, greedy_S)
 
 
+def _weigh(logits_SV: Array, temperature_S: Array) -> tuple[Array, Array, Array]:
+    """Greedy tokens, largest logits and weights."""
+    greedy_S, max_S = argmax(logits_SV)
+    return greedy_S, max_S, token_weights(logits_SV, max_S, temperature_S)
+
+
 @jax.named_scope("draw")
-def _draw(
-    logits_SV: Array, max_S: Array, draws_S: Array, rows: SamplingRows, positions: Array
-) -> Array:
-    weights_SV = token_weights(logits_SV, max_S, rows.temperature)
+def _draw(weights_SV: Array, draws_S: Array, rows: SamplingRows, positions: Array) -> Array:
     top_k_S = jnp.where(draws_S, rows.top_k, 0)
     top_p_S = jnp.where(draws_S, rows.top_p, 1.0)
     min_p_S = jnp.where(draws_S, rows.min_p, 0.0)
@@ -186,7 +189,7 @@ def _draw(
     cutoff_S = lax.cond(
         truncated_S.any(),
         lambda w: find_cutoff(w, top_k_S, top_p_S, min_p_S),
-        lambda w: jnp.ones_like(top_k_S),
+        lambda w: jnp.ones_like(top_p_S),
         weights_SV,
     )
     return _token_at_share(weights_SV, cutoff_S, random_words(rows.seed, positions))
@@ -195,8 +198,8 @@ def _draw(
 def token_weights(logits_SV: Array, max_S: Array, temperature_S: Array) -> Array:
     """Weights `[S, V]`, integers from 0 to 2^28 in proportion to the tokens' probabilities.
 
-    They are stored as f32, which holds each of them exactly (a larger one has few digits to begin
-    with) and which selects faster; their sums are taken in integers.
+    They are stored as f32, which holds each of them exactly (the larger have no more digits than
+    the exponential they come from); their sums are taken in integers.
 
     Args:
         logits_SV: f32.
@@ -223,7 +226,7 @@ def random_words(seed: Array, positions: Array) -> Array:
 
 @jax.named_scope("find_cutoff")
 def find_cutoff(weights_SV: Array, top_k_S: Array, top_p_S: Array, min_p_S: Array) -> Array:
-    """Least weight that each row keeps, i32 `[S]`, ≥ 1.
+    """Least weight that each row keeps, f32 `[S]`, ≥ 1.
 
     Of the tokens that weigh at least `min_p` of the most likely one, the `top_k` heaviest, and of
     these the fewest that hold `top_p` of their weight; each time with all that tie with the last.
@@ -237,7 +240,7 @@ def find_cutoff(weights_SV: Array, top_k_S: Array, top_p_S: Array, min_p_S: Arra
     Returns:
         The cutoffs.
     """
-    floor_S = jnp.maximum(jnp.ceil(min_p_S * float(_ONE)).astype(jnp.int32), 1)
+    floor_S = jnp.maximum(jnp.ceil(min_p_S * float(_ONE)), 1.0)
     candidates_SC = _heaviest(weights_SV)
     last_S = candidates_SC[:, -1]
 
@@ -248,16 +251,16 @@ def find_cutoff(weights_SV: Array, top_k_S: Array, top_p_S: Array, min_p_S: Arra
     floor_S = jnp.where(has_kth_S, jnp.maximum(floor_S, kth_S), floor_S)
     open_S = (top_k_S > num_candidates) & (last_S >= floor_S)
     floor_S = _greatest(
-        lambda cutoff: (_kept(weights_SV, cutoff) > 0).sum(axis=-1, dtype=jnp.int32) >= top_k_S,
+        lambda cutoff: _count_from(weights_SV, cutoff) >= top_k_S,
         floor_S,
         jnp.where(open_S, last_S, floor_S),
     )
 
     goal_S = top_p_S * _weight_from(weights_SV, floor_S).to_f32()
-    running_SC = _running_sum(jnp.where(candidates_SC >= floor_S[:, None], candidates_SC, 0))
+    running_SC = _running_sum(_kept(candidates_SC, floor_S))
     enough_SC = running_SC.to_f32() >= goal_S[:, None]
     # Weights descend, so the first that is enough is the heaviest that is.
-    found_S = jnp.where(enough_SC, candidates_SC, 0).max(axis=-1)
+    found_S = jnp.where(enough_SC, candidates_SC, 0.0).max(axis=-1)
     wants_S = top_p_S < 1.0
     open_S = wants_S & ~enough_SC.any(axis=-1)
     floor_S = jnp.where(wants_S, jnp.maximum(floor_S, found_S), floor_S)
@@ -269,33 +272,40 @@ def find_cutoff(weights_SV: Array, top_k_S: Array, top_p_S: Array, min_p_S: Arra
 
 
 def _heaviest(weights_SV: Array) -> Array:
-    """The `CANDIDATES` largest weights, descending, i32 `[S, C]`; zeros where there are fewer."""
+    """The `CANDIDATES` largest weights, descending, `[S, C]`; zeros where there are fewer."""
     num_found = min(CANDIDATES, weights_SV.shape[1])
-    values_SC = top_k(weights_SV, num_found)[0].astype(jnp.int32)
+    values_SC = top_k(weights_SV, num_found)[0]
     return jnp.pad(values_SC, ((0, 0), (0, CANDIDATES - num_found)))
 
 
 def _kept(weights: Array, cutoff_S: Array) -> Array:
     """Weights `[S, ...]` as integers, with zeros below the row's cutoff (≥ 1)."""
-    whole = weights.astype(jnp.int32)
-    cutoff = cutoff_S.reshape((-1,) + (1,) * (whole.ndim - 1))
-    return jnp.where(whole >= cutoff, whole, 0)
+    cutoff = cutoff_S.reshape((-1,) + (1,) * (weights.ndim - 1))
+    return jnp.where(weights >= cutoff, weights, 0.0).astype(jnp.int32)
 
 
 def _greatest(holds: Callable[[Array], Array], low_S: Array, high_S: Array) -> Array:
     """Greatest cutoff of each row, from `low_S` to `high_S`, for which `holds`; else `low_S`.
 
     `holds` must not hold again above a cutoff for which it fails. Rows with equal ends are done,
-    and no pass is made when all are.
+    and no pass is made when all are. Positive f32 are in the order of their bits: halving those
+    visits only numbers that a weight can be.
     """
+
+    def weight(bits_S: Array) -> Array:
+        return lax.bitcast_convert_type(bits_S, jnp.float32)
 
     def halve(ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low_S, high_S = ends
         middle_S = low_S + (high_S - low_S + 1) // 2
-        holds_S = holds(middle_S)
+        holds_S = holds(weight(middle_S))
         return jnp.where(holds_S, middle_S, low_S), jnp.where(holds_S, high_S, middle_S - 1)
 
-    return lax.while_loop(lambda ends: (ends[0] < ends[1]).any(), halve, (low_S, high_S))[0]
+    ends = (
+        lax.bitcast_convert_type(low_S, jnp.int32),
+        lax.bitcast_convert_type(high_S, jnp.int32),
+    )
+    return weight(lax.while_loop(lambda ends: (ends[0] < ends[1]).any(), halve, ends)[0])
 
 
 @jax.named_scope("token_at_share")
@@ -335,7 +345,7 @@ def _normal(high: Array, low: Array) -> WideSum:
 
 def _sum(weights: Array) -> WideSum:
     """Exact sum along the last axis, of fewer than 2^15 entries."""
-    return _normal((weights >> _LOW_BITS).sum(axis=-1), (weights & _LOW).sum(axis=-1))
+    return _normal(*sum_pair(weights >> _LOW_BITS, weights & _LOW))
 
 
 def _running_sum(weights: Array) -> WideSum:
@@ -345,15 +355,20 @@ def _running_sum(weights: Array) -> WideSum:
 
 def _sum_of(sums: WideSum, chosen: Array) -> WideSum:
     """Sum along the last axis of the sums that are chosen."""
-    return _normal(
-        jnp.where(chosen, sums.high, 0).sum(axis=-1), jnp.where(chosen, sums.low, 0).sum(axis=-1)
-    )
+    return _normal(*sum_pair(jnp.where(chosen, sums.high, 0), jnp.where(chosen, sums.low, 0)))
 
 
 def _weight_from(weights_SV: Array, cutoff_S: Array) -> WideSum:
     """What the tokens that weigh at least the cutoff weigh together."""
     by_block = _sum(_kept(blocked(weights_SV, 0.0), cutoff_S))
     return _sum_of(by_block, jnp.ones_like(by_block.low, dtype=bool))
+
+
+def _count_from(weights_SV: Array, cutoff_S: Array) -> Array:
+    """How many tokens weigh at least the cutoff, i32 `[S]`."""
+    kept_SNB = _kept(blocked(weights_SV, 0.0), cutoff_S)
+    count, _ = sum_pair((kept_SNB > 0).astype(jnp.int32), jnp.zeros_like(kept_SNB))
+    return count.sum(axis=-1)
 
 
 def _at_most(sums: WideSum, bound: WideSum) -> Array:

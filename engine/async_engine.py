@@ -1,0 +1,223 @@
+"""`AsyncEngine`: an engine in a thread of its own, for servers and notebooks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import uuid
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from octavo.engine.config import EngineConfig
+from octavo.engine.engine import Engine, engine_config
+from octavo.engine.errors import DuplicateRequestError, EngineDeadError
+from octavo.engine.input_processor import Prompt, Submission
+from octavo.engine.load import EngineLoad
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.request import Priority
+from octavo.engine.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
+
+
+class AsyncEngine:
+    """Serves many requests at once to coroutines of one event loop.
+
+    Args:
+        config: engine arguments; None takes the defaults and `engine_args`.
+        progress: show a bar while programs compile.
+        **engine_args: fields of `EngineConfig`, when no config is given.
+
+    Raises: as for `Engine`.
+    """
+
+    def __init__(
+        self, config: EngineConfig | None = None, *, progress: bool = False, **engine_args: Any
+    ) -> None:
+        self.engine = Engine(config or engine_config(None, engine_args), progress=progress)
+        self.config = self.engine.config
+        self.tokenizer = self.engine.tokenizer
+        self.model_name = self.engine.model_name
+        self.model_config = self.engine.model_config
+        self.max_model_len = self.engine.max_model_len
+        self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+        self._error: Exception | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests are served."""
+        return self._thread is not None and not self._stopping
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the engine's thread lives and has not broken."""
+        return self._error is None and (self._thread is None or self._thread.is_alive())
+
+    async def start(self) -> None:
+        """Starts the engine's thread; `generate` does so itself if need be."""
+        if self._thread is None:
+            self._loop = asyncio.get_running_loop()
+            self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+            self._thread.start()
+
+    async def shutdown(self, drain_s: float = 0.0) -> None:
+        """Refuses new requests, gives those in flight `drain_s` seconds, then stops."""
+        self._stopping = True
+        if self._thread is None:
+            return
+        assert self._loop is not None
+        end_s = self._loop.time() + drain_s
+        while self._streams and self._loop.time() < end_s and self.is_healthy:
+            await asyncio.sleep(0.01)
+        for queue in self._streams.values():
+            queue.put_nowait(EngineDeadError("the engine was shut down"))
+        with self._wake:
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: Priority | str | int | None = None,
+        timeout_s: float | None = None,
+        tenant: str = "",
+        cache_salt: str = "",
+    ) -> AsyncIterator[RequestOutput]:
+        """Streams one request's outputs; leaving the iteration early cancels the request.
+
+        Args:
+            prompt: text or token ids.
+            sampling_params: None takes the defaults; `output_kind` says what each output holds.
+            request_id: unique among requests in flight; None makes one.
+            priority: a class, its name or number.
+            timeout_s: seconds after which the answer is worthless; the request then fails.
+            tenant, cache_salt: identity for fairness; isolation of the prefix cache.
+
+        Raises:
+            InvalidRequestError, DuplicateRequestError: refused at the door.
+            DeadlineExceededError: the timeout passed.
+            StepFailedError, EngineDeadError: the engine failed.
+        """
+        self._check_alive()
+        await self.start()
+        if request_id is None:
+            request_id = uuid.uuid4().hex
+        if request_id in self._streams:
+            raise DuplicateRequestError(request_id)
+        submission = self.engine.inputs.process(
+            request_id,
+            prompt,
+            sampling_params or SamplingParams(),
+            now_s=self.engine.clock.now_s(),
+            priority=priority,
+            timeout_s=timeout_s,
+            tenant=tenant,
+            cache_salt=cache_salt,
+        )
+        queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
+        self._streams[request_id] = queue
+        finished = False
+        try:
+            self._post(lambda: self._submit(submission))
+            while not finished:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    finished = True
+                    raise item
+                finished = item.finished
+                if item.error is not None:
+                    raise item.error
+                yield item
+        finally:
+            del self._streams[request_id]
+            if not finished:
+                self._post(lambda: self._abort(request_id))
+
+    async def abort(self, request_id: str) -> bool:
+        """Cancels a request; its stream ends with finish reason "cancelled".
+
+        Returns:
+            Whether it was in flight.
+        """
+        if request_id not in self._streams:
+            return False
+        self._post(lambda: self._abort(request_id))
+        return True
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is; safe from any thread."""
+        return self.engine.load()
+
+    def _check_alive(self) -> None:
+        if self._error is not None:
+            raise EngineDeadError("the engine broke; see its log") from self._error
+        if self._stopping:
+            raise EngineDeadError("the engine is shutting down")
+
+    def _post(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    # Below runs in the engine's thread.
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._wait_for_work()
+                while self._commands:
+                    self._commands.popleft()()
+                outputs = self.engine.step()
+                if outputs:
+                    self._tell(lambda outputs=outputs: self._deliver(outputs))  # type: ignore[misc]
+        except Exception as error:
+            logger.exception("the engine broke")
+            self._error = error
+            self._tell(self._deliver_death)
+
+    def _wait_for_work(self) -> None:
+        if self.engine.has_unfinished:
+            return
+        with self._wake:
+            while not (self._commands or self._stopping):
+                self._wake.wait()
+
+    def _submit(self, submission: Submission) -> None:
+        try:
+            self.engine.submit(submission)
+        except Exception as error:
+            self._tell(lambda error=error: self._put(submission.request_id, error))  # type: ignore[misc]
+
+    def _abort(self, request_id: str) -> None:
+        self.engine.abort(request_id)
+
+    def _tell(self, callback: Callable[[], None]) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody listens any more
+            self._loop.call_soon_threadsafe(callback)
+
+    # Below runs in the event loop.
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            self._put(output.request_id, output)
+
+    def _deliver_death(self) -> None:
+        for request_id in self._streams:
+            self._put(request_id, EngineDeadError("the engine broke; see its log"))
+
+    def _put(self, request_id: str, item: RequestOutput | Exception) -> None:
+        queue = self._streams.get(request_id)
+        if queue is not None:
+            queue.put_nowait(item)

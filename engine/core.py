@@ -1,0 +1,145 @@
+"""The one loop everybody reads first: plan, dispatch, commit.
+
+While step N runs, step N+1 is planned and dispatched; a row's next input token is read on the
+device, so the host never waits for it. Then N's tokens are read and committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import Any
+
+from octavo.engine.clock import Clock
+from octavo.engine.errors import StepFailedError
+from octavo.engine.execution.executor import Executor
+from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler.committed import Committed
+from octavo.engine.scheduler.scheduler import Scheduler
+from octavo.engine.scheduler.step_plan import StepPlan
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Turns requests into tokens, a step at a time. Not thread-safe: one thread drives it.
+
+    Args:
+        scheduler: decides.
+        executor: computes.
+        clock: tells the time.
+        overlap: keep one step in flight while the next is planned.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, clock: Clock, *, overlap: bool = True
+    ) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self._clock = clock
+        self._max_in_flight = 2 if overlap else 1
+        self._in_flight: deque[tuple[StepPlan, Any]] = deque()
+        self._news: list[Committed] = []
+        self.host_s = 0.0
+        """Seconds spent planning, packing, dispatching and committing, waiting not included."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do or to tell."""
+        return bool(self._in_flight or self._news or self.scheduler.has_unfinished)
+
+    def add(self, request: Request) -> None:
+        """Takes a request.
+
+        Raises:
+            InvalidRequestError, DuplicateRequestError: it can never be served.
+        """
+        self.scheduler.add(request, self._clock.now_s())
+
+    def cancel(
+        self,
+        request_id: str,
+        status: RequestStatus = RequestStatus.CANCELLED,
+        error: Exception | None = None,
+    ) -> bool:
+        """Ends a live request now; tokens its dispatched steps still compute are dropped.
+
+        Its terminal event is among the next `step`'s news.
+
+        Returns:
+            Whether there was such a request.
+        """
+        request = self.scheduler.cancel(request_id, self._clock.now_s(), status, error)
+        if request is not None:
+            self._news.append(_ended(request))
+        return request is not None
+
+    def finish(self, request: Request, stop_reason: str) -> None:
+        """Ends a request whose text met a stop string; the caller tells of it."""
+        self.scheduler.finish(request, RequestStatus.STOPPED, stop_reason, self._clock.now_s())
+
+    def step(self) -> list[Committed]:
+        """One turn of the loop.
+
+        Returns:
+            What changed: newly committed tokens and terminal events, oldest first.
+        """
+        begun_s = self._clock.now_s()
+        news = self._take_news()
+        news += [_ended(request) for request in self.scheduler.expire(begun_s)]
+        plan = self.scheduler.plan(begun_s)
+        if plan is not None:
+            news += self._dispatch(plan)
+        self.host_s += self._clock.now_s() - begun_s
+        if len(self._in_flight) >= self._max_in_flight or (plan is None and self._in_flight):
+            news += self._commit()
+        elif plan is None:
+            self.executor.idle()
+        return news + self._take_news()
+
+    def _dispatch(self, plan: StepPlan) -> list[Committed]:
+        try:
+            self._in_flight.append((plan, self.executor.dispatch(plan)))
+        except Exception as error:
+            # Steps already on the device may still be read: only this one is lost.
+            earlier = [item for _ in range(len(self._in_flight)) for item in self._commit()]
+            return earlier + self._fail([plan], error)
+        return []
+
+    def _commit(self) -> list[Committed]:
+        if not self._in_flight:  # an earlier failure emptied it
+            return []
+        plan, handle = self._in_flight.popleft()
+        try:
+            result = self.executor.result(handle)
+        except Exception as error:
+            later = [item for item, _ in self._in_flight]
+            self._in_flight.clear()
+            return self._fail([plan, *later], error)
+        begun_s = self._clock.now_s()
+        committed = self.scheduler.commit(plan, result, begun_s)
+        self.host_s += self._clock.now_s() - begun_s
+        return committed
+
+    def _fail(self, plans: list[StepPlan], error: Exception) -> list[Committed]:
+        """Ends the requests of steps that failed; everyone else starts over on a fresh device."""
+        logger.error("a step failed", exc_info=error)
+        typed = StepFailedError(f"the device step failed: {type(error).__name__}: {error}")
+        now_s = self._clock.now_s()
+        news = [
+            _ended(request)
+            for plan in plans
+            for request in self.scheduler.fail(plan, typed, now_s)
+        ]
+        if self.scheduler.num_dispatched == 0:
+            self.scheduler.forget_device_state()
+        self.executor.reset()
+        return news
+
+    def _take_news(self) -> list[Committed]:
+        news, self._news = self._news, []
+        return news
+
+
+def _ended(request: Request) -> Committed:
+    return Committed(request, (), None, None, finished=True)

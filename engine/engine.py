@@ -1,0 +1,189 @@
+"""An engine built from its configuration: text in, text out, one step at a time.
+
+`LLM` drives it from the caller's thread, `AsyncEngine` from a thread of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+from octavo.engine.clock import Clock, MonotonicClock
+from octavo.engine.config import EngineConfig
+from octavo.engine.core import EngineCore
+from octavo.engine.errors import DuplicateRequestError, InvalidConfigError
+from octavo.engine.execution.compile_manager import use_compile_cache
+from octavo.engine.execution.executor import DeviceExecutor
+from octavo.engine.execution.sizing import size_engine
+from octavo.engine.input_processor import InputProcessor, Submission
+from octavo.engine.load import EngineLoad
+from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.request import RequestStatus
+from octavo.engine.scheduler.scheduler import Scheduler
+from octavo.engine.text.tokenizer import Tokenizer
+from octavo.models.loading.load import load_model
+from octavo.sharding.mesh import make_mesh
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """A loaded model, its tokenizer, and the loop that serves it. Not thread-safe.
+
+    Args:
+        config: engine arguments.
+        progress: show a bar while programs compile.
+        clock: where time comes from.
+
+    Raises:
+        ModelLoadError: the checkpoint cannot be used.
+        InvalidConfigError: arguments that do not fit the model or the machine.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, progress: bool = False, clock: Clock | None = None
+    ) -> None:
+        self.config = config
+        self.clock = clock or MonotonicClock()
+        use_compile_cache(config.resolved_compile_cache_dir())
+        try:
+            mesh = make_mesh(config.tensor_parallel_size)
+        except ValueError as error:
+            raise InvalidConfigError(
+                "tensor_parallel_size",
+                config.tensor_parallel_size,
+                f"1 to {len(jax.devices())}, the number of devices there are",
+            ) from error
+        model = load_model(config.model, config.dtype, mesh)
+        self.tokenizer = Tokenizer.from_source(config.tokenizer or model.tokenizer_source)
+        self.model_config = model.config
+        self.model_name = config.served_model_name or config.model
+        size = size_engine(config, model.config, model.dtype, mesh)
+        self.limits = size.limits
+        self.max_model_len = size.limits.max_model_len
+        self.executor = DeviceExecutor(
+            model.config,
+            model.weights,
+            mesh,
+            limits=size.limits,
+            lattice=size.lattice,
+            backend=size.backend,
+            kv_dtype=model.dtype,
+            fail_on_compile=config.fail_on_compile,
+        )
+        self.scheduler = Scheduler(
+            size.limits,
+            policy=config.scheduling_policy,
+            enable_prefix_caching=config.enable_prefix_caching,
+            enable_chunked_prefill=config.enable_chunked_prefill,
+            watermark=config.watermark,
+            num_decode_steps=config.num_decode_steps,
+        )
+        self.core = EngineCore(self.scheduler, self.executor, self.clock, overlap=config.overlap)
+        eos = dict.fromkeys((*self.tokenizer.eos_token_ids, *model.config.eos_token_ids))
+        self.inputs = InputProcessor(
+            self.tokenizer,
+            vocab_size=model.config.vocab_size,
+            max_model_len=self.max_model_len,
+            eos_token_ids=tuple(eos),
+            seed=config.seed,
+        )
+        self.outputs = OutputProcessor(self.tokenizer, self.core.finish)
+        self._num_prompt_tokens = 0
+        self._warm_up(progress)
+
+    def _warm_up(self, progress: bool) -> None:
+        shapes = self.executor.lattice.shapes
+        with tqdm(total=len(shapes), desc="Compiling steps", disable=not progress) as bar:
+            self.executor.warm_up(lambda shape: bar.update())
+
+    @property
+    def has_unfinished(self) -> bool:
+        """Whether `step` has anything left to do."""
+        return self.core.has_work or len(self.outputs) > 0
+
+    def submit(self, submission: Submission) -> None:
+        """Takes a checked submission.
+
+        Raises:
+            DuplicateRequestError: its id is in flight.
+            InvalidRequestError: a sequence of it could never fit.
+        """
+        if submission.request_id in self.outputs:
+            raise DuplicateRequestError(submission.request_id)
+        added = []
+        try:
+            for request in submission.sequences:
+                self.core.add(request)
+                added.append(request)
+        except Exception:
+            for request in added:
+                self.scheduler.cancel(request.request_id, self.clock.now_s())
+            raise
+        self.outputs.add(submission)
+        self._num_prompt_tokens += len(submission.sequences[0].prompt_token_ids)
+
+    def abort(
+        self,
+        request_id: str,
+        status: RequestStatus = RequestStatus.CANCELLED,
+        error: Exception | None = None,
+    ) -> bool:
+        """Ends a live submission; its last output is told by the next `step`.
+
+        Returns:
+            Whether there was one with this id.
+        """
+        ended = [
+            self.core.cancel(request.request_id, status, error)
+            for request in self.outputs.requests_of(request_id)
+        ]
+        return any(ended)
+
+    def step(self) -> list[RequestOutput]:
+        """One turn of the engine; what each touched request has to tell."""
+        return self.outputs.process(self.core.step())
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is."""
+        load, stats = self.scheduler.load(), self.executor.stats
+        wall_s = stats.busy_s + stats.idle_s
+        return EngineLoad(
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_free_pages=load.num_pages - load.num_owned_pages,
+            num_total_pages=load.num_pages,
+            kv_cache_usage=load.kv_usage,
+            kv_waste=load.kv_waste,
+            num_preemptions=load.num_preemptions,
+            prompt_tokens=self._num_prompt_tokens,
+            generation_tokens=self.outputs.num_generation_tokens,
+            prefix_cache_queries=load.prefix_queried_tokens,
+            prefix_cache_hits=load.prefix_hit_tokens,
+            num_steps=stats.num_steps,
+            padding_waste=1 - stats.num_tokens / max(1, stats.num_padded_tokens),
+            compiles_after_ready=self.executor.programs.stats.num_after_ready,
+            host_s_per_step=self.core.host_s / max(1, stats.num_steps),
+            device_idle_share=stats.idle_s / wall_s if wall_s else 0.0,
+        )
+
+    def check_integrity(self) -> None:
+        """Proves that every page and row is accounted for."""
+        self.scheduler.check_integrity()
+
+
+def engine_config(model: str | None, arguments: dict[str, Any]) -> EngineConfig:
+    """An `EngineConfig` from keyword arguments, with an unknown one refused by name.
+
+    Raises:
+        InvalidConfigError: an unknown argument, or a value out of range.
+    """
+    known = EngineConfig.__dataclass_fields__
+    for name, value in arguments.items():
+        if name not in known:
+            raise InvalidConfigError(name, value, f"an engine argument: {', '.join(known)}")
+    return EngineConfig(**arguments) if model is None else EngineConfig(model=model, **arguments)

@@ -1,0 +1,130 @@
+"""How large an engine may be: context, pages, shapes, backend, from configuration and machine."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfigError
+from octavo.engine.execution.buckets import Lattice, make_lattice
+from octavo.engine.execution.state import kv_bytes_per_token
+from octavo.engine.scheduler.step_plan import StepLimits
+from octavo.models.config import ModelConfig
+from octavo.pallas_kernels.ragged_paged_attention import Backend
+
+DEFAULT_MAX_MODEL_LEN = 8192
+TABLE_ALIGNMENT_PAGES = 8
+"""A row of the block table is whole blocks of pages, so that attention never slices past it."""
+CPU_KV_BYTES = 2 << 30
+"""Most bytes of KV taken unasked on a CPU, whose memory others use too."""
+CPU_MEMORY_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSize:
+    """What the configuration comes to on this machine."""
+
+    limits: StepLimits
+    lattice: Lattice
+    backend: Backend
+
+
+def size_engine(
+    config: EngineConfig, model: ModelConfig, dtype: jnp.dtype, mesh: Mesh
+) -> EngineSize:
+    """Resolves everything that depends on the model and the machine.
+
+    Raises:
+        InvalidConfigError: the context exceeds the model's, or the pool cannot hold one page a
+            sequence needs.
+    """
+    platform = mesh.devices.flat[0].platform
+    max_model_len = _max_model_len(config, model)
+    page_size = config.block_size or (16 if platform == "cpu" else 64)
+    pages_per_seq = -(-max_model_len // page_size)
+    table_pages = -(-pages_per_seq // TABLE_ALIGNMENT_PAGES) * TABLE_ALIGNMENT_PAGES
+    max_tokens = config.max_num_batched_tokens
+    if not config.enable_chunked_prefill:
+        max_tokens = max(max_tokens, max_model_len)
+    lattice = make_lattice(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_tokens,
+        num_steps=config.num_decode_steps,
+        # A CPU branches for nothing, and one variant less halves what is compiled. Elsewhere a
+        # branch on a device value costs a round trip.
+        variants=("general",) if platform == "cpu" else ("greedy", "general"),
+    )
+    return EngineSize(
+        limits=StepLimits(
+            max_num_batched_tokens=max_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_num_steps=config.num_decode_steps,
+            max_prefill_rows=lattice.max_prefill_rows,
+            max_pages_per_seq=table_pages,
+            page_size=page_size,
+            num_pages=_num_pages(config, model, dtype, mesh, page_size, pages_per_seq),
+            max_model_len=max_model_len,
+            token_edges=lattice.token_edges,
+        ),
+        lattice=lattice,
+        backend="reference" if config.attention_backend == "reference" else "xla",
+    )
+
+
+def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
+    longest = model.max_position_embeddings
+    if config.max_model_len is None:
+        return min(longest, DEFAULT_MAX_MODEL_LEN)
+    if config.max_model_len > longest:
+        raise InvalidConfigError(
+            "max_model_len", config.max_model_len, f"at most {longest}, the model's own context"
+        )
+    return config.max_model_len
+
+
+def _num_pages(
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh,
+    page_size: int,
+    pages_per_seq: int,
+) -> int:
+    """Pages in the pool, the trash page counted."""
+    if config.num_kv_pages is not None:
+        return config.num_kv_pages
+    page_bytes = kv_bytes_per_token(model, dtype) * page_size
+    budget = config.kv_cache_memory_bytes
+    if budget is None:
+        budget = _free_bytes(config, mesh)
+    useful = 1 + pages_per_seq * config.max_num_seqs
+    num_pages = min(useful, budget // page_bytes)
+    if num_pages < 2:
+        raise InvalidConfigError(
+            "kv_cache_memory_bytes", budget, f"at least {2 * page_bytes}, two pages"
+        )
+    return int(num_pages)
+
+
+def _free_bytes(config: EngineConfig, mesh: Mesh) -> int:
+    """Bytes for KV over all devices of the mesh."""
+    device = mesh.devices.flat[0]
+    if device.platform == "cpu":
+        return min(CPU_KV_BYTES, int(CPU_MEMORY_SHARE * _available_memory_bytes()))
+    stats = device.memory_stats() or {}
+    limit, used = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
+    free = math.floor(limit * config.gpu_memory_utilization) - used
+    # Activations and logits of the largest step, generously.
+    return max(0, free - limit // 20) * mesh.size
+
+
+def _available_memory_bytes() -> int:
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return CPU_KV_BYTES

@@ -1,0 +1,199 @@
+"""From what a user hands in to requests that the scheduler can take."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.engine.errors import DeadlineExceededError, InvalidRequestError
+from octavo.engine.request import Priority, Request
+from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.text.bad_words import bad_word_token_sequences
+from octavo.engine.text.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+"""A prompt's text, or its token ids."""
+
+MAX_ID_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A checked user request: `n` sequences over one prompt.
+
+    Attributes:
+        request_id: the caller's id.
+        prompt: the text, if it was given as text.
+        params: as the caller gave them.
+        sequences: one engine request a completion, in index order.
+    """
+
+    request_id: str
+    prompt: str | None
+    params: SamplingParams
+    sequences: tuple[Request, ...]
+
+
+class InputProcessor:
+    """Checks and tokenizes. Holds no state of requests: safe from any thread.
+
+    Args:
+        tokenizer: of the model.
+        vocab_size: token ids that may be given are below it.
+        max_model_len: most tokens of prompt and output together.
+        eos_token_ids: the model's end-of-sequence ids.
+        seed: seeds requests that bring none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: tuple[int, ...],
+        seed: int,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._eos_token_ids = eos_token_ids
+        self._seeds = random.Random(seed)
+
+    def process(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        now_s: float,
+        priority: Priority | str | int | None = None,
+        timeout_s: float | None = None,
+        tenant: str = "",
+        cache_salt: str = "",
+    ) -> Submission:
+        """Checks a user's request and makes its sequences.
+
+        Args:
+            request_id: the caller's id, 1 to 256 characters.
+            prompt: text or token ids, not empty.
+            params: validated sampling parameters.
+            now_s: engine clock.
+            priority: a class, its name or number.
+            timeout_s: seconds from now after which the answer is worthless.
+            tenant, cache_salt: see `Request`.
+
+        Raises:
+            InvalidRequestError: something can never be served; names the field.
+            DeadlineExceededError: the timeout has passed already.
+        """
+        if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_ID_CHARS:
+            raise InvalidRequestError(
+                "request_id", request_id, f"a string of 1 to {MAX_ID_CHARS} characters"
+            )
+        deadline_s = _deadline(timeout_s, now_s)
+        token_ids = self._tokens(prompt)
+        max_tokens = self._max_tokens(len(token_ids), params)
+        self._check_ids(params)
+        bad_words = tuple(
+            tuple(word) for word in bad_word_token_sequences(self._tokenizer, params.bad_words)
+        )
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
+        sequences = tuple(
+            Request(
+                request_id=request_id if params.n == 1 else f"{request_id}#{index}",
+                prompt_token_ids=token_ids,
+                sampling_params=params,
+                seed=(seed + index) % (1 << 63),
+                eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
+                max_tokens=max_tokens,
+                arrival_s=now_s,
+                priority=Priority.parse(priority),
+                deadline_s=deadline_s,
+                bad_word_token_ids=bad_words,
+                tenant=tenant,
+                cache_salt=cache_salt,
+            )
+            for index in range(params.n)
+        )
+        return Submission(
+            request_id=request_id,
+            prompt=prompt if isinstance(prompt, str) else None,
+            params=params,
+            sequences=sequences,
+        )
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise InvalidRequestError("prompt", prompt, "text that is not empty")
+            try:
+                prompt.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise InvalidRequestError("prompt", prompt, "valid Unicode") from error
+            token_ids = self._tokenizer.encode(prompt)
+            if not token_ids:
+                raise InvalidRequestError("prompt", prompt, "text that is at least one token")
+            return token_ids
+        if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
+            raise InvalidRequestError("prompt", prompt, "a string or a list of token ids")
+        token_ids = list(prompt)
+        if not token_ids:
+            raise InvalidRequestError("prompt_token_ids", token_ids, "at least one token id")
+        self._check_range("prompt_token_ids", token_ids)
+        return token_ids
+
+    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        room = self._max_model_len - num_prompt_tokens
+        if room < 1:
+            raise InvalidRequestError(
+                "prompt",
+                f"{num_prompt_tokens} tokens",
+                f"at most {self._max_model_len - 1} tokens, one less than the context "
+                f"(max_model_len {self._max_model_len})",
+            )
+        if params.max_tokens is None:
+            if params.min_tokens > room:
+                raise InvalidRequestError(
+                    "min_tokens", params.min_tokens, f"at most {room}, what the context leaves"
+                )
+            return room
+        if params.max_tokens > room:
+            raise InvalidRequestError(
+                "max_tokens",
+                params.max_tokens,
+                f"at most {room}: the context (max_model_len {self._max_model_len}) less the "
+                f"prompt's {num_prompt_tokens} tokens",
+            )
+        return params.max_tokens
+
+    def _check_ids(self, params: SamplingParams) -> None:
+        self._check_range("stop_token_ids", params.stop_token_ids)
+        self._check_range("allowed_token_ids", params.allowed_token_ids or ())
+        self._check_range("logit_bias", tuple(params.logit_bias or ()))
+
+    def _check_range(self, field: str, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            if (
+                isinstance(token_id, bool)
+                or not isinstance(token_id, int)
+                or not 0 <= token_id < self._vocab_size
+            ):
+                raise InvalidRequestError(
+                    field, token_id, f"token ids from 0 to {self._vocab_size - 1}"
+                )
+
+
+def _deadline(timeout_s: float | None, now_s: float) -> float | None:
+    if timeout_s is None:
+        return None
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)):
+        raise InvalidRequestError("timeout_s", timeout_s, "a number of seconds")
+    if timeout_s != timeout_s:
+        raise InvalidRequestError("timeout_s", timeout_s, "a number of seconds")
+    if timeout_s <= 0:
+        raise DeadlineExceededError(
+            f"timeout_s = {timeout_s!r} is not allowed: the deadline has passed already"
+        )
+    return now_s + timeout_s

@@ -1,0 +1,166 @@
+"""`LLM`: offline batches, from prompts to texts."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from octavo.engine.engine import Engine, engine_config
+from octavo.engine.errors import InvalidRequestError
+from octavo.engine.input_processor import Prompt
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.request import Priority
+from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.text.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+PriorityLike = Priority | str | int
+
+
+class LLM:
+    """A model to generate with.
+
+    Args:
+        model: a packaged model's name, or a path; None takes the packaged SmolLM2.
+        progress: show a bar while programs compile.
+        **engine_args: fields of `EngineConfig`.
+
+    Raises:
+        InvalidConfigError: an argument that is unknown or cannot work.
+        ModelLoadError: the checkpoint cannot be used.
+
+    Example:
+        >>> llm = LLM()
+        >>> llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0]
+    """
+
+    def __init__(
+        self, model: str | None = None, *, progress: bool = True, **engine_args: Any
+    ) -> None:
+        self.engine = Engine(engine_config(model, engine_args), progress=progress)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.engine.tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: PriorityLike | Sequence[PriorityLike] | None = None,
+    ) -> list[RequestOutput]:
+        """Generates for all prompts at once.
+
+        Args:
+            prompts: one prompt or several; each a text or a list of token ids.
+            sampling_params: for all, or one for each prompt; None takes the defaults.
+            use_tqdm: show a bar with the rate of tokens.
+            priority: a class for all, or one for each prompt.
+
+        Returns:
+            One output a prompt, in the prompts' order.
+
+        Raises:
+            InvalidRequestError: a prompt or its parameters can never be served; none has begun.
+        """
+        listed = _as_prompts(prompts)
+        params = _for_each("sampling_params", sampling_params or SamplingParams(), len(listed))
+        priorities = _for_each("priority", priority, len(listed))
+        batch = uuid.uuid4().hex[:8]
+        now_s = self.engine.clock.now_s()
+        submissions = [
+            self.engine.inputs.process(
+                f"{batch}-{index}",
+                prompt,
+                each.replace(output_kind=RequestOutputKind.FINAL_ONLY),
+                now_s=now_s,
+                priority=priorities[index],
+            )
+            for index, (prompt, each) in enumerate(zip(listed, params, strict=True))
+        ]
+        outputs: dict[str, RequestOutput] = {}
+        submitted: list[str] = []
+        bar = tqdm(total=len(listed), desc="Generating", unit="req", disable=not use_tqdm)
+        try:
+            for submission in submissions:
+                self.engine.submit(submission)
+                submitted.append(submission.request_id)
+            num_tokens = 0
+            while len(outputs) < len(submissions):
+                for output in self.engine.step():
+                    outputs[output.request_id] = output
+                    num_tokens += sum(len(c.token_ids) for c in output.outputs)
+                    elapsed_s = max(1e-9, self.engine.clock.now_s() - now_s)
+                    bar.set_postfix_str(f"{num_tokens / elapsed_s:.1f} output tok/s", refresh=False)
+                    bar.update()
+        finally:
+            bar.close()
+            if len(outputs) < len(submissions):
+                self._abandon(submitted)
+        return [outputs[submission.request_id] for submission in submissions]
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        priority: PriorityLike | Sequence[PriorityLike] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several, rendered by the model's chat template.
+
+        Args:
+            messages: a conversation ({"role", "content"} each) or a list of them.
+            add_generation_prompt: end with the opening of the assistant's turn.
+            Others as for `generate`.
+
+        Raises:
+            InvalidRequestError: messages that the template refuses, or a model without one.
+        """
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if one else messages
+        prompts = [
+            self.tokenizer.encode_chat(
+                conversation, add_generation_prompt=add_generation_prompt
+            )
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+
+    def _abandon(self, request_ids: list[str]) -> None:
+        """Ends what an exception or an interrupt left in flight, so that the engine serves on."""
+        for request_id in request_ids:
+            self.engine.abort(request_id)
+        while self.engine.has_unfinished:
+            self.engine.step()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+        raise InvalidRequestError("prompts", prompts, "text, token ids, or a list of either")
+    if prompts and all(isinstance(item, int) for item in prompts):
+        return [list(prompts)]  # type: ignore[arg-type]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _for_each(name: str, value: Any, count: int) -> list[Any]:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        if len(value) != count:
+            raise InvalidRequestError(
+                name, f"{len(value)} entries", f"one, or as many as prompts ({count})"
+            )
+        return list(value)
+    return [value] * count

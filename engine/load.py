@@ -1,0 +1,44 @@
+"""How busy an engine is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """Figures of one moment, and counts since the start.
+
+    Attributes:
+        num_running, num_waiting: requests with and without a row on the device.
+        num_free_pages, num_total_pages: KV pages that can be given away (cached ones that nobody
+            reads included), and all usable ones.
+        kv_cache_usage: share of pages held by live requests, 0 to 1.
+        kv_waste: share of the token places they hold that nothing is written to, 0 to 1.
+        num_preemptions: times a request lost its pages.
+        prompt_tokens, generation_tokens: tokens of accepted prompts, tokens generated.
+        prefix_cache_queries, prefix_cache_hits: prompt tokens looked up in the prefix cache, and
+            found.
+        num_steps: dispatches.
+        padding_waste: share of the token slots of dispatched programs that held no token.
+        compiles_after_ready: programs a step had to wait for.
+        host_s_per_step: host seconds a step for planning, packing, dispatch and commit.
+        device_idle_share: share of time without a queued step while one was wanted.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_free_pages: int
+    num_total_pages: int
+    kv_cache_usage: float
+    kv_waste: float
+    num_preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    num_steps: int
+    padding_waste: float
+    compiles_after_ready: int
+    host_s_per_step: float
+    device_idle_share: float

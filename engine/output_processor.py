@@ -1,0 +1,242 @@
+"""From committed tokens to what a user reads: text, stop strings, log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from octavo.engine.input_processor import Submission
+from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
+from octavo.engine.request import Request, RequestStatus
+from octavo.engine.sampling_params import RequestOutputKind
+from octavo.engine.scheduler.committed import Committed
+from octavo.engine.scheduler.step_plan import TokenScore
+from octavo.engine.text.detokenizer import IncrementalDetokenizer
+from octavo.engine.text.stops import StopStringMatcher
+from octavo.engine.text.tokenizer import Tokenizer
+
+EndByStopString = Callable[[Request, str], None]
+"""Told of a request whose text met a stop string, so that the scheduler ends it."""
+
+
+@dataclass(slots=True)
+class _Sequence:
+    """One completion in the making."""
+
+    request: Request
+    index: int
+    detokenizer: IncrementalDetokenizer | None
+    matcher: StopStringMatcher | None
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_told_chars: int = 0
+    num_told_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Parent:
+    submission: Submission
+    sequences: tuple[_Sequence, ...]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+class OutputProcessor:
+    """Keeps the text side of every live request. Driven by the engine's thread alone.
+
+    Args:
+        tokenizer: of the model.
+        end_by_stop_string: called when text meets a stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, end_by_stop_string: EndByStopString) -> None:
+        self._tokenizer = tokenizer
+        self._end_by_stop_string = end_by_stop_string
+        self._parents: dict[str, _Parent] = {}
+        self._sequences: dict[str, tuple[_Parent, _Sequence]] = {}
+        self.num_generation_tokens = 0
+
+    def __len__(self) -> int:
+        return len(self._parents)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._parents
+
+    def add(self, submission: Submission) -> None:
+        """Begins to follow a submission."""
+        params = submission.params
+        sequences = tuple(
+            _Sequence(
+                request=request,
+                index=index,
+                detokenizer=IncrementalDetokenizer(self._tokenizer, params.skip_special_tokens)
+                if params.detokenize
+                else None,
+                matcher=StopStringMatcher(params.stop, params.include_stop_str_in_output)
+                if params.stop
+                else None,
+                logprobs=[] if params.logprobs is not None else None,
+                cumulative_logprob=0.0 if params.logprobs is not None else None,
+            )
+            for index, request in enumerate(submission.sequences)
+        )
+        parent = _Parent(submission, sequences)
+        if params.prompt_logprobs is not None:
+            parent.prompt_logprobs = [None]
+        self._parents[submission.request_id] = parent
+        for sequence in sequences:
+            self._sequences[sequence.request.request_id] = (parent, sequence)
+
+    def remove(self, request_id: str) -> tuple[Request, ...]:
+        """Forgets a submission; returns its sequences."""
+        parent = self._parents.pop(request_id, None)
+        if parent is None:
+            return ()
+        for sequence in parent.sequences:
+            self._sequences.pop(sequence.request.request_id, None)
+        return parent.submission.sequences
+
+    def requests_of(self, request_id: str) -> tuple[Request, ...]:
+        """The engine requests of a live submission."""
+        parent = self._parents.get(request_id)
+        return () if parent is None else parent.submission.sequences
+
+    def process(self, news: Iterable[Committed]) -> list[RequestOutput]:
+        """Takes in what a step committed.
+
+        Returns:
+            One output for each submission that has something to tell, as its output kind wants.
+        """
+        touched: dict[str, _Parent] = {}
+        for item in news:
+            found = self._sequences.get(item.request.request_id)
+            if found is None or found[1].request is not item.request:
+                continue
+            parent, sequence = found
+            if sequence.finish_reason is not None:
+                continue
+            self._take(parent, sequence, item)
+            touched[parent.submission.request_id] = parent
+        outputs = []
+        for request_id, parent in touched.items():
+            finished = all(s.finish_reason is not None for s in parent.sequences)
+            output = self._output(parent, finished)
+            if finished:
+                self.remove(request_id)
+            if output is not None:
+                outputs.append(output)
+        return outputs
+
+    def _take(self, parent: _Parent, sequence: _Sequence, item: Committed) -> None:
+        request = sequence.request
+        if item.prompt_logprobs and parent.prompt_logprobs is not None and sequence.index == 0:
+            self._take_prompt_logprobs(parent, item.prompt_logprobs)
+        status = request.status
+        for place, token_id in enumerate(item.new_token_ids):
+            sequence.token_ids.append(token_id)
+            self.num_generation_tokens += 1
+            if item.logprobs is not None and sequence.logprobs is not None:
+                score = item.logprobs[place]
+                sequence.logprobs.append(self._logprobs(parent, token_id, score))
+                assert sequence.cumulative_logprob is not None
+                sequence.cumulative_logprob += score.logprob
+            is_last = item.finished and place == len(item.new_token_ids) - 1
+            hidden = (
+                is_last
+                and status is RequestStatus.STOPPED
+                and not parent.submission.params.include_stop_str_in_output
+            )
+            if sequence.detokenizer is None or hidden:
+                continue
+            stop = self._add_text(sequence, sequence.detokenizer.append((token_id,)))
+            if stop is not None:
+                sequence.finish_reason = RequestStatus.STOPPED.value
+                sequence.stop_reason = stop
+                if not item.finished:
+                    self._end_by_stop_string(request, stop)
+                return
+        if item.finished:
+            self._finish(sequence)
+
+    def _finish(self, sequence: _Sequence) -> None:
+        stop = None
+        if sequence.detokenizer is not None:
+            stop = self._add_text(sequence, sequence.detokenizer.flush())
+            if stop is None and sequence.matcher is not None:
+                sequence.text += sequence.matcher.flush()
+        request = sequence.request
+        sequence.finish_reason = (
+            request.status.value if stop is None else RequestStatus.STOPPED.value
+        )
+        sequence.stop_reason = request.stop_reason if stop is None else stop
+
+    @staticmethod
+    def _add_text(sequence: _Sequence, text: str) -> str | None:
+        """Adds what may be shown; returns the stop string it met, if any."""
+        stop = None
+        if text and sequence.matcher is not None:
+            text, stop = sequence.matcher.feed(text)
+        sequence.text += text
+        return stop
+
+    def _take_prompt_logprobs(self, parent: _Parent, scores: tuple[TokenScore, ...]) -> None:
+        assert parent.prompt_logprobs is not None
+        prompt = parent.submission.sequences[0].prompt_token_ids
+        for score in scores:
+            if len(parent.prompt_logprobs) < len(prompt):
+                token_id = prompt[len(parent.prompt_logprobs)]
+                parent.prompt_logprobs.append(self._logprobs(parent, token_id, score))
+
+    def _logprobs(self, parent: _Parent, token_id: int, score: TokenScore) -> TokenLogprobs:
+        def text(token: int) -> str | None:
+            if not parent.submission.params.detokenize:
+                return None
+            return self._tokenizer.decode([token], skip_special_tokens=False)
+
+        top = zip(score.top_token_ids, score.top_logprobs, strict=True)
+        entries = {
+            token: Logprob(logprob, rank, text(token))
+            for rank, (token, logprob) in enumerate(top, 1)
+        }
+        entries.setdefault(token_id, Logprob(score.logprob, score.rank, text(token_id)))
+        return entries
+
+    def _output(self, parent: _Parent, finished: bool) -> RequestOutput | None:
+        submission = parent.submission
+        kind = submission.params.output_kind
+        if kind is RequestOutputKind.FINAL_ONLY and not finished:
+            return None
+        is_delta = kind is RequestOutputKind.DELTA
+        first = parent.sequences[0].request
+        errors = [s.request.error for s in parent.sequences if s.request.error is not None]
+        return RequestOutput(
+            request_id=submission.request_id,
+            prompt=submission.prompt,
+            prompt_token_ids=first.prompt_token_ids,
+            prompt_logprobs=parent.prompt_logprobs,
+            outputs=[_completion(sequence, is_delta) for sequence in parent.sequences],
+            finished=finished,
+            metrics=first.metrics,
+            num_cached_tokens=first.num_cached_tokens,
+            error=errors[0] if finished and errors else None,
+        )
+
+
+def _completion(sequence: _Sequence, is_delta: bool) -> CompletionOutput:
+    chars, tokens = (
+        (sequence.num_told_chars, sequence.num_told_tokens) if is_delta else (0, 0)
+    )
+    sequence.num_told_chars = len(sequence.text)
+    sequence.num_told_tokens = len(sequence.token_ids)
+    return CompletionOutput(
+        index=sequence.index,
+        text=sequence.text[chars:],
+        token_ids=sequence.token_ids[tokens:],
+        cumulative_logprob=sequence.cumulative_logprob,
+        logprobs=None if sequence.logprobs is None else sequence.logprobs[tokens:],
+        finish_reason=sequence.finish_reason,
+        stop_reason=sequence.stop_reason,
+    )
