@@ -245,6 +245,12 @@ class ModelConfig:
             self, num_kv_heads=num_kv_heads, kv_head_copies=num_kv_heads // original
         )
 
+    def without_kv_head_copies(self) -> ModelConfig:
+        """The same model with the checkpoint's own KV heads."""
+        return dataclasses.replace(
+            self, num_kv_heads=self.num_checkpoint_kv_heads, kv_head_copies=1
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, fit for JSON."""
         return dataclasses.asdict(self)

@@ -92,9 +92,10 @@ def _load_parameter(
 ) -> jax.Array:
     slices: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
-    def read(index: tuple[slice, ...]) -> np.ndarray:
+    def read(index: tuple[slice, ...] | None) -> np.ndarray:
         whole: Index = tuple(
-            slice(*part.indices(size)[:2]) for part, size in zip(index, spec.shape, strict=True)
+            slice(*part.indices(size)[:2])
+            for part, size in zip(index or (), spec.shape, strict=True)
         )
         key = tuple((part.start, part.stop) for part in whole)
         if key not in slices:

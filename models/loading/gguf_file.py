@@ -111,6 +111,10 @@ class GGUFFile:
         data = self._bytes[tensor.offset : tensor.offset + tensor.num_bytes]
         return data.reshape(math.prod(tensor.shape[:-1]), -1)
 
+    def slice(self, start: int, end: int) -> bytes:
+        """Bytes start to end of the file."""
+        return self._bytes[start:end].tobytes()
+
     def _read_tensors(self, header: _Header, count: int) -> dict[str, GGUFTensor]:
         infos = [header.tensor_info() for _ in range(count)]
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -132,6 +136,13 @@ class GGUFFile:
                 name=name, shape=shape, type=kind, offset=data_start + offset, num_bytes=num_bytes
             )
         return tensors
+
+
+def write_metadata_only(file: GGUFFile, destination: Path) -> None:
+    """Write a GGUF file with all of `file`'s metadata and none of its tensors."""
+    start, end = file.metadata_span
+    header = MAGIC + struct.pack("<IQQ", SUPPORTED_VERSIONS[-1], 0, len(file.metadata))
+    destination.write_bytes(header + file.slice(start, end))
 
 
 class _Header:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from jax.sharding import Mesh
 from octavo.engine.errors import InvalidConfigError, ModelLoadError
 from octavo.models.config import ModelConfig
 from octavo.models.loading.assemble import assemble_weights, check_tensors
+from octavo.models.loading.tensors import TensorSource
 from octavo.models.packaged import PACKAGED_MODELS
 from octavo.sharding.mesh import make_mesh, tensor_parallel_size
 
@@ -57,23 +59,8 @@ def load_model(model: str | Path, dtype: str = "auto", mesh: Mesh | None = None)
     mesh = make_mesh(1) if mesh is None else mesh
     path, kind = locate(model)
     if kind == "orbax":
-        from octavo.models.loading.orbax import restore
-
-        restored, weights, weights_dtype, tokenizer_source = restore(path, dtype, mesh)
-        return LoadedModel(
-            config=restored,
-            weights=weights,
-            dtype=weights_dtype,
-            source=path,
-            kind=kind,
-            tokenizer_source=tokenizer_source,
-        )
-    if kind == "gguf":
-        from octavo.models.loading.gguf import GGUFSource as Source
-    else:
-        from octavo.models.loading.safetensors import SafetensorsSource as Source
-
-    source = Source(path)
+        return _load_orbax(path, dtype, mesh)
+    source: TensorSource = _open(path, kind)
     config = source.config.with_tensor_parallel(tensor_parallel_size(mesh))
     resolved = resolve_dtype(dtype, config, mesh)
     check_tensors(source, config, str(path))
@@ -84,6 +71,63 @@ def load_model(model: str | Path, dtype: str = "auto", mesh: Mesh | None = None)
         source=path,
         kind=kind,
         tokenizer_source=path,
+    )
+
+
+def load_config(model: str | Path) -> ModelConfig:
+    """The configuration of a model, without its weights.
+
+    Raises:
+        As for `load_model`.
+    """
+    path, kind = locate(model)
+    if kind == "orbax":
+        from octavo.models.loading import orbax
+
+        return orbax.read_config(path)[0]
+    if kind == "safetensors":
+        from octavo.models.loading.safetensors import read_config
+
+        return read_config(path)
+    return _open(path, kind).config
+
+
+def save_model(model: LoadedModel, destination: str | Path) -> None:
+    """Write a loaded model as an Orbax checkpoint directory, which opens faster.
+
+    Raises:
+        ModelLoadError: the destination is not a new or empty directory.
+    """
+    from octavo.models.loading import orbax
+
+    orbax.save(destination, model.config, model.weights, model.dtype, model.tokenizer_source)
+
+
+def _open(path: Path, kind: CheckpointKind) -> TensorSource:
+    # Each library is imported when its kind of file is met: start-up pays for one of them.
+    if kind == "gguf":
+        from octavo.models.loading.gguf import GGUFSource
+
+        return GGUFSource(path)
+    from octavo.models.loading.safetensors import SafetensorsSource
+
+    return SafetensorsSource(path)
+
+
+def _load_orbax(path: Path, dtype: str, mesh: Mesh) -> LoadedModel:
+    from octavo.models.loading import orbax
+
+    stored, stored_dtype = orbax.read_config(path)
+    stored = dataclasses.replace(stored, checkpoint_dtype=stored_dtype.name)
+    config = stored.with_tensor_parallel(tensor_parallel_size(mesh))
+    resolved = resolve_dtype(dtype, config, mesh)
+    return LoadedModel(
+        config=config,
+        weights=orbax.restore_weights(path, config, resolved, mesh),
+        dtype=resolved,
+        source=path,
+        kind="orbax",
+        tokenizer_source=orbax.tokenizer_source(path),
     )
 
 

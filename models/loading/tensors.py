@@ -26,9 +26,11 @@ class TensorSource(Protocol):
     """An open checkpoint.
 
     Attributes:
+        config: the model that the checkpoint describes.
         norms_include_offset: whether stored norm weights already include `config.norm_offset`.
     """
 
+    config: ModelConfig
     norms_include_offset: bool
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -118,9 +120,9 @@ def read_parameter(
     name = str(path[-1])
     prefix = layer_prefix(int(path[1])) if path[0] == "layers" else ""
     if name in ("final_norm", *_norm_names(config)):
-        tensor = FINAL_NORM if name == "final_norm" else prefix + _norm_names(config)[name]
+        norm = FINAL_NORM if name == "final_norm" else prefix + _norm_names(config)[name]
         offset = 0.0 if source.norms_include_offset else config.norm_offset
-        return source.read(tensor, index).astype(np.float32) + np.float32(offset)
+        return source.read(norm, index).astype(np.float32) + np.float32(offset)
     if name == "embed":
         return source.read(EMBED, index).astype(spec.dtype, copy=False)
 
@@ -144,9 +146,9 @@ def read_parameter(
         out[...] = source.read(prefix + "self_attn.o_proj.bias", index)
     elif name in ("w_gate_up", "b_gate_up"):
         kind = "weight" if name == "w_gate_up" else "bias"
-        for row, tensor_name in enumerate(("gate_proj", "up_proj")[index[-2]]):
+        for row, projection in enumerate(("gate_proj", "up_proj")[index[-2]]):
             # w [F, E] -> [E, F]; b [F] is its own transpose.
-            part = source.read(f"{prefix}mlp.{tensor_name}.{kind}", (index[-1], *index[:-2]))
+            part = source.read(f"{prefix}mlp.{projection}.{kind}", (index[-1], *index[:-2]))
             out[..., row, :] = part.T
     elif name == "w_down":
         out[...] = source.read(prefix + "mlp.down_proj.weight", index[::-1]).T

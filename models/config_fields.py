@@ -1,0 +1,171 @@
+"""The fields of a config.json, each checked for its type and crossed off once read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+
+HARMLESS = frozenset(
+    {
+        "_attn_implementation_autoset",
+        "_name_or_path",
+        "architectures",
+        "attention_dropout",
+        "attn_implementation",
+        "bad_words_ids",
+        "cache_implementation",
+        "chunk_size_feed_forward",
+        "diversity_penalty",
+        "do_sample",
+        "early_stopping",
+        "finetuning_task",
+        "hidden_dropout",
+        "id2label",
+        "initializer_range",
+        "is_llama_config",
+        "label2id",
+        "length_penalty",
+        "max_length",
+        "max_new_tokens",
+        "min_length",
+        "model_type",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "num_return_sequences",
+        "output_attentions",
+        "output_hidden_states",
+        "pad_token_id",
+        "pretraining_tp",
+        "problem_type",
+        "repetition_penalty",
+        "return_dict",
+        "sep_token_id",
+        "task_specific_params",
+        "temperature",
+        "tokenizer_class",
+        "top_k",
+        "top_p",
+        "transformers.js_config",
+        "transformers_version",
+        "typical_p",
+        "unk_token_id",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
+)
+"""Fields that say nothing about the mathematics of inference."""
+
+_MISSING: Any = object()
+
+
+class ConfigFields:
+    """A config.json being read."""
+
+    def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
+        self._values = values
+        self._where = where
+        self._read: set[str] = set()
+
+    def raw(self, name: str) -> Any:
+        """The field as it stands; None when absent."""
+        self._read.add(name)
+        return self._values.get(name)
+
+    def ignore(self, name: str) -> None:
+        """Count a field as read whose value is known not to matter here."""
+        self._read.add(name)
+
+    def integer(self, name: str, default: Any = _MISSING) -> Any:
+        """An integer; `default` when absent or null.
+
+        Raises:
+            ModelLoadError: of another type, or absent with no default.
+        """
+        value = self._value(name, default)
+        if value is default or (isinstance(value, int) and not isinstance(value, bool)):
+            return value
+        raise self._malformed(name, value, "an integer")
+
+    def number(self, name: str, default: Any = _MISSING, absent: Any = _MISSING) -> Any:
+        """A number; `default` when absent, and `absent` (or else `default`) when null.
+
+        Raises:
+            ModelLoadError: as for `integer`.
+        """
+        if absent is not _MISSING and name in self._values and self._values[name] is None:
+            self._read.add(name)
+            return absent
+        value = self._value(name, default)
+        if value is default:
+            return value
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        raise self._malformed(name, value, "a number")
+
+    def boolean(self, name: str, default: bool) -> bool:
+        """A boolean; `default` when absent or null.
+
+        Raises:
+            ModelLoadError: of another type.
+        """
+        value = self._value(name, default)
+        if isinstance(value, bool):
+            return value
+        raise self._malformed(name, value, "true or false")
+
+    def text(self, name: str, default: Any = _MISSING) -> Any:
+        """A string; `default` when absent or null.
+
+        Raises:
+            ModelLoadError: as for `integer`.
+        """
+        value = self._value(name, default)
+        if value is default or isinstance(value, str):
+            return value
+        raise self._malformed(name, value, "a string")
+
+    def token_id(self, name: str) -> int | None:
+        """One token id (the first, of a list), or None."""
+        return next(iter(self.token_ids(name)), None)
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """Token ids, given as one, a list, or null.
+
+        Raises:
+            ModelLoadError: anything else.
+        """
+        value = self._value(name, None)
+        listed = [] if value is None else value if isinstance(value, list) else [value]
+        if all(isinstance(token, int) and not isinstance(token, bool) for token in listed):
+            return tuple(listed)
+        raise self._malformed(name, value, "a token id or a list of them")
+
+    def refuse_unread(self) -> None:
+        """Refuse any field that was not read, is not known to be harmless, and is not off.
+
+        Raises:
+            UnsupportedModelError: naming the field.
+        """
+        for name, value in self._values.items():
+            if name in self._read or name in HARMLESS or not value:
+                continue
+            raise UnsupportedModelError(
+                f"{self._where}: {name} = {shorten(value)} is not supported: "
+                "it may change the mathematics, and nothing here implements it"
+            )
+
+    def _value(self, name: str, default: Any) -> Any:
+        self._read.add(name)
+        value = self._values.get(name)
+        if value is not None:
+            return value
+        if default is _MISSING:
+            raise ModelLoadError(f"{self._where} lacks {name}")
+        return default
+
+    def _malformed(self, name: str, value: Any, allowed: str) -> ModelLoadError:
+        return ModelLoadError(f"{self._where}: {name} = {shorten(value)} is not allowed: {allowed}")

@@ -1,0 +1,172 @@
+"""Octavo's own checkpoint: Orbax arrays in the decoder's layout, with config and tokenizer beside.
+
+::
+
+    DIR/octavo_config.json     format version, dtype, ModelConfig
+    DIR/weights/               Orbax: one array a parameter, named by its path ("layers.3.wqkv")
+    DIR/tokenizer.json, …      the source's tokenizer files, or tokenizer.gguf
+
+Arrays are stored without copies of KV heads, so that any mesh can restore them: each device reads
+its own slices, nothing is dequantized, transposed or fused.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh
+
+from octavo.engine.errors import ModelLoadError
+from octavo.models.config import ModelConfig
+from octavo.models.kv_heads import with_kv_heads
+from octavo.models.loading.gguf_file import GGUFFile, write_metadata_only
+from octavo.models.loading.json_file import read_json
+from octavo.models.parameters import declare, is_spec
+
+FORMAT_VERSION = 1
+CONFIG_FILE = "octavo_config.json"
+WEIGHTS_DIR = "weights"
+TOKENIZER_GGUF = "tokenizer.gguf"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+)
+DTYPES = ("float32", "bfloat16")
+
+
+def save(
+    destination: str | Path,
+    config: ModelConfig,
+    weights: Mapping[str, Any],
+    dtype: jnp.dtype,
+    tokenizer_source: Path,
+) -> None:
+    """Write a checkpoint directory that `restore` opens.
+
+    Args:
+        destination: a directory that does not exist yet, or is empty.
+        config: the model, as loaded.
+        weights: its weights, on any mesh.
+        dtype: of the weights.
+        tokenizer_source: directory or GGUF file to take the tokenizer from.
+
+    Raises:
+        ModelLoadError: the destination holds something already.
+    """
+    directory = Path(destination).expanduser().resolve()
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ModelLoadError(
+            f"destination = {str(directory)!r} is not allowed: a new or empty directory"
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    stored = config.without_kv_head_copies()
+    with ocp.StandardCheckpointer() as checkpointer:
+        plain = with_kv_heads(weights, config, stored)
+        checkpointer.save(directory / WEIGHTS_DIR, _flatten(plain))
+    _copy_tokenizer(tokenizer_source, directory)
+    # Last, because its presence is what makes the directory a checkpoint.
+    document = {
+        "format_version": FORMAT_VERSION,
+        "dtype": jnp.dtype(dtype).name,
+        "model": stored.to_dict(),
+    }
+    (directory / CONFIG_FILE).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def read_config(directory: Path) -> tuple[ModelConfig, jnp.dtype]:
+    """The model of a checkpoint directory and the dtype it is stored in.
+
+    Raises:
+        ModelLoadError: the file is malformed or of another version.
+    """
+    path = directory / CONFIG_FILE
+    document = read_json(path)
+    if document.get("format_version") != FORMAT_VERSION:
+        raise ModelLoadError(
+            f"{path}: format_version = {document.get('format_version')!r} is not allowed: "
+            f"{FORMAT_VERSION}"
+        )
+    if document.get("dtype") not in DTYPES:
+        raise ModelLoadError(
+            f"{path}: dtype = {document.get('dtype')!r} is not allowed: {' or '.join(DTYPES)}"
+        )
+    if not isinstance(document.get("model"), dict):
+        raise ModelLoadError(f"{path} lacks model")
+    return ModelConfig.from_dict(document["model"]), jnp.dtype(document["dtype"])
+
+
+def restore_weights(
+    directory: Path, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh
+) -> dict[str, Any]:
+    """Read the weights of a checkpoint directory onto a mesh.
+
+    Args:
+        directory: the checkpoint.
+        config: its model, with KV heads copied for the mesh.
+        dtype: of the weights wanted; another one than stored is converted.
+        mesh: where they go.
+
+    Raises:
+        ModelLoadError: arrays are missing, damaged, or not of the shapes the config says.
+    """
+    stored = config.without_kv_head_copies()
+    specs = declare(stored, dtype)
+    wanted = jax.tree.map(
+        lambda spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=spec.sharding(mesh)),
+        specs,
+        is_leaf=is_spec,
+    )
+    path = directory.resolve() / WEIGHTS_DIR
+    flat = _flatten(wanted)
+    with ocp.StandardCheckpointer() as checkpointer:
+        try:
+            arrays = checkpointer.restore(path, flat)
+        except Exception as error:  # Orbax raises whatever its storage raised
+            raise ModelLoadError(f"{path} cannot be restored: {error}") from error
+    weights: dict[str, Any] = jax.tree.map(
+        lambda name: arrays[name], _names(specs), is_leaf=lambda node: isinstance(node, str)
+    )
+    return with_kv_heads(weights, stored, config, mesh)
+
+
+def tokenizer_source(directory: Path) -> Path:
+    """Where the tokenizer of a checkpoint directory is."""
+    packed = directory / TOKENIZER_GGUF
+    return packed if packed.is_file() else directory
+
+
+def _path_name(path: tuple[Any, ...]) -> str:
+    return ".".join(str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
+
+
+def _flatten(tree: Any) -> dict[str, Any]:
+    leaves, _ = jax.tree.flatten_with_path(tree)
+    return {_path_name(path): leaf for path, leaf in leaves}
+
+
+def _names(specs: Any) -> Any:
+    return jax.tree.map_with_path(lambda path, _: _path_name(path), specs, is_leaf=is_spec)
+
+
+def _copy_tokenizer(source: Path, directory: Path) -> None:
+    if source.is_file():
+        write_metadata_only(GGUFFile(source), directory / TOKENIZER_GGUF)
+        return
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, directory / name)

@@ -1,0 +1,160 @@
+"""A Hugging Face directory: config.json and one or more safetensors files."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+from octavo.models.architectures import config_from_hf
+from octavo.models.config import ModelConfig
+from octavo.models.config_fields import ConfigFields
+from octavo.models.loading.json_file import read_json
+from octavo.models.loading.tensors import Index
+
+CONFIG_FILE = "config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
+
+
+class SafetensorsSource:
+    """A `TensorSource` over a Hugging Face directory. Tensors are memory-mapped.
+
+    Attributes:
+        config: what config.json says.
+        norms_include_offset: False: Hugging Face stores w of 1 + w.
+
+    Raises (on construction):
+        ModelLoadError: a file is missing, damaged, of a wrong dtype, or outside the directory.
+        UnsupportedModelError: an architecture or field that is not supported.
+    """
+
+    norms_include_offset = False
+
+    def __init__(self, path: str | Path) -> None:
+        directory = Path(path)
+        values = read_json(directory / CONFIG_FILE)
+        self._files: dict[str, Any] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        dtypes = [self._open(shard) for shard in _shard_paths(directory)]
+        self._check_index(directory)
+        largest = max(dtypes, default={}, key=len)
+        if values.get("dtype") is None and values.get("torch_dtype") is None and largest:
+            found = list(largest.values())
+            values = values | {"dtype": DTYPES[max(set(found), key=found.count)]}
+        self.config: ModelConfig = _with_generation_eos(config_from_hf(values), directory)
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        return self._shapes
+
+    def read(self, name: str, index: Index) -> np.ndarray:
+        tensor: np.ndarray = self._files[name].get_slice(name)[index]
+        return tensor
+
+    def _open(self, path: Path) -> dict[str, str]:
+        """Map a shard and note its tensors. Returns name -> stored dtype."""
+        try:
+            shard = safe_open(path, framework="np")
+            names = list(shard.keys())
+        except (SafetensorError, OSError) as error:
+            raise ModelLoadError(f"{path} is not a sound safetensors file: {error}") from error
+        dtypes: dict[str, str] = {}
+        for name in names:
+            if name in self._files:
+                raise ModelLoadError(f"{path}: the tensor {name!r} is also in another shard")
+            view = shard.get_slice(name)
+            dtypes[name] = view.get_dtype()
+            self._files[name], self._shapes[name] = shard, tuple(view.get_shape())
+        for name, dtype in dtypes.items():
+            if dtype not in DTYPES and not name.endswith((".attn.bias", ".masked_bias")):
+                raise ModelLoadError(
+                    f"{path}: the dtype of {name} = {dtype} is not allowed: {', '.join(DTYPES)}"
+                )
+        return dtypes
+
+    def _check_index(self, directory: Path) -> None:
+        if not (directory / INDEX_FILE).is_file():
+            return
+        for name, shard in _weight_map(directory).items():
+            if name not in self._files:
+                raise ModelLoadError(
+                    f"{directory / INDEX_FILE} places {shorten(name)} in {shorten(shard)}, "
+                    "which does not hold it"
+                )
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """What config.json and generation_config.json say; no tensor is opened.
+
+    Raises:
+        As for `SafetensorsSource`.
+    """
+    return _with_generation_eos(config_from_hf(read_json(directory / CONFIG_FILE)), directory)
+
+
+def _with_generation_eos(config: ModelConfig, directory: Path) -> ModelConfig:
+    """Chat models often name their end-of-turn token in generation_config.json alone."""
+    path = directory / GENERATION_CONFIG_FILE
+    if not path.is_file():
+        return config
+    more = ConfigFields(read_json(path), where=GENERATION_CONFIG_FILE).token_ids("eos_token_id")
+    return dataclasses.replace(
+        config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more))
+    )
+
+
+def _shard_paths(directory: Path) -> list[Path]:
+    if (directory / INDEX_FILE).is_file():
+        names = sorted(set(_weight_map(directory).values()))
+    elif (directory / SINGLE_FILE).is_file():
+        names = [SINGLE_FILE]
+    else:
+        pickles = sorted(
+            entry.name for entry in directory.iterdir() if entry.suffix in PICKLE_SUFFIXES
+        )
+        if pickles:
+            raise UnsupportedModelError(
+                f"{directory / pickles[0]} is a pickle, which could run code, and is never read: "
+                "save the model as safetensors"
+            )
+        raise ModelLoadError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+    return [_inside(directory, name) for name in names]
+
+
+def _weight_map(directory: Path) -> dict[str, str]:
+    weight_map = read_json(directory / INDEX_FILE).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(shard, str) for shard in weight_map.values()
+    ):
+        raise ModelLoadError(f"{directory / INDEX_FILE}: weight_map is not a map of file names")
+    return weight_map
+
+
+def _inside(directory: Path, name: str) -> Path:
+    """The shard `name` of `directory`, refused if it lies anywhere else.
+
+    The one link allowed to leave is that of the Hugging Face cache, whose snapshots link into the
+    sibling folder of blobs.
+    """
+    refusal = ModelLoadError(
+        f"the shard {shorten(name)} is not allowed: a .safetensors file inside {directory}"
+    )
+    if not name.endswith(".safetensors") or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise refusal
+    roots = [directory.resolve()]
+    if roots[0].parent.name == "snapshots":
+        roots.append(roots[0].parent.parent / "blobs")
+    path = (directory / name).resolve()
+    if not any(path.is_relative_to(root) for root in roots):
+        raise refusal
+    if not path.is_file():
+        raise ModelLoadError(f"the shard {shorten(name)} is missing from {directory}")
+    return path
