@@ -207,8 +207,8 @@ def _mark_added_tokens(backend: tokenizers.Tokenizer, fields: _Fields) -> None:
 def _parts(backend: tokenizers.Tokenizer, fields: _Fields, add_bos: bool) -> TokenizerParts:
     named = {name: fields.token_id(name) for name in ("bos", "eos", "unknown", "padding")}
     bos, eos = named["bos"], named["eos"]
-    prefix = (bos,) if bos is not None and fields.flag("add_bos_token", add_bos) else ()
-    suffix = (eos,) if eos is not None and fields.flag("add_eos_token", False) else ()
+    prefix = (bos,) if fields.flag("add_bos_token", add_bos) and bos is not None else ()
+    suffix = (eos,) if fields.flag("add_eos_token", False) and eos is not None else ()
     special_ids = special_token_ids(backend)
     stated = [fields.token_id(name) for name in ("eos", "eot", "eom")]
     template = fields.metadata.get("tokenizer.chat_template")

@@ -23,11 +23,11 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 def load_huggingface_tokenizer(directory: Path) -> TokenizerParts:
     """The tokenizer of a model directory.
 
-    tokenizer.json is the tokenizer; tokenizer_config.json and special_tokens_map.json name the
-    special tokens and say whether BOS and EOS are added; chat_template.jinja (else the
-    configuration) holds the template; generation_config.json (else config.json) the ids that end
-    a generation. Without a tokenizer.json, `transformers` converts what is there; code that comes
-    with a model is never run, and nothing is downloaded.
+    tokenizer.json is the tokenizer, and its post-processor alone decides whether BOS and EOS are
+    added; tokenizer_config.json and special_tokens_map.json name the special tokens;
+    chat_template.jinja (else the configuration) holds the template; generation_config.json (else
+    config.json) the ids that end a generation. Without a tokenizer.json, `transformers` converts
+    what is there; code that comes with a model is never run, and nothing is downloaded.
 
     Raises:
         ModelLoadError: a file is damaged, or the directory has no tokenizer.
@@ -55,7 +55,7 @@ def load_huggingface_tokenizer(directory: Path) -> TokenizerParts:
         bos_token_id=bos,
         eos_token_ids=with_end_of_turn(backend, stated, special_ids),
         special_ids=special_ids,
-        affixes=_affixes(backend, config, bos, eos),
+        affixes=None,
         chat_template=_chat_template(directory, config),
         named_tokens=named,
     )
@@ -141,21 +141,6 @@ def _add_missing_tokens(
     )
 
 
-def _affixes(
-    backend: tokenizers.Tokenizer, config: Mapping[str, Any], bos: int | None, eos: int | None
-) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """What the configuration says is put around a text; None if it says nothing."""
-    if not {"add_bos_token", "add_eos_token"} & config.keys():
-        return None
-    present = backend.encode("").ids
-    add_bos = config.get("add_bos_token", bos in present)
-    add_eos = config.get("add_eos_token", eos in present)
-    return (
-        (bos,) if add_bos and bos is not None else (),
-        (eos,) if add_eos and eos is not None else (),
-    )
-
-
 def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
     path = directory / "chat_template.jinja"
     if path.is_file():
@@ -165,8 +150,8 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
             raise ModelLoadError(f"{path} cannot be read: {error}") from error
     template = config.get("chat_template")
     if isinstance(template, list):  # several, each with a name
-        templates = {item.get("name"): item.get("template") for item in template}
-        template = templates.get("default")
+        named = [item for item in template if isinstance(item, dict)]
+        template = next((i.get("template") for i in named if i.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 
