@@ -1,0 +1,120 @@
+"""Fixtures of the engine's tests: a tiny model on disk, and engines over it that must end clean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+from safetensors.numpy import save_file
+
+VOCAB = 272
+HIDDEN, MLP, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 2, 8, 4, 8
+CONTEXT = 512
+
+
+def write_tiny_model(directory: Path, seed: int = 0) -> Path:
+    """Writes config, weights and a byte-level tokenizer; greedy texts do not repeat at once."""
+    rng = np.random.default_rng(seed)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": HIDDEN,
+        "intermediate_size": MLP,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "hidden_act": "silu",
+        "torch_dtype": "float32",
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+
+    def normal(*shape: int) -> np.ndarray:
+        return (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+    tensors = {
+        "model.embed_tokens.weight": normal(VOCAB, HIDDEN) * 4,
+        "model.norm.weight": np.ones(HIDDEN, np.float32),
+        "lm_head.weight": normal(VOCAB, HIDDEN) * 8,
+    }
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}."
+        tensors |= {
+            prefix + "self_attn.q_proj.weight": normal(HEADS * HEAD_DIM, HIDDEN) * 2,
+            prefix + "self_attn.k_proj.weight": normal(KV_HEADS * HEAD_DIM, HIDDEN) * 2,
+            prefix + "self_attn.v_proj.weight": normal(KV_HEADS * HEAD_DIM, HIDDEN) * 2,
+            prefix + "self_attn.o_proj.weight": normal(HIDDEN, HEADS * HEAD_DIM) * 2,
+            prefix + "mlp.gate_proj.weight": normal(MLP, HIDDEN),
+            prefix + "mlp.up_proj.weight": normal(MLP, HIDDEN),
+            prefix + "mlp.down_proj.weight": normal(HIDDEN, MLP),
+            prefix + "input_layernorm.weight": np.ones(HIDDEN, np.float32),
+            prefix + "post_attention_layernorm.weight": np.ones(HIDDEN, np.float32),
+        }
+    save_file(tensors, str(directory / "model.safetensors"))
+    _tokenizer().save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": _TEMPLATE})
+    )
+    return directory
+
+
+_TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def _tokenizer() -> tokenizers.Tokenizer:
+    specials = ["<s>", "</s>"] + [f"<reserved{i}>" for i in range(14)]
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: i for i, token in enumerate([*specials, *alphabet])}
+    assert len(vocab) == VOCAB
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens([tokenizers.AddedToken(s, special=True) for s in specials])
+    return tokenizer
+
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Llama with a byte tokenizer."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny_llama"))
+
+
+SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "fail_on_compile": True}
+"""Engine arguments that compile few, small programs; compiling later is an error."""
+
+
+@pytest.fixture
+def make_llm(tiny_model: Path) -> Iterator[Callable[..., Any]]:
+    """Builds an LLM over the tiny model; afterwards every page must be accounted for."""
+    from octavo import LLM
+
+    made = []
+
+    def make(**changes: Any) -> LLM:
+        llm = LLM(**{"model": str(tiny_model), "progress": False, **SMALL, **changes})
+        made.append(llm)
+        return llm
+
+    yield make
+    for llm in made:
+        llm.engine.check_integrity()
+        load = llm.engine.load()
+        assert load.num_free_pages == load.num_total_pages
+        assert load.num_running == load.num_waiting == 0
+        assert load.compiles_after_ready == 0

@@ -1,0 +1,107 @@
+"""In float32, greedy tokens do not depend on how a request was served: the first invariant."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from octavo.engine.sampling_params import SamplingParams
+
+NUM_PROMPTS = 32
+PARAMS = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+
+
+def prompts() -> list[list[int]]:
+    """Prompts of 1 to 180 tokens; half of them share a beginning."""
+    rng = random.Random(5)
+    shared = [rng.randrange(16, 272) for _ in range(70)]
+    made = []
+    for index in range(NUM_PROMPTS):
+        own = [rng.randrange(16, 272) for _ in range(rng.randrange(1, 110))]
+        made.append((shared if index % 2 else []) + own)
+    return made
+
+
+def tokens(llm: Any, params: SamplingParams = PARAMS) -> list[list[int]]:
+    outputs = llm.generate(prompts(), params, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model: Any) -> list[list[int]]:
+    """Each prompt served by itself, one step a dispatch, nothing overlapped, shared or split."""
+    from octavo import LLM
+
+    llm = LLM(
+        str(tiny_model),
+        progress=False,
+        max_num_seqs=1,
+        max_num_batched_tokens=256,
+        num_decode_steps=1,
+        overlap=False,
+        enable_prefix_caching=False,
+        attention_backend="reference",
+    )
+    found = [
+        llm.generate(prompt, PARAMS, use_tqdm=False)[0].outputs[0].token_ids for prompt in prompts()
+    ]
+    assert len({tuple(ids) for ids in found}) == NUM_PROMPTS  # different prompts, different texts
+    assert all(len(set(ids)) > 5 for ids in found)  # and no text that says one thing for ever
+    return found
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "batched": {"max_num_seqs": 32, "max_num_batched_tokens": 64},
+    "chunks of 16": {"max_num_seqs": 8, "max_num_batched_tokens": 16},
+    "whole prompts": {"max_num_batched_tokens": 256, "enable_chunked_prefill": False},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "not overlapped": {"overlap": False},
+    "one step a dispatch": {"num_decode_steps": 1},
+    "eight steps a dispatch": {"num_decode_steps": 8, "max_num_seqs": 32},
+    "pages of 64": {"block_size": 64},
+    "two devices": {"tensor_parallel_size": 2},
+    "four devices": {"tensor_parallel_size": 4},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_tokens_are_those_of_the_request_alone(
+    setting: str, make_llm: Callable[..., Any], alone: list[list[int]]
+) -> None:
+    llm = make_llm(**SETTINGS[setting])
+    assert tokens(llm) == alone
+    if setting == "batched":
+        assert llm.engine.load().prefix_cache_hits > 0
+        assert tokens(llm) == alone  # again, now that every prompt is in the prefix cache
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("num_decode_steps", [1, 4])
+def test_tokens_survive_preemption(
+    overlap: bool, num_decode_steps: int, make_llm: Callable[..., Any], alone: list[list[int]]
+) -> None:
+    llm = make_llm(
+        num_kv_pages=22,  # the longest request alone needs 14
+        watermark=0.0,
+        overlap=overlap,
+        num_decode_steps=num_decode_steps,
+        max_model_len=256,
+    )
+    assert tokens(llm) == alone
+    assert llm.engine.load().num_preemptions > 0
+
+
+def test_sampled_tokens_depend_on_seed_and_position_only(make_llm: Callable[..., Any]) -> None:
+    params = SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=24, ignore_eos=True)
+    batched = tokens(make_llm(max_num_seqs=32, num_decode_steps=4), params)
+    llm = make_llm(num_decode_steps=1, overlap=False)
+    alone = [
+        llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].token_ids
+        for prompt in prompts()[:8]
+    ]
+    assert batched[:8] == alone
+    other = llm.generate(prompts()[0], params.replace(seed=12), use_tqdm=False)
+    assert other[0].outputs[0].token_ids != alone[0]
