@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
+
+from octavo.engine.errors import InvalidConfigError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -16,7 +19,7 @@ def add_parser(subparsers: Any) -> None:
         "source", metavar="SRC",
         help="a Hugging Face directory, a GGUF file or a packaged model's name",
     )  # fmt: skip
-    parser.add_argument("target", metavar="DST", help="a directory that does not exist yet")
+    parser.add_argument("target", metavar="DST", help="a new or empty directory")
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
         help="of the weights; auto is float32 on CPUs, the checkpoint's own elsewhere",
@@ -25,8 +28,12 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Converts; 0."""
-    from octavo.models.loading.orbax import convert
+    target = Path(args.target).expanduser()
+    # Asked before the model is read, which takes a while.
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InvalidConfigError("DST", str(target), "a new or empty directory")
+    from octavo.models.loading.load import load_model, save_model
 
-    convert(args.source, args.target, dtype=args.dtype)
-    print(f"wrote {args.target}")
+    save_model(load_model(args.source, args.dtype), target)
+    print(f"wrote {target}")
     return 0

@@ -86,9 +86,14 @@ def read_model_config(model: str) -> ModelConfig:
         ModelLoadError: there is no such model, or its config is damaged.
         UnsupportedModelError: it asks for mathematics that Octavo does not implement.
     """
-    from octavo.models.loading.load import read_config
+    if model.endswith(".json"):
+        from octavo.models.architectures import config_from_hf
+        from octavo.models.loading.json_file import read_json
 
-    return read_config(model)
+        return config_from_hf(read_json(Path(model).expanduser()))
+    from octavo.models.loading.load import load_config
+
+    return load_config(model)
 
 
 def plan_report(args: argparse.Namespace, config: ModelConfig, dtype: str) -> dict[str, Any]:

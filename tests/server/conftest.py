@@ -1,15 +1,20 @@
-"""A server in this process over an engine that a person can work out by hand."""
+"""A server in this process over an engine that a person can work out by hand; a tiny model."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
+import tokenizers
+from safetensors.numpy import save_file
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import DuplicateRequestError
@@ -153,3 +158,58 @@ def on_stand() -> Callable[[Callable[[Stand], Awaitable[None]]], None]:
         asyncio.run(main())
 
     return run
+
+
+TINY_CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 258,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "hidden_act": "silu",
+    "torch_dtype": "float32",
+}
+TINY_TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama in a Hugging Face directory: one token a byte, and a chat template."""
+    from octavo.models.architectures import config_from_hf
+    from octavo.models.loading.tensors import expected_shapes
+
+    directory = tmp_path_factory.mktemp("tiny")
+    (directory / "config.json").write_text(json.dumps(TINY_CONFIG))
+    rng = np.random.default_rng(0)
+    save_file(
+        {
+            name: rng.standard_normal(shape).astype(np.float32)
+            for name, shape in expected_shapes(config_from_hf(TINY_CONFIG)).items()
+        },
+        str(directory / "model.safetensors"),
+    )
+    tokens = ["<s>", "</s>", *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
+    backend = tokenizers.Tokenizer(
+        tokenizers.models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[])
+    )
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(tokens[:2])
+    backend.save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": TINY_TEMPLATE})
+    )
+    return directory

@@ -1,0 +1,66 @@
+"""Memory arithmetic."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from octavo.server.cli.capacity import Capacity
+from octavo.server.cli.main import main
+
+BASE = {
+    "weight_bytes": 1000,
+    "kv_bytes_per_token": 10,
+    "page_size": 16,
+    "context_tokens": 100,
+    "memory_bytes": 20_000,
+    "utilization": 0.9,
+    "bandwidth": 1120,
+    "network_bandwidth": 560,
+}
+
+
+def test_pages_are_what_memory_leaves_beside_the_weights():
+    capacity = Capacity(**BASE)
+    assert capacity.kv_bytes_per_page == 160
+    assert capacity.kv_pool_bytes == 17_000
+    assert capacity.num_pages == 106
+    assert capacity.pages_per_request == 7
+    assert capacity.max_concurrent_requests == 15
+    assert capacity.swap_s == 1.0
+    assert capacity.hand_off_s == 2.0
+
+
+def test_weights_that_do_not_fit_leave_no_page():
+    capacity = Capacity(**BASE | {"weight_bytes": 19_000})
+    assert capacity.kv_pool_bytes == capacity.num_pages == capacity.max_concurrent_requests == 0
+
+
+def test_the_trash_page_is_not_counted_for_requests():
+    exactly = Capacity(**BASE | {"memory_bytes": 10_000, "weight_bytes": 9_000 - 7 * 160})
+    assert exactly.num_pages == 7
+    assert exactly.max_concurrent_requests == 0
+
+
+@pytest.mark.parametrize("file", ["", "config.json"])
+def test_plan_reads_a_directory_or_a_config_alone(file, tiny_model, tmp_path, capsys):
+    if file:
+        (tmp_path / file).write_text((tiny_model / file).read_text())
+    model = tmp_path / file if file else tiny_model
+    argv = ["plan", "--model", str(model), "--memory", "1MB", "--bandwidth", "1MB/s", "--json"]
+    assert main([*argv, "--context", "64"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    # 2 layers of 2 KV heads of 8, keys and values, in float32.
+    assert report["kv_bytes_per_token"] == 2 * 2 * 2 * 8 * 4
+    assert report["kv_bytes_per_page"] == 16 * 256
+    numbers = 258 * 32 + 2 * (32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32
+    assert report["num_parameters"] == numbers
+    assert report["weight_bytes"] == 4 * numbers
+    assert report["num_pages"] == (900_000 - 4 * numbers) // (16 * 256)
+    assert report["swap_s"] == 64 * 256 / 1e6
+
+
+def test_plan_for_people_says_when_the_weights_do_not_fit(tiny_model, capsys):
+    assert main(["plan", "--model", str(tiny_model), "--memory", "1KB"]) == 0
+    assert "do not fit" in capsys.readouterr().out

@@ -1,0 +1,80 @@
+"""Commands over a tiny model, whole."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from octavo.server.cli.main import main
+
+
+@pytest.fixture
+def engine_options(tiny_model):
+    words = "--max-num-seqs 4 --max-num-batched-tokens 32 --max-model-len 128 --num-kv-pages 40"
+    return ["--model", str(tiny_model), *words.split(), "--fail-on-compile"]
+
+
+def generate_json(capsys, *argv):
+    assert main(["generate", "--json", "--quiet", "--ignore-eos", *argv]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_generate_prints_one_json_object_a_prompt_and_streams_the_same_text(
+    engine_options, capsys, tmp_path
+):
+    options = ["--max-tokens", "9", *engine_options]
+    path = tmp_path / "prompts.jsonl"
+    lines = ["ab", {"prompt": "c"}, {"prompt_token_ids": [66, 67], "max_tokens": 4}]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    first, second, third = generate_json(capsys, "--prompts-file", str(path), *options)
+    assert first["prompt"] == "ab"
+    assert first["prompt_token_ids"] == [66, 67]
+    assert len(first["token_ids"]) == 9
+    assert first["finish_reason"] == "length"
+    assert {"load_s", "ttft_ms", "tpot_ms", "tokens_per_s"} <= first["timings"].keys()
+    assert second["prompt"] == "c"
+    assert third["prompt"] is None
+    assert third["token_ids"] == first["token_ids"][:4]
+
+    assert main(["generate", "--prompt", "ab", "--ignore-eos", *options]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == first["text"] + "\n"
+    assert "9 tokens in " in captured.err
+
+
+def test_a_converted_checkpoint_generates_the_same_tokens(engine_options, capsys, tmp_path):
+    target = tmp_path / "converted"
+    assert main(["convert", engine_options[1], str(target)]) == 0
+    assert str(target) in capsys.readouterr().out
+    options = ["--prompt", "ab", "--max-tokens", "6", *engine_options]
+    [original] = generate_json(capsys, *options)
+    [converted] = generate_json(capsys, *options, "--model", str(target))
+    assert converted["token_ids"] == original["token_ids"]
+
+
+def test_chat_answers_each_line_and_remembers(engine_options, capsys, monkeypatch):
+    def chat(*lines):
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in lines)))
+        options = ["--ignore-eos", "--max-tokens", "5", "--temperature", "0", *engine_options]
+        assert main(["chat", "--quiet", *options]) == 0
+        return capsys.readouterr()
+
+    once = chat("hi").out
+    assert once
+    # After a reset the same line has the same answer. A line that cannot fit is refused and
+    # forgotten. The last line is not the first of its conversation, so its answer is another.
+    many = chat("hi", "/reset", "hi", "x" * 500, "hi", "/exit", "never read")
+    assert many.out.startswith(once * 2)
+    assert many.out.removeprefix(once * 2) not in ("", once)
+    assert "at most" in many.err
+
+
+def test_models_lists_the_default_model_and_architectures(capsys):
+    assert main(["models", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert "smollm2-135m" in [model["name"] for model in listed["packaged"]]
+    assert "LlamaForCausalLM" in listed["architectures"]
+    assert main(["models"]) == 0
+    assert "smollm2-135m" in capsys.readouterr().out

@@ -1,0 +1,224 @@
+"""What the command line understands, and how it refuses; no model is loaded."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidRequestError
+from octavo.engine.sampling_params import SamplingParams
+from octavo.server.cli.chat import Conversation
+from octavo.server.cli.engine_args import add_engine_args, engine_args
+from octavo.server.cli.main import COMMANDS, main
+from octavo.server.cli.prompts import add_prompt_args, read_prompts
+from octavo.server.cli.sampling_args import add_sampling_args, sampling_params
+from octavo.server.cli.sizes import parse_bytes, parse_rate, show_bytes, show_seconds
+
+PARAMS = SamplingParams(max_tokens=5)
+
+
+def parse(add, *argv, **kwargs):
+    parser = argparse.ArgumentParser()
+    add(parser, **kwargs)
+    return parser.parse_args(argv)
+
+
+def test_every_engine_argument_is_an_option_and_only_given_ones_are_set():
+    args = parse(add_engine_args, "--model", "m", "--max-num-seqs", "3", "--no-overlap")
+    assert engine_args(args) == {"model": "m", "max_num_seqs": 3, "overlap": False}
+    parser = argparse.ArgumentParser()
+    add_engine_args(parser)
+    for name in EngineConfig.__dataclass_fields__:
+        assert "--" + name.replace("_", "-") in parser.format_help()
+
+
+def test_a_commands_seed_is_the_requests():
+    parser = argparse.ArgumentParser()
+    add_sampling_args(parser, {})
+    add_engine_args(parser, leave_out=("seed",))
+    args = parser.parse_args(["--seed", "7"])
+    assert sampling_params(args).seed == 7
+    assert engine_args(args) == {}
+
+
+def test_sampling_options_reach_the_parameters():
+    given = {
+        "--max-tokens": 9, "--temperature": 0.5, "--top-p": 0.8, "--top-k": 3, "--seed": 0,
+        "--stop-token-id": 4, "--bad-word": "x",
+    }  # fmt: skip
+    argv = [str(word) for option in given.items() for word in option]
+    argv += ["--stop", "a", "--stop", "b", "--ignore-eos"]
+    args = parse(add_sampling_args, *argv, defaults={"max_tokens": 99})
+    assert sampling_params(args) == SamplingParams(
+        max_tokens=9, temperature=0.5, top_p=0.8, top_k=3, stop=["a", "b"], ignore_eos=True,
+        seed=0, stop_token_ids=[4], bad_words=["x"],
+    )  # fmt: skip
+
+
+def test_sampling_defaults_are_those_of_sampling_params_but_for_the_commands_own():
+    args = parse(add_sampling_args, defaults={"max_tokens": 99})
+    assert sampling_params(args) == SamplingParams(max_tokens=99)
+
+
+def test_prompts_come_from_options_in_their_order():
+    args = parse(add_prompt_args, "--prompt", "a", "--prompt", "b")
+    assert read_prompts(args, PARAMS) == [("a", PARAMS), ("b", PARAMS)]
+
+
+def test_without_options_standard_input_is_one_prompt():
+    args = parse(add_prompt_args)
+    assert read_prompts(args, PARAMS, io.StringIO("two\nlines\n")) == [("two\nlines", PARAMS)]
+
+
+def test_a_json_lines_file_may_set_parameters_of_each_prompt(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    lines = ["one", {"prompt": "two", "max_tokens": 7}, {"prompt_token_ids": [1, 2]}]
+    path.write_text("\n\n".join(map(json.dumps, lines)) + "\n")
+    args = parse(add_prompt_args, "--prompts-file", str(path))
+    assert read_prompts(args, PARAMS) == [
+        ("one", PARAMS),
+        ("two", PARAMS.replace(max_tokens=7)),
+        ([1, 2], PARAMS),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("not json", "line 1.*JSON"),
+        ("3", "a string or an object"),
+        ("{}", "exactly one of prompt"),
+        ('{"prompt": "a", "prompt_token_ids": [1]}', "exactly one of prompt"),
+        ('{"prompt": 3}', "a list of token ids"),
+        ('{"prompt_token_ids": [true]}', "a list of token ids"),
+        ('{"prompt": "a", "max_token": 3}', "max_token.*a sampling parameter"),
+        ('{"prompt": "a", "max_tokens": 0}', "max_tokens = 0"),
+        ("", "at least one line"),
+    ],
+)
+def test_a_malformed_prompts_file_is_refused_by_line(line, says):
+    args = parse(add_prompt_args, "--prompts-file", "-")
+    with pytest.raises(InvalidRequestError, match=says):
+        read_prompts(args, PARAMS, io.StringIO(line + "\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("16GiB", 16 * 2**30), ("16gb", 16 * 10**9), ("1.5k", 1500), ("7", 7), ("2 MiB", 2**21)],
+)
+def test_sizes_read_as_people_write_them(text, size):
+    assert parse_bytes(text) == size
+    assert parse_rate(text + "/s") == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "nan", "1e3", "5 apples", "25GB/s"])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError):
+        parse_bytes(text)
+
+
+def test_sizes_and_times_are_shown_in_the_unit_that_fits():
+    assert [show_bytes(size) for size in (512, 1536, 3 * 2**40)] == ["512 B", "1.5 KiB", "3 TiB"]
+    assert [show_seconds(time_s) for time_s in (0.00125, 2.5)] == ["1.25 ms", "2.5 s"]
+
+
+class ByteTokenizer:
+    """One token a character of the plain transcript."""
+
+    def encode_chat(self, messages):
+        return [ord(c) for m in messages for c in f"{m['role'][0]}{m['content']}"]
+
+
+def text_of(token_ids):
+    return "".join(map(chr, token_ids))
+
+
+def test_a_conversation_forgets_its_oldest_turns_but_not_the_system_message():
+    conversation = Conversation("S")
+    for role, content in (("user", "aa"), ("assistant", "bb"), ("user", "cc")):
+        conversation.say(role, content)
+    assert text_of(conversation.prompt(ByteTokenizer(), 11)) == "sSuaaabbucc"
+    assert text_of(conversation.prompt(ByteTokenizer(), 10)) == "sSucc"
+    with pytest.raises(InvalidRequestError, match="at most 3 tokens"):
+        conversation.prompt(ByteTokenizer(), 3)
+    conversation.reset()
+    conversation.say("user", "d")
+    assert text_of(conversation.prompt(ByteTokenizer(), 10)) == "sSud"
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "says"),
+    [
+        (["generate", "--prompt", "x", "--top-p", "3"], 2, "top_p = 3.0"),
+        (["generate", "--prompts-file", "/no/such/file"], 2, "/no/such/file"),
+        (["serve", "--dtype", "int8"], 2, "dtype = 'int8'"),
+        (["serve", "--grpc-port", "70000"], 2, "grpc_port = 70000"),
+        (["chat", "--n", "2"], 2, "n = 2"),
+        (["plan", "--model", "/no/such/model"], 1, "/no/such/model"),
+        (["plan", "--context", "100000000"], 2, "context = 100000000"),
+        (["plan", "--gpu-memory-utilization", "2"], 2, "gpu_memory_utilization = 2.0"),
+        (["convert", "/no/such/model", "{tmp}/new"], 1, "/no/such/model"),
+        (["convert", "smollm2-135m", "{tmp}"], 2, "a new or empty directory"),
+    ],
+)
+def test_a_users_mistake_is_one_line_on_stderr(argv, status, says, capsys, tmp_path, tiny_model):
+    (tmp_path / "something").touch()
+    argv = [word.format(tmp=tmp_path) for word in argv]
+    if argv[0] == "plan" and "--model" not in argv:
+        argv += ["--model", str(tiny_model)]
+    assert main(argv) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("octavo: error: ")
+    assert says in captured.err
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "argv", [[], ["nonsense"], ["serve", "--nonsense"], ["plan", "--memory", "x"]]
+)
+def test_arguments_that_cannot_be_parsed_exit_with_2(argv, capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    assert caught.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_an_unexpected_error_names_itself_and_shows_its_traceback_only_when_asked(
+    capsys, monkeypatch
+):
+    def broken(args):
+        raise RuntimeError("surprise")
+
+    monkeypatch.setattr("octavo.server.cli.models.run", broken)
+    assert main(["models"]) == 1
+    assert capsys.readouterr().err == (
+        "octavo: error: RuntimeError: surprise (OCTAVO_DEBUG=1 shows where)\n"
+    )
+    monkeypatch.setenv("OCTAVO_DEBUG", "1")
+    with pytest.raises(RuntimeError):
+        main(["models"])
+
+
+@pytest.mark.parametrize("command", [None, *sorted(COMMANDS.keys() - {"bench"})])
+def test_help_imports_nothing_heavy(command):
+    program = (
+        "import sys\n"
+        "from octavo.server.cli.main import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit as end: assert end.code == 0, end.code\n"
+        "heavy = {'jax', 'numpy', 'grpc', 'transformers', 'tokenizers'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    argv = [word for word in (command, "--help") if word]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *argv], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "usage: octavo" in done.stdout
