@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterable
+from itertools import islice
 
-from octavo.engine.kv.page_hash import page_hash, root_hash
+from octavo.engine.kv.page_hash import page_hashes, root_hash
 from octavo.engine.kv.page_pool import TRASH_PAGE, PagePool
 from octavo.engine.kv.prefix_cache import PrefixCache
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
-
-_NEVER = sys.maxsize
 
 
 class KVManager:
@@ -48,12 +46,17 @@ class KVManager:
         return -(-num_tokens // self.page_size)
 
     def open(self, request: Request) -> SequencePages:
-        """An empty set of pages for `request`."""
-        return SequencePages(
+        """An empty set of pages for `request`.
+
+        The prompt's pages are hashed now, and never while a step is planned.
+        """
+        pages = SequencePages(
             request=request,
             root=root_hash(request.tenant, request.cache_salt),
-            next_registration=self.page_size if self.enable_prefix_caching else _NEVER,
         )
+        if self.enable_prefix_caching:
+            self._extend_hashes(pages, request.num_prompt_tokens // self.page_size)
+        return pages
 
     def match_prefix(self, pages: SequencePages) -> list[int]:
         """The cached pages that the request's known tokens begin with; nothing is taken.
@@ -64,14 +67,9 @@ class KVManager:
         request = pages.request
         if not self._reads_cache(request):
             return []
-        matched: list[int] = []
-        for index in range((request.num_tokens - 1) // self.page_size):
-            self._extend_hashes(pages, index + 1)
-            page = self.cache.find(pages.hashes[index])
-            if page is None:
-                break
-            matched.append(page)
-        return matched
+        num_pages = (request.num_tokens - 1) // self.page_size
+        self._extend_hashes(pages, num_pages)
+        return self.cache.longest_match(islice(pages.hashes, num_pages))
 
     def count_query(self, request: Request, num_hit_tokens: int) -> None:
         """Counts a request's look-up once, when it is first admitted."""
@@ -81,8 +79,7 @@ class KVManager:
 
     def num_pages_to_take(self, matched: list[int], num_tokens: int) -> int:
         """Available pages that `admit` would use: new ones, and matched ones nobody holds now."""
-        num_held = sum(1 for page in matched if self.pool.num_references(page))
-        return self.num_pages_for(num_tokens) - num_held
+        return self.num_pages_for(num_tokens) - self.pool.num_held(matched)
 
     def admit(self, pages: SequencePages, matched: list[int], num_tokens: int) -> None:
         """Gives a sequence without pages the matched ones and new ones for `num_tokens` in all.
@@ -90,58 +87,52 @@ class KVManager:
         `num_pages_to_take` of them must be available.
         """
         assert not pages.page_ids, pages.request.request_id
-        for page in matched:
-            self.pool.share(page)
-            self.cache.mark_referenced(page)
+        self.cache.mark_referenced(self.pool.share(matched))
         pages.page_ids.extend(matched)
         pages.capacity = len(matched) * self.page_size
         pages.num_registered = len(matched)
-        if self.enable_prefix_caching:
-            pages.next_registration = (len(matched) + 1) * self.page_size
         self.grow(pages, num_tokens)
 
-    def grow(self, pages: SequencePages, num_tokens: int) -> None:
-        """Adds pages until the sequence has room for `num_tokens`; they must be available."""
+    def grow(self, pages: SequencePages, num_tokens: int) -> list[int]:
+        """Adds pages until the sequence has room for `num_tokens`; they must be available.
+
+        Returns:
+            The pages added.
+        """
+        num_new = self.num_pages_for(num_tokens) - len(pages.page_ids)
+        if num_new <= 0:
+            return []
         pool = self.pool
-        while pages.capacity < num_tokens:
-            if not pool.num_free:
-                pool.reclaim(self.cache.evict())
-            pages.page_ids.append(pool.allocate())
-            pages.capacity += self.page_size
+        if pool.num_free < num_new:
+            pool.reclaim(self.cache.evict(num_new - pool.num_free))
+        new = pool.allocate(num_new)
+        pages.page_ids.extend(new)
+        pages.capacity += num_new * self.page_size
+        return new
 
     def register_full_pages(self, pages: SequencePages, num_committed: int) -> None:
-        """Makes findable the pages that the first `num_committed` tokens fill.
-
-        Cheap to skip: there is nothing to do while `num_committed` < `pages.next_registration`.
-        """
-        if num_committed < pages.next_registration:
-            return
+        """Makes findable the pages that the first `num_committed` tokens fill."""
         num_full = num_committed // self.page_size
+        if num_full <= pages.num_registered or not self.enable_prefix_caching:
+            return
         self._extend_hashes(pages, num_full)
         for index in range(pages.num_registered, num_full):
             self.cache.register(pages.hashes[index], pages.page_ids[index])
         pages.num_registered = num_full
-        pages.next_registration = (num_full + 1) * self.page_size
 
     def release(self, pages: SequencePages) -> None:
         """Takes every page from the sequence; registered ones stay cached.
 
         The end of a prefix is put up for eviction before its beginning.
         """
-        for page in reversed(pages.page_ids):
-            keep = page in self.cache
-            if self.pool.release(page, keep=keep) and keep:
-                self.cache.mark_unreferenced(page)
+        self.cache.mark_unreferenced(self.pool.release(reversed(pages.page_ids), self.cache))
         pages.page_ids.clear()
         pages.capacity = 0
         pages.num_registered = 0
-        if self.enable_prefix_caching:
-            pages.next_registration = self.page_size
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache: what the pages hold can no longer be trusted."""
-        for page in self.cache.forget_all():
-            self.pool.reclaim(page)
+        self.pool.reclaim(self.cache.forget_all())
 
     def check_integrity(self, live: Iterable[SequencePages]) -> None:
         """Asserts that pool, cache and the pages of all live sequences agree."""
@@ -164,8 +155,9 @@ class KVManager:
         return self.enable_prefix_caching and request.sampling_params.prompt_logprobs is None
 
     def _extend_hashes(self, pages: SequencePages, num_pages: int) -> None:
-        size = self.page_size
-        hashes = pages.hashes
-        for index in range(len(hashes), num_pages):
+        hashes, size = pages.hashes, self.page_size
+        num_hashed = len(hashes)
+        if num_hashed < num_pages:
             parent = hashes[-1] if hashes else pages.root
-            hashes.append(page_hash(parent, pages.tokens(index * size, (index + 1) * size)))
+            tokens = pages.tokens(num_hashed * size, num_pages * size)
+            hashes.extend(page_hashes(parent, tokens, size))

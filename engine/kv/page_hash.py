@@ -20,11 +20,18 @@ def root_hash(tenant: str, salt: str) -> PageHash:
     return blake2b(data, digest_size=HASH_BYTES).digest()
 
 
-def page_hash(parent: PageHash, token_ids: Sequence[int]) -> PageHash:
-    """The hash of a full page.
+def page_hashes(parent: PageHash, token_ids: Sequence[int], page_size: int) -> list[PageHash]:
+    """The hashes of consecutive full pages.
 
     Args:
-        parent: the hash of the page before it, or the root's.
-        token_ids: the page's tokens, all of them.
+        parent: the hash of the page before them, or the root's.
+        token_ids: their tokens, a multiple of `page_size`.
     """
-    return blake2b(parent + array("q", token_ids).tobytes(), digest_size=HASH_BYTES).digest()
+    data = array("q", token_ids).tobytes()
+    num_bytes = page_size * 8
+    hashes: list[PageHash] = []
+    for start in range(0, len(data), num_bytes):
+        page = data[start : start + num_bytes]
+        parent = blake2b(parent + page, digest_size=HASH_BYTES).digest()
+        hashes.append(parent)
+    return hashes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Sequence
 
 TRASH_PAGE = 0
 """The page that padded rows write to; no sequence ever owns it."""
@@ -62,47 +62,67 @@ class PagePool:
         """Sequences that hold `page`."""
         return self._num_references[page]
 
+    def num_held(self, pages: Iterable[int]) -> int:
+        """How many of `pages` have an owner."""
+        references = self._num_references
+        return sum([1 for page in pages if references[page]])
+
     def is_cached(self, page: int) -> bool:
         """Whether `page` is unreferenced and kept."""
         return page in self._cached
 
-    def allocate(self) -> int:
-        """Takes a free page, with one reference. There must be one: see `reclaim`."""
-        page = self._free.pop()
-        self._num_references[page] = 1
-        self._num_owned += 1
-        return page
+    def allocate(self, num_pages: int) -> list[int]:
+        """Takes free pages, with one reference each. There must be enough: see `reclaim`."""
+        assert 0 <= num_pages <= len(self._free), (num_pages, len(self._free))
+        pages = [self._free.pop() for _ in range(num_pages)]
+        for page in pages:
+            self._num_references[page] = 1
+        self._num_owned += num_pages
+        return pages
 
-    def share(self, page: int) -> None:
-        """Adds a reference to an owned page, or revives a cached one."""
-        if self._num_references[page] == 0:
-            self._cached.remove(page)
-            self._num_owned += 1
-        self._num_references[page] += 1
+    def share(self, pages: Iterable[int]) -> list[int]:
+        """Adds a reference to each page, owned or cached; returns those that were cached."""
+        references = self._num_references
+        revived: list[int] = []
+        for page in pages:
+            if not references[page]:
+                self._cached.remove(page)
+                revived.append(page)
+            references[page] += 1
+        self._num_owned += len(revived)
+        return revived
 
-    def release(self, page: int, *, keep: bool = False) -> bool:
-        """Drops one reference; says whether it was the last.
+    def release(self, pages: Iterable[int], keep: Container[int] = ()) -> list[int]:
+        """Drops one reference of each page.
 
         Args:
-            page: an owned page.
-            keep: whether an unreferenced page stays cached instead of becoming free.
-        """
-        references = self._num_references[page] - 1
-        assert references >= 0, f"page {page} is not owned"
-        self._num_references[page] = references
-        if references:
-            return False
-        self._num_owned -= 1
-        if keep:
-            self._cached.add(page)
-        else:
-            self._free.append(page)
-        return True
+            pages: owned pages.
+            keep: pages that stay cached when nobody holds them any more; others become free.
 
-    def reclaim(self, page: int) -> None:
-        """Makes a cached page free; whoever remembered its content must forget it."""
-        self._cached.remove(page)
-        self._free.append(page)
+        Returns:
+            The pages that are cached now, in the order given.
+        """
+        references = self._num_references
+        kept: list[int] = []
+        for page in pages:
+            count = references[page] - 1
+            assert count >= 0, f"page {page} is not owned"
+            references[page] = count
+            if count:
+                continue
+            self._num_owned -= 1
+            if page in keep:
+                self._cached.add(page)
+                kept.append(page)
+            else:
+                self._free.append(page)
+        return kept
+
+    def reclaim(self, pages: Sequence[int]) -> None:
+        """Makes cached pages free; whoever remembered their content must forget it."""
+        assert self._cached.issuperset(pages), pages
+        self._cached.difference_update(pages)
+        self._free.extend(pages)
 
     def begin_transfer(self, pages: Iterable[int]) -> None:
         """Takes pages with one reference from their owner until `end_transfer`."""

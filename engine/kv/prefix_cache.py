@@ -27,13 +27,20 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._page_of)
 
-    def __contains__(self, page: int) -> bool:
+    def __contains__(self, page: object) -> bool:
         """Whether `page` is registered."""
         return page in self._hash_of
 
-    def find(self, page_hash: PageHash) -> int | None:
-        """The page with this content, or None."""
-        return self._page_of.get(page_hash)
+    def longest_match(self, hashes: Iterable[PageHash]) -> list[int]:
+        """The pages with these contents, up to the first that is not known."""
+        find = self._page_of.get
+        pages: list[int] = []
+        for page_hash in hashes:
+            page = find(page_hash)
+            if page is None:
+                break
+            pages.append(page)
+        return pages
 
     def register(self, page_hash: PageHash, page: int) -> bool:
         """Remembers a full page. False if another page with the same content is known already."""
@@ -44,19 +51,21 @@ class PrefixCache:
         self._hash_of[page] = page_hash
         return True
 
-    def mark_unreferenced(self, page: int) -> None:
-        """Puts a registered page last in the order of eviction."""
-        self._unreferenced[page] = None
+    def mark_unreferenced(self, pages: Iterable[int]) -> None:
+        """Puts registered pages last in the order of eviction, as they come."""
+        self._unreferenced.update(dict.fromkeys(pages))
 
-    def mark_referenced(self, page: int) -> None:
-        """Takes a page out of the order of eviction, if it is in it."""
-        self._unreferenced.pop(page, None)
+    def mark_referenced(self, pages: Iterable[int]) -> None:
+        """Takes unreferenced pages out of the order of eviction."""
+        for page in pages:
+            del self._unreferenced[page]
 
-    def evict(self) -> int:
-        """Forgets the page unreferenced for longest and returns it. There must be one."""
-        page, _ = self._unreferenced.popitem(last=False)
-        del self._page_of[self._hash_of.pop(page)]
-        return page
+    def evict(self, num_pages: int) -> list[int]:
+        """Forgets the pages unreferenced for longest and returns them. There must be enough."""
+        pages = [self._unreferenced.popitem(last=False)[0] for _ in range(num_pages)]
+        for page in pages:
+            del self._page_of[self._hash_of.pop(page)]
+        return pages
 
     def forget_all(self) -> list[int]:
         """Forgets every page; returns those that were unreferenced."""

@@ -20,7 +20,6 @@ class SequencePages:
         hashes: hashes of its first full pages, as far as they were needed. They outlive the
             pages: tokens never change.
         num_registered: its first pages that have been offered to the prefix cache.
-        next_registration: committed tokens at which one more page can be offered.
     """
 
     request: Request
@@ -29,7 +28,6 @@ class SequencePages:
     capacity: int = 0
     hashes: list[PageHash] = field(default_factory=list)
     num_registered: int = 0
-    next_registration: int
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Known tokens from position `start` to `end` - 1."""

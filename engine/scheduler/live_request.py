@@ -21,6 +21,7 @@ class LiveRequest:
         last_position: the position of its last possible token, whose KV is never needed: rows
             decode while `num_computed_tokens` is below it.
         prefill_end: known tokens at its newest admission, all to be computed before it decodes.
+        num_committed_tokens: of those, how many committed steps have computed.
         num_scored_prompt_tokens: prompt log-probabilities handed out so far; a recomputed prompt
             does not hand them out again.
         is_live: false from the terminal event on.
@@ -33,6 +34,7 @@ class LiveRequest:
     num_prompt_tokens: int = field(init=False)
     last_position: int = field(init=False)
     prefill_end: int = 0
+    num_committed_tokens: int = 0
     num_scored_prompt_tokens: int = 0
     is_live: bool = True
 

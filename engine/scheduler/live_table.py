@@ -89,6 +89,7 @@ class LiveTable:
         self.kv.admit(entry.pages, matched, num_known)
         self.running.insert(entry)
         entry.prefill_end = num_known
+        entry.num_committed_tokens = num_cached
         request.num_computed_tokens = num_cached
         if request.metrics.first_scheduled_s is None:
             request.metrics.first_scheduled_s = now_s
@@ -101,8 +102,7 @@ class LiveTable:
         Tokens that dispatched steps still compute for it stay valid.
         """
         request = entry.request
-        self.running.remove(entry)
-        self.kv.release(entry.pages)
+        self._release(entry)
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = 0
         request.metrics.num_preemptions += 1
@@ -125,8 +125,7 @@ class LiveTable:
         if request.slot is None:
             self.waiting.remove(entry)
         else:
-            self.running.remove(entry)
-            self.kv.release(entry.pages)
+            self._release(entry)
         del self._by_id[request.request_id]
         entry.is_live = False
         request.status = status
@@ -134,6 +133,19 @@ class LiveTable:
         request.error = error
         request.metrics.finished_s = now_s
         self.num_finished += 1
+
+    def _release(self, entry: LiveRequest) -> None:
+        """Takes slot and pages; full pages stay findable.
+
+        Pages of the prompt were made findable as they were computed. Pages of the output are made
+        so only now: hardly anybody asks for them sooner, and hashing them together is cheaper.
+        """
+        num_written = entry.num_committed_tokens
+        if num_written == entry.prefill_end:
+            num_written = entry.request.num_tokens - 1  # the newest token was never an input
+        self.kv.register_full_pages(entry.pages, num_written)
+        self.kv.release(entry.pages)
+        self.running.remove(entry)
 
     def check_integrity(self) -> None:
         """Asserts that every live request is in one place and every page and slot accounted for."""

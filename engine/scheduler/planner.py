@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -167,13 +166,12 @@ class Planner:
 
     def _grow(self, entry: LiveRequest, num_steps: int) -> None:
         """Adds the pages that the entry lacks for `num_steps` iterations, and notes them."""
-        request, page_ids = entry.request, entry.pages.page_ids
+        request, index = entry.request, len(entry.pages.page_ids)
         assert request.slot is not None
-        first_new = len(page_ids)
         end = min(request.num_computed_tokens + num_steps, entry.last_position)
-        self._kv.grow(entry.pages, end)
-        for index, page in enumerate(islice(page_ids, first_new, None), first_new):
+        for page in self._kv.grow(entry.pages, end):
             self._page_updates.append((request.slot, index, page))
+            index += 1
 
     def _decode_rows(self, decoding: list[LiveRequest], num_steps: int) -> DecodeRows:
         """The rows by column; their requests move ahead by what they may emit."""

@@ -197,7 +197,20 @@ class Scheduler:
             request = entry.request
             request.num_inflight_steps -= 1
             request.num_inflight_tokens -= count
-            if entry.is_live:
+            if not entry.is_live:
+                continue
+            token_ids, output = row.token_ids, request.output_token_ids
+            if (
+                len(output) + count < request.max_tokens
+                and len(token_ids) == count
+                and entry.stop_ids.isdisjoint(token_ids)
+            ):
+                # What `_append` would do for a row that goes on, without the call: it is the
+                # fate of nearly every row of every step.
+                output.extend(token_ids)
+                request.metrics.last_token_s = now_s
+                committed.append(Committed(request, token_ids, row.logprobs, None, False))
+            else:
                 committed.append(self._append(entry, row, count, None, now_s))
         for index, chunk in enumerate(plan.prefill_rows, len(counts)):
             entry, row, request = entries[index], rows[index], chunk.request
@@ -205,13 +218,13 @@ class Scheduler:
             request.num_inflight_tokens -= chunk.samples
             if not entry.is_live:
                 continue
+            if request.slot is not None:
+                entry.num_committed_tokens = chunk.start + chunk.num_tokens
+                self._kv.register_full_pages(entry.pages, entry.num_committed_tokens)
             scores = _new_prompt_scores(entry, chunk, row)
             if chunk.samples:
                 committed.append(self._append(entry, row, 1, scores, now_s))
-                continue
-            if request.slot is not None:
-                self._kv.register_full_pages(entry.pages, chunk.start + chunk.num_tokens)
-            if scores:
+            elif scores:
                 committed.append(Committed(request, (), None, scores, False))
         return committed
 
@@ -334,8 +347,8 @@ class Scheduler:
             count: tokens the row was planned to emit unless it stopped.
         """
         request = entry.request
-        output, metrics = request.output_token_ids, request.metrics
         token_ids, logprobs = row.token_ids, row.logprobs
+        output = request.output_token_ids
         stop = None
         if not entry.stop_ids.isdisjoint(token_ids):
             min_tokens = request.sampling_params.min_tokens
@@ -345,12 +358,10 @@ class Scheduler:
                 logprobs = logprobs and logprobs[: stop + 1]
         assert stop is not None or len(token_ids) == count, (token_ids, count)
         output.extend(token_ids)
+        metrics = request.metrics
         metrics.last_token_s = now_s
         if metrics.first_token_s is None:
             metrics.first_token_s = now_s
-        num_written = entry.num_prompt_tokens + len(output) - 1
-        if num_written >= entry.pages.next_registration and request.slot is not None:
-            self._kv.register_full_pages(entry.pages, num_written)
         if stop is not None:
             last = token_ids[-1]
             stop_reason = None if last in request.eos_token_ids else last

@@ -1,0 +1,153 @@
+"""What planning costs the host: p50 and p99 of `plan` and `commit`, in microseconds.
+
+256 rows run and 1,000 requests wait, with no device: results are made up as fast as they can be.
+One step is always in flight, as in the engine. Times are processor time of the one thread, so that
+a machine with other work does not blur them.
+
+    python benchmarks/planner.py [--steps 4000] [--rows 256] [--waiting 1000] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import random
+import time
+from collections import deque
+
+from octavo.engine.request import Request
+from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.scheduler.scheduler import Scheduler
+from octavo.engine.scheduler.step_plan import RowTokens, StepLimits, StepPlan, StepResult
+
+SCENARIOS = {
+    "decode": "every row decodes, nobody ends, 1,000 wait",
+    "churn": "rows end and the waiting are admitted, prompts 16-256, outputs 16-128 tokens",
+    "shared": "as churn, prompts share their first 1,024 tokens in the prefix cache",
+    "preempt": "as churn, in a pool too small for the running rows",
+    "priority": "as churn, in four priority classes",
+    "multi": "decode of up to 8 iterations a dispatch, nobody waits",
+}
+
+
+def main() -> None:
+    """Runs the scenarios and prints a table or one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--waiting", type=int, default=1000)
+    parser.add_argument("--scenario", choices=sorted(SCENARIOS), action="append")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    figures = {
+        name: measure(name, steps=args.steps, rows=args.rows, waiting=args.waiting)
+        for name in args.scenario or SCENARIOS
+    }
+    if args.json:
+        print(json.dumps(figures))
+        return
+    print(f"{'':10s}{'plan p50':>10s}{'p99':>8s}{'commit p50':>12s}{'p99':>8s}   µs, for")
+    for name, values in figures.items():
+        print(
+            f"{name:10s}{values['plan_p50_us']:10.0f}{values['plan_p99_us']:8.0f}"
+            f"{values['commit_p50_us']:12.0f}{values['commit_p99_us']:8.0f}   {SCENARIOS[name]}"
+        )
+
+
+def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, float]:
+    """Figures of one scenario."""
+    rng = random.Random(1)
+    churns = scenario not in ("decode", "multi")
+    waiting = 0 if scenario == "multi" else waiting
+    max_steps = 8 if scenario == "multi" else 1
+    num_pages = rows * 8 if scenario == "preempt" else rows * 1024 if not churns else rows * 128
+    limits = StepLimits(
+        max_num_batched_tokens=2048,
+        max_num_seqs=rows,
+        max_num_steps=max_steps,
+        max_prefill_rows=16,
+        max_pages_per_seq=65536,
+        page_size=16,
+        num_pages=num_pages,
+        max_model_len=1 << 20,
+        token_edges=(2048,),
+    )
+    scheduler = Scheduler(
+        limits,
+        policy="priority" if scenario == "priority" else "fcfs",
+        num_decode_steps=max_steps,
+    )
+    shared = [rng.randrange(50_000) for _ in range(1024 if scenario == "shared" else 0)]
+    num_added = 0
+
+    def add() -> None:
+        nonlocal num_added
+        prompt = shared + [rng.randrange(50_000) for _ in range(rng.randint(16, 256))]
+        most = rng.randint(16, 128) if churns else max_steps * steps + 10 * rows
+        scheduler.add(
+            Request(
+                request_id=str(num_added),
+                prompt_token_ids=prompt,
+                sampling_params=SamplingParams(max_tokens=most),
+                seed=0,
+                eos_token_ids=(2,),
+                max_tokens=most,
+                arrival_s=float(num_added),
+                priority=rng.choice([0, 1, 2, 3]) if scenario == "priority" else 2,
+            ),
+            0.0,
+        )
+        num_added += 1
+
+    for _ in range(rows + waiting):
+        add()
+    plan_s: list[float] = []
+    commit_s: list[float] = []
+    in_flight: deque[StepPlan] = deque()
+    gc.collect()
+    gc.freeze()
+    warm_up = rows
+    for step in range(warm_up + steps):
+        while churns and scheduler.num_waiting < waiting:
+            add()
+        start = time.thread_time()
+        plan = scheduler.plan(0.0)
+        plan_s.append(time.thread_time() - start)
+        assert plan is not None
+        in_flight.append(plan)
+        if len(in_flight) > 1:
+            plan = in_flight.popleft()
+            result = run(plan)
+            start = time.thread_time()
+            scheduler.commit(plan, result, 0.0)
+            commit_s.append(time.thread_time() - start)
+        if step == warm_up:
+            plan_s.clear()
+            commit_s.clear()
+    scheduler.check_integrity()
+    gc.unfreeze()
+    return {
+        "plan_p50_us": percentile(plan_s, 50),
+        "plan_p99_us": percentile(plan_s, 99),
+        "commit_p50_us": percentile(commit_s, 50),
+        "commit_p99_us": percentile(commit_s, 99),
+        "num_preemptions": scheduler.load().num_preemptions,
+    }
+
+
+def run(plan: StepPlan) -> StepResult:
+    """A result in which no row stops."""
+    rows = [RowTokens((7,) * count) for count in plan.decode_rows.max_new_tokens.tolist()]
+    rows += [RowTokens((7,) if row.samples else ()) for row in plan.prefill_rows]
+    return StepResult(rows=tuple(rows))
+
+
+def percentile(seconds: list[float], percent: int) -> float:
+    """A percentile of times in seconds, in microseconds."""
+    ordered = sorted(seconds)
+    return 1e6 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
+
+if __name__ == "__main__":
+    main()
