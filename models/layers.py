@@ -28,7 +28,8 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     x_f32 = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x_f32), axis=-1, keepdims=True)
     normed = x_f32 * jax.lax.rsqrt(mean_square + jnp.float32(eps))
-    return (normed * weight.astype(jnp.float32)).astype(x.dtype)
+    per_feature = weight.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + weight.shape)
+    return (normed * per_feature).astype(x.dtype)
 
 
 def linear(x: jax.Array, weight: jax.Array, num_inputs: int = 1) -> jax.Array:

@@ -1,0 +1,183 @@
+"""Tiny models as configs, weights, files and logits."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from octavo.models import decoder
+from octavo.models.architectures import config_from_hf
+from octavo.models.config import LayerAttention, ModelConfig
+from octavo.models.loading.tensors import expected_shapes
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TINY = json.loads((GOLDEN / "tiny_configs.json").read_text(encoding="utf-8"))
+
+
+def _golden_module(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, GOLDEN / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+tiny_weights = _golden_module("tiny_weights")
+
+
+@pytest.fixture(autouse=True)
+def strict_dtypes():
+    """No silent promotion between dtypes, nor between ranks, in model code."""
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture(params=sorted(TINY))
+def tiny_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def tiny_values() -> Callable[[str], dict[str, Any]]:
+    """Name -> its config.json."""
+    return lambda name: json.loads(json.dumps(TINY[name]))
+
+
+@pytest.fixture
+def tiny_tensors() -> Callable[[str], dict[str, np.ndarray]]:
+    """Name -> the tensors of its checkpoint."""
+
+    def make(name: str) -> dict[str, np.ndarray]:
+        config = config_from_hf(TINY[name])
+        tensors: dict[str, np.ndarray] = tiny_weights.tensors(
+            expected_shapes(config), config.norm_offset
+        )
+        return tensors
+
+    return make
+
+
+@pytest.fixture
+def tiny_checkpoint(tmp_path: Path, tiny_tensors: Any) -> Callable[..., Path]:
+    """Name (and tensors in place of its own) -> a Hugging Face directory."""
+
+    def write(name: str, tensors: dict[str, np.ndarray] | None = None, **changes: Any) -> Path:
+        directory = tmp_path / name
+        directory.mkdir(exist_ok=True)
+        values = {**TINY[name], **changes}
+        (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
+        save_file(
+            tiny_tensors(name) if tensors is None else tensors, directory / "model.safetensors"
+        )
+        return directory
+
+    return write
+
+
+@pytest.fixture
+def tokens() -> np.ndarray:
+    """[NUM_TOKENS] int32, within every tiny vocabulary."""
+    ids: np.ndarray = tiny_weights.token_ids(96)
+    return ids
+
+
+@pytest.fixture(scope="session")
+def golden_logits() -> dict[str, np.ndarray]:
+    with np.load(GOLDEN / "logits.npz") as stored:
+        return dict(stored)
+
+
+@pytest.fixture(scope="session")
+def make_golden() -> ModuleType:
+    """The script that made the golden logits; only where torch is installed."""
+    pytest.importorskip("torch")
+    return _golden_module("make_golden")
+
+
+def dense_attention(
+    positions: jax.Array, length: int
+) -> Callable[..., tuple[jax.Array, tuple[jax.Array, jax.Array]]]:
+    """One sequence over a dense cache of `length` positions: the plainest attention there is."""
+
+    def attend(
+        q: jax.Array, k: jax.Array, v: jax.Array, cache: Any, attention: LayerAttention
+    ) -> tuple[jax.Array, Any]:
+        keys, values = cache[0].at[positions].set(k), cache[1].at[positions].set(v)
+        group = q.shape[1] // k.shape[1]
+        scores = jnp.einsum(
+            "qhd,khd->hqk",
+            q.astype(jnp.float32),
+            jnp.repeat(keys, group, axis=1).astype(jnp.float32),
+            precision="highest",
+        )
+        scores = scores * attention.scale
+        if attention.logit_softcap is not None:
+            scores = jnp.tanh(scores / attention.logit_softcap) * attention.logit_softcap
+        distance = positions[:, None] - jnp.arange(length)[None, :]
+        seen = distance >= 0
+        if attention.sliding_window is not None:
+            seen &= distance < attention.sliding_window
+        weights = jax.nn.softmax(jnp.where(seen[None], scores, -jnp.inf), axis=-1)
+        out = jnp.einsum(
+            "hqk,khd->qhd",
+            weights,
+            jnp.repeat(values, group, axis=1).astype(jnp.float32),
+            precision="highest",
+        )
+        return out.astype(q.dtype), (keys, values)
+
+    return attend
+
+
+def make_step(config: ModelConfig, length: int) -> Callable[..., Any]:
+    """A jitted (weights, token ids, positions, caches) -> (logits of all tokens, caches)."""
+
+    @jax.jit
+    def step(weights: Any, ids: jax.Array, positions: jax.Array, caches: Any) -> Any:
+        x = decoder.embed(weights, config, ids)
+        attend = dense_attention(positions, length)
+        x, caches = decoder.run_layers(weights, config, x, positions, attend, caches)
+        return decoder.unembed(weights, config, x), caches
+
+    return step
+
+
+@pytest.fixture
+def run_model() -> Callable[..., np.ndarray]:
+    """(config, weights, tokens, prompt length) -> logits at every position, [T, V].
+
+    The prompt is one call; each later token is a call of its own over the cache.
+    """
+
+    def run(config: ModelConfig, weights: Any, ids: Any, prompt_length: int) -> np.ndarray:
+        length = len(ids)
+        dtype = weights["embed"].dtype
+        shape = (length, config.num_kv_heads, config.head_dim)
+        empty = jnp.zeros(shape, dtype)
+        caches: Any = tuple((empty, empty) for _ in range(config.num_layers))
+        step = make_step(config, length)
+        edges = [0, prompt_length, *range(prompt_length + 1, length + 1)]
+        rows = []
+        for start, stop in itertools.pairwise(edges):
+            positions = jnp.arange(start, stop, dtype=jnp.int32)
+            logits, caches = step(
+                weights, jnp.asarray(ids[start:stop], jnp.int32), positions, caches
+            )
+            rows.append(np.asarray(logits))
+        return np.concatenate(rows)
+
+    return run

@@ -1,0 +1,156 @@
+"""What a config.json means, and what of it is refused, by name."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError
+from octavo.models.architectures import ARCHITECTURES, config_from_hf
+from octavo.models.config import ModelConfig, Rope
+
+
+def test_a_tiny_model_exists_for_every_architecture(tiny_values):
+    names = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
+    assert {tiny_values(name)["architectures"][0] for name in names} == set(ARCHITECTURES)
+
+
+def test_gemma_3_reads_windows_norms_and_two_rotary_bases(tiny_values):
+    config = config_from_hf(tiny_values("gemma3"))
+    assert config.layer_kinds == ("sliding",) * 5 + ("global", "sliding")
+    assert config.rope.theta == 1_000_000.0
+    assert config.rope.scaling is not None
+    assert config.local_rope == Rope(theta=10000.0)
+    assert config.post_norms
+    assert config.qk_norm
+    assert config.norm_offset == 1.0
+    assert config.embedding_scale == math.sqrt(32)
+    assert config.tie_word_embeddings
+    assert config.eos_token_ids == (1, 3)
+    assert config.attention(0).sliding_window == 5
+    assert config.attention(5).sliding_window is None
+
+
+def test_gemma_2_alternates_and_caps(tiny_values):
+    config = config_from_hf(tiny_values("gemma2"))
+    assert config.layer_kinds == ("sliding", "global", "sliding")
+    assert (config.attn_logit_softcap, config.final_logit_softcap) == (2.0, 12.0)
+    off = config_from_hf(tiny_values("gemma2") | {"attn_logit_softcapping": None})
+    assert off.attn_logit_softcap is None
+
+
+def test_a_config_without_architectures_goes_by_its_model_type(tiny_values):
+    values = tiny_values("qwen2")
+    del values["architectures"]
+    assert config_from_hf(values).qkv_bias
+
+
+def test_qwen_2_slides_from_max_window_layers_on_when_asked_to(tiny_values):
+    config = config_from_hf(tiny_values("qwen2") | {"use_sliding_window": True})
+    assert config.layer_kinds == ("global", "sliding", "sliding")
+    assert config.sliding_window == 64
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"auto_map": {"AutoModel": "modeling.X"}}, "auto_map"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
+        ({"architectures": None, "model_type": "mamba"}, "mamba"),
+        ({"residual_multiplier": 0.22}, "residual_multiplier = 0.22"),
+        ({"num_experts": 8}, "num_experts = 8"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_act": "relu2"}, "hidden_act = 'relu2'"),
+        ({"rope_interleaved": True}, "rope_interleaved = True"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type = 'yarn'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type = 'longrope'"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "mscale": 1.5}},
+            "rope scaling: mscale = 1.5",
+        ),
+        ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type = 'dynamic'"),
+    ],
+)
+def test_mathematics_that_are_not_implemented_are_refused_by_name(tiny_values, changes, words):
+    with pytest.raises(UnsupportedModelError) as caught:
+        config_from_hf(tiny_values("llama") | changes)
+    assert words in str(caught.value)
+
+
+def test_a_chunked_layer_type_is_refused_by_name(tiny_values):
+    with pytest.raises(UnsupportedModelError, match="chunked_attention"):
+        config_from_hf(tiny_values("gemma2") | {"layer_types": ["chunked_attention"] * 3})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"hidden_size": "32"}, "hidden_size = '32' is not allowed: an integer"),
+        ({"num_hidden_layers": True}, "num_hidden_layers = True"),
+        ({"num_attention_heads": 0}, "num_heads = 0"),
+        ({"num_key_value_heads": 3}, "num_kv_heads = 3 is not allowed: a divisor"),
+        ({"head_dim": 15}, "head_dim = 15 is not allowed: an even number"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps = -1.0"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'"),
+        ({"eos_token_id": ["x"]}, "eos_token_id"),
+        ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "factor = 0.0"),
+        ({"rope_scaling": "linear"}, "rope scaling"),
+        ({"rope_theta": -5}, "rope theta = -5.0"),
+    ],
+)
+def test_a_field_that_makes_no_sense_is_refused_with_its_value(tiny_values, changes, words):
+    with pytest.raises(ModelLoadError) as caught:
+        config_from_hf(tiny_values("llama") | changes)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"unknown_feature": None},
+        {"unknown_feature": False},
+        {"unknown_list": []},
+        {"transformers_version": "4.40.0"},
+        {"pretraining_tp": 2},
+        {"rope_scaling": None},
+    ],
+)
+def test_fields_that_are_off_or_harmless_change_nothing(tiny_values, extra):
+    values = tiny_values("llama")
+    assert config_from_hf(values | extra) == config_from_hf(values)
+
+
+def test_a_config_survives_json(tiny_name, tiny_values):
+    config = config_from_hf(tiny_values(tiny_name))
+    assert ModelConfig.from_dict(config.to_dict()) == config
+    assert hash(ModelConfig.from_dict(config.to_dict())) == hash(config)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "size", "expected"),
+    [
+        (8, 2, 1, 2),
+        (8, 2, 2, 2),
+        (8, 2, 4, 4),
+        (8, 2, 8, 8),
+        (8, 1, 4, 4),
+        (9, 3, 3, 3),
+        (9, 3, 2, 3),  # 6 heads do not divide 9: attention stays whole
+        (12, 3, 2, 6),
+        (8, 2, 16, 2),
+    ],
+)
+def test_kv_heads_are_copied_only_where_query_heads_divide(num_heads, num_kv_heads, size, expected):
+    config = ModelConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=num_heads,
+        num_kv_heads=num_kv_heads, head_dim=4,
+    )  # fmt: skip
+    parallel = config.with_tensor_parallel(size)
+    assert parallel.num_kv_heads == expected
+    assert parallel.num_checkpoint_kv_heads == num_kv_heads
+    assert parallel.without_kv_head_copies() == config
+    assert parallel.with_tensor_parallel(1) == config
