@@ -1,4 +1,4 @@
-"""What every test stands on: the CPU, several devices, strict JAX, bounded property tests."""
+"""What every test stands on: the CPU, several devices, a cache of its own, bounded property tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 import hypothesis
-import pytest
 
 # Before JAX is imported anywhere.
 os.environ["JAX_PLATFORMS"] = os.environ.get("OCTAVO_TEST_PLATFORM", "cpu")
@@ -42,12 +41,3 @@ hypothesis.settings.load_profile("ci")
 def pytest_sessionfinish() -> None:
     if _scratch is not None:
         _scratch.cleanup()
-
-
-@pytest.fixture
-def strict_ranks():
-    """Implicit rank promotion is an error within the test (`x[3] + y[2, 3]` must say so)."""
-    import jax
-
-    with jax.numpy_rank_promotion("raise"):
-        yield
