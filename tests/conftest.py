@@ -1,4 +1,4 @@
-"""What every test stands on: the CPU, several devices, a cache of its own, bounded property tests."""
+"""What every test stands on: the CPU, several devices, a cache of its own, bounded examples."""
 
 from __future__ import annotations
 
