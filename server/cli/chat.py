@@ -74,15 +74,15 @@ class Conversation:
         Raises:
             InvalidRequestError: the newest turn alone does not fit, or the model has no template.
         """
-        while True:
-            token_ids: list[int] = tokenizer.encode_chat([*self._system, *self._turns])
+        for first in range(0, len(self._turns), 2):
+            kept = self._turns[first:]
+            token_ids: list[int] = tokenizer.encode_chat([*self._system, *kept])
             if len(token_ids) <= max_tokens:
+                self._turns = kept
                 return token_ids
-            if len(self._turns) < 3:
-                raise InvalidRequestError(
-                    "message", f"{len(token_ids)} tokens", f"at most {max_tokens} tokens"
-                )
-            del self._turns[:2]
+        raise InvalidRequestError(
+            "message", f"{len(token_ids)} tokens", f"at most {max_tokens} tokens"
+        )
 
 
 async def _chat(engine: AsyncEngine, args: argparse.Namespace, params: SamplingParams) -> None:

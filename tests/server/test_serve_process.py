@@ -69,7 +69,7 @@ def served() -> Iterator[Served]:
             yield Served(process, address, client, channel)
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def first_line(process: subprocess.Popen[str], timeout_s: float) -> str:
@@ -260,7 +260,8 @@ def test_bad_input_is_refused_and_the_engine_serves_on(served, case):
     assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert named in error.details()
     assert "is not allowed" in error.details()
-    assert idle(served)
+    assert served.process.poll() is None
+    until(lambda: idle(served))
 
 
 def test_another_models_name_is_not_found(served):

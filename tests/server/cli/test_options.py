@@ -145,11 +145,20 @@ def test_a_conversation_forgets_its_oldest_turns_but_not_the_system_message():
         conversation.say(role, content)
     assert text_of(conversation.prompt(ByteTokenizer(), 11)) == "sSuaaabbucc"
     assert text_of(conversation.prompt(ByteTokenizer(), 10)) == "sSucc"
-    with pytest.raises(InvalidRequestError, match="at most 3 tokens"):
-        conversation.prompt(ByteTokenizer(), 3)
     conversation.reset()
     conversation.say("user", "d")
     assert text_of(conversation.prompt(ByteTokenizer(), 10)) == "sSud"
+
+
+def test_a_message_that_cannot_fit_leaves_the_conversation_as_it_was():
+    conversation = Conversation(None)
+    for role, content in (("user", "aa"), ("assistant", "bb"), ("user", "too long")):
+        conversation.say(role, content)
+    with pytest.raises(InvalidRequestError, match="at most 7 tokens"):
+        conversation.prompt(ByteTokenizer(), 7)
+    conversation.take_back()
+    conversation.say("user", "c")
+    assert text_of(conversation.prompt(ByteTokenizer(), 8)) == "uaaabbuc"
 
 
 @pytest.mark.parametrize(
