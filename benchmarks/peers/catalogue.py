@@ -1,0 +1,94 @@
+"""The peers that can be run: where each lives and how it is started."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One row of the table.
+
+    Attributes:
+        name: what the table calls it.
+        script: file beside this one.
+        python: interpreter of its environment.
+        model: what its `--model` gets.
+        arguments: its own further arguments.
+        preload: shared libraries loaded before it, each left out where it is not installed.
+        small_batch_only: too slow for the whole batch; it is given the small one.
+    """
+
+    name: str
+    script: str
+    python: Path
+    model: Path | str
+    arguments: tuple[str, ...] = ()
+    preload: tuple[Path, ...] = field(default=())
+    small_batch_only: bool = False
+
+    def missing(self) -> str | None:
+        """Why it cannot run here, or None."""
+        if not self.python.exists():
+            return f"no environment at {self.python.parent.parent}: run setup.sh"
+        if isinstance(self.model, Path) and not self.model.exists():
+            return f"no model at {self.model}: run setup.sh"
+        return None
+
+    def command(self, workload: Path, out: Path) -> list[str]:
+        """Its process's arguments."""
+        return [
+            str(self.python),
+            str(HERE / self.script),
+            f"--workload={workload}",
+            f"--out={out}",
+            f"--model={self.model}",
+            *self.arguments,
+        ]
+
+    def preload_variable(self) -> str:
+        """The value of LD_PRELOAD: those libraries that are installed."""
+        return ":".join(str(path) for path in self.preload if path.exists())
+
+
+def catalogue(envs: Path, octavo_model: str, octavo_arguments: tuple[str, ...]) -> dict[str, Peer]:
+    """Every known peer by its short name.
+
+    Args:
+        envs: folder that setup.sh filled: one environment and one form of the model a peer.
+        octavo_model: model that Octavo opens.
+        octavo_arguments: further arguments of octavo_peer.py.
+    """
+    hf_model = envs / "smollm2-f32"
+    vllm = envs / "vllm"
+    allocators = sorted(Path("/usr/lib").glob("*/libtcmalloc_minimal.so.4"))
+    vllm_preload = (*allocators, vllm / "lib" / "libiomp5.so")
+    vllm_python = vllm / "bin" / "python"
+    llama_python = envs / "llama_cpp" / "bin" / "python"
+    return {
+        "octavo": Peer(
+            "Octavo", "octavo_peer.py", Path(sys.executable), octavo_model, octavo_arguments
+        ),
+        "vllm": Peer("vLLM compiled", "vllm_peer.py", vllm_python, hf_model, preload=vllm_preload),
+        "vllm-eager": Peer(
+            "vLLM eager", "vllm_peer.py", vllm_python, hf_model, ("--eager",), vllm_preload
+        ),
+        "llama.cpp": Peer(
+            "llama.cpp F32, 32 slots",
+            "llama_cpp_peer.py",
+            llama_python,
+            envs / "smollm2-f32.gguf",
+            small_batch_only=True,
+        ),
+        "transformers": Peer(
+            "transformers, batch 32",
+            "transformers_peer.py",
+            envs / "transformers" / "bin" / "python",
+            hf_model,
+            small_batch_only=True,
+        ),
+    }
