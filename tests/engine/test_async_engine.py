@@ -1,0 +1,157 @@
+"""`AsyncEngine`: streams, cancellation, deadlines, death."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from octavo.engine.errors import (
+    DeadlineExceededError,
+    DuplicateRequestError,
+    EngineDeadError,
+    InvalidRequestError,
+)
+from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+
+LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
+SHORT = LONG.replace(max_tokens=10)
+
+
+@pytest.fixture(scope="module")
+def built(tiny_model: Any) -> Any:
+    from octavo.engine.config import EngineConfig
+    from octavo.engine.engine import Engine
+
+    return Engine(
+        EngineConfig(
+            model=str(tiny_model), max_num_seqs=4, max_num_batched_tokens=64, num_decode_steps=2
+        )
+    )
+
+
+@pytest_asyncio.fixture
+async def engine(built: Any, monkeypatch: Any) -> AsyncIterator[Any]:
+    """A front over one compiled engine, which must be empty again afterwards."""
+    from octavo.engine import async_engine
+
+    monkeypatch.setattr(async_engine, "Engine", lambda config, progress: built)
+    engine = async_engine.AsyncEngine()
+    yield engine
+    for _ in range(500):
+        if not built.has_unfinished:
+            break
+        await asyncio.sleep(0.01)
+    await engine.shutdown()
+    built.check_integrity()
+    load = built.load()
+    assert load.num_free_pages == load.num_total_pages
+
+
+async def collect(stream: Any) -> list[Any]:
+    return [output async for output in stream]
+
+
+async def test_cumulative_outputs_grow_and_deltas_add_up(engine: Any) -> None:
+    whole = await collect(engine.generate("hello", SHORT))
+    texts = [output.outputs[0].text for output in whole]
+    assert all(b.startswith(a) for a, b in zip(texts, texts[1:]))
+    deltas = await collect(
+        engine.generate("hello", SHORT.replace(output_kind=RequestOutputKind.DELTA))
+    )
+    assert sum((o.outputs[0].token_ids for o in deltas), []) == whole[-1].outputs[0].token_ids
+    assert "".join(o.outputs[0].text for o in deltas) == texts[-1]
+    assert [o.finished for o in whole] == [False] * (len(whole) - 1) + [True]
+
+
+async def test_many_streams_at_once(engine: Any) -> None:
+    streams = [collect(engine.generate([20 + i] * (1 + i), SHORT)) for i in range(12)]
+    for outputs in await asyncio.gather(*streams):
+        assert len(outputs[-1].outputs[0].token_ids) == 10
+
+
+async def test_leaving_a_stream_gives_its_pages_back(engine: Any) -> None:
+    stream = engine.generate("cancel me", LONG)
+    await anext(stream)
+    assert engine.load().num_running == 1
+    await stream.aclose()
+    for _ in range(500):
+        if engine.load().num_running == 0:
+            break
+        await asyncio.sleep(0.01)
+    assert engine.load().num_free_pages == engine.load().num_total_pages
+
+
+async def test_abort_ends_the_stream_as_cancelled(engine: Any) -> None:
+    stream = engine.generate("abort me", LONG, "mine")
+    await anext(stream)
+    assert await engine.abort("mine")
+    last = (await collect(stream))[-1]
+    assert last.finished
+    assert last.outputs[0].finish_reason == "cancelled"
+    assert not await engine.abort("mine")
+
+
+async def test_a_deadline_ends_a_running_request(engine: Any, built: Any, monkeypatch: Any) -> None:
+    stream = engine.generate("too slow", LONG, timeout_s=30.0)
+    await anext(stream)
+    later = built.clock.now_s() + 31.0
+    monkeypatch.setattr(built.clock, "now_s", lambda: later)
+    with pytest.raises(DeadlineExceededError):
+        await collect(stream)
+
+
+async def test_a_past_deadline_is_refused(engine: Any) -> None:
+    with pytest.raises(DeadlineExceededError):
+        await collect(engine.generate("late", SHORT, timeout_s=-1.0))
+    with pytest.raises(InvalidRequestError, match="timeout_s"):
+        await collect(engine.generate("never", SHORT, timeout_s=float("nan")))
+
+
+async def test_an_id_in_flight_is_refused_and_free_again_after(engine: Any) -> None:
+    stream = engine.generate("one", LONG, "same")
+    await anext(stream)
+    with pytest.raises(DuplicateRequestError):
+        await collect(engine.generate("two", SHORT, "same"))
+    await stream.aclose()
+    await asyncio.sleep(0.1)
+    assert (await collect(engine.generate("three", SHORT, "same")))[-1].finished
+
+
+async def test_bad_input_harms_nobody_in_flight(engine: Any) -> None:
+    stream = engine.generate("steady", LONG)
+    await anext(stream)
+    for request_id in ("", "x" * 300):
+        with pytest.raises(InvalidRequestError, match="request_id"):
+            await collect(engine.generate("a", SHORT, request_id))
+    with pytest.raises(InvalidRequestError, match="priority"):
+        await collect(engine.generate("a", SHORT, priority="urgent"))
+    assert (await collect(stream))[-1].outputs[0].finish_reason == "length"
+
+
+async def test_a_broken_engine_says_so_to_everyone(
+    engine: Any, built: Any, monkeypatch: Any
+) -> None:
+    stream = engine.generate("doomed", LONG)
+    await anext(stream)
+    with monkeypatch.context() as patch:
+        patch.setattr(built, "step", lambda: 1 / 0)
+        with pytest.raises(EngineDeadError):
+            await collect(stream)
+        assert not engine.is_healthy
+        with pytest.raises(EngineDeadError):
+            await collect(engine.generate("after", SHORT))
+    for request_id in list(built.outputs._parents):
+        built.abort(request_id)
+    while built.has_unfinished:
+        built.step()
+
+
+async def test_shutdown_refuses_what_comes_after(engine: Any) -> None:
+    await engine.start()
+    await engine.shutdown()
+    with pytest.raises(EngineDeadError):
+        await collect(engine.generate("late", SHORT))

@@ -1,0 +1,210 @@
+"""`LLM`: results as users expect them, and bad input refused without harm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from octavo.engine.errors import InvalidConfigError, InvalidRequestError, StepFailedError
+from octavo.engine.sampling_params import SamplingParams
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model: Any) -> Any:
+    from octavo import LLM
+
+    llm = LLM(
+        str(tiny_model),
+        progress=False,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        fail_on_compile=True,
+    )
+    yield llm
+    llm.engine.check_integrity()
+    assert llm.engine.load().num_running == 0
+
+
+def test_results_come_in_input_order(llm: Any) -> None:
+    params = [GREEDY.replace(max_tokens=n) for n in (30, 1, 12, 5)]
+    outputs = llm.generate(["a", "bb", "ccc", [40, 41]], params, use_tqdm=False)
+    assert [o.prompt for o in outputs] == ["a", "bb", "ccc", None]
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [30, 1, 12, 5]
+    assert all(o.finished and o.outputs[0].finish_reason == "length" for o in outputs)
+    assert [o.outputs[0].text for o in outputs[:3]] == [
+        llm.tokenizer.decode(o.outputs[0].token_ids) for o in outputs[:3]
+    ]
+
+
+def test_one_list_of_ids_is_one_prompt(llm: Any) -> None:
+    outputs = llm.generate([30, 31, 32], GREEDY, use_tqdm=False)
+    assert len(outputs) == 1
+    assert outputs[0].prompt_token_ids == [30, 31, 32]
+
+
+def test_n_completions_differ_and_share_the_prompt(llm: Any) -> None:
+    params = SamplingParams(n=4, seed=3, max_tokens=16, ignore_eos=True)
+    (output,) = llm.generate("x" * 40, params, use_tqdm=False)
+    assert [c.index for c in output.outputs] == [0, 1, 2, 3]
+    assert len({tuple(c.token_ids) for c in output.outputs}) == 4
+    alone = llm.generate("x" * 40, params.replace(n=1, seed=5), use_tqdm=False)[0]
+    assert alone.outputs[0].token_ids == output.outputs[2].token_ids
+
+
+def test_a_stop_token_ends_the_sequence_and_is_its_last(llm: Any) -> None:
+    free = llm.generate("hello", GREEDY, use_tqdm=False)[0].outputs[0]
+    stop = free.token_ids[6]
+    first = free.token_ids.index(stop)
+    ended = llm.generate("hello", GREEDY.replace(stop_token_ids=[stop]), use_tqdm=False)[0]
+    assert ended.outputs[0].token_ids == free.token_ids[: first + 1]
+    assert ended.outputs[0].finish_reason == "stop"
+    assert ended.outputs[0].stop_reason == stop
+    assert ended.outputs[0].text == llm.tokenizer.decode(free.token_ids[:first])
+
+
+def test_min_tokens_puts_a_stop_off(llm: Any) -> None:
+    free = llm.generate("hello", GREEDY, use_tqdm=False)[0].outputs[0]
+    params = GREEDY.replace(stop_token_ids=[free.token_ids[0]], min_tokens=5)
+    late = llm.generate("hello", params, use_tqdm=False)[0].outputs[0]
+    assert len(late.token_ids) >= 5
+    assert free.token_ids[0] not in late.token_ids[:5]
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_ends_the_text(llm: Any, include: bool) -> None:
+    free = llm.generate("stop me", GREEDY, use_tqdm=False)[0].outputs[0]
+    stop = free.text[3:5]
+    cut = free.text.index(stop)
+    params = GREEDY.replace(stop=stop, include_stop_str_in_output=include)
+    output = llm.generate("stop me", params, use_tqdm=False)[0].outputs[0]
+    assert output.text == free.text[: cut + len(stop) if include else cut]
+    assert (output.finish_reason, output.stop_reason) == ("stop", stop)
+    assert output.token_ids == free.token_ids[: len(output.token_ids)]
+
+
+def test_logprobs_of_the_chosen_and_the_likeliest(llm: Any) -> None:
+    params = GREEDY.replace(logprobs=3, prompt_logprobs=2)
+    (output,) = llm.generate("some text", params, use_tqdm=False)
+    (completion,) = output.outputs
+    assert completion.logprobs is not None
+    for token_id, entry in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert len(entry) == 3
+        assert entry[token_id].rank == 1
+        assert entry[token_id].logprob == max(item.logprob for item in entry.values())
+    total = sum(e[t].logprob for t, e in zip(completion.token_ids, completion.logprobs))
+    assert completion.cumulative_logprob == pytest.approx(total)
+    prompt = output.prompt_logprobs
+    assert prompt is not None
+    assert prompt[0] is None
+    assert len(prompt) == len(output.prompt_token_ids)
+    # What the prompt's last scored token would cost is what generating it would have cost.
+    shorter = output.prompt_token_ids[:-1]
+    again = llm.generate(
+        shorter, GREEDY.replace(max_tokens=1, logprobs=20), use_tqdm=False
+    )[0].outputs[0]
+    last = output.prompt_token_ids[-1]
+    if last in again.logprobs[0]:
+        assert prompt[-1][last].logprob == pytest.approx(again.logprobs[0][last].logprob, abs=1e-4)
+
+
+def test_a_bias_forces_and_an_allow_list_confines(llm: Any) -> None:
+    forced = llm.generate("a", GREEDY.replace(logit_bias={77: 100.0}), use_tqdm=False)[0]
+    assert set(forced.outputs[0].token_ids) == {77}
+    allowed = llm.generate("a", GREEDY.replace(allowed_token_ids=[50, 60]), use_tqdm=False)[0]
+    assert set(allowed.outputs[0].token_ids) <= {50, 60}
+
+
+def test_bad_words_never_appear(llm: Any) -> None:
+    free = llm.generate("words", GREEDY, use_tqdm=False)[0].outputs[0].text
+    banned = free[2:4]
+    text = llm.generate("words", GREEDY.replace(bad_words=[banned]), use_tqdm=False)[0]
+    assert banned not in text.outputs[0].text
+
+
+def test_a_presence_penalty_keeps_tokens_from_coming_back(llm: Any) -> None:
+    params = SamplingParams(
+        temperature=0.0, max_tokens=40, ignore_eos=True, repetition_penalty=50.0
+    )
+    free = llm.generate("r", GREEDY.replace(max_tokens=40), use_tqdm=False)[0].outputs[0]
+    penalized = llm.generate("r", params, use_tqdm=False)[0].outputs[0]
+    assert len(set(penalized.token_ids)) > len(set(free.token_ids))
+
+
+def test_chat_uses_the_models_template(llm: Any) -> None:
+    outputs = llm.chat([{"role": "user", "content": "hi"}], GREEDY, use_tqdm=False)
+    assert llm.tokenizer.decode(outputs[0].prompt_token_ids) == "[user]hi[assistant]"
+    two = llm.chat([[{"role": "user", "content": w}] for w in ("a", "b")], GREEDY, use_tqdm=False)
+    assert len(two) == 2
+
+
+REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "empty prompt": ("", {}, "prompt"),
+    "no ids": ([[]], {}, "prompt_token_ids"),
+    "an id beyond the vocabulary": ([[5, 272]], {}, "prompt_token_ids"),
+    "a negative id": ([[-1]], {}, "prompt_token_ids"),
+    "a prompt beyond the context": ([[20] * 512], {}, "prompt"),
+    "prompt and output beyond the context": ([[20] * 500], {"max_tokens": 13}, "max_tokens"),
+    "half a surrogate pair": ("\ud800", {}, "prompt"),
+    "bytes": (b"abc", {}, "prompt"),
+    "a stop id beyond the vocabulary": ("a", {"stop_token_ids": [300]}, "stop_token_ids"),
+    "a biased id beyond the vocabulary": ("a", {"logit_bias": {300: 1.0}}, "logit_bias"),
+    "an allowed id beyond the vocabulary": ("a", {"allowed_token_ids": [300]}, "allowed_token_ids"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused_by_name_and_the_engine_serves_on(llm: Any, case: str) -> None:
+    prompt, changes, field = REFUSED[case]
+    with pytest.raises(InvalidRequestError) as caught:
+        llm.generate(prompt, GREEDY.replace(**changes), use_tqdm=False)
+    assert caught.value.field.startswith(field)
+    assert str(caught.value.allowed)
+    assert len(llm.generate("still here", GREEDY, use_tqdm=False)) == 1
+
+
+def test_one_bad_prompt_of_a_batch_begins_nothing(llm: Any) -> None:
+    with pytest.raises(InvalidRequestError):
+        llm.generate(["fine", ""], GREEDY, use_tqdm=False)
+    assert not llm.engine.has_unfinished
+
+
+def test_a_failed_step_ends_its_requests_and_no_others(llm: Any, monkeypatch: Any) -> None:
+    want = llm.generate("survivor", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    executor, calls = llm.engine.executor, []
+    dispatch = executor.dispatch
+
+    def fail_once(plan: Any) -> Any:
+        calls.append(plan)
+        if len(calls) == 1:
+            raise RuntimeError("the device fell over")
+        return dispatch(plan)
+
+    monkeypatch.setattr(executor, "dispatch", fail_once)
+    (output,) = llm.generate("victim", GREEDY, use_tqdm=False)
+    assert output.outputs[0].finish_reason == "failed"
+    assert isinstance(output.error, StepFailedError)
+    assert llm.generate("survivor", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == want
+
+
+def test_an_unknown_engine_argument_is_refused_by_name(tiny_model: Any) -> None:
+    from octavo import LLM
+
+    with pytest.raises(InvalidConfigError, match="max_num_sequences"):
+        LLM(str(tiny_model), max_num_sequences=4)
+    with pytest.raises(InvalidConfigError, match="trust_remote_code"):
+        LLM(str(tiny_model), trust_remote_code=True)
+    with pytest.raises(InvalidConfigError, match="tensor_parallel_size = 64"):
+        LLM(str(tiny_model), tensor_parallel_size=64)
+    with pytest.raises(InvalidConfigError, match="max_model_len = 513"):
+        LLM(str(tiny_model), max_model_len=513)
+
+
+def test_a_request_that_can_never_fit_the_pool_is_refused(make_llm: Callable[..., Any]) -> None:
+    llm = make_llm(num_kv_pages=4, max_num_seqs=2)
+    with pytest.raises(InvalidRequestError):
+        llm.generate([[20] * 60], GREEDY, use_tqdm=False)
+    assert len(llm.generate([[20] * 20], GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 12
