@@ -1,0 +1,137 @@
+"""The input vector: what the packer writes is what the step reads."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from octavo.engine.execution.buckets import make_lattice
+from octavo.engine.execution.packing import NO_SLOT, decode_order, known_tokens, pack
+from octavo.engine.execution.step_spec import NEW_ROW_FLOATS, NEW_ROW_INTS, StepShape, step_spec
+from octavo.engine.request import Request
+from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.scheduler.step_plan import DecodeRow, DecodeRows, PrefillRow, StepPlan
+
+
+def make_request(name: str, prompt: list[int], **changes: object) -> Request:
+    return Request(
+        request_id=name,
+        prompt_token_ids=prompt,
+        sampling_params=SamplingParams(temperature=0.5, top_p=0.75, prompt_logprobs=1),
+        seed=(1 << 62) + 0xFFFFFFF0,
+        eos_token_ids=(2,),
+        max_tokens=9,
+        arrival_s=0.0,
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+def decode_row(slot: int, start: int, max_new_tokens: int = 1) -> DecodeRow:
+    request = make_request(f"d{slot}", [1])
+    return DecodeRow(request=request, slot=slot, start=start, max_new_tokens=max_new_tokens)
+
+
+def make_plan(decodes: list[DecodeRow], prefills: list[PrefillRow], **changes: object) -> StepPlan:
+    return StepPlan(
+        step_id=0,
+        decode_rows=DecodeRows.of(decodes),
+        prefill_rows=tuple(prefills),
+        **{"num_steps": 1, "page_updates": (), **changes},  # type: ignore[arg-type]
+    )
+
+
+@pytest.mark.parametrize(
+    "shape", [StepShape(32, 8, 0), StepShape(8, 8, 4), StepShape(1, 1, 1)], ids=str
+)
+def test_both_sides_read_the_same_fields(shape: StepShape) -> None:
+    spec = step_spec(shape, 8, 16)
+    vector = np.random.default_rng(0).integers(0, 1000, spec.size, dtype=np.int32)
+    traced = jax.jit(spec.unpack)(vector)
+    views = spec.views(vector)
+    assert traced.keys() == views.keys()
+    for name, view in views.items():
+        np.testing.assert_array_equal(np.asarray(traced[name]), view)
+    assert sum(view.size for view in views.values()) == spec.size  # nothing unused, no overlap
+
+
+def test_a_mixed_plan_is_packed_row_after_row() -> None:
+    prompt = list(range(100, 140))
+    chunk = PrefillRow(
+        request=make_request("p", prompt),
+        slot=3,
+        start=16,
+        num_tokens=5,
+        samples=False,
+        is_new=True,
+        page_ids=(7, 9),
+    )
+    plan = make_plan([decode_row(1, 5), decode_row(2, 50)], [chunk], page_updates=((1, 0, 4),))
+    spec = step_spec(StepShape(32, 8, 0), 8, 16)
+    order = decode_order(plan)
+    assert order.tolist() == [1, 0]  # the longest first
+    fields = spec.views(pack(plan, spec, order, trash_slot=8))
+    assert fields["num_decode_rows"] == 2
+    assert fields["num_rows"] == 3
+    assert fields["row_slot"].tolist() == [2, 1, 3, 8, 8, 8, 8, 8]
+    assert fields["cu_q_lens"].tolist() == [0, 1, 2, 7, 7, 7, 7, 7, 7]
+    assert fields["token_row"][:7].tolist() == [0, 1, 2, 2, 2, 2, 2]
+    assert fields["token_ids"][2:7].tolist() == prompt[16:21]
+    assert fields["score_ids"][2:7].tolist() == prompt[17:22]
+    assert fields["score_ids"][7:].max() == -1
+    assert fields["row_max_new_tokens"].tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+    assert fields["page_updates"][0].tolist() == [1, 0, 4]
+    assert (fields["page_updates"][1:, 0] == NO_SLOT).all()
+    ints = dict(zip(NEW_ROW_INTS, fields["new_ints"][0].tolist(), strict=True))
+    assert ints["max_total_tokens"] == 49
+    seed = (ints["seed_high"] & 0xFFFFFFFF) << 32 | (ints["seed_low"] & 0xFFFFFFFF)
+    assert seed == (1 << 62) + 0xFFFFFFF0
+    floats = dict(zip(NEW_ROW_FLOATS, fields["new_floats"][0].tolist(), strict=True))
+    assert (floats["temperature"], floats["top_p"]) == (0.5, 0.75)
+    assert fields["new_table"][0].tolist() == [7, 9, 0, 0, 0, 0, 0, 0]
+    assert fields["new_slot"].tolist() == [3, NO_SLOT, NO_SLOT, NO_SLOT]
+
+
+def test_known_tokens_run_on_from_prompt_to_output() -> None:
+    request = make_request("r", [1, 2, 3], output_token_ids=[4, 5])
+    assert list(known_tokens(request, 0, 5)) == [1, 2, 3, 4, 5]
+    assert list(known_tokens(request, 1, 3)) == [2, 3]
+    assert list(known_tokens(request, 3, 5)) == [4, 5]
+
+
+def test_the_lattice_takes_every_plan_within_its_limits() -> None:
+    lattice = make_lattice(
+        max_num_seqs=40, max_num_batched_tokens=200, num_steps=4, variants=("general",)
+    )
+    assert [s.num_rows for s in lattice.decode] == [1, 8, 32, 40]
+    assert [s.num_tokens for s in lattice.mixed] == [32, 128, 200]
+    for num_decodes in range(1, 41):
+        plan = make_plan([decode_row(i, 3) for i in range(num_decodes)], [], num_steps=4)
+        shape = lattice.choose(plan, "general")
+        assert shape.is_decode
+        assert shape in lattice.shapes
+        smaller = [s for s in lattice.decode if s.num_rows < shape.num_rows]
+        assert all(s.num_rows < num_decodes for s in smaller)
+    for count in range(1, lattice.max_prefill_rows + 1):
+        rows = [
+            PrefillRow(
+                request=make_request("p", [1] * 9),
+                slot=i,
+                start=0,
+                num_tokens=3,
+                samples=False,
+                is_new=True,
+            )
+            for i in range(count)
+        ]
+        shape = lattice.choose(make_plan([], rows), "general")
+        assert shape.num_new_rows >= count
+        assert shape in lattice.shapes
+
+
+def test_a_plan_beyond_the_lattice_is_an_invariant_broken() -> None:
+    lattice = make_lattice(
+        max_num_seqs=4, max_num_batched_tokens=16, num_steps=1, variants=("general",)
+    )
+    with pytest.raises(AssertionError):
+        lattice.choose(make_plan([decode_row(i, 3) for i in range(5)], []), "general")
