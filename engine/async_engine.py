@@ -8,7 +8,8 @@ import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Sized
+from functools import partial
 from typing import Any
 
 from octavo.engine.config import EngineConfig
@@ -21,6 +22,9 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
+
+INLINE_PROMPT_SIZE = 16_384
+"""Characters or tokens up to which a prompt is checked and tokenized in the event loop itself."""
 
 
 class AsyncEngine:
@@ -43,6 +47,7 @@ class AsyncEngine:
         self.model_name = self.engine.model_name
         self.model_config = self.engine.model_config
         self.max_model_len = self.engine.max_model_len
+        self.dtype = self.engine.dtype
         self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
@@ -93,7 +98,7 @@ class AsyncEngine:
         timeout_s: float | None = None,
         tenant: str = "",
         cache_salt: str = "",
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Streams one request's outputs; leaving the iteration early cancels the request.
 
         Args:
@@ -115,21 +120,27 @@ class AsyncEngine:
             request_id = uuid.uuid4().hex
         if request_id in self._streams:
             raise DuplicateRequestError(request_id)
-        submission = self.engine.inputs.process(
-            request_id,
-            prompt,
-            sampling_params or SamplingParams(),
-            now_s=self.engine.clock.now_s(),
-            priority=priority,
-            timeout_s=timeout_s,
-            tenant=tenant,
-            cache_salt=cache_salt,
-        )
         queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self._streams[request_id] = queue
-        finished = False
+        submitted = finished = False
         try:
+            process = partial(
+                self.engine.inputs.process,
+                request_id,
+                prompt,
+                sampling_params or SamplingParams(),
+                now_s=self.engine.clock.now_s(),
+                priority=priority,
+                timeout_s=timeout_s,
+                tenant=tenant,
+                cache_salt=cache_salt,
+            )
+            # A long prompt takes a while to tokenize: other streams must not wait for it.
+            is_long = isinstance(prompt, Sized) and len(prompt) > INLINE_PROMPT_SIZE
+            submission = await asyncio.to_thread(process) if is_long else process()
+            self._check_alive()
             self._post(lambda: self._submit(submission))
+            submitted = True
             while not finished:
                 item = await queue.get()
                 if isinstance(item, Exception):
@@ -141,7 +152,7 @@ class AsyncEngine:
                 yield item
         finally:
             del self._streams[request_id]
-            if not finished:
+            if submitted and not finished:
                 self._post(lambda: self._abort(request_id))
 
     async def abort(self, request_id: str) -> bool:

@@ -63,6 +63,7 @@ class Engine:
         self.model_config = model.config
         self.model_name = config.served_model_name or config.model
         size = size_engine(config, model.config, model.dtype, mesh)
+        self.dtype = str(model.dtype)
         self.limits = size.limits
         self.max_model_len = size.limits.max_model_len
         self.executor = DeviceExecutor(

@@ -32,7 +32,7 @@ def model_info(engine: AsyncEngine) -> pb.GetModelInfoResponse:
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         max_model_len=engine.max_model_len,
-        dtype=engine.config.dtype,
+        dtype=engine.dtype,
         eos_token_ids=config.eos_token_ids,
     )
 
