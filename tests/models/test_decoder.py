@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from octavo.models import decoder
 from octavo.models.architectures import config_from_hf
@@ -81,6 +83,29 @@ def test_each_kind_of_layer_is_lowered_once(tiny_values, closes_over_traced):
 def test_layers_are_inlined_when_compiled(tiny_values):
     compiled = _lower(config_from_hf(tiny_values("llama")), closes_over_traced=True).compile()
     assert "_layer(" not in compiled.as_text()
+
+
+@pytest.mark.parametrize("name", ["smollm2", "llama"])
+def test_two_devices_exchange_sums_and_never_weights(tiny_values, name):
+    """Heads, MLP and vocabulary stay split: only partial sums and token embeddings travel."""
+    config = config_from_hf(tiny_values(name)).with_tensor_parallel(2)
+    mesh = make_mesh(2)
+    weights = abstract_weights(config, jnp.dtype(jnp.float32), mesh)
+
+    def forward(weights, ids):
+        x = decoder.embed(weights, config, ids)
+        positions = jnp.arange(ids.shape[0], dtype=jnp.int32)
+        attend = lambda q, k, v, cache, attention: (q, cache)  # noqa: E731
+        x, _ = decoder.run_layers(
+            weights, config, x, positions, attend, (None,) * config.num_layers
+        )
+        return decoder.unembed(weights, config, x)
+
+    ids = jax.ShapeDtypeStruct((3,), jnp.int32, sharding=NamedSharding(mesh, P()))
+    text = jax.jit(forward).lower(weights, ids).compile().as_text()
+    assert "all-reduce" in text
+    for moved in ("all-gather", "all-to-all", "collective-permute"):
+        assert moved not in text
 
 
 def test_norms_accumulate_in_float32():

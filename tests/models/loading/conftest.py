@@ -1,0 +1,107 @@
+"""Tiny models as GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from octavo.models.architectures import config_from_hf
+
+_ARCHITECTURES = {
+    "llama": "llama",
+    "smollm2": "llama",
+    "llama3": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+}
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def _gguf_name(name: str, has_post_norms: bool) -> str:
+    norms = {"post_attention_layernorm": "ffn_norm"}
+    if has_post_norms:
+        norms = {
+            "post_attention_layernorm": "post_attention_norm",
+            "pre_feedforward_layernorm": "ffn_norm",
+            "post_feedforward_layernorm": "post_ffw_norm",
+        }
+    stem, kind = name.rsplit(".", 1)
+    if not stem.startswith("model.layers."):
+        return f"{_NAMES[stem]}.{kind}"
+    layer, part = stem.removeprefix("model.layers.").split(".", 1)
+    return f"blk.{layer}.{(_NAMES | norms)[part]}.{kind}"
+
+
+def _pairs_from_halves(tensor: np.ndarray, head_dim: int) -> np.ndarray:
+    """The order llama's GGUF files store Q and K rows in."""
+    halves = tensor.reshape(-1, 2, head_dim // 2, *tensor.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(tensor.shape))
+
+
+@pytest.fixture
+def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[..., Path]:
+    """Name -> a GGUF file in float32 (or with matrices of another type where rows allow)."""
+
+    def write(
+        name: str, extra: Callable[[gguf.GGUFWriter], None] | None = None, path: Path | None = None
+    ) -> Path:
+        config = config_from_hf(tiny_values(name))
+        architecture = _ARCHITECTURES[name]
+        path = tmp_path / f"{name}.gguf" if path is None else path
+        writer = gguf.GGUFWriter(path, architecture)
+        writer.add_block_count(config.num_layers)
+        writer.add_context_length(config.max_position_embeddings)
+        writer.add_embedding_length(config.hidden_size)
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count(config.num_heads)
+        writer.add_head_count_kv(config.num_kv_heads)
+        writer.add_key_length(config.head_dim)
+        writer.add_value_length(config.head_dim)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_rope_freq_base(config.rope.theta)
+        if config.rope.scaling is not None and config.rope.scaling.kind == "linear":
+            writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+            writer.add_rope_scaling_factor(config.rope.scaling.factor)
+        if config.sliding_window is not None:
+            writer.add_sliding_window(config.sliding_window)
+        if architecture == "gemma2":
+            writer.add_attn_logit_softcapping(config.attn_logit_softcap)
+            writer.add_final_logit_softcapping(config.final_logit_softcap)
+        writer.add_bos_token_id(config.bos_token_id)
+        writer.add_eos_token_id(config.eos_token_ids[0])
+        writer.add_token_list([f"<{token}>" for token in range(config.vocab_size)])
+        if extra is not None:
+            extra(writer)
+        for tensor_name, tensor in tiny_tensors(name).items():
+            stored = tensor + np.float32(config.norm_offset) if "norm" in tensor_name else tensor
+            if architecture == "llama" and ("q_proj" in tensor_name or "k_proj" in tensor_name):
+                stored = _pairs_from_halves(tensor, config.head_dim)
+            writer.add_tensor(_gguf_name(tensor_name, config.post_norms), stored)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write

@@ -1,0 +1,170 @@
+"""One model from safetensors, GGUF and Orbax is one model, on one device or several."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from octavo.models.layers import rotary_frequencies
+from octavo.models.loading.load import load_config, load_model, save_model
+from octavo.sharding.mesh import make_mesh
+
+
+def assert_same_weights(found, expected, atol=0.0):
+    leaves, tree = jax.tree.flatten(expected)
+    found_leaves, found_tree = jax.tree.flatten(found)
+    assert found_tree == tree
+    for one, other in zip(found_leaves, leaves, strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+        np.testing.assert_allclose(
+            np.asarray(one, np.float32), np.asarray(other, np.float32), rtol=0, atol=atol
+        )
+
+
+@pytest.mark.parametrize("name", ["llama", "smollm2", "qwen2", "qwen3", "gemma2", "gemma3"])
+def test_gguf_and_safetensors_hold_the_same_model(name, tiny_gguf, tiny_checkpoint):
+    from_hf = load_model(tiny_checkpoint(name), "float32")
+    from_gguf = load_model(tiny_gguf(name), "float32")
+    # Gemma's 1 + w is rounded once more on its way through the GGUF file.
+    assert_same_weights(from_gguf.weights, from_hf.weights, atol=2e-7)
+    # A GGUF file names one end-of-text token here, and says "bfloat16" of anything quantized.
+    expected = from_hf.config.to_dict() | {"eos_token_ids": from_gguf.config.eos_token_ids}
+    assert from_gguf.config.to_dict() == expected
+    assert from_gguf.tokenizer_source == from_gguf.source
+
+
+def test_llama_3_rotary_factors_of_a_gguf_file_mean_its_scaling(
+    tiny_gguf, tiny_checkpoint, tiny_values
+):
+    from_hf = load_config(tiny_checkpoint("llama3"))
+    plain = rotary_frequencies(type(from_hf.rope)(theta=from_hf.rope.theta), from_hf.head_dim)
+    scaled = rotary_frequencies(from_hf.rope, from_hf.head_dim)
+
+    def add_factors(writer):
+        writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
+
+    from_gguf = load_model(tiny_gguf("llama3", add_factors), "float32").config
+    np.testing.assert_allclose(
+        rotary_frequencies(from_gguf.rope, from_gguf.head_dim), scaled, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", ["llama_biased", "gemma3"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_orbax_checkpoint_restores_the_same_bits(name, dtype, tiny_checkpoint, tmp_path):
+    loaded = load_model(tiny_checkpoint(name), dtype)
+    save_model(loaded, tmp_path / "saved")
+    restored = load_model(tmp_path / "saved", dtype)
+    assert_same_weights(restored.weights, loaded.weights)
+    assert restored.config.to_dict() == loaded.config.to_dict() | {"checkpoint_dtype": dtype}
+    assert restored.kind == "orbax"
+    assert load_config(tmp_path / "saved").num_layers == loaded.config.num_layers
+
+
+def test_all_three_formats_give_the_same_logits(
+    tiny_gguf, tiny_checkpoint, tmp_path, run_model, tokens, golden_logits
+):
+    from_hf = load_model(tiny_checkpoint("smollm2"), "float32")
+    save_model(from_hf, tmp_path / "saved")
+    for model in (from_hf, load_model(tiny_gguf("smollm2")), load_model(tmp_path / "saved")):
+        logits = run_model(model.config, model.weights, tokens, 12)
+        np.testing.assert_allclose(logits, golden_logits["smollm2"], rtol=0, atol=1e-4)
+
+
+def test_sharded_safetensors_are_read_through_their_index(
+    tiny_checkpoint, tiny_tensors, tiny_values, tmp_path
+):
+    whole = load_model(tiny_checkpoint("qwen2"), "float32")
+    directory = tmp_path / "sharded"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(tiny_values("qwen2")))
+    tensors = tiny_tensors("qwen2")
+    names = sorted(tensors)
+    weight_map = {}
+    for shard, part in enumerate((names[::2], names[1::2])):
+        filename = f"model-{shard + 1:05}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in part}, directory / filename)
+        weight_map |= dict.fromkeys(part, filename)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert_same_weights(load_model(directory, "float32").weights, whole.weights)
+
+
+@pytest.mark.parametrize("stored", ["float16", "bfloat16"])
+def test_half_precision_checkpoints_load_in_either_dtype(stored, tiny_checkpoint, tiny_tensors):
+    tensors = {
+        name: tensor.astype(jnp.dtype(stored)) for name, tensor in tiny_tensors("llama").items()
+    }
+    directory = tiny_checkpoint("llama", tensors)
+    wide, narrow = load_model(directory, "float32"), load_model(directory, "bfloat16")
+    assert wide.config.checkpoint_dtype == stored
+    embedding = tensors["model.embed_tokens.weight"]
+    np.testing.assert_array_equal(wide.weights["embed"], embedding.astype(np.float32))
+    np.testing.assert_array_equal(narrow.weights["embed"], embedding.astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_weights_read_onto_a_wider_mesh_give_the_same_logits(
+    name, size, tiny_checkpoint, run_model, tokens, golden_logits
+):
+    # 4 query heads over 2 KV heads: split at 2, copied at 4, whole at 3.
+    model = load_model(tiny_checkpoint(name), "float32", make_mesh(size))
+    layer = model.weights["layers"][0]
+    assert model.config.num_kv_heads == {2: 2, 3: 2, 4: 4}[size]
+    split = layer["wqkv"].addressable_shards[0].data.shape[1]
+    assert split == {2: 1, 3: 2, 4: 1}[size]
+    assert layer["w_down"].addressable_shards[0].data.shape[0] == 48 // size
+    logits = run_model(model.config, model.weights, tokens, 12)
+    np.testing.assert_allclose(logits, golden_logits[name], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("saved_on", "restored_on"), [(1, 4), (4, 1), (4, 2), (2, 3)])
+def test_an_orbax_checkpoint_restores_onto_another_mesh(
+    saved_on, restored_on, tiny_checkpoint, tmp_path
+):
+    directory = tiny_checkpoint("llama_biased", num_key_value_heads=4)
+    save_model(load_model(directory, "float32", make_mesh(saved_on)), tmp_path / "saved")
+    mesh = make_mesh(restored_on)
+    restored = load_model(tmp_path / "saved", "float32", mesh)
+    expected = load_model(directory, "float32", mesh)
+    assert restored.config.num_kv_heads == expected.config.num_kv_heads
+    assert_same_weights(restored.weights, expected.weights)
+    for one, other in zip(
+        jax.tree.leaves(restored.weights), jax.tree.leaves(expected.weights), strict=True
+    ):
+        assert one.sharding == other.sharding
+
+
+def test_orbax_makes_and_unmakes_copies_of_kv_heads(tiny_checkpoint, tmp_path):
+    directory = tiny_checkpoint("qwen2")  # biased, 4 query heads over 2 KV heads
+    copied = load_model(directory, "float32", make_mesh(4))
+    assert copied.config.kv_head_copies == 2
+    save_model(copied, tmp_path / "saved")
+    for size in (1, 4):
+        restored = load_model(tmp_path / "saved", "float32", make_mesh(size))
+        expected = load_model(directory, "float32", make_mesh(size))
+        assert restored.config.kv_head_copies == expected.config.kv_head_copies
+        assert_same_weights(restored.weights, expected.weights)
+
+
+def test_the_tokenizer_travels_with_an_orbax_checkpoint(tiny_gguf, tiny_checkpoint, tmp_path):
+    from octavo.models.loading.gguf_file import GGUFFile
+
+    directory = tiny_checkpoint("llama")
+    (directory / "tokenizer.json").write_text("{}")
+    save_model(load_model(directory), tmp_path / "from_hf")
+    assert (tmp_path / "from_hf" / "tokenizer.json").read_text() == "{}"
+    assert load_model(tmp_path / "from_hf").tokenizer_source == tmp_path / "from_hf"
+
+    source = load_model(tiny_gguf("smollm2"))
+    save_model(source, tmp_path / "from_gguf")
+    restored = load_model(tmp_path / "from_gguf")
+    packed, original = GGUFFile(restored.tokenizer_source), GGUFFile(source.tokenizer_source)
+    assert packed.metadata == original.metadata
+    assert packed.tensors == {}
