@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Result = dict[str, Any]
@@ -25,7 +25,7 @@ HEADER = (
 )
 
 
-def table(runs: dict[str, Sequence[Result]], baseline: str) -> str:
+def table(runs: Mapping[str, Sequence[Result]], baseline: str) -> str:
     """A Markdown table, a row a peer and batch size; ratios are the baseline's rate over its own.
 
     Each figure is the median over a peer's runs; a ratio is of medians.
@@ -43,7 +43,7 @@ def table(runs: dict[str, Sequence[Result]], baseline: str) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def ratios(runs: dict[str, Sequence[Result]], baseline: str) -> list[dict[str, Any]]:
+def ratios(runs: Mapping[str, Sequence[Result]], baseline: str) -> list[dict[str, Any]]:
     """The same ratios as numbers: the baseline's median rate over each peer's, None if unknown."""
     base = runs.get(baseline, ())
     return [
@@ -71,7 +71,8 @@ def same_outputs(base: Sequence[Result], results: Sequence[Result], batch: str) 
         return None
     ours = base[0]["batches"][batch]["outputs"]
     theirs = results[0]["batches"][batch]["outputs"]
-    return sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
+    same = [a == b for a, b in zip(ours, theirs, strict=True)]
+    return same.count(True) / len(same)
 
 
 def _row(
