@@ -43,8 +43,15 @@ class PrefixCache:
         return pages
 
     def register(self, page_hash: PageHash, page: int) -> bool:
-        """Remembers a full page. False if another page with the same content is known already."""
-        if page_hash in self._page_of:
+        """Remembers a full page. False if another page with the same content is known already.
+
+        That other page was asked for, in a way: if nobody holds it, it goes last in the order of
+        eviction.
+        """
+        known = self._page_of.get(page_hash)
+        if known is not None:
+            if known in self._unreferenced:
+                self._unreferenced.move_to_end(known)
             return False
         assert page not in self._hash_of, page
         self._page_of[page_hash] = page

@@ -1,0 +1,98 @@
+"""Sharing and giving up pages."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.engine.kv.kv_manager import KVManager
+from octavo.engine.request import Request
+from octavo.engine.sampling_params import SamplingParams
+
+
+@pytest.fixture
+def kv():
+    return KVManager(num_pages=9, page_size=4, enable_prefix_caching=True)
+
+
+def request(prompt):
+    return Request(
+        request_id="a",
+        prompt_token_ids=prompt,
+        sampling_params=SamplingParams(),
+        seed=0,
+        eos_token_ids=(),
+        max_tokens=16,
+        arrival_s=0.0,
+    )
+
+
+def admitted(kv, prompt):
+    """Pages of a sequence with this prompt, computed and committed."""
+    pages = kv.open(request(prompt))
+    kv.admit(pages, kv.match_prefix(pages), len(prompt))
+    kv.register_full_pages(pages, len(prompt))
+    return pages
+
+
+def test_the_end_of_a_prefix_is_given_up_before_its_beginning(kv):
+    prompt = [1] * 13
+    first = admitted(kv, prompt)
+    page_ids = list(first.page_ids)
+    kv.release(first)
+    other = kv.open(request([2] * 24))
+    kv.admit(other, [], 24)  # 6 of 8 pages: 5 are free, one is cached
+    kv.register_full_pages(other, 24)
+    again = kv.open(request(prompt))
+    assert kv.match_prefix(again) == page_ids[:2]
+    kv.check_integrity([other])
+
+
+def test_least_recently_released_prefixes_go_first(kv):
+    for prompt in ([1] * 8, [2] * 8, [1] * 8):
+        kv.release(admitted(kv, prompt))
+    hungry = kv.open(request([3] * 20))
+    kv.admit(hungry, [], 20)
+    assert len(kv.match_prefix(kv.open(request([1] * 9)))) == 2
+    assert len(kv.match_prefix(kv.open(request([2] * 9)))) == 1
+    kv.check_integrity([hungry])
+
+
+def test_two_that_computed_the_same_share_from_then_on_through_the_first(kv):
+    first = kv.open(request([1] * 8))
+    second = kv.open(request([1] * 8))
+    for pages in (first, second):
+        kv.admit(pages, [], 8)
+    for pages in (first, second):
+        kv.register_full_pages(pages, 8)
+    assert kv.match_prefix(kv.open(request([1] * 9))) == first.page_ids
+    kv.release(second)
+    assert kv.pool.num_cached == 0
+    kv.release(first)
+    assert kv.pool.num_cached == 2
+    kv.check_integrity([])
+
+
+def test_matched_pages_that_somebody_holds_cost_nothing(kv):
+    held = admitted(kv, [1] * 8)
+    pages = kv.open(request([1] * 12))
+    matched = kv.match_prefix(pages)
+    assert kv.num_pages_to_take(matched, 12) == 1
+    kv.release(held)
+    assert kv.num_pages_to_take(matched, 12) == 3
+
+
+def test_pages_are_found_through_output_tokens_too(kv):
+    pages = admitted(kv, [1] * 6)
+    pages.request.output_token_ids.extend([2] * 5)
+    kv.grow(pages, 11)
+    kv.register_full_pages(pages, 11)
+    assert kv.match_prefix(kv.open(request([*[1] * 6, *[2] * 7]))) == pages.page_ids[:2]
+    kv.check_integrity([pages])
+
+
+def test_usage_counts_what_live_sequences_hold(kv):
+    pages = admitted(kv, [1] * 8)
+    assert kv.usage == pytest.approx(2 / 8)
+    kv.release(pages)
+    assert kv.usage == 0.0
+    assert kv.num_available == 8

@@ -1,0 +1,93 @@
+"""Every page is in one place."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.engine.kv.page_pool import TRASH_PAGE, PagePool
+
+
+@pytest.fixture
+def pool():
+    pool = PagePool(num_pages=9, page_size=4)
+    yield pool
+    pool.check_integrity()
+
+
+def counts(pool):
+    return (pool.num_free, pool.num_owned, pool.num_cached, pool.num_in_transfer)
+
+
+def test_the_trash_page_is_never_handed_out(pool):
+    pages = pool.allocate(8)
+    assert sorted(pages) == list(range(1, 9))
+    assert TRASH_PAGE not in pages
+    assert counts(pool) == (0, 8, 0, 0)
+
+
+def test_more_than_is_free_is_not_handed_out(pool):
+    pool.allocate(7)
+    with pytest.raises(AssertionError):
+        pool.allocate(2)
+    assert counts(pool) == (1, 7, 0, 0)
+
+
+def test_a_shared_page_is_free_after_its_last_reference(pool):
+    pages = pool.allocate(2)
+    assert pool.share(pages[:1]) == []
+    assert pool.release(pages) == []
+    assert counts(pool) == (7, 1, 0, 0)
+    pool.release(pages[:1])
+    assert counts(pool) == (8, 0, 0, 0)
+
+
+def test_kept_pages_stay_cached_in_the_order_given_until_shared_or_reclaimed(pool):
+    a, b, c = pool.allocate(3)
+    assert pool.release([c, a, b], keep={a, c}) == [c, a]
+    assert counts(pool) == (6, 0, 2, 0)
+    assert pool.num_available == 8
+    assert pool.num_held([a, c]) == 0
+    assert pool.share([a]) == [a]
+    assert pool.num_held([a, c]) == 1
+    pool.reclaim([c])
+    assert counts(pool) == (7, 1, 0, 0)
+    assert pool.num_references(a) == 1
+
+
+def test_a_page_is_released_only_by_an_owner(pool):
+    (page,) = pool.allocate(1)
+    pool.release([page])
+    with pytest.raises(AssertionError, match="not owned"):
+        pool.release([page])
+
+
+def test_pages_in_transfer_belong_to_nobody(pool):
+    pages = pool.allocate(3)
+    pool.begin_transfer(pages[:2])
+    assert counts(pool) == (5, 1, 0, 2)
+    pool.check_integrity()
+    pool.end_transfer(pages[:1], owned=True)
+    pool.end_transfer(pages[1:2], owned=False)
+    assert counts(pool) == (6, 2, 0, 0)
+
+
+def test_a_shared_page_is_not_transferred(pool):
+    (page,) = pool.allocate(1)
+    pool.share([page])
+    with pytest.raises(AssertionError, match="shared"):
+        pool.begin_transfer([page])
+
+
+def test_the_check_finds_a_page_in_two_places():
+    pool = PagePool(num_pages=9, page_size=4)
+    (page,) = pool.allocate(1)
+    pool._free.append(page)
+    with pytest.raises(AssertionError):
+        pool.check_integrity()
+
+
+def test_the_check_finds_a_lost_page():
+    pool = PagePool(num_pages=9, page_size=4)
+    pool._free.pop()
+    with pytest.raises(AssertionError):
+        pool.check_integrity()

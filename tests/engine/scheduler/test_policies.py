@@ -1,0 +1,69 @@
+"""Policies are pure: a snapshot in, a decision out."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.engine.request import Priority
+from octavo.engine.scheduler.policies import POLICIES, get_policy
+from octavo.engine.scheduler.snapshot import Snapshot
+
+
+@pytest.fixture
+def snapshot(fakes):
+    def request(name, arrival_s, priority):
+        return fakes.request(name, arrival_s=arrival_s, priority=priority)
+
+    return Snapshot(
+        now_s=9.0,
+        waiting=(
+            request("w2", 2.0, Priority.LOW),
+            request("w1", 1.0, Priority.NORMAL),
+            request("w3", 3.0, Priority.REALTIME),
+        ),
+        running=(
+            request("r0", 0.0, Priority.LOW),
+            request("r5", 5.0, Priority.HIGH),
+            request("r5b", 5.0, Priority.HIGH),
+        ),
+        num_available_pages=0,
+        limits=fakes.limits(),
+    )
+
+
+def names(requests):
+    return [request.request_id for request in requests]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("fcfs", ["w1", "w2", "w3"]), ("priority", ["w3", "w1", "w2"])]
+)
+def test_order(snapshot, policy, expected):
+    assert names(get_policy(policy).order(snapshot, snapshot.waiting)) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "beneficiary", "expected"),
+    [
+        ("fcfs", 0, ["r5b", "r5", "r0"]),
+        ("fcfs", 1, ["r5b", "r5"]),
+        ("fcfs", 2, ["r5b"]),
+        ("priority", 0, ["r0"]),
+        ("priority", 1, ["r0", "r5b", "r5"]),
+    ],
+)
+def test_victims_come_last_first_down_to_the_one_in_need(snapshot, policy, beneficiary, expected):
+    choose = get_policy(policy).choose_victims
+    assert names(choose(snapshot, snapshot.running[beneficiary], 1)) == expected
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=lambda policy: policy.name)
+def test_places_sort_as_order_does(snapshot, policy):
+    requests = [*snapshot.waiting, *snapshot.running]
+    assert sorted(requests, key=policy.place) == policy.order(snapshot, requests)
+
+
+def test_an_unknown_policy_is_refused_with_the_known_ones():
+    with pytest.raises(InvalidConfigError, match="fcfs or priority"):
+        get_policy("lifo")

@@ -1,0 +1,72 @@
+"""Whole loads in small pools: each request ends with the oracle's tokens, however scheduled."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from octavo.engine.request import Priority
+
+
+def _run(fakes: SimpleNamespace, seed: int) -> Counter[str]:
+    """Runs one random load to its end; counts what happened on the way."""
+    rng = random.Random(seed)
+    page_size = rng.choice([1, 2, 4, 8])
+    num_pages = rng.randint(8, 40)
+    max_num_seqs = rng.randint(1, 8)
+    limits = fakes.limits(
+        page_size=page_size,
+        num_pages=num_pages,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + rng.randint(1, 24),
+        max_prefill_rows=rng.randint(1, 4),
+        max_model_len=60,
+    )
+    driver = fakes.Driver(
+        limits,
+        depth=rng.randint(0, 2),
+        policy=rng.choice(["fcfs", "priority"]),
+        enable_prefix_caching=rng.random() < 0.7,
+        num_decode_steps=rng.choice([1, 4, 8]),
+        watermark=rng.choice([0.0, 0.05]),
+    )
+    most = min(60, (num_pages - 1) * page_size)
+    stock = [rng.randrange(5) for _ in range(60)]
+    wishes_scores = rng.random() < 0.3
+    for i in range(30):
+        num_prompt = rng.randint(1, most - 1)
+        max_tokens = rng.randint(1, most - num_prompt)
+        params = {"prompt_logprobs": 0} if wishes_scores and rng.random() < 0.5 else {}
+        driver.add(
+            fakes.request(
+                str(i),
+                stock[: num_prompt - num_prompt // 3] + [rng.randrange(5)] * (num_prompt // 3),
+                max_tokens,
+                seed=rng.randrange(4),
+                eos=(3,) if rng.random() < 0.5 else (),
+                arrival_s=float(i),
+                priority=rng.choice(list(Priority)),
+                params=params,
+            )
+        )
+        for _ in range(rng.randrange(3)):
+            driver.turn()
+    driver.drain()
+    load = driver.scheduler.load()
+    return Counter(
+        preempted=load.num_preemptions,
+        cached=load.prefix_hit_tokens,
+        multi_steps=sum(plan.num_steps > 1 for plan in driver.plans),
+        chunks=sum(not row.samples for plan in driver.plans for row in plan.prefill_rows),
+    )
+
+
+@pytest.mark.parametrize("batch", range(5))
+def test_random_loads_end_with_the_oracles_tokens(fakes: SimpleNamespace, batch: int) -> None:
+    happened: Counter[str] = Counter()
+    for seed in range(40):
+        happened += _run(fakes, 1000 * batch + seed)
+    assert min(happened[key] for key in ("preempted", "cached", "multi_steps", "chunks")) > 100

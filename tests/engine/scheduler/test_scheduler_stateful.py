@@ -1,0 +1,232 @@
+"""Whatever happens in whatever order: the books balance, and tokens are those of the oracle."""
+
+from __future__ import annotations
+
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from octavo.engine.errors import InvalidRequestError
+from octavo.engine.request import Priority, Request, RequestStatus
+from octavo.engine.scheduler.policies.policy import Policy
+
+PROMPT_STOCK = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4] * 3
+
+
+def _shortest_first(snapshot: Any, requests: Any) -> list[Any]:
+    return sorted(requests, key=lambda request: request.max_total_tokens - request.num_tokens)
+
+
+SHORTEST_FIRST = Policy(
+    name="shortest first",
+    order=_shortest_first,
+    choose_victims=lambda snapshot, *_: _shortest_first(snapshot, snapshot.running)[::-1],
+)
+"""A policy whose order moves, and whose victims come in any order to the one in need."""
+
+
+request_specs = st.fixed_dictionaries(
+    {
+        "prompt_len": st.integers(1, 40),
+        "offset": st.sampled_from([0, 0, 0, 1]),
+        "max_tokens": st.integers(1, 24),
+        "seed": st.integers(0, 3),
+        "eos": st.sampled_from([(), (1,), (2, 3, 5)]),
+        "stops": st.sampled_from([(), (7, 11)]),
+        "min_tokens": st.integers(0, 4),
+        "salt": st.sampled_from(["", "", "s"]),
+        "tenant": st.sampled_from(["", "", "t"]),
+        "priority": st.sampled_from(Priority),
+        "patience_s": st.sampled_from([None, None, 5.0, 50.0]),
+        "logprobs": st.sampled_from([None, 0]),
+        "prompt_logprobs": st.sampled_from([None, None, 0]),
+    }
+)
+
+
+def _request(
+    fakes: SimpleNamespace, request_id: str, now_s: float, spec: dict[str, Any]
+) -> Request:
+    patience_s, max_tokens = spec["patience_s"], spec["max_tokens"]
+    request: Request = fakes.request(
+        request_id,
+        PROMPT_STOCK[spec["offset"] : spec["offset"] + spec["prompt_len"]],
+        max_tokens,
+        seed=spec["seed"],
+        eos=spec["eos"],
+        arrival_s=now_s,
+        priority=spec["priority"],
+        deadline_s=None if patience_s is None else now_s + patience_s,
+        tenant=spec["tenant"],
+        cache_salt=spec["salt"],
+        params={
+            "stop_token_ids": spec["stops"],
+            "min_tokens": min(spec["min_tokens"], max_tokens),
+            "logprobs": spec["logprobs"],
+            "prompt_logprobs": spec["prompt_logprobs"],
+        },
+    )
+    return request
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    def __init__(self, fakes: SimpleNamespace) -> None:
+        super().__init__()
+        self.fakes = fakes
+        self.driver: Any = None
+
+    @initialize(
+        page_size=st.sampled_from([1, 2, 4, 8]),
+        num_pages=st.integers(3, 24),
+        max_num_seqs=st.integers(1, 5),
+        extra_tokens=st.integers(0, 12),
+        max_prefill_rows=st.integers(1, 3),
+        policy=st.sampled_from(["fcfs", "priority", SHORTEST_FIRST]),
+        caching=st.booleans(),
+        chunked=st.booleans(),
+        num_decode_steps=st.sampled_from([1, 2, 8]),
+        watermark=st.sampled_from([0.0, 0.1]),
+        depth=st.integers(0, 2),
+    )
+    def start(
+        self,
+        page_size: int,
+        num_pages: int,
+        max_num_seqs: int,
+        extra_tokens: int,
+        max_prefill_rows: int,
+        policy: Any,
+        caching: bool,
+        chunked: bool,
+        num_decode_steps: int,
+        watermark: float,
+        depth: int,
+    ) -> None:
+        limits = self.fakes.limits(
+            page_size=page_size,
+            num_pages=num_pages,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + extra_tokens,
+            max_prefill_rows=max_prefill_rows,
+            max_model_len=48,
+        )
+        self.driver = self.fakes.Driver(
+            limits,
+            depth=depth,
+            policy=policy,
+            enable_prefix_caching=caching,
+            enable_chunked_prefill=chunked,
+            num_decode_steps=num_decode_steps,
+            watermark=watermark,
+        )
+
+    @rule(specs=st.lists(request_specs, min_size=1, max_size=8))
+    def add(self, specs: list[dict[str, Any]]) -> None:
+        driver, limits = self.driver, self.driver.limits
+        for spec in specs:
+            request = _request(self.fakes, str(len(driver.requests)), driver.now_s, spec)
+            try:
+                driver.add(request)
+            except InvalidRequestError:
+                most = min(limits.max_model_len, limits.page_size * (limits.num_pages - 1) + 1)
+                too_long = request.max_total_tokens > most
+                assert too_long or request.num_prompt_tokens > limits.max_num_batched_tokens
+
+    @rule(count=st.integers(1, 12))
+    def turn(self, count: int) -> None:
+        for _ in range(count):
+            self.driver.turn()
+
+    @rule()
+    def plan_only(self) -> None:
+        if len(self.driver.in_flight) <= self.driver.depth:
+            self.driver.plan()
+
+    @precondition(lambda self: self.driver is not None and self.driver.in_flight)
+    @rule()
+    def commit_only(self) -> None:
+        self.driver.commit()
+
+    @precondition(lambda self: self.driver is not None and self.driver.requests)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(self.driver.requests))
+        was_live = not request.status.is_finished
+        assert (self.driver.cancel(request.request_id) is request) == was_live
+        assert request.status.is_finished
+
+    @precondition(lambda self: self.driver is not None and self.driver.requests)
+    @rule(data=st.data())
+    def finish_from_outside(self, data: st.DataObject) -> None:
+        driver = self.driver
+        request = data.draw(st.sampled_from(driver.requests))
+        was_live = not request.status.is_finished
+        ended = driver.scheduler.finish(request, RequestStatus.CANCELLED, "a stop", driver.now_s)
+        assert ended == was_live
+        if ended:
+            assert request.stop_reason == "a stop"
+            driver.ended(request)
+
+    @rule(seconds=st.sampled_from([1.0, 10.0]))
+    def time_passes(self, seconds: float) -> None:
+        driver = self.driver
+        driver.now_s += seconds
+        for request in driver.scheduler.expire(driver.now_s):
+            assert request.deadline_s < driver.now_s
+            assert request.status is RequestStatus.FAILED
+            driver.ended(request)
+        for request in driver.requests:
+            late = request.deadline_s is not None and request.deadline_s < driver.now_s
+            assert request.status.is_finished or not late
+
+    @rule()
+    def a_dispatch_fails(self) -> None:
+        driver = self.driver
+        plan = driver.scheduler.plan(driver.now_s)
+        if plan is not None:
+            rows = [*plan.decode_rows, *plan.prefill_rows]
+            failed = driver.scheduler.fail(plan, RuntimeError("no"), driver.now_s)
+            assert {r.request_id for r in failed} == {row.request.request_id for row in rows}
+            for request in failed:
+                assert isinstance(request.error, RuntimeError)
+                driver.ended(request)
+
+    @rule()
+    def the_device_is_lost(self) -> None:
+        driver = self.driver
+        while driver.in_flight:
+            plan, _ = driver.in_flight.popleft()
+            for request in driver.scheduler.fail(plan, RuntimeError("no"), driver.now_s):
+                driver.ended(request)
+        driver.scheduler.forget_device_state()
+        driver.device.lose_everything()
+
+    @invariant()
+    def books_balance(self) -> None:
+        if self.driver is not None:
+            self.driver.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if self.driver is not None:
+            self.driver.drain()
+
+
+@pytest.mark.hypothesis
+def test_any_history_keeps_the_books_and_the_tokens(fakes: SimpleNamespace) -> None:
+    # Most histories are dull: it takes a good many to meet every corner.
+    examples = max(150, settings().max_examples)
+    run_state_machine_as_test(
+        partial(SchedulerMachine, fakes), settings=settings(max_examples=examples)
+    )
