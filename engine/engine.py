@@ -17,6 +17,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.errors import DuplicateRequestError, InvalidConfigError
 from octavo.engine.execution.compile_manager import use_compile_cache
 from octavo.engine.execution.executor import DeviceExecutor
+from octavo.engine.execution.host_memory import keep_freed_memory
 from octavo.engine.execution.sizing import size_engine
 from octavo.engine.input_processor import InputProcessor, Submission
 from octavo.engine.load import EngineLoad
@@ -58,6 +59,8 @@ class Engine:
                 config.tensor_parallel_size,
                 f"1 to {len(jax.devices())}, the number of devices there are",
             ) from error
+        if mesh.devices.flat[0].platform == "cpu":
+            keep_freed_memory()
         model = load_model(config.model, config.dtype, mesh)
         self.tokenizer = Tokenizer.from_source(config.tokenizer or model.tokenizer_source)
         self.model_config = model.config
