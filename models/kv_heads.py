@@ -8,14 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from octavo.models.config import ModelConfig
 from octavo.models.parameters import declare
 
 
 def with_kv_heads(
-    weights: Mapping[str, Any], config: ModelConfig, wanted: ModelConfig, mesh: Mesh | None = None
+    weights: Mapping[str, Any], config: ModelConfig, wanted: ModelConfig, mesh: Mesh
 ) -> dict[str, Any]:
     """Regroup the attention weights of `config` for `wanted`, which differs in copies alone.
 
@@ -23,7 +23,7 @@ def with_kv_heads(
         weights: the tree of `config`. Not donated.
         config: what they are for.
         wanted: what they shall be for; nothing is computed if it has as many KV heads.
-        mesh: where the regrouped arrays go; None leaves that to the compiler.
+        mesh: where the weights are, and stay.
 
     Returns:
         The tree of `wanted`, sharing every array that did not change.
@@ -33,15 +33,17 @@ def with_kv_heads(
     layers = []
     for layer in weights["layers"]:
         parts = {name: layer[name] for name in ("wqkv", "bqkv", "wo") if name in layer}
-        shardings = None
-        if mesh is not None:
-            specs = declare(wanted, layer["wqkv"].dtype)["layers"][0]
-            shardings = {name: specs[name].sharding(mesh) for name in parts}
-        regroup = jax.jit(partial(_regroup, config=config, wanted=wanted), out_shardings=shardings)
-        layers.append({**layer, **regroup(parts)})
+        # Head counts that divide differently share no partition: one layer at a time is whole on
+        # every device for a moment.
+        parts = jax.device_put(parts, NamedSharding(mesh, PartitionSpec()))
+        specs = declare(wanted, layer["wqkv"].dtype)["layers"][0]
+        shardings = {name: specs[name].sharding(mesh) for name in parts}
+        regrouped = _regroup(parts, config=config, wanted=wanted)
+        layers.append({**layer, **jax.device_put(regrouped, shardings)})
     return {**weights, "layers": tuple(layers)}
 
 
+@partial(jax.jit, static_argnames=("config", "wanted"))
 def _regroup(
     parts: dict[str, jax.Array], *, config: ModelConfig, wanted: ModelConfig
 ) -> dict[str, jax.Array]:

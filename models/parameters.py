@@ -47,7 +47,7 @@ class ParamSpec:
 class _Layer(nnx.Module):
     """One decoder layer. Which parameters exist follows the config's parts.
 
-    w_qkv holds, for each KV head, the queries that read it, then its key, then its value; so a
+    wqkv holds, for each KV head, the queries that read it, then its key, then its value; so a
     split over KV heads splits all three.
     """
 

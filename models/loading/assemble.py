@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,17 +36,27 @@ def check_tensors(source: TensorSource, config: ModelConfig, where: str) -> None
     Raises:
         ModelLoadError: a tensor is missing, unknown, or of another shape.
     """
-    expected, found = expected_shapes(config), source.shapes()
+    found = {
+        name: shape
+        for name, shape in source.shapes().items()
+        if not name.endswith(HARMLESS_SUFFIXES)
+        and not (name == LM_HEAD and config.tie_word_embeddings)
+    }
+    check_shapes(found, expected_shapes(config), where)
+
+
+def check_shapes(
+    found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]], where: str
+) -> None:
+    """Refuse arrays that are not, name by name and shape by shape, the expected ones.
+
+    Raises:
+        ModelLoadError: as for `check_tensors`.
+    """
     missing = [name for name in expected if name not in found]
     if missing:
         raise ModelLoadError(f"{where} lacks {_some(missing)}")
-    unknown = [
-        name
-        for name in found
-        if name not in expected
-        and not name.endswith(HARMLESS_SUFFIXES)
-        and not (name == LM_HEAD and config.tie_word_embeddings)
-    ]
+    unknown = [name for name in found if name not in expected]
     if unknown:
         raise ModelLoadError(
             f"{where} holds tensors that its configuration does not explain: {_some(unknown)}"

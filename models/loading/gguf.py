@@ -11,6 +11,7 @@ from gguf.quants import dequantize
 
 from octavo.engine.errors import ModelLoadError
 from octavo.models.config import ModelConfig
+from octavo.models.loading.aligned import aligned_empty
 from octavo.models.loading.gguf_config import config_from_gguf
 from octavo.models.loading.gguf_file import GGUFFile, GGUFTensor
 from octavo.models.loading.tensors import EMBED, FINAL_NORM, LM_HEAD, Index, layer_prefix
@@ -45,10 +46,8 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _INTERLEAVED_ARCHITECTURES = ("llama",)
 """Their Q and K rows are stored for rotary embeddings of adjacent pairs, not of halves."""
 
-_DEQUANTIZE_ROWS = 16
-"""Rows that `gguf` converts at a time."""
-_DEQUANTIZE_GROUP_BYTES = 1 << 18
-"""Bytes it should convert at a time instead: enough to amortize the call, few enough to cache."""
+_CHUNK_BYTES = 1 << 18
+"""Bytes converted at a time: enough to amortize the call, few enough to stay in cache."""
 
 
 class GGUFSource:
@@ -108,14 +107,15 @@ class GGUFSource:
             return dequantize(raw, tensor.type).reshape(-1)[rows]
         raw = raw[rows]
         num_rows, row_bytes = raw.shape
-        fold = 1
-        while (
-            num_rows % (2 * fold) == 0
-            and _DEQUANTIZE_ROWS * 2 * fold * row_bytes <= _DEQUANTIZE_GROUP_BYTES
-        ):
-            fold *= 2
-        folded = dequantize(raw.reshape(num_rows // fold, fold * row_bytes), tensor.type)
-        return folded.reshape(num_rows, *tensor.shape[1:])
+        out = aligned_empty((num_rows, *tensor.shape[1:]), np.float32)
+        chunk = max(1, _CHUNK_BYTES // row_bytes)
+        for start in range(0, num_rows, chunk):
+            # Blocks lie side by side across rows: `gguf` sees one long row, and converts it in one
+            # call instead of one for every sixteen rows.
+            part = out[start : start + chunk]
+            line = raw[start : start + chunk].reshape(1, -1)
+            part[...] = dequantize(line, tensor.type).reshape(part.shape)
+        return out
 
 
 def _halves_from_pairs(rows: np.ndarray, head_dim: int) -> np.ndarray:

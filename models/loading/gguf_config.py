@@ -32,6 +32,7 @@ _COMMON_KEYS = frozenset(
         "rope.scale_linear",
         "rope.scaling.original_context_length",
         "rope.scaling.finetuned",
+        "tensor_data_layout",
         "vocab_size",
     }
 )
@@ -205,19 +206,25 @@ def _gemma2(fields: _Metadata, common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma3(fields: _Metadata, common: Mapping[str, Any]) -> dict[str, Any]:
-    pattern = fields.get("attention.sliding_window_pattern", int, _GEMMA3_GLOBAL_EVERY)
-    kinds: tuple[LayerKind, ...] = tuple(
-        "global" if (layer + 1) % pattern == 0 else "sliding"
-        for layer in range(common["num_layers"])
-    )
     return _gemma(fields, common, _GEMMA3_27B_LAYERS) | {
         "qk_norm": True,
         "sliding_window": fields.need("attention.sliding_window", int),
-        "layer_kinds": kinds,
+        "layer_kinds": _gemma3_layer_kinds(fields, common["num_layers"]),
         "local_rope": Rope(theta=fields.get("rope.freq_base_swa", float, _GEMMA3_LOCAL_THETA)),
         "final_logit_softcap": fields.get("final_logit_softcapping", float),
         "attn_logit_softcap": fields.get("attn_logit_softcapping", float),
     }
+
+
+def _gemma3_layer_kinds(fields: _Metadata, num_layers: int) -> tuple[LayerKind, ...]:
+    """Every sixth layer is global, unless a key says how often or, layer by layer, which."""
+    key = "gemma3.attention.sliding_window_pattern"
+    pattern = fields.values.get(key, _GEMMA3_GLOBAL_EVERY)
+    if isinstance(pattern, list):
+        return tuple("sliding" if slides else "global" for slides in pattern)
+    if not isinstance(pattern, int) or pattern < 1:
+        raise ModelLoadError(f"{fields.where}: {key} = {pattern!r} is not allowed: at least 1")
+    return tuple("sliding" if (layer + 1) % pattern else "global" for layer in range(num_layers))
 
 
 _Specifics = Callable[[_Metadata, Mapping[str, Any]], dict[str, Any]]

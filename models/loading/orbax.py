@@ -26,6 +26,7 @@ from jax.sharding import Mesh
 from octavo.engine.errors import ModelLoadError
 from octavo.models.config import ModelConfig
 from octavo.models.kv_heads import with_kv_heads
+from octavo.models.loading.assemble import check_shapes
 from octavo.models.loading.gguf_file import GGUFFile, write_metadata_only
 from octavo.models.loading.json_file import read_json
 from octavo.models.parameters import declare, is_spec
@@ -76,7 +77,7 @@ def save(
     directory.mkdir(parents=True, exist_ok=True)
     stored = config.without_kv_head_copies()
     with ocp.StandardCheckpointer() as checkpointer:
-        plain = with_kv_heads(weights, config, stored)
+        plain = with_kv_heads(weights, config, stored, weights["embed"].sharding.mesh)
         checkpointer.save(directory / WEIGHTS_DIR, _flatten(plain))
     _copy_tokenizer(tokenizer_source, directory)
     # Last, because its presence is what makes the directory a checkpoint.
@@ -135,8 +136,19 @@ def restore_weights(
     flat = _flatten(wanted)
     with ocp.StandardCheckpointer() as checkpointer:
         try:
-            arrays = checkpointer.restore(path, flat)
+            stored_shapes = {
+                name: tuple(array.shape)
+                for name, array in checkpointer.metadata(path).item_metadata.tree.items()
+            }
         except Exception as error:  # Orbax raises whatever its storage raised
+            raise ModelLoadError(f"{path} is not a sound Orbax checkpoint: {error}") from error
+        # Asked first, because a failing restore leaves Orbax's other reads running.
+        check_shapes(
+            stored_shapes, {name: leaf.shape for name, leaf in flat.items()}, where=str(path)
+        )
+        try:
+            arrays = checkpointer.restore(path, flat)
+        except Exception as error:
             raise ModelLoadError(f"{path} cannot be restored: {error}") from error
     weights: dict[str, Any] = jax.tree.map(
         lambda name: arrays[name], _names(specs), is_leaf=lambda node: isinstance(node, str)

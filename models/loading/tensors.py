@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from octavo.models.config import ModelConfig
+from octavo.models.loading.aligned import aligned_empty
 from octavo.models.parameters import ParamSpec
 
 Index = tuple[slice, ...]
@@ -126,7 +127,7 @@ def read_parameter(
     if name == "embed":
         return source.read(EMBED, index).astype(spec.dtype, copy=False)
 
-    out = np.empty([part.stop - part.start for part in index], spec.dtype)
+    out = aligned_empty([part.stop - part.start for part in index], spec.dtype)
     if name == "lm_head":
         out[...] = source.read(LM_HEAD, index[::-1]).T
     elif name == "wqkv":

@@ -251,15 +251,19 @@ class TestOrbax:
 
     def test_another_shape(self, saved):
         self.change(saved, model={"intermediate_size": 64})
-        refused(saved, "cannot be restored")
+        refused(saved, "layers.0.w_down", "(48, 32)", "(64, 32)")
 
     def test_a_missing_layer(self, saved):
         self.change(saved, model={"num_layers": 3, "layer_kinds": ["global"] * 3})
-        refused(saved, "cannot be restored")
+        refused(saved, "lacks", "layers.2.")
 
     def test_weights_that_are_gone(self, saved):
         (saved / "weights").rename(saved / "elsewhere")
-        refused(saved, "cannot be restored")
+        refused(saved, "is not a sound Orbax checkpoint")
+
+    def test_weights_of_another_model(self, saved):
+        self.change(saved, model={"tie_word_embeddings": True})
+        refused(saved, "does not explain", "lm_head")
 
     def test_a_destination_in_use(self, saved):
         with pytest.raises(ModelLoadError, match="a new or empty directory"):

@@ -54,6 +54,15 @@ def test_llama_3_rotary_factors_of_a_gguf_file_mean_its_scaling(
     )
 
 
+def test_gguf_may_list_the_sliding_layers_of_gemma_3(tiny_gguf):
+    slides = [True, False, True, True, True, True, False]
+    path = tiny_gguf(
+        "gemma3", lambda writer: writer.add_array("gemma3.attention.sliding_window_pattern", slides)
+    )
+    kinds = load_config(path).layer_kinds
+    assert kinds == tuple("sliding" if slide else "global" for slide in slides)
+
+
 @pytest.mark.parametrize("name", ["llama_biased", "gemma3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_orbax_checkpoint_restores_the_same_bits(name, dtype, tiny_checkpoint, tmp_path):
