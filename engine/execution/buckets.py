@@ -74,7 +74,9 @@ def make_lattice(
     num_steps: int,
     variants: tuple[Variant, ...],
 ) -> Lattice:
-    """A coarse lattice: decode rows 1, 8, 32, 128, …; mixed tokens 32, 128, 512, ….
+    """A coarse lattice: decode rows 1, 8, 32, 64, 128, …; mixed tokens 32, 128, 512, ….
+
+    Rows leave a full batch one by one, so decode programs are finer where padding costs most.
 
     Args:
         max_num_seqs: rows of the largest programs.
@@ -82,18 +84,16 @@ def make_lattice(
         num_steps: decode iterations in a dispatch.
         variants: sampling variants.
     """
-    decode = [StepShape(n, n, num_steps) for n in _ladder((1, 8), max_num_seqs)]
+    decode = [StepShape(n, n, num_steps) for n in _ladder((1, 8, 32), 2, max_num_seqs)]
     mixed = [
-        StepShape(n, min(n, max_num_seqs), 0) for n in _ladder((32,), max_num_batched_tokens)
+        StepShape(n, min(n, max_num_seqs), 0) for n in _ladder((32,), 4, max_num_batched_tokens)
     ]
     return Lattice(tuple(decode), tuple(mixed), variants)
 
 
-def _ladder(first: tuple[int, ...], last: int) -> list[int]:
-    """Edges that grow fourfold, ending exactly at `last`."""
+def _ladder(first: tuple[int, ...], ratio: int, last: int) -> list[int]:
+    """Edges that begin as `first`, then grow by `ratio`, ending exactly at `last`."""
     edges = [edge for edge in first if edge < last]
-    while edges and edges[-1] * 4 < last:
-        edges.append(edges[-1] * 4)
+    while edges and edges[-1] >= first[-1] and edges[-1] * ratio < last:
+        edges.append(edges[-1] * ratio)
     return [*edges, last]
-
-
