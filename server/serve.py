@@ -9,6 +9,7 @@ up to `drain_s`. A second one stops at once.
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import threading
@@ -114,6 +115,9 @@ class OctavoServer:
 
     async def attach(self, engine: AsyncEngine) -> None:
         """Starts the engine and serves."""
+        # What is loaded stays: the collector need not walk it again while requests wait.
+        gc.collect()
+        gc.freeze()
         await engine.start()
         self._service.engine = engine
         await self._set_serving(engine.is_ready and engine.is_healthy)
