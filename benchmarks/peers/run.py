@@ -83,7 +83,7 @@ def run_peer(
     cache = Path(tempfile.mkdtemp(dir=scratch)) if args.cold else args.cache_dir.resolve()
     load_before = os.getloadavg()[0]
     print(f"{peer.name}: running (load {load_before:.2f})", file=sys.stderr, flush=True)
-    log_path = args.log_dir / f"{peer.script.removesuffix('.py')}.log"
+    log_path = args.log_dir / f"{peer.name.replace(' ', '-').lower()}.log"
     args.log_dir.mkdir(parents=True, exist_ok=True)
     with log_path.open("w") as log:
         status = subprocess.run(

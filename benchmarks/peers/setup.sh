@@ -11,6 +11,15 @@ dir=${1:?usage: setup.sh DIR [transformers] [vllm] [llama_cpp]}
 shift
 peers=("${@:-}")
 [[ -n ${peers[0]} ]] || peers=(transformers vllm llama_cpp)
+for peer in "${peers[@]}"; do
+  case $peer in
+    transformers | vllm | llama_cpp) ;;
+    *)
+      echo "setup.sh: $peer: choose from transformers, vllm, llama_cpp" >&2
+      exit 2
+      ;;
+  esac
+done
 python=${PYTHON:-python3.11}
 here=$(cd "$(dirname "$0")" && pwd)
 mkdir -p "$dir"
@@ -45,10 +54,6 @@ for peer in "${peers[@]}"; do
     llama_cpp)
       CMAKE_ARGS="${CMAKE_ARGS:--DGGML_NATIVE=ON}" environment llama_cpp \
         llama-cpp-python==0.3.36 numpy
-      ;;
-    *)
-      echo "setup.sh: $peer: choose from transformers, vllm, llama_cpp" >&2
-      exit 2
       ;;
   esac
 done
