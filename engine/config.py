@@ -91,9 +91,7 @@ class EngineConfig:
                 self.max_num_batched_tokens,
                 f"at least max_num_seqs ({self.max_num_seqs}): every running row decodes each step",
             )
-        if self.block_size is not None and (
-            self.block_size not in (8, 16, 32, 64, 128, 256)
-        ):
+        if self.block_size is not None and (self.block_size not in (8, 16, 32, 64, 128, 256)):
             raise InvalidConfigError("block_size", self.block_size, "8, 16, 32, 64, 128 or 256")
         if self.dtype not in _DTYPES:
             raise InvalidConfigError("dtype", self.dtype, " or ".join(_DTYPES))

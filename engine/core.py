@@ -127,9 +127,7 @@ class EngineCore:
         typed = StepFailedError(f"the device step failed: {type(error).__name__}: {error}")
         now_s = self._clock.now_s()
         news = [
-            _ended(request)
-            for plan in plans
-            for request in self.scheduler.fail(plan, typed, now_s)
+            _ended(request) for plan in plans for request in self.scheduler.fail(plan, typed, now_s)
         ]
         if self.scheduler.num_dispatched == 0:
             self.scheduler.forget_device_state()

@@ -128,17 +128,13 @@ class InputProcessor:
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidRequestError("prompt", prompt, "text that is not empty")
-            try:
-                prompt.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise InvalidRequestError("prompt", prompt, "valid Unicode") from error
             token_ids = self._tokenizer.encode(prompt)
             if not token_ids:
                 raise InvalidRequestError("prompt", prompt, "text that is at least one token")
             return token_ids
-        if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
+        if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise InvalidRequestError("prompt", prompt, "a string or a list of token ids")
-        token_ids = list(prompt)
+        token_ids = [*prompt]
         if not token_ids:
             raise InvalidRequestError("prompt_token_ids", token_ids, "at least one token id")
         self._check_range("prompt_token_ids", token_ids)

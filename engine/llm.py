@@ -131,9 +131,7 @@ class LLM:
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if one else messages
         prompts = [
-            self.tokenizer.encode_chat(
-                conversation, add_generation_prompt=add_generation_prompt
-            )
+            self.tokenizer.encode_chat(conversation, add_generation_prompt=add_generation_prompt)
             for conversation in conversations
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)

@@ -226,9 +226,7 @@ class OutputProcessor:
 
 
 def _completion(sequence: _Sequence, is_delta: bool) -> CompletionOutput:
-    chars, tokens = (
-        (sequence.num_told_chars, sequence.num_told_tokens) if is_delta else (0, 0)
-    )
+    chars, tokens = (sequence.num_told_chars, sequence.num_told_tokens) if is_delta else (0, 0)
     sequence.num_told_chars = len(sequence.text)
     sequence.num_told_tokens = len(sequence.token_ids)
     return CompletionOutput(

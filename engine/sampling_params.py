@@ -130,7 +130,9 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequestError(
-                "min_tokens", self.min_tokens, f"an integer from 0 to max_tokens ({self.max_tokens})"
+                "min_tokens",
+                self.min_tokens,
+                f"0 to max_tokens ({self.max_tokens})",
             )
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
@@ -195,7 +197,7 @@ def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = 
         raise InvalidRequestError(name, value, f"a finite number in {bounds}")
 
 
-def _bias(bias: Mapping[int, float]) -> dict[int, float]:
+def _bias(bias: Mapping[Any, float]) -> dict[int, float]:
     checked: dict[int, float] = {}
     for key, value in bias.items():
         token_id = int(key) if isinstance(key, str) and key.isdecimal() else key

@@ -62,9 +62,9 @@ def attend_over_heads(
 
         if mesh.size == 1:
             return local(batch, q, k, v, kv)
-        heads = P(None, head_axis)
+        heads, pool = P(None, head_axis), P(None, None, head_axis)
         return shard_map(
-            local, mesh=mesh, in_specs=(P(), heads, heads, heads, heads), out_specs=(heads, heads)
-        )(batch, q, k, v, kv)  # type: ignore[no-any-return]
+            local, mesh=mesh, in_specs=(P(), heads, heads, heads, pool), out_specs=(heads, pool)
+        )(batch, q, k, v, kv)
 
     return attend

@@ -21,7 +21,7 @@ class DeviceState:
     """KV pool and row state. The last slot is the trash row that padding rows use.
 
     Attributes:
-        kv: one pool a layer, never stacked: [N, Hkv, P, D] twice.
+        kv: one pool a layer, never stacked: [N, 2, Hkv, P, D].
         block_table: int32[slots, M].
         num_computed_tokens: int32[slots] positions whose KV is written.
         max_total_tokens: int32[slots] prompt and output tokens at which the row stops.
@@ -47,9 +47,9 @@ def head_axis(config: ModelConfig, mesh: Mesh) -> str | None:
 
 
 def kv_pool_sharding(config: ModelConfig, mesh: Mesh) -> NamedSharding:
-    """Where a pool [N, Hkv, P, D] lives: split over heads."""
+    """Where a pool [N, 2, Hkv, P, D] lives: split over heads."""
     axis = head_axis(config, mesh)
-    return NamedSharding(mesh, P() if axis is None else P(None, axis))
+    return NamedSharding(mesh, P() if axis is None else P(None, None, axis))
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype) -> int:
@@ -77,7 +77,7 @@ def init_state(
         table_pages: M.
         dtype: of KV.
     """
-    shape = (num_pages, config.num_kv_heads, page_size, config.head_dim)
+    shape = (num_pages, 2, config.num_kv_heads, page_size, config.head_dim)
     slots = num_slots + 1
 
     def build() -> DeviceState:
@@ -85,10 +85,7 @@ def init_state(
             return jnp.zeros((slots, *tail), jnp.int32)
 
         return DeviceState(
-            kv=tuple(
-                PagedKV(k=jnp.zeros(shape, dtype), v=jnp.zeros(shape, dtype))
-                for _ in range(config.num_layers)
-            ),
+            kv=tuple(PagedKV(pages=jnp.zeros(shape, dtype)) for _ in range(config.num_layers)),
             block_table=zeros(table_pages),
             num_computed_tokens=zeros(),
             max_total_tokens=zeros(),

@@ -28,7 +28,6 @@ from octavo.engine.execution.state import DeviceState, head_axis
 from octavo.engine.execution.step_spec import (
     NEW_ROW_FLOATS,
     NEW_ROW_INTS,
-    StepShape,
     StepSpec,
 )
 from octavo.models import decoder
@@ -69,9 +68,7 @@ class StepOutput:
 StepFunction = Callable[[Any, DeviceState, jax.Array], tuple[DeviceState, StepOutput]]
 
 
-def make_step(
-    config: ModelConfig, spec: StepSpec, *, mesh: Mesh, backend: Backend
-) -> StepFunction:
+def make_step(config: ModelConfig, spec: StepSpec, *, mesh: Mesh, backend: Backend) -> StepFunction:
     """The step of one shape, ready to be compiled.
 
     Args:
@@ -199,9 +196,7 @@ def _decode(
     ) -> tuple[DeviceState, StepOutput]:
         state, output = carry
         live = (
-            (row < fields["num_rows"])
-            & ~state.stopped[slot]
-            & (i < fields["row_max_new_tokens"])
+            (row < fields["num_rows"]) & ~state.stopped[slot] & (i < fields["row_max_new_tokens"])
         )
         position = jnp.where(live, state.num_computed_tokens[slot], 0)
         kv_lens = jnp.where(live, position + 1, 0)
@@ -307,9 +302,7 @@ def _sample(
     """Chooses the token that takes `position` in each row that samples; -1 in the others."""
     logits = decoder.unembed(weights, config, hidden)
     rows: SamplingRows = jax.tree.map(lambda x: x[slot], state.sampling)
-    out = sample(
-        logits, rows, position, state.logits, slot, samples, variant=spec.shape.variant
-    )
+    out = sample(logits, rows, position, state.logits, slot, samples, variant=spec.shape.variant)
     is_stop = (out.tokens[:, None] == rows.stop_ids).any(axis=-1)
     is_last = position + 1 >= state.max_total_tokens[slot]
     target = _or_drop(slot, samples, state)
@@ -347,9 +340,7 @@ def _score_prompt(
 
     def one_tile(i: jax.Array, scores: Scores) -> Scores:
         first = jnp.minimum(i * tile, num_tokens - tile)
-        logits = decoder.unembed(
-            weights, config, lax.dynamic_slice_in_dim(hidden, first, tile)
-        )
+        logits = decoder.unembed(weights, config, lax.dynamic_slice_in_dim(hidden, first, tile))
         ids = jnp.maximum(lax.dynamic_slice_in_dim(score_ids, first, tile), 0)
         new = Scores(**score_tokens(logits, ids)._asdict())
         return jax.tree.map(

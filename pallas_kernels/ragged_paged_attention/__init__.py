@@ -47,7 +47,7 @@ def ragged_paged_attention(
         q: [T, Hq, D] packed queries, rotated.
         k, v: [T, Hkv, D] new keys (rotated) and values; Hq is a multiple of Hkv and query head h
             reads KV head h // (Hq / Hkv).
-        kv: pool [N, Hkv, P, D], updated in place under donation.
+        kv: pool [N, 2, Hkv, P, D], updated in place under donation.
         batch: which token is whose; see `RaggedBatch`.
         params: scale, window, soft cap.
         backend: "xla" or "reference".
@@ -61,8 +61,8 @@ def ragged_paged_attention(
     """
     if q.ndim != 3 or k.shape != v.shape or k.shape[0] != q.shape[0] or q.shape[1] % k.shape[1]:
         raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape}: want [T, Hq, D], [T, Hkv, D] x 2")
-    if kv.k.shape != kv.v.shape or kv.k.shape[1] != k.shape[1] or kv.k.shape[3] != q.shape[2]:
-        raise ValueError(f"pool {kv.k.shape} does not hold heads like k {k.shape}")
+    if kv.num_kv_heads != k.shape[1] or kv.head_dim != q.shape[2]:
+        raise ValueError(f"pool {kv.pages.shape} does not hold heads like k {k.shape}")
     with jax.named_scope("kv_write"):
         kv = write_kv(kv, k, v, batch)
     with jax.named_scope("paged_attention"):

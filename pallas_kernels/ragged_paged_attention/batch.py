@@ -44,18 +44,36 @@ class RaggedBatch:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedKV:
-    """One layer's KV pool: two arrays [N, Hkv, P, D]. Page 0 is the trash page.
+    """One layer's KV pool. Page 0 is the trash page.
 
-    A page's tokens are contiguous for each head, so a row of the flattened [N·Hkv, P·D] view is
-    one copy of P·D numbers.
+    Attributes:
+        pages: [N, 2, Hkv, P, D], keys and values of a page side by side: reading a page is one
+            contiguous copy of 2·Hkv·P·D numbers.
     """
 
-    k: jax.Array
-    v: jax.Array
+    pages: jax.Array
+
+    @property
+    def k(self) -> jax.Array:
+        """Keys [N, Hkv, P, D]."""
+        return self.pages[:, 0]
+
+    @property
+    def v(self) -> jax.Array:
+        """Values [N, Hkv, P, D]."""
+        return self.pages[:, 1]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.pages.shape[2]
 
     @property
     def page_size(self) -> int:
-        return self.k.shape[2]
+        return self.pages.shape[3]
+
+    @property
+    def head_dim(self) -> int:
+        return self.pages.shape[4]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ def attend_reference(
 
     Args:
         q: [T, Hq, D] packed queries.
-        kv: pool [N, Hkv, P, D], the step's own KV already written.
+        kv: pool [N, 2, Hkv, P, D], the step's own KV already written.
         batch: see `RaggedBatch`.
         params: see `AttentionParams`.
 
@@ -29,7 +29,7 @@ def attend_reference(
         [T, Hq, D] in q's dtype; zeros for padding tokens and idle rows.
     """
     num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads, page_size = kv.k.shape[1], kv.k.shape[2]
+    num_kv_heads, page_size = kv.num_kv_heads, kv.page_size
     group = num_heads // num_kv_heads
     rows = batch.token_row
     token = jnp.arange(num_tokens, dtype=jnp.int32)

@@ -88,7 +88,6 @@ def _tokenizer() -> tokenizers.Tokenizer:
     return tokenizer
 
 
-
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Llama with a byte tokenizer."""

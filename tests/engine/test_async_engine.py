@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -58,11 +59,12 @@ async def collect(stream: Any) -> list[Any]:
 async def test_cumulative_outputs_grow_and_deltas_add_up(engine: Any) -> None:
     whole = await collect(engine.generate("hello", SHORT))
     texts = [output.outputs[0].text for output in whole]
-    assert all(b.startswith(a) for a, b in zip(texts, texts[1:]))
+    assert all(b.startswith(a) for a, b in itertools.pairwise(texts))
     deltas = await collect(
         engine.generate("hello", SHORT.replace(output_kind=RequestOutputKind.DELTA))
     )
-    assert sum((o.outputs[0].token_ids for o in deltas), []) == whole[-1].outputs[0].token_ids
+    ids = [token_id for o in deltas for token_id in o.outputs[0].token_ids]
+    assert ids == whole[-1].outputs[0].token_ids
     assert "".join(o.outputs[0].text for o in deltas) == texts[-1]
     assert [o.finished for o in whole] == [False] * (len(whole) - 1) + [True]
 

@@ -95,7 +95,8 @@ def test_logprobs_of_the_chosen_and_the_likeliest(llm: Any) -> None:
         assert len(entry) == 3
         assert entry[token_id].rank == 1
         assert entry[token_id].logprob == max(item.logprob for item in entry.values())
-    total = sum(e[t].logprob for t, e in zip(completion.token_ids, completion.logprobs))
+    pairs = zip(completion.token_ids, completion.logprobs, strict=True)
+    total = sum(entry[token_id].logprob for token_id, entry in pairs)
     assert completion.cumulative_logprob == pytest.approx(total)
     prompt = output.prompt_logprobs
     assert prompt is not None
@@ -103,9 +104,9 @@ def test_logprobs_of_the_chosen_and_the_likeliest(llm: Any) -> None:
     assert len(prompt) == len(output.prompt_token_ids)
     # What the prompt's last scored token would cost is what generating it would have cost.
     shorter = output.prompt_token_ids[:-1]
-    again = llm.generate(
-        shorter, GREEDY.replace(max_tokens=1, logprobs=20), use_tqdm=False
-    )[0].outputs[0]
+    again = llm.generate(shorter, GREEDY.replace(max_tokens=1, logprobs=20), use_tqdm=False)[
+        0
+    ].outputs[0]
     last = output.prompt_token_ids[-1]
     if last in again.logprobs[0]:
         assert prompt[-1][last].logprob == pytest.approx(again.logprobs[0][last].logprob, abs=1e-4)

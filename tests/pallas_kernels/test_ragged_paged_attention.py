@@ -34,7 +34,7 @@ def make_case(
     """A batch of (new tokens, KV length with them) rows over a shuffled, poisoned pool."""
     num_heads, num_kv_heads = heads
     num_pages = 1 + sum(-(-kv_len // page_size) for _, kv_len in rows)
-    pool = rng.standard_normal((2, num_pages, num_kv_heads, page_size, head_dim))
+    pool = rng.standard_normal((num_pages, 2, num_kv_heads, page_size, head_dim))
     free = list(rng.permutation(num_pages - 1) + 1)
     block_table = np.zeros((num_rows, table), np.int32)
     kv_lens = np.zeros(num_rows, np.int32)
@@ -65,7 +65,7 @@ def make_case(
     )
     q = jnp.asarray(rng.standard_normal((num_tokens, num_heads, head_dim)), dtype)
     k, v = jnp.asarray(rng.standard_normal((2, num_tokens, num_kv_heads, head_dim)), dtype)
-    return q, k, v, PagedKV(k=jnp.asarray(pool[0], dtype), v=jnp.asarray(pool[1], dtype)), batch
+    return q, k, v, PagedKV(pages=jnp.asarray(pool, dtype)), batch
 
 
 def _leading_ones(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -98,9 +98,7 @@ VARIANTS = {
 def check(rows: list[tuple[int, int]], params: AttentionParams, **shape: object) -> None:
     rng = np.random.default_rng(len(rows) + 1)
     num_tokens = sum(q for q, _ in rows)
-    case = make_case(
-        rng, rows, num_tokens=num_tokens + 5, num_rows=len(rows) + 3, **shape
-    )  # type: ignore[arg-type]
+    case = make_case(rng, rows, num_tokens=num_tokens + 5, num_rows=len(rows) + 3, **shape)  # type: ignore[arg-type]
     got, got_kv = ragged_paged_attention(*case, params, backend="xla")
     want, want_kv = ragged_paged_attention(*case, params, backend="reference")
     live = np.concatenate([np.full(q, kv > 0) for q, kv in rows] or [np.zeros(0, bool)])
@@ -112,7 +110,7 @@ def check(rows: list[tuple[int, int]], params: AttentionParams, **shape: object)
         rtol=tolerance,
     )
     assert np.isfinite(np.asarray(got, np.float32)).all()
-    np.testing.assert_array_equal(np.asarray(got_kv.k[1:]), np.asarray(want_kv.k[1:]))
+    np.testing.assert_array_equal(np.asarray(got_kv.pages[1:]), np.asarray(want_kv.pages[1:]))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -166,8 +164,7 @@ def test_the_pool_is_updated_in_place_under_donation() -> None:
     )
     big = jax.tree.map(lambda x: jnp.zeros((4096, *x.shape[1:])), case[3])
     compiled = step.lower(*case[:3], big, case[4]).compile()
-    pool_bytes = 2 * big.k.nbytes
-    assert compiled.memory_analysis().temp_size_in_bytes < pool_bytes // 8
+    assert compiled.memory_analysis().temp_size_in_bytes < big.pages.nbytes // 8
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
