@@ -192,7 +192,7 @@ def _trace_row(path: Path, line: int, row: dict[str, str | None]) -> tuple[float
             raise ValueError("a count below 1 or an arrival that is not finite")
     except ValueError as error:
         raise InvalidConfigError(
-            "trace", f"{path} line {line}", f"rows of counts from 1 and finite seconds ({error})"
+            "trace", str(path), f"line {line} must hold counts from 1 and finite seconds ({error})"
         ) from None
     return arrival_s, num_input, num_output
 
