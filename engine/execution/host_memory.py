@@ -2,7 +2,7 @@
 
 XLA's CPU client allocates a program's temporary buffer anew for each run. glibc serves blocks above
 32 MB (and at first above 128 KB) by mapping fresh pages and unmaps them when freed, so every step
-would fault in, and the kernel zero, tens of megabytes: at 128 rows a quarter of the step.
+would fault in, and the kernel zero, tens of megabytes (docs/log.md has what that cost).
 """
 
 from __future__ import annotations
