@@ -5,15 +5,16 @@ arXiv 1805.02867; Dao et al., arXiv 2205.14135), each loop bounded by the rows' 
 
 - decode rows go in groups of `ROW_GROUP`: one gather of contiguous pages and one batched matrix
   product serve the whole group, which divides the loop's fixed cost. The packer sorts decode rows
-  by length, so that a group's longest row is little longer than its shortest;
+  by length, so that a group's longest row is little longer than its shortest. Products are taken
+  page by page, so that the gathered pages are their operands as they stand;
 - prefill rows go in tiles of `QUERY_TILE` queries. Tiles run in token order, so the garbage after
   a row's last query is overwritten by the next row's first tile.
 
 Data movement: a page is read once a group (decode) or once a tile (prefill), through a gathered
-copy that stays in the core's L2. The gather is of whole pages of the flattened [N, 2·Hkv·P·D] pool,
-keys and values together: one contiguous copy each, which the core's prefetcher follows; heads are
-sorted out afterwards, in L2. Gathering keys and values apart, head by head, took 1.4 times as long,
-and from the unflattened pool (an element loop to XLA) longer still.
+copy that stays in the core's L2. The gather is from the flattened pool, in contiguous pieces that
+the core's prefetcher follows: whole pages for prefill, whose heads are then sorted out in L2; the
+page's keys and its values, each a piece, for decode, which needs no sorting. Gathering head by head
+took 1.4 times as long, and from the unflattened pool (an element loop to XLA) longer still.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
 ROW_GROUP = 8
 QUERY_TILE = 32
 DECODE_BLOCK_TOKENS = 64
-PREFILL_BLOCK_TOKENS = 128
+PREFILL_BLOCK_TOKENS = 64
 _MASKED = -1e30
 
 
@@ -89,7 +90,20 @@ class _Softmax(NamedTuple):
         return _Softmax(
             peak,
             self.total * shrink + weight.sum(-1, keepdims=True),
-            self.acc * shrink + _matmul(weight, values),
+            self.acc * shrink + jnp.einsum("rhqk,rhkd->rhqd", weight, values),
+        )
+
+    def add_pages(self, scores: jax.Array, visible: jax.Array, values: jax.Array) -> _Softmax:
+        """As `add`, of N pages: scores and mask [R, N, H, G, P], values [R, N, H, P, D]."""
+        scores = jnp.where(visible, scores, _MASKED)
+        peak = jnp.maximum(self.peak, scores.max((1, 4))[..., None])
+        weight = jnp.exp(scores - peak[:, None])
+        shrink = jnp.exp(self.peak - peak)
+        acc = jnp.einsum("rnhgp,rnhpd->rnhgd", weight, values).sum(1)
+        return _Softmax(
+            peak,
+            self.total * shrink + weight.sum((1, 4))[..., None],
+            self.acc * shrink + acc,
         )
 
     def result(self) -> jax.Array:
@@ -109,8 +123,11 @@ def _decode(q: jax.Array, kv: PagedKV, batch: RaggedBatch, params: AttentionPara
         first = jnp.minimum(index * rows, num_rows - rows)
         queries = lax.dynamic_slice(q, (first, 0, 0), (rows, num_heads, head_dim))
         queries = (queries.astype(jnp.float32) * params.scale).reshape(
-            rows, num_kv_heads, group, head_dim
+            rows, 1, num_kv_heads, group, head_dim
         )
+        # Each page of a block meets a copy of its row's queries, made once for all blocks.
+        queries = jnp.broadcast_to(queries, (rows, pages, *queries.shape[2:]))
+        queries = lax.optimization_barrier(queries)
         table = lax.dynamic_slice(batch.block_table, (first, 0), (rows, batch.block_table.shape[1]))
         lens = lax.dynamic_slice(batch.kv_lens, (first,), (rows,))
         # Prefill rows may share the last group: they are computed again, rightly, below.
@@ -119,11 +136,12 @@ def _decode(q: jax.Array, kv: PagedKV, batch: RaggedBatch, params: AttentionPara
 
         def one_block(i: jax.Array, softmax: _Softmax) -> _Softmax:
             ids = lax.dynamic_slice(table, (0, i * pages), (rows, pages))
-            keys, values = _gather(kv, ids)
-            scores = _soft_cap(_matmul_t(queries, keys), params)
+            keys, values = _gather_apart(kv, ids)
+            scores = jnp.einsum("rnhgd,rnhpd->rnhgp", queries, keys)
             key_position = i * block + jnp.arange(block, dtype=jnp.int32)
             visible = _visible(lens[:, None] - 1, key_position[None, :], params)
-            return softmax.add(scores, visible[:, None, None, :], values)
+            visible = visible.reshape(rows, pages, 1, 1, kv.page_size)
+            return softmax.add_pages(_soft_cap(scores, params), visible, values)
 
         start = lax.div(_first_visible(jnp.where(lens > 0, lens, lens.max()), params).min(), block)
         stop = lax.div(lens.max() + block - 1, block)
@@ -169,7 +187,7 @@ def _prefill(
             def one_block(i: jax.Array, softmax: _Softmax) -> _Softmax:
                 ids = lax.dynamic_slice(table, (0, i * pages), (1, pages))
                 keys, values = _gather(kv, ids)
-                scores = _soft_cap(_matmul_t(queries, keys), params)
+                scores = _soft_cap(jnp.einsum("rhqd,rhkd->rhqk", queries, keys), params)
                 key_position = i * block + jnp.arange(block, dtype=jnp.int32)
                 visible = _visible(position[:, None], key_position[None, :], params)
                 visible = jnp.broadcast_to(visible[None], (group, tile, block))
@@ -212,12 +230,16 @@ def _gather(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     return block[0], block[1]
 
 
-def _matmul_t(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.einsum("rhqd,rhkd->rhqk", a, b)
-
-
-def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.einsum("rhqk,rhkd->rhqd", a, b)
+def _gather_apart(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [R, pages, Hkv, P, D] in float32 of page ids [R, pages]."""
+    num_pages, two, *page_shape = kv.pages.shape
+    pool = kv.pages.reshape(num_pages * two, -1)
+    keys = pool.at[2 * ids.reshape(-1)].get(mode="promise_in_bounds")
+    values = pool.at[2 * ids.reshape(-1) + 1].get(mode="promise_in_bounds")
+    # Fused into what follows, the copies would become loops over elements.
+    keys, values = lax.optimization_barrier((keys, values))
+    shape = (*ids.shape, *page_shape)
+    return keys.reshape(shape).astype(jnp.float32), values.reshape(shape).astype(jnp.float32)
 
 
 def _soft_cap(scores: jax.Array, params: AttentionParams) -> jax.Array:
