@@ -87,6 +87,7 @@ class AsyncEngine:
         with self._wake:
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self.engine.close)
 
     async def generate(
         self,

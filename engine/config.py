@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 from octavo.engine.errors import InvalidConfigError
 
@@ -14,6 +14,9 @@ DEFAULT_MODEL = "smollm2-135m"
 
 _DTYPES = ("auto", "float32", "bfloat16")
 _POLICIES = ("fcfs", "priority")
+
+WarmUp = Literal["early", "full", "coarse"]
+"""What is compiled before the engine is ready; see `EngineConfig.warm_up`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +48,9 @@ class EngineConfig:
         data_parallel_size: replicas of the model; 1 here.
         seed: seeds requests that bring none, and random weights.
         attention_backend: "auto", "xla" or "reference".
+        warm_up: "early" is ready with the largest step programs, which serve everything, and
+            compiles the finer ones behind; "full" compiles all first, for steady measurements;
+            "coarse" compiles the largest alone.
         compile_cache_dir: persistent compile cache; None takes the user's cache folder, "" is off.
         trust_remote_code: must stay False; Octavo never runs a checkpoint's code.
         revision: accepted for familiarity; only local files are read.
@@ -72,6 +78,7 @@ class EngineConfig:
     data_parallel_size: int = 1
     seed: int = 0
     attention_backend: str = "auto"
+    warm_up: WarmUp = "early"
     compile_cache_dir: str | None = None
     trust_remote_code: bool = False
     revision: str | None = None
@@ -103,6 +110,8 @@ class EngineConfig:
             raise InvalidConfigError(
                 "attention_backend", self.attention_backend, "auto, xla or reference"
             )
+        if self.warm_up not in get_args(WarmUp):
+            raise InvalidConfigError("warm_up", self.warm_up, " or ".join(get_args(WarmUp)))
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidConfigError(
                 "gpu_memory_utilization", self.gpu_memory_utilization, "a number in (0, 1]"

@@ -101,9 +101,18 @@ class Engine:
         self._warm_up(progress)
 
     def _warm_up(self, progress: bool) -> None:
-        shapes = self.executor.lattice.shapes
-        with tqdm(total=len(shapes), desc="Compiling steps", disable=not progress) as bar:
-            self.executor.warm_up(lambda shape: bar.update())
+        lattice, mode = self.executor.lattice, self.config.warm_up
+        total = len(lattice.shapes if mode == "full" else lattice.coarse)
+        with tqdm(total=total, desc="Compiling steps", disable=not progress) as bar:
+            self.executor.warm_up(mode, lambda shape: bar.update())
+
+    def wait_until_compiled(self) -> None:
+        """Waits for the programs that are compiled behind; the engine serves without them too."""
+        self.executor.programs.wait()
+
+    def close(self) -> None:
+        """Ends what runs behind. The engine must not be used after it."""
+        self.executor.programs.close()
 
     @property
     def has_unfinished(self) -> bool:

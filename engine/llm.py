@@ -42,6 +42,10 @@ class LLM:
     ) -> None:
         self.engine = Engine(engine_config(model, engine_args), progress=progress)
 
+    def close(self) -> None:
+        """Ends what runs behind, such as compiling finer programs. It must not be used after."""
+        self.engine.close()
+
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""

@@ -6,6 +6,7 @@ the lattice is one ladder of decode programs and one of mixed programs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.engine.execution.step_spec import StepShape, Variant
@@ -27,13 +28,24 @@ class Lattice:
     variants: tuple[Variant, ...]
 
     @property
+    def coarse(self) -> tuple[StepShape, ...]:
+        """The largest shapes, which serve every plan."""
+        return self._in_variants((self.mixed[-1], self.decode[-1]))
+
+    @property
+    def fine(self) -> tuple[StepShape, ...]:
+        """The others: the small decode programs, which save most, come first."""
+        return self._in_variants((*self.decode[:-1], *self.mixed[:-1][::-1]))
+
+    @property
     def shapes(self) -> tuple[StepShape, ...]:
-        """All shapes: those that can serve any plan first, then the finer ones."""
-        coarse = [self.mixed[-1], self.decode[-1]]
-        fine = [s for s in (*self.mixed, *self.decode) if s not in coarse]
+        """All shapes, the coarse ones first."""
+        return (*self.coarse, *self.fine)
+
+    def _in_variants(self, shapes: tuple[StepShape, ...]) -> tuple[StepShape, ...]:
         return tuple(
             StepShape(s.num_tokens, s.num_rows, s.num_steps, variant)
-            for s in (*coarse, *fine)
+            for s in shapes
             for variant in self.variants
         )
 
@@ -45,26 +57,30 @@ class Lattice:
     def max_prefill_rows(self) -> int:
         return self.mixed[-1].num_new_rows
 
-    def choose(self, plan: StepPlan, variant: Variant) -> StepShape:
-        """The smallest shape that takes the plan.
+    def choose(
+        self, plan: StepPlan, variant: Variant, has: Callable[[StepShape], bool]
+    ) -> StepShape:
+        """The smallest shape that takes the plan and has a program; else the smallest of all.
 
         Raises:
             AssertionError: the plan exceeds the limits that the scheduler was given.
         """
-        num_rows, num_prefills = plan.num_rows, len(plan.prefill_rows)
-        if not num_prefills:
-            for shape in self.decode:
-                if shape.num_rows >= num_rows:
-                    return StepShape(shape.num_tokens, shape.num_rows, shape.num_steps, variant)
-        num_tokens = plan.num_tokens
-        for shape in self.mixed:
-            if (
-                shape.num_tokens >= num_tokens
-                and shape.num_rows >= num_rows
-                and shape.num_new_rows >= num_prefills
-            ):
-                return StepShape(shape.num_tokens, shape.num_rows, 0, variant)
-        raise AssertionError(f"no program takes {num_tokens} tokens in {num_rows} rows")
+        fitting = [
+            StepShape(shape.num_tokens, shape.num_rows, shape.num_steps, variant)
+            for shape in (self.mixed if plan.prefill_rows else self.decode)
+            if _takes(shape, plan)
+        ]
+        assert fitting, f"no program takes {plan.num_tokens} tokens in {plan.num_rows} rows"
+        return next((shape for shape in fitting if has(shape)), fitting[0])
+
+
+def _takes(shape: StepShape, plan: StepPlan) -> bool:
+    """Whether a program of this shape has room for the plan."""
+    return (
+        shape.num_tokens >= plan.num_tokens
+        and shape.num_rows >= plan.num_rows
+        and shape.num_new_rows >= len(plan.prefill_rows)
+    )
 
 
 def make_lattice(
@@ -74,7 +90,7 @@ def make_lattice(
     num_steps: int,
     variants: tuple[Variant, ...],
 ) -> Lattice:
-    """A coarse lattice: decode rows 1, 8, 32, 64, 128, …; mixed tokens 32, 128, 512, ….
+    """Decode rows 1, 8, 16, 32, 64, 96, 128, 192, …; mixed tokens 32, 128, 256, 512, 1024, ….
 
     Rows leave a full batch one by one, so decode programs are finer where padding costs most.
 
@@ -84,16 +100,20 @@ def make_lattice(
         num_steps: decode iterations in a dispatch.
         variants: sampling variants.
     """
-    decode = [StepShape(n, n, num_steps) for n in _ladder((1, 8, 32), 2, max_num_seqs)]
-    mixed = [
-        StepShape(n, min(n, max_num_seqs), 0) for n in _ladder((32,), 4, max_num_batched_tokens)
-    ]
-    return Lattice(tuple(decode), tuple(mixed), variants)
+    decode = [1, 8, 16, 32]
+    while decode[-1] < max_num_seqs:
+        power = 1 << (decode[-1].bit_length() - 1)
+        decode.append(power * 3 // 2 if decode[-1] == power > 32 else power * 2)
+    mixed = [32, 128]
+    while mixed[-1] < max_num_batched_tokens:
+        mixed.append(2 * mixed[-1])
+    return Lattice(
+        tuple(StepShape(n, n, num_steps) for n in _up_to(max_num_seqs, decode)),
+        tuple(StepShape(n, min(n, max_num_seqs), 0) for n in _up_to(max_num_batched_tokens, mixed)),
+        variants,
+    )
 
 
-def _ladder(first: tuple[int, ...], ratio: int, last: int) -> list[int]:
-    """Edges that begin as `first`, then grow by `ratio`, ending exactly at `last`."""
-    edges = [edge for edge in first if edge < last]
-    while edges and edges[-1] >= first[-1] and edges[-1] * ratio < last:
-        edges.append(edges[-1] * ratio)
-    return [*edges, last]
+def _up_to(last: int, edges: list[int]) -> list[int]:
+    """The edges below `last`, and `last`."""
+    return [*(edge for edge in edges if edge < last), last]

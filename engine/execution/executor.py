@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,11 +22,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from numpy.typing import NDArray
 
+from octavo.engine.config import WarmUp
 from octavo.engine.execution.buckets import Lattice
 from octavo.engine.execution.compile_manager import CompileManager
 from octavo.engine.execution.logits import logits_row, set_row
 from octavo.engine.execution.packing import decode_order, is_plain_greedy, pack, row_flags
-from octavo.engine.execution.state import init_state, state_shardings
+from octavo.engine.execution.state import DeviceState, StateLayout, state_shardings
 from octavo.engine.execution.step import Scores, StepOutput, make_step
 from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step_spec
 from octavo.engine.request import Request
@@ -113,6 +115,8 @@ class DeviceExecutor:
         backend: attention implementation.
         kv_dtype: of the KV pools.
         fail_on_compile: refuse to compile after `warm_up`.
+
+    `warm_up` comes before the first `dispatch`.
     """
 
     def __init__(
@@ -135,26 +139,38 @@ class DeviceExecutor:
         self._mesh = mesh
         self._backend = backend
         self._whole = NamedSharding(mesh, P())
-        self._init_state = lambda: init_state(
-            config,
-            mesh,
+        self._layout = StateLayout(
+            config=config,
+            mesh=mesh,
             num_slots=limits.max_num_seqs,
             num_pages=limits.num_pages,
             page_size=limits.page_size,
             table_pages=limits.max_pages_per_seq,
             dtype=kv_dtype,
         )
-        self._state = self._init_state()
-        self._abstract_state = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._state
-        )
+        self._abstract_state = self._layout.abstract()
+        self._state: DeviceState
         self.programs = CompileManager(self._lower, fail_after_ready=fail_on_compile)
         self._last_done_s: float | None = None
         self._num_in_flight = 0
 
-    def warm_up(self, on_compiled: Callable[[StepShape], None] | None = None) -> None:
-        """Compiles every shape of the lattice; after it, a step never waits for the compiler."""
-        self.programs.warm_up(self.lattice.shapes, on_compiled)
+    def warm_up(
+        self, mode: WarmUp = "full", on_compiled: Callable[[StepShape], None] | None = None
+    ) -> None:
+        """Compiles what `mode` says; after it, a step never waits for the compiler.
+
+        Where several processes run one program together, all is compiled first: they must choose
+        the same shapes, whoever of them compiles faster.
+        """
+        with ThreadPoolExecutor(1, thread_name_prefix="octavo-state") as pool:
+            # Zeroing gigabytes of host memory takes as long as loading a program: do both at once.
+            state = pool.submit(self._layout.init)
+            if mode == "full" or jax.process_count() > 1:
+                self.programs.warm_up(self.lattice.shapes, on_compiled)
+            else:
+                behind = self.lattice.fine if mode == "early" else ()
+                self.programs.warm_up(self.lattice.coarse, on_compiled, behind=behind)
+            self._state = state.result()
         row = jax.device_put(logits_row(self._config.vocab_size), self._whole)
         logits = set_row(self._state.logits, jnp.int32(self.limits.max_num_seqs), row)
         self._state = dataclasses.replace(self._state, logits=logits)
@@ -163,7 +179,7 @@ class DeviceExecutor:
     def dispatch(self, plan: StepPlan) -> DispatchedStep:
         """Queues one step. Touches the device only to hand it one vector (and, for new rows that
         bias or penalize tokens, their vocabulary-sized rows)."""
-        shape = self.lattice.choose(plan, self._variant(plan))
+        shape = self.lattice.choose(plan, self._variant(plan), self.programs.has)
         spec = self._spec(shape)
         order = decode_order(plan)
         vector = pack(plan, spec, order, trash_slot=self.limits.max_num_seqs)
@@ -200,7 +216,7 @@ class DeviceExecutor:
 
     def reset(self) -> None:
         """Fresh device state after a failed step, whose donated state is lost."""
-        self._state = self._init_state()
+        self._state = self._layout.init()
         self._num_in_flight = 0
         self._last_done_s = None
 

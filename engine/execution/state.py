@@ -57,19 +57,11 @@ def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype) -> int:
     return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
 
 
-def init_state(
-    config: ModelConfig,
-    mesh: Mesh,
-    *,
-    num_slots: int,
-    num_pages: int,
-    page_size: int,
-    table_pages: int,
-    dtype: jnp.dtype,
-) -> DeviceState:
-    """Zeroed pools and no rows, on the devices of `mesh`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateLayout:
+    """Shapes of the device state, and where it lives.
 
-    Args:
+    Attributes:
         config: the model, as sharded.
         mesh: the device mesh.
         num_slots: rows, the trash row not counted.
@@ -77,16 +69,40 @@ def init_state(
         table_pages: M.
         dtype: of KV.
     """
-    shape = (num_pages, 2, config.num_kv_heads, page_size, config.head_dim)
-    slots = num_slots + 1
 
-    def build() -> DeviceState:
+    config: ModelConfig
+    mesh: Mesh
+    num_slots: int
+    num_pages: int
+    page_size: int
+    table_pages: int
+    dtype: jnp.dtype
+
+    def abstract(self) -> DeviceState:
+        """The state as `jax.ShapeDtypeStruct`s with shardings."""
+        shapes = jax.eval_shape(self._build)
+        shardings = state_shardings(shapes, self.config, self.mesh)
+        return jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            shapes,
+            shardings,
+        )
+
+    def init(self) -> DeviceState:
+        """Zeroed pools and no rows, on the devices of the mesh."""
+        shardings = jax.tree.map(lambda x: x.sharding, self.abstract())
+        return jax.block_until_ready(jax.jit(self._build, out_shardings=shardings)())
+
+    def _build(self) -> DeviceState:
+        config, slots = self.config, self.num_slots + 1
+        shape = (self.num_pages, 2, config.num_kv_heads, self.page_size, config.head_dim)
+
         def zeros(*tail: int) -> jax.Array:
             return jnp.zeros((slots, *tail), jnp.int32)
 
         return DeviceState(
-            kv=tuple(PagedKV(pages=jnp.zeros(shape, dtype)) for _ in range(config.num_layers)),
-            block_table=zeros(table_pages),
+            kv=tuple(PagedKV(pages=jnp.zeros(shape, self.dtype)) for _ in range(config.num_layers)),
+            block_table=zeros(self.table_pages),
             num_computed_tokens=zeros(),
             max_total_tokens=zeros(),
             last_token=zeros(),
@@ -94,10 +110,6 @@ def init_state(
             sampling=SamplingRows.init(slots),
             logits=LogitsState.init(slots, config.vocab_size),
         )
-
-    abstract = jax.eval_shape(build)
-    shardings = state_shardings(abstract, config, mesh)
-    return jax.jit(build, out_shardings=shardings)()
 
 
 def state_shardings(state: DeviceState, config: ModelConfig, mesh: Mesh) -> DeviceState:

@@ -39,8 +39,9 @@ def run(args: argparse.Namespace) -> int:
     from octavo.engine.async_engine import AsyncEngine
     from octavo.engine.config import EngineConfig
 
-    # Outside of the event loop, so that Ctrl-C ends the loading.
-    engine = AsyncEngine(EngineConfig(**engine_args(args)), progress=not args.quiet)
+    # Outside of the event loop, so that Ctrl-C ends the loading. One conversation is one row.
+    arguments: dict[str, Any] = {"max_num_seqs": 1} | engine_args(args)
+    engine = AsyncEngine(EngineConfig(**arguments), progress=not args.quiet)
     asyncio.run(_chat(engine, args, params.replace(output_kind=RequestOutputKind.DELTA)))
     return 0
 

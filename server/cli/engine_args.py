@@ -53,7 +53,9 @@ def engine_args(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _kind(hint: Any) -> type:
-    """int of `int | None`."""
+    """int of `int | None`, str of a `Literal` of names."""
+    if typing.get_origin(hint) is typing.Literal:
+        return str
     kinds = [kind for kind in typing.get_args(hint) or (hint,) if kind is not type(None)]
     assert len(kinds) == 1, hint
     kind: type = kinds[0]

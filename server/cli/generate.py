@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
 
 DEFAULTS = {"max_tokens": 128, "temperature": 0.0}
+FEW_ROWS = 8
 
 
 def add_parser(subparsers: Any) -> None:
@@ -43,21 +44,31 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Generates; 0."""
     prompts = read_prompts(args, sampling_params(args))
+    arguments = _sized_for(prompts) | engine_args(args)
     if len(prompts) == 1 and prompts[0][1].n == 1 and not args.json:
-        engine, load_s = _load_streaming(args)
+        engine, load_s = _load_streaming(arguments, args.quiet)
         asyncio.run(_stream(engine, *prompts[0], load_s=load_s, quiet=args.quiet))
     else:
-        _batch(args, prompts)
+        _batch(args, prompts, arguments)
     return 0
 
 
-def _load_streaming(args: argparse.Namespace) -> tuple[AsyncEngine, float]:
+def _sized_for(prompts: list[tuple[Prompt, SamplingParams]]) -> dict[str, Any]:
+    """Engine arguments for a handful of prompts, which are over before finer programs would be
+    compiled: few rows, and the programs that serve them alone."""
+    num_rows = sum(params.n for _, params in prompts)
+    if num_rows > FEW_ROWS:
+        return {}
+    return {"max_num_seqs": 1 if num_rows == 1 else FEW_ROWS, "warm_up": "coarse"}
+
+
+def _load_streaming(arguments: dict[str, Any], quiet: bool) -> tuple[AsyncEngine, float]:
     """An engine, and the seconds it took. Outside of the event loop, so that Ctrl-C ends it."""
     from octavo.engine.async_engine import AsyncEngine
     from octavo.engine.config import EngineConfig
 
     began_s = time.monotonic()
-    engine = AsyncEngine(EngineConfig(**engine_args(args)), progress=not args.quiet)
+    engine = AsyncEngine(EngineConfig(**arguments), progress=not quiet)
     return engine, time.monotonic() - began_s
 
 
@@ -80,11 +91,15 @@ async def _stream(
         await engine.shutdown()
 
 
-def _batch(args: argparse.Namespace, prompts: list[tuple[Prompt, SamplingParams]]) -> None:
+def _batch(
+    args: argparse.Namespace,
+    prompts: list[tuple[Prompt, SamplingParams]],
+    arguments: dict[str, Any],
+) -> None:
     from octavo.engine.llm import LLM
 
     began_s = time.monotonic()
-    llm = LLM(progress=not args.quiet, **engine_args(args))
+    llm = LLM(progress=not args.quiet, **arguments)
     load_s = time.monotonic() - began_s
     outputs = llm.generate(
         [prompt for prompt, _ in prompts],

@@ -94,7 +94,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_model(tmp_path_factory.mktemp("tiny_llama"))
 
 
-SMALL = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "fail_on_compile": True}
+SMALL = {
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "fail_on_compile": True,
+    "warm_up": "full",
+}
 """Engine arguments that compile few, small programs; compiling later is an error."""
 
 
@@ -112,6 +117,7 @@ def make_llm(tiny_model: Path) -> Iterator[Callable[..., Any]]:
 
     yield make
     for llm in made:
+        llm.close()
         llm.engine.check_integrity()
         load = llm.engine.load()
         assert load.num_free_pages == load.num_total_pages

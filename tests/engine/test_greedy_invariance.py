@@ -58,6 +58,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chunks of 16": {"max_num_seqs": 8, "max_num_batched_tokens": 16},
     "whole prompts": {"max_num_batched_tokens": 256, "enable_chunked_prefill": False},
     "no prefix cache": {"enable_prefix_caching": False},
+    "programs as they come": {"max_num_seqs": 32, "warm_up": "early"},
+    "coarse programs alone": {"warm_up": "coarse"},
     "not overlapped": {"overlap": False},
     "one step a dispatch": {"num_decode_steps": 1},
     "eight steps a dispatch": {"num_decode_steps": 8, "max_num_seqs": 32},

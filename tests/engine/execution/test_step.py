@@ -9,7 +9,7 @@ import pytest
 
 from octavo.engine.execution.buckets import make_lattice
 from octavo.engine.execution.executor import DeviceExecutor
-from octavo.engine.execution.state import init_state
+from octavo.engine.execution.state import StateLayout
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, step_spec
 from octavo.engine.request import Request
@@ -45,20 +45,20 @@ def test_a_step_never_copies_the_pool(shape: StepShape) -> None:
     weights = abstract_weights(CONFIG, jnp.dtype("float32"), mesh)
 
     def temporary_bytes(num_pages: int) -> int:
-        state = jax.eval_shape(
-            lambda: init_state(
-                CONFIG,
-                mesh,
-                num_slots=4,
-                num_pages=num_pages,
-                page_size=16,
-                table_pages=8,
-                dtype=jnp.dtype("float32"),
-            )
+        layout = StateLayout(
+            config=CONFIG,
+            mesh=mesh,
+            num_slots=4,
+            num_pages=num_pages,
+            page_size=16,
+            table_pages=8,
+            dtype=jnp.dtype("float32"),
         )
         spec = step_spec(shape, 8, 16)
         step = jax.jit(make_step(CONFIG, spec, mesh=mesh, backend="xla"), donate_argnums=1)
-        analysis = step.lower(weights, state, spec.abstract()).compile().memory_analysis()
+        analysis = (
+            step.lower(weights, layout.abstract(), spec.abstract()).compile().memory_analysis()
+        )
         return int(analysis.temp_size_in_bytes)
 
     assert temporary_bytes(64 * 32) == temporary_bytes(64)

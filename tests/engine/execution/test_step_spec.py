@@ -103,11 +103,12 @@ def test_the_lattice_takes_every_plan_within_its_limits() -> None:
     lattice = make_lattice(
         max_num_seqs=40, max_num_batched_tokens=200, num_steps=4, variants=("general",)
     )
-    assert [s.num_rows for s in lattice.decode] == [1, 8, 32, 40]
+    assert [s.num_rows for s in lattice.decode] == [1, 8, 16, 32, 40]
     assert [s.num_tokens for s in lattice.mixed] == [32, 128, 200]
+    everything = set(lattice.shapes).__contains__
     for num_decodes in range(1, 41):
         plan = make_plan([decode_row(i, 3) for i in range(num_decodes)], [], num_steps=4)
-        shape = lattice.choose(plan, "general")
+        shape = lattice.choose(plan, "general", everything)
         assert shape.is_decode
         assert shape in lattice.shapes
         smaller = [s for s in lattice.decode if s.num_rows < shape.num_rows]
@@ -124,9 +125,47 @@ def test_the_lattice_takes_every_plan_within_its_limits() -> None:
             )
             for i in range(count)
         ]
-        shape = lattice.choose(make_plan([], rows), "general")
+        shape = lattice.choose(make_plan([], rows), "general", everything)
         assert shape.num_new_rows >= count
         assert shape in lattice.shapes
+
+
+def test_the_coarse_programs_serve_every_plan_until_finer_ones_are_there() -> None:
+    lattice = make_lattice(
+        max_num_seqs=40, max_num_batched_tokens=200, num_steps=4, variants=("greedy", "general")
+    )
+    assert len(lattice.shapes) == len(set(lattice.shapes)) == 2 * (5 + 3)
+    coarse = set(lattice.coarse)
+    for num_decodes in (1, 17, 40):
+        decodes = [decode_row(i, 3) for i in range(num_decodes)]
+        plan = make_plan(decodes, [], num_steps=4)
+        assert lattice.choose(plan, "greedy", coarse.__contains__) == StepShape(40, 40, 4, "greedy")
+        prefill = PrefillRow(
+            request=make_request("p", [1] * 9),
+            slot=num_decodes,
+            start=0,
+            num_tokens=3,
+            samples=False,
+            is_new=True,
+        )
+        plan = make_plan(decodes[:39], [prefill])
+        assert lattice.choose(plan, "general", coarse.__contains__) == StepShape(200, 40, 0)
+
+
+def test_a_plan_without_any_program_gets_the_smallest_shape() -> None:
+    lattice = make_lattice(
+        max_num_seqs=40, max_num_batched_tokens=200, num_steps=4, variants=("general",)
+    )
+    plan = make_plan([decode_row(0, 3)], [], num_steps=4)
+    assert lattice.choose(plan, "general", lambda shape: False) == StepShape(1, 1, 4)
+
+
+def test_decode_programs_are_finer_where_padding_costs_most() -> None:
+    lattice = make_lattice(
+        max_num_seqs=256, max_num_batched_tokens=512, num_steps=4, variants=("general",)
+    )
+    assert [s.num_rows for s in lattice.decode] == [1, 8, 16, 32, 64, 96, 128, 192, 256]
+    assert lattice.token_edges == (32, 128, 256, 512)
 
 
 def test_a_plan_beyond_the_lattice_is_an_invariant_broken() -> None:
@@ -134,4 +173,4 @@ def test_a_plan_beyond_the_lattice_is_an_invariant_broken() -> None:
         max_num_seqs=4, max_num_batched_tokens=16, num_steps=1, variants=("general",)
     )
     with pytest.raises(AssertionError):
-        lattice.choose(make_plan([decode_row(i, 3) for i in range(5)], []), "general")
+        lattice.choose(make_plan([decode_row(i, 3) for i in range(5)], []), "general", bool)
