@@ -50,6 +50,7 @@ class Engine:
     ) -> None:
         self.config = config
         self.clock = clock or MonotonicClock()
+        keep_freed_memory()
         use_compile_cache(config.resolved_compile_cache_dir())
         try:
             mesh = make_mesh(config.tensor_parallel_size)
@@ -59,8 +60,6 @@ class Engine:
                 config.tensor_parallel_size,
                 f"1 to {len(jax.devices())}, the number of devices there are",
             ) from error
-        if mesh.devices.flat[0].platform == "cpu":
-            keep_freed_memory()
         model = load_model(config.model, config.dtype, mesh)
         self.tokenizer = Tokenizer.from_source(config.tokenizer or model.tokenizer_source)
         self.model_config = model.config

@@ -26,6 +26,10 @@ class OctavoEngine:
         self._sampling_params = SamplingParams
         self._llm = LLM(args.model, progress=False, **chosen)
 
+    def settle(self) -> None:
+        """Waits until every program is compiled: it answers before that, at a lower rate."""
+        self._llm.engine.wait_until_compiled()
+
     def generate(self, requests: list[PeerRequest]) -> list[Completion]:
         """See `peer.Engine`."""
         outputs = self._llm.generate(

@@ -34,6 +34,8 @@ from octavo.models import decoder
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend, PagedKV, RaggedBatch
 
+FEW_ROWS = 32
+"""Up to so many rows, a CPU computes logits for these alone: the vocabulary is the widest layer."""
 SCORE_TILE = 32
 """Prompt tokens whose logits are held at once when prompt log-probabilities are asked for."""
 
@@ -158,9 +160,8 @@ def _mixed(
     # A chunk that does not end at the last known token samples nothing.
     samples = ~idle & (fields["row_max_new_tokens"] > 0)
     state = replace(state, kv=kv)
-    state, tokens, scores = _sample(
-        config, spec, weights, state, hidden[last], slot, start + q_len, samples
-    )
+    logits = _logits(config, mesh, weights, hidden[last], fields["num_rows"])
+    state, tokens, scores = _sample(spec, state, logits, slot, start + q_len, samples)
     computed = state.num_computed_tokens.at[_or_drop(slot, ~idle, state)].set(
         start + q_len, mode="drop"
     )
@@ -213,9 +214,8 @@ def _decode(
             decode_only=True,
         )
         state = replace(state, kv=kv)
-        state, tokens, scores = _sample(
-            config, spec, weights, state, hidden, slot, position + 1, live
-        )
+        logits = decoder.unembed(weights, config, hidden)
+        state, tokens, scores = _sample(spec, state, logits, slot, position + 1, live)
         computed = state.num_computed_tokens.at[_or_drop(slot, live, state)].set(
             position + 1, mode="drop"
         )
@@ -289,18 +289,31 @@ def _forward(
     return decoder.run_layers(weights, config, x, position, attend, kv)
 
 
+def _logits(
+    config: ModelConfig, mesh: Mesh, weights: Any, hidden: jax.Array, num_rows: jax.Array
+) -> jax.Array:
+    """Logits [S, V] of hidden states [S, E]; on a CPU zeros, perhaps, in rows not in use."""
+    if hidden.shape[0] <= FEW_ROWS or mesh.devices.flat[0].platform != "cpu":
+        return decoder.unembed(weights, config, hidden)
+
+    def few(hidden: jax.Array) -> jax.Array:
+        logits = decoder.unembed(weights, config, hidden[:FEW_ROWS])
+        return jnp.pad(logits, ((0, hidden.shape[0] - FEW_ROWS), (0, 0)))
+
+    return lax.cond(
+        num_rows <= FEW_ROWS, few, lambda hidden: decoder.unembed(weights, config, hidden), hidden
+    )
+
+
 def _sample(
-    config: ModelConfig,
     spec: StepSpec,
-    weights: Any,
     state: DeviceState,
-    hidden: jax.Array,
+    logits: jax.Array,
     slot: jax.Array,
     position: jax.Array,
     samples: jax.Array,
 ) -> tuple[DeviceState, jax.Array, Scores | None]:
-    """Chooses the token that takes `position` in each row that samples; -1 in the others."""
-    logits = decoder.unembed(weights, config, hidden)
+    """From logits [S, V], the token for `position` of each row that samples; -1 in the others."""
     rows: SamplingRows = jax.tree.map(lambda x: x[slot], state.sampling)
     out = sample(logits, rows, position, state.logits, slot, samples, variant=spec.shape.variant)
     is_stop = (out.tokens[:, None] == rows.stop_ids).any(axis=-1)
