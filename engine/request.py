@@ -37,7 +37,11 @@ class Priority(enum.IntEnum):
 
 
 class RequestStatus(enum.Enum):
-    """Where a request stands. WAITING and RUNNING are live; the rest are terminal."""
+    """Where a request stands. WAITING and RUNNING are live; the rest are terminal.
+
+    A request is REJECTED when the scheduler gives it up for lack of capacity: its `error` is an
+    `OverloadedError`.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -45,6 +49,7 @@ class RequestStatus(enum.Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
+    REJECTED = "rejected"
 
     @property
     def is_finished(self) -> bool:
@@ -68,6 +73,13 @@ class Request:
         priority: class; smaller is served first.
         arrival_s: engine clock at acceptance.
         deadline_s: engine clock after which the answer is worthless, or None.
+        ttft_target_s, tpot_target_s, e2e_target_s: goals, or None: seconds from `arrival_s` to the
+            first token; mean seconds a token after it; seconds from `arrival_s` to the last one.
+            A missed goal is a lesser success, not an end: see `deadline_s` for that.
+        output_len_class: requests of one class are expected to answer at similar length; empty
+            for the class of priority and tenant.
+        known_output_len: tokens it will generate, declared or estimated by the caller, for
+            policies that use such knowledge; None in production.
         bad_word_token_ids: token sequences that may not be generated.
         tenant, cache_salt: identity for fairness; prefix-cache isolation.
 
@@ -91,6 +103,11 @@ class Request:
     arrival_s: float
     priority: Priority = Priority.NORMAL
     deadline_s: float | None = None
+    ttft_target_s: float | None = None
+    tpot_target_s: float | None = None
+    e2e_target_s: float | None = None
+    output_len_class: str = ""
+    known_output_len: int | None = None
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
     tenant: str = ""
     cache_salt: str = ""

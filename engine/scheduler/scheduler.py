@@ -91,6 +91,7 @@ class Scheduler:
         )
         self._dispatched: deque[Dispatched] = deque()
         self._deadlines: list[tuple[float, int, LiveRequest]] = []
+        self._ended: list[Request] = []
 
     # Requests come and go.
 
@@ -101,6 +102,7 @@ class Scheduler:
             InvalidRequestError: it could not be finished even alone.
             DuplicateRequestError: a live request has its id.
             DeadlineExceededError: its deadline has passed.
+            OverloadedError: it could not finish in time at the load of this moment.
         """
         assert request.status is RequestStatus.WAITING, request.status
         check_can_ever_fit(
@@ -150,6 +152,19 @@ class Scheduler:
             return False
         self._table.end(entry, status, now_s, stop_reason=stop_reason)
         return True
+
+    def take_ended(self) -> list[Request]:
+        """Requests that `plan` ended (rejected for lack of capacity), each told of once."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def complete_transfer(self, transfer_id: int, ok: bool, now_s: float) -> None:
+        """Takes in that a plan's page copy ended.
+
+        Args:
+            ok: whether the pages arrived; if not, the sequence is computed again.
+        """
+        raise NotImplementedError("the host tier is off: num_host_pages = 0")
 
     def expire(self, now_s: float) -> list[Request]:
         """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""

@@ -6,6 +6,7 @@ of a pod, which must dispatch the same programs in the same order.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, overload
@@ -107,8 +108,61 @@ class PrefillRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PageCopy:
+    """Pages of one sequence on their way between device and host memory.
+
+    Attributes:
+        transfer_id: unique over the scheduler's life; `Scheduler.complete_transfer` is told of its
+            end by this number.
+        request_id: whose KV it is; empty for pages of the prefix cache.
+        device_pages, host_pages: page ids, pairwise, in the order of the sequence.
+    """
+
+    transfer_id: int
+    request_id: str
+    device_pages: tuple[int, ...]
+    host_pages: tuple[int, ...]
+
+
+class Decision(enum.Enum):
+    """What was decided about a request."""
+
+    ADMITTED = "admitted"
+    RESUMED = "resumed"
+    CHUNKED = "chunked"
+    WAITED = "waited"
+    PREEMPTED = "preempted"
+    REJECTED = "rejected"
+    NUM_STEPS = "num_steps"
+
+
+class Reason(NamedTuple):
+    """Why a plan is as it is, in so far as it concerns one request.
+
+    Attributes:
+        request_id: whom it concerns; empty for the step as a whole.
+        decision: what was decided.
+        text: why, as a phrase.
+        beneficiary: for whom it gave way, if it did.
+        num_tokens: tokens or iterations that the decision is about.
+        cost_s: what it is expected to cost, in seconds.
+    """
+
+    request_id: str
+    decision: Decision
+    text: str
+    beneficiary: str = ""
+    num_tokens: int = 0
+    cost_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What one dispatch computes. Decode rows come first.
+    """What one dispatch computes and copies. Decode rows come first.
+
+    A plan may consist of copies alone. Its `copy_outs` read the device pages before its rows run,
+    so that a page copied out may be written by the same plan; its `copy_ins` begin then, and no
+    row reads their pages before the transfer was reported complete.
 
     Attributes:
         step_id: 0, 1, 2, … in dispatch order.
@@ -117,6 +171,8 @@ class StepPlan:
         num_steps: decode iterations on the device; 1 whenever there are prefill rows.
         page_updates: (slot, index in the row, page id) of pages that running rows gained.
         preempted: ids of requests that lost their slot and pages in this plan.
+        copy_outs, copy_ins: pages to copy to the host, and back to the device.
+        reasons: why, for those who asked the scheduler to explain itself; else empty.
     """
 
     step_id: int
@@ -125,6 +181,9 @@ class StepPlan:
     num_steps: int
     page_updates: tuple[tuple[int, int, int], ...]
     preempted: tuple[str, ...] = ()
+    copy_outs: tuple[PageCopy, ...] = ()
+    copy_ins: tuple[PageCopy, ...] = ()
+    reasons: tuple[Reason, ...] = ()
 
     def __post_init__(self) -> None:
         rows: Iterable[DecodeRow] = self.decode_rows
@@ -196,6 +255,7 @@ class StepLimits:
         num_pages: pages in the pool, page 0 (trash) included.
         max_model_len: tokens in a sequence.
         token_edges: edges of the compiled token buckets, ascending.
+        num_host_pages: pages of the host tier; 0 for none.
     """
 
     max_num_batched_tokens: int
@@ -207,3 +267,4 @@ class StepLimits:
     num_pages: int
     max_model_len: int
     token_edges: tuple[int, ...]
+    num_host_pages: int = 0
