@@ -12,7 +12,7 @@ from typing import Any
 
 from octavo.engine.clock import Clock
 from octavo.engine.errors import StepFailedError
-from octavo.engine.execution.executor import Executor
+from octavo.engine.executor import StepExecutor
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.committed import Committed
 from octavo.engine.scheduler.scheduler import Scheduler
@@ -32,7 +32,7 @@ class EngineCore:
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, clock: Clock, *, overlap: bool = True
+        self, scheduler: Scheduler, executor: StepExecutor, clock: Clock, *, overlap: bool = True
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
@@ -42,6 +42,8 @@ class EngineCore:
         self._news: list[Committed] = []
         self.host_s = 0.0
         """Seconds spent planning, packing, dispatching and committing, waiting not included."""
+        self.num_turns = 0
+        """Turns in which a step was dispatched or committed, or a copy ended."""
 
     @property
     def has_work(self) -> bool:
@@ -86,12 +88,18 @@ class EngineCore:
         """
         begun_s = self._clock.now_s()
         news = self._take_news()
+        for done in self.executor.poll_transfers():
+            self.scheduler.complete_transfer(done.transfer_id, done.ok, begun_s)
+            self.num_turns += 1
         news += [_ended(request) for request in self.scheduler.expire(begun_s)]
         plan = self.scheduler.plan(begun_s)
+        news += [_ended(request) for request in self.scheduler.take_ended()]
         if plan is not None:
+            self.num_turns += 1
             news += self._dispatch(plan)
         self.host_s += self._clock.now_s() - begun_s
         if len(self._in_flight) >= self._max_in_flight or (plan is None and self._in_flight):
+            self.num_turns += 1
             news += self._commit()
         elif plan is None:
             self.executor.idle()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ from octavo.engine.execution.packing import decode_order, is_plain_greedy, pack,
 from octavo.engine.execution.state import DeviceState, StateLayout, state_shardings
 from octavo.engine.execution.step import Scores, StepOutput, make_step
 from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step_spec
+from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import (
     RowTokens,
@@ -42,28 +43,6 @@ from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
 
 logger = logging.getLogger(__name__)
-
-
-class Executor(Protocol):
-    """What the engine's loop asks of whatever computes its plans."""
-
-    limits: StepLimits
-
-    def dispatch(self, plan: StepPlan) -> Any:
-        """Queues the plan's step; returns a handle at once."""
-        ...
-
-    def result(self, handle: Any) -> StepResult:
-        """Waits for a dispatched step. Handles are collected in dispatch order."""
-        ...
-
-    def idle(self) -> None:
-        """Hears that no step is wanted now."""
-        ...
-
-    def reset(self) -> None:
-        """Fresh device state, after a failed step."""
-        ...
 
 
 @dataclass(slots=True)
@@ -208,6 +187,10 @@ class DeviceExecutor:
         return StepResult(
             rows=tuple(_rows(handle, tokens, _host(handle))), duration_s=done_s - begun_s
         )
+
+    def poll_transfers(self) -> list[TransferDone]:
+        """Copies to and from the host that ended; there is no host tier here yet."""
+        return []
 
     def idle(self) -> None:
         """Says that no step is wanted: the time until the next dispatch is nobody's idleness."""
