@@ -123,7 +123,7 @@ def trace_workload(
     """
     _at_least("num_prompts", num_prompts, 1)
     _at_least("seed", seed, 0)
-    rows = [row for row in _read_trace(Path(path)) if row[1] + row[2] <= max_model_len]
+    rows = [row for row in read_trace(Path(path)) if row[1] + row[2] <= max_model_len]
     if len(rows) < num_prompts:
         raise InvalidConfigError(
             "num_prompts",
@@ -162,7 +162,7 @@ def _random_tokens(rng: np.random.Generator, count: int, vocab_size: int) -> tup
     return tuple(rng.integers(NUM_RESERVED_TOKENS, vocab_size, size=count).tolist())
 
 
-def _read_trace(path: Path) -> list[tuple[float | None, int, int]]:
+def read_trace(path: Path) -> list[tuple[float | None, int, int]]:
     """(arrival_s or None, input tokens, output tokens) of each row, in arrival order."""
     try:
         with path.open(newline="") as file:
