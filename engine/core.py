@@ -11,7 +11,8 @@ from collections import deque
 from typing import Any
 
 from octavo.engine.clock import Clock
-from octavo.engine.errors import StepFailedError
+from octavo.engine.errors import OctavoError, StepFailedError
+from octavo.engine.event_log import EventLog
 from octavo.engine.executor import StepExecutor
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.committed import Committed
@@ -42,6 +43,8 @@ class EngineCore:
         self._news: list[Committed] = []
         self.host_s = 0.0
         """Seconds spent planning, packing, dispatching and committing, waiting not included."""
+        self.log: EventLog | None = None
+        """Told of everything that goes in and comes out, if set."""
         self.num_turns = 0
         """Turns in which a step was dispatched or committed, or a copy ended."""
 
@@ -55,8 +58,17 @@ class EngineCore:
 
         Raises:
             InvalidRequestError, DuplicateRequestError: it can never be served.
+            OverloadedError: not now; DeadlineExceededError: not any more.
         """
-        self.scheduler.add(request, self._clock.now_s())
+        now_s = self._clock.now_s()
+        try:
+            self.scheduler.add(request, now_s)
+        except OctavoError as error:
+            if self.log is not None:
+                self.log.added(request, now_s, error)
+            raise
+        if self.log is not None:
+            self.log.added(request, now_s, None)
 
     def cancel(
         self,
@@ -71,14 +83,20 @@ class EngineCore:
         Returns:
             Whether there was such a request.
         """
-        request = self.scheduler.cancel(request_id, self._clock.now_s(), status, error)
+        now_s = self._clock.now_s()
+        request = self.scheduler.cancel(request_id, now_s, status, error)
+        if self.log is not None:
+            self.log.cancelled(request_id, status.value, request is not None, now_s)
         if request is not None:
             self._news.append(_ended(request))
         return request is not None
 
     def finish(self, request: Request, stop_reason: str) -> None:
         """Ends a request whose text met a stop string; the caller tells of it."""
-        self.scheduler.finish(request, RequestStatus.STOPPED, stop_reason, self._clock.now_s())
+        now_s = self._clock.now_s()
+        found = self.scheduler.finish(request, RequestStatus.STOPPED, stop_reason, now_s)
+        if self.log is not None:
+            self.log.finished(request.request_id, stop_reason, found, now_s)
 
     def step(self) -> list[Committed]:
         """One turn of the loop.
@@ -88,12 +106,17 @@ class EngineCore:
         """
         begun_s = self._clock.now_s()
         news = self._take_news()
-        for done in self.executor.poll_transfers():
+        transfers = self.executor.poll_transfers()
+        for done in transfers:
             self.scheduler.complete_transfer(done.transfer_id, done.ok, begun_s)
             self.num_turns += 1
-        news += [_ended(request) for request in self.scheduler.expire(begun_s)]
+        ended = self.scheduler.expire(begun_s)
         plan = self.scheduler.plan(begun_s)
-        news += [_ended(request) for request in self.scheduler.take_ended()]
+        ended += self.scheduler.take_ended()
+        if ended:
+            news += [_ended(request) for request in ended]
+        if self.log is not None:
+            self.log.turned(plan, transfers, ended, begun_s)
         if plan is not None:
             self.num_turns += 1
             news += self._dispatch(plan)
@@ -127,6 +150,9 @@ class EngineCore:
         begun_s = self._clock.now_s()
         committed = self.scheduler.commit(plan, result, begun_s)
         self.host_s += self._clock.now_s() - begun_s
+        if self.log is not None:
+            ended = [item.request for item in committed if item.finished]
+            self.log.committed(plan, result, ended, begun_s)
         return committed
 
     def _fail(self, plans: list[StepPlan], error: Exception) -> list[Committed]:
@@ -134,13 +160,13 @@ class EngineCore:
         logger.error("a step failed", exc_info=error)
         typed = StepFailedError(f"the device step failed: {type(error).__name__}: {error}")
         now_s = self._clock.now_s()
-        news = [
-            _ended(request) for plan in plans for request in self.scheduler.fail(plan, typed, now_s)
-        ]
+        ended = [request for plan in plans for request in self.scheduler.fail(plan, typed, now_s)]
         if self.scheduler.num_dispatched == 0:
             self.scheduler.forget_device_state()
         self.executor.reset()
-        return news
+        if self.log is not None:
+            self.log.failed(plans, ended, now_s)
+        return [_ended(request) for request in ended]
 
     def _take_news(self) -> list[Committed]:
         news, self._news = self._news, []

@@ -55,6 +55,25 @@ def summarize(records: Sequence[RequestRecord], gaps_s: Iterable[float] = ()) ->
     return summary
 
 
+def merge_summaries(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One summary of several: means, or the largest of what is an extreme already.
+
+    A figure that some lack is taken over those that have it.
+    """
+    merged: dict[str, Any] = {}
+    for name in dict.fromkeys(name for summary in summaries for name in summary):
+        values = [s[name] for s in summaries if s.get(name) is not None]
+        if not values:
+            merged[name] = None
+        elif isinstance(values[0], dict):
+            merged[name] = merge_summaries(values)
+        elif name.startswith(("worst_", "longest_", "max_")):
+            merged[name] = max(values)
+        else:
+            merged[name] = sum(values) / len(values)
+    return merged
+
+
 def _figures(records: Sequence[RequestRecord]) -> dict[str, Any]:
     refused = [record for record in records if record.status == "rejected"]
     waits = [

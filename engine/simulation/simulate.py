@@ -11,12 +11,13 @@ from __future__ import annotations
 import heapq
 import random
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TextIO
 
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
+from octavo.engine.event_log import EventLog
 from octavo.engine.scheduler.committed import Committed
 from octavo.engine.scheduler.load import SchedulerLoad
 from octavo.engine.scheduler.scheduler import Scheduler
@@ -28,7 +29,7 @@ from octavo.engine.simulation.executor import (
     SwapLink,
 )
 from octavo.engine.simulation.faults import NO_FAULTS, Faults
-from octavo.engine.simulation.metrics import summarize
+from octavo.engine.simulation.metrics import attainment, summarize
 from octavo.engine.simulation.request_record import RequestRecord
 from octavo.engine.simulation.step_time import StepTime
 from octavo.engine.simulation.traffic import Arrival, ClosedLoop, make_request
@@ -78,6 +79,11 @@ class SimulationReport:
     def num_output_tokens(self) -> int:
         return sum(record.num_output for record in self.records)
 
+    @property
+    def attainment(self) -> float:
+        """Share of the offered requests that were on time."""
+        return attainment(self.records)
+
     def summary(self) -> dict[str, Any]:
         """Figures fit for JSON: see `summarize`."""
         first_prefill = sum(r.num_input - r.cached_tokens for r in self.records if r.num_output)
@@ -112,6 +118,8 @@ class SimulationOptions:
         idle_tick_s: how often a scheduler that holds requests back is asked again.
         keep_timeline: keep every step in the report.
         max_turns: stop with an error after so many turns of the loop; None: never.
+        log: a file to record events in, as the live engine does.
+        scheduler_args: what the scheduler was made with, for the log's first line.
         check_every: prove the scheduler's integrity after every so many turns; 0: at the end only.
     """
 
@@ -126,6 +134,8 @@ class SimulationOptions:
     keep_timeline: bool = False
     max_turns: int | None = None
     check_every: int = 0
+    log: TextIO | None = None
+    scheduler_args: Mapping[str, Any] = field(default_factory=dict)
 
 
 def simulate(
@@ -188,6 +198,8 @@ class _Simulation:
         )
         self.scheduler = scheduler
         self.core = EngineCore(scheduler, self.executor, self.clock, overlap=options.overlap)
+        if options.log is not None:
+            self.core.log = EventLog(options.log, scheduler.limits, options.scheduler_args)
         self.events: list[tuple[float, int, int, Arrival]] = []
         self.num_events = 0
         self.cancels = random.Random(f"cancels {options.seed}")

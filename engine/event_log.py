@@ -1,0 +1,168 @@
+"""Everything the engine's loop was told and decided, one JSON object a line.
+
+A log holds what a scheduler's decisions depend on and the decisions themselves, so that
+`octavo simulate --replay` can feed the first to a fresh scheduler and hold it to the second.
+It holds prompts as token ids: treat it as what clients wrote.
+
+Lines, each with `t`, the time in seconds on the engine's clock:
+
+    {"octavo_log": 1, "limits": …, "scheduler": …, …}   first of all
+    {"t", "add": {request's fields}, "refused"?: error type}
+    {"t", "cancel": id, "status", "found"}      {"t", "finish": id, "stop_reason", "found"}
+    {"t", "turn": plan or null, "transfers"?: [[id, ok]], "ended"?: [[id, status]]}
+    {"t", "commit": step id, "rows": [[token ids]], "duration_s", "ended"?: [[id, status]]}
+    {"t", "fail": [step ids], "ended"?: …}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, TextIO
+
+from octavo.engine.executor import TransferDone
+from octavo.engine.request import Request
+from octavo.engine.scheduler.step_plan import StepLimits, StepPlan, StepResult
+
+FORMAT = 1
+
+_REQUEST_FIELDS = (
+    "request_id", "prompt_token_ids", "seed", "eos_token_ids", "max_tokens", "arrival_s",
+    "priority", "deadline_s", "tenant", "cache_salt", "ttft_target_s", "tpot_target_s",
+    "e2e_target_s", "output_len_class", "known_output_len",
+)  # fmt: skip
+_SAMPLING_FIELDS = ("min_tokens", "stop_token_ids", "prompt_logprobs")
+
+
+class EventLog:
+    """Writes a log. One thread, the loop's own, calls it.
+
+    Args:
+        file: text, written to line by line; the caller closes it, or leaves a `with` block.
+        limits: the scheduler's.
+        scheduler_args: what it was made with besides; values fit for JSON.
+        about: more for the first line.
+    """
+
+    def __init__(
+        self,
+        file: TextIO,
+        limits: StepLimits,
+        scheduler_args: Mapping[str, Any] = {},
+        **about: Any,
+    ) -> None:
+        self._file = file
+        self._was_idle = False
+        self._write(
+            octavo_log=FORMAT, limits=asdict(limits), scheduler=dict(scheduler_args), **about
+        )
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def added(self, request: Request, now_s: float, refusal: Exception | None) -> None:
+        """A request was offered; `refusal` is why it was not taken."""
+        extra = {} if refusal is None else {"refused": type(refusal).__name__}
+        self._write(t=now_s, add=request_record(request), **extra)
+
+    def cancelled(self, request_id: str, status: str, found: bool, now_s: float) -> None:
+        """A client left, or the engine's front ended a request."""
+        self._write(t=now_s, cancel=request_id, status=status, found=found)
+
+    def finished(self, request_id: str, stop_reason: Any, found: bool, now_s: float) -> None:
+        """A request's text met a stop string."""
+        self._write(t=now_s, finish=request_id, stop_reason=stop_reason, found=found)
+
+    def turned(
+        self,
+        plan: StepPlan | None,
+        transfers: Sequence[TransferDone],
+        ended: Iterable[Request],
+        now_s: float,
+    ) -> None:
+        """The scheduler was told of copies' ends and asked for a plan."""
+        extra: dict[str, Any] = {}
+        if transfers:
+            extra["transfers"] = [[done.transfer_id, done.ok] for done in transfers]
+        if ended := _ends(ended):
+            extra["ended"] = ended
+        is_idle = plan is None and not extra
+        if is_idle and self._was_idle:
+            return  # a loop that waits says so once
+        self._write(t=now_s, turn=None if plan is None else plan_record(plan), **extra)
+        self._was_idle = is_idle
+
+    def committed(
+        self, plan: StepPlan, result: StepResult, ended: Iterable[Request], now_s: float
+    ) -> None:
+        """A step's result was taken in."""
+        ends = _ends(ended)
+        rows = [list(row.token_ids) for row in result.rows]
+        self._write(
+            t=now_s, commit=plan.step_id, rows=rows, duration_s=result.duration_s,
+            **({"ended": ends} if ends else {}),
+        )  # fmt: skip
+
+    def failed(self, plans: Iterable[StepPlan], ended: Iterable[Request], now_s: float) -> None:
+        """Steps were lost, and the device's state with them."""
+        self._write(t=now_s, fail=[plan.step_id for plan in plans], ended=_ends(ended))
+
+    def _write(self, **line: Any) -> None:
+        self._was_idle = False
+        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def request_record(request: Request) -> dict[str, Any]:
+    """What of a request a scheduler's decisions may depend on; defaults left out where empty."""
+    record = {name: getattr(request, name) for name in _REQUEST_FIELDS}
+    params = {name: getattr(request.sampling_params, name) for name in _SAMPLING_FIELDS}
+    return {k: v for k, v in {**record, **params}.items() if v not in (None, "", ())}
+
+
+def plan_record(plan: StepPlan) -> dict[str, Any]:
+    """A plan as plain values: two plans are the same decision if their records are equal."""
+    rows = plan.decode_rows
+    record: dict[str, Any] = {
+        "step": plan.step_id,
+        "num_steps": plan.num_steps,
+        "decode": [
+            [request.request_id, slot, start, count]
+            for request, slot, start, count in zip(
+                rows.requests,
+                rows.slots.tolist(),
+                rows.starts.tolist(),
+                rows.max_new_tokens.tolist(),
+                strict=True,
+            )
+        ],
+        "prefill": [
+            [row.request.request_id, row.slot, row.start, row.num_tokens, row.samples,
+             row.is_new, list(row.page_ids)]
+            for row in plan.prefill_rows
+        ],
+        "pages": [list(update) for update in plan.page_updates],
+    }  # fmt: skip
+    if plan.preempted:
+        record["preempted"] = list(plan.preempted)
+    for name in ("copy_outs", "copy_ins"):
+        copies = getattr(plan, name)
+        if copies:
+            record[name] = [
+                [copy.transfer_id, copy.request_id, list(copy.device_pages), list(copy.host_pages)]
+                for copy in copies
+            ]
+    return record
+
+
+def _ends(requests: Iterable[Request]) -> list[list[str]]:
+    return [[request.request_id, request.status.value] for request in requests]

@@ -1,0 +1,189 @@
+"""A measured machine: what its compiled programs took, as a file and as a step-time model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.engine.scheduler.step_plan import StepLimits
+from octavo.engine.simulation.executor import HostOverhead
+from octavo.engine.simulation.step_time import StepWork
+
+FORMAT = "octavo-profile-1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramCost:
+    """What one compiled size takes: seconds = base + Σ coefficient · quantity.
+
+    Attributes:
+        num_tokens, num_rows, num_new_rows: what fits it; `num_new_rows` is 0 of a decode program.
+        num_steps: decode iterations that `base_s` holds; 0 of a mixed program.
+        base_s: of a dispatch with nothing in it.
+        row_s: by decode row; token_s: by prefill token.
+        decode_context_s: by position that decode rows attend to, in each iteration.
+        prefill_attention_s: by query-key pair of chunks.
+        noise: standard deviation of the logarithm of what was measured over what is priced.
+    """
+
+    num_tokens: int
+    num_rows: int
+    num_new_rows: int
+    num_steps: int
+    base_s: float
+    row_s: float = 0.0
+    token_s: float = 0.0
+    decode_context_s: float = 0.0
+    prefill_attention_s: float = 0.0
+    noise: float = 0.0
+
+    def takes(self, work: StepWork) -> bool:
+        """Whether the work fits."""
+        if not work.num_prefill_rows:
+            return self.num_rows >= work.num_decode_rows and not self.num_new_rows
+        return (
+            self.num_tokens >= work.num_tokens
+            and self.num_rows >= work.num_decode_rows + work.num_prefill_rows
+            and self.num_new_rows >= work.num_prefill_rows
+        )
+
+    def seconds(self, work: StepWork) -> float:
+        """Of the whole dispatch."""
+        k = work.num_steps
+        context = k * work.decode_context + work.num_decode_rows * (k * (k - 1) // 2)
+        base_s = self.base_s * (k / self.num_steps) if self.num_steps else self.base_s
+        return (
+            base_s
+            + self.row_s * work.num_decode_rows * k
+            + self.token_s * work.num_prefill_tokens
+            + self.decode_context_s * context
+            + self.prefill_attention_s * work.prefill_attention
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A machine, a model, and the cost of each of its programs.
+
+    Attributes:
+        programs: smallest first.
+        host: what the host spends on a step.
+        limits: of the engine that was measured.
+        about: machine, model, date and command, for people.
+    """
+
+    programs: tuple[ProgramCost, ...]
+    host: HostOverhead
+    limits: StepLimits
+    about: dict[str, Any] = field(default_factory=dict)
+
+    def seconds(self, work: StepWork) -> float:
+        """Seconds of a dispatch: that of the smallest program that takes it."""
+        for program in self.programs:
+            if program.takes(work):
+                return program.seconds(work)
+        return self.programs[-1].seconds(work)
+
+    def save(self, path: str | Path) -> None:
+        """Writes it as JSON."""
+        values = {
+            "format": FORMAT,
+            "about": self.about,
+            "host": asdict(self.host),
+            "limits": asdict(self.limits),
+            "programs": [asdict(program) for program in self.programs],
+        }
+        Path(path).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Reads what `save` wrote.
+
+        Raises:
+            InvalidConfigError: the file cannot be read or is no profile.
+        """
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            if values.get("format") != FORMAT:
+                raise ValueError(f"format {values.get('format')!r}")
+            limits = {**values["limits"], "token_edges": tuple(values["limits"]["token_edges"])}
+            profile = cls(
+                programs=tuple(ProgramCost(**program) for program in values["programs"]),
+                host=HostOverhead(**values["host"]),
+                limits=StepLimits(**limits),
+                about=dict(values["about"]),
+            )
+            if not profile.programs:
+                raise ValueError("no programs")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InvalidConfigError(
+                "profile", str(path), f"a file that `octavo profile` wrote ({error!r})"
+            ) from None
+        return profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One measured dispatch of a program."""
+
+    work: StepWork
+    seconds: float
+
+
+def fit_program(
+    samples: Sequence[Sample], *, num_tokens: int, num_rows: int, num_new_rows: int, num_steps: int
+) -> ProgramCost:
+    """The cost of one program by least squares on relative errors; no coefficient below 0.
+
+    Coefficients that would be negative are taken out and the rest is fitted again. The slowest
+    twentieth of the samples is left out: something else had the machine then.
+
+    Args:
+        samples: ≥ 1 dispatches of the program.
+    """
+    columns = []
+    for sample in samples:
+        w, k = sample.work, sample.work.num_steps
+        context = k * w.decode_context + w.num_decode_rows * (k * (k - 1) // 2)
+        base = k / num_steps if num_steps else 1.0
+        columns.append(
+            (base, w.num_decode_rows * k, w.num_prefill_tokens, context, w.prefill_attention)
+        )
+    x = np.array(columns, np.float64)
+    y = np.array([sample.seconds for sample in samples], np.float64)
+    kept = y <= np.quantile(y / np.median(y), 0.95) * np.median(y) if len(y) >= 20 else y > 0
+    x, y = x[kept], y[kept]
+    found = _non_negative(x / y[:, None], np.ones(len(y)))
+    ratio = np.log(y / np.maximum(x @ found, 1e-9))
+    return ProgramCost(
+        num_tokens=num_tokens,
+        num_rows=num_rows,
+        num_new_rows=num_new_rows,
+        num_steps=num_steps,
+        base_s=float(found[0]),
+        row_s=float(found[1]),
+        token_s=float(found[2]),
+        decode_context_s=float(found[3]),
+        prefill_attention_s=float(found[4]),
+        noise=float(ratio.std()) if len(y) > 1 else 0.0,
+    )
+
+
+def _non_negative(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Least squares with coefficients ≥ 0, the first column always in."""
+    active = [j for j in range(x.shape[1]) if j == 0 or np.ptp(x[:, j]) > 0 or x[0, j] > 0]
+    scale = np.maximum(np.abs(x).max(axis=0), 1e-30)
+    while True:
+        found = np.zeros(x.shape[1])
+        found[active] = np.linalg.lstsq(x[:, active] / scale[active], y, rcond=1e-9)[0]
+        negative = [j for j in active if found[j] < 0 and j != 0]
+        if not negative:
+            result: np.ndarray = np.maximum(found, 0.0) / scale
+            return result
+        active.remove(min(negative, key=lambda j: float(found[j])))
