@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 
-from octavo.engine.kv.page_hash import page_hashes, root_hash
+from octavo.engine.kv.host_tier import HostTier
+from octavo.engine.kv.page_hash import PageHash, page_hashes, root_hash
 from octavo.engine.kv.page_pool import TRASH_PAGE, PagePool
 from octavo.engine.kv.prefix_cache import PrefixCache
 from octavo.engine.kv.sequence_pages import SequencePages
@@ -23,13 +24,23 @@ class KVManager:
         num_pages: pages in the pool, the trash page included.
         page_size: tokens in a page.
         enable_prefix_caching: whether full pages are shared and kept.
+        num_host_pages: pages of the host tier; 0 for none.
     """
 
-    def __init__(self, *, num_pages: int, page_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        *,
+        num_pages: int,
+        page_size: int,
+        enable_prefix_caching: bool,
+        num_host_pages: int = 0,
+    ) -> None:
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = PagePool(num_pages, page_size)
         self.cache = PrefixCache()
+        self.host = HostTier(num_host_pages)
+        self._evicted: list[tuple[int, PageHash]] = []
 
     @property
     def num_available(self) -> int:
@@ -71,6 +82,21 @@ class KVManager:
         self._extend_hashes(pages, num_pages)
         return self.cache.longest_match(islice(pages.hashes, num_pages))
 
+    def match_host(self, pages: SequencePages, num_matched: int) -> list[int]:
+        """Host pages that go on where the first `num_matched` pages found on the device end.
+
+        Asked right after `match_prefix`; empty unless bringing them back is the cheaper way.
+        """
+        if not self.host.num_cached or not self._reads_cache(pages.request):
+            return []
+        num_pages = (pages.request.num_tokens - 1) // self.page_size
+        return self.host.longest_match(islice(pages.hashes, num_matched, num_pages))
+
+    def take_evicted(self) -> list[tuple[int, PageHash]]:
+        """Prefix pages evicted since the last call, and what they hold until they are written."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
     def count_query(self, request: Request, num_hit_tokens: int) -> None:
         """Counts a request's look-up once, when it is first admitted."""
         if self._reads_cache(request):
@@ -104,7 +130,12 @@ class KVManager:
             return []
         pool = self.pool
         if pool.num_free < num_new:
-            pool.reclaim(self.cache.evict(num_new - pool.num_free))
+            evicted = num_new - pool.num_free
+            if self.host.num_pages:
+                self._evicted += [
+                    (page, self.cache.hash_of(page)) for page in self.cache.next_to_evict(evicted)
+                ]
+            pool.reclaim(self.cache.evict(evicted))
         new = pool.allocate(num_new)
         pages.page_ids.extend(new)
         pages.capacity += num_new * self.page_size
@@ -125,20 +156,42 @@ class KVManager:
 
         The end of a prefix is put up for eviction before its beginning.
         """
-        self.cache.mark_unreferenced(self.pool.release(reversed(pages.page_ids), self.cache))
+        owned: Iterable[int] = reversed(pages.page_ids)
+        if pages.arriving:
+            # They are nobody's until their transfer ends, which frees them.
+            owned = [page for page in owned if page not in pages.arriving]
+            pages.arriving = ()
+        self.cache.mark_unreferenced(self.pool.release(owned, self.cache))
         pages.page_ids.clear()
         pages.capacity = 0
         pages.num_registered = 0
+
+    def drop_host_copy(self, pages: SequencePages) -> None:
+        """Frees what the host holds of a sequence, unless it is still being copied there."""
+        if pages.is_on_host:
+            self.host.release(pages.host_pages)
+            pages.host_pages, pages.is_on_host = [], False
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache: what the pages hold can no longer be trusted."""
         self.pool.reclaim(self.cache.forget_all())
 
-    def check_integrity(self, live: Iterable[SequencePages]) -> None:
-        """Asserts that pool, cache and the pages of all live sequences agree."""
+    def check_integrity(
+        self, live: Iterable[SequencePages], host_in_transfer: Iterable[int] = ()
+    ) -> None:
+        """Asserts that pool, cache, host tier and the pages of all live sequences agree.
+
+        Args:
+            host_in_transfer: host pages that belong to a transfer and no sequence.
+        """
         self.pool.check_integrity()
         live = list(live)
-        held = Counter(page for pages in live for page in pages.page_ids)
+        self.host.check_integrity(
+            [*host_in_transfer, *(page for pages in live for page in pages.host_pages)]
+        )
+        held = Counter(
+            page for pages in live for page in pages.page_ids if page not in pages.arriving
+        )
         assert TRASH_PAGE not in held
         assert len(held) == self.pool.num_owned, (len(held), self.pool.num_owned)
         for page, count in held.items():
@@ -149,7 +202,9 @@ class KVManager:
             assert len(set(pages.page_ids)) == len(pages.page_ids)
             assert pages.capacity == len(pages.page_ids) * self.page_size
             for page in pages.page_ids[pages.num_registered :]:
-                assert held[page] == 1, f"page {page} may be written and has {held[page]} owners"
+                assert held[page] == (page not in pages.arriving), (
+                    f"page {page} may be written and has {held[page]} owners"
+                )
 
     def _reads_cache(self, request: Request) -> bool:
         return self.enable_prefix_caching and request.sampling_params.prompt_logprobs is None

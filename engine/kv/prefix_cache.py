@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from itertools import islice
 
 from octavo.engine.kv.page_hash import PageHash
 
@@ -66,6 +67,14 @@ class PrefixCache:
         """Takes unreferenced pages out of the order of eviction."""
         for page in pages:
             del self._unreferenced[page]
+
+    def hash_of(self, page: int) -> PageHash:
+        """The content of a registered page."""
+        return self._hash_of[page]
+
+    def next_to_evict(self, num_pages: int) -> list[int]:
+        """The pages unreferenced for longest, which `evict` would return."""
+        return list(islice(self._unreferenced, num_pages))
 
     def evict(self, num_pages: int) -> list[int]:
         """Forgets the pages unreferenced for longest and returns them. There must be enough."""

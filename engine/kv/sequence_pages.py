@@ -20,6 +20,10 @@ class SequencePages:
         hashes: hashes of its first full pages, as far as they were needed. They outlive the
             pages: tokens never change.
         num_registered: its first pages that have been offered to the prefix cache.
+        arriving: those of its pages that a transfer is filling.
+        host_pages: its pages in the host tier, while it is swapped out.
+        num_host_tokens: positions whose KV they hold.
+        is_on_host: whether they can be read: the copy out has ended.
     """
 
     request: Request
@@ -28,6 +32,10 @@ class SequencePages:
     capacity: int = 0
     hashes: list[PageHash] = field(default_factory=list)
     num_registered: int = 0
+    arriving: tuple[int, ...] = ()
+    host_pages: list[int] = field(default_factory=list)
+    num_host_tokens: int = 0
+    is_on_host: bool = False
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Known tokens from position `start` to `end` - 1."""

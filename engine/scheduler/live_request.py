@@ -24,6 +24,8 @@ class LiveRequest:
         num_committed_tokens: of those, how many committed steps have computed.
         num_scored_prompt_tokens: prompt log-probabilities handed out so far; a recomputed prompt
             does not hand them out again.
+        is_placed: whether the device row was told of this request since it was last admitted.
+        place: where it stands while it waits: the policy's place when it began to.
         is_live: false from the terminal event on.
     """
 
@@ -36,6 +38,8 @@ class LiveRequest:
     prefill_end: int = 0
     num_committed_tokens: int = 0
     num_scored_prompt_tokens: int = 0
+    is_placed: bool = False
+    place: tuple[float, ...] = ()
     is_live: bool = True
 
     def __post_init__(self) -> None:

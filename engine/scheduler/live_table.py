@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.policies.policy import Policy
-from octavo.engine.scheduler.running_set import RunningSet
+from octavo.engine.scheduler.policies.policy import Place, Policy
+from octavo.engine.scheduler.row_columns import RowColumns
+from octavo.engine.scheduler.running_set import RunningRequests, RunningSet
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
+
+_NO_ROWS = np.empty(0, np.int32)
+
+
+def _bind(
+    place: Callable[[Request, Forecast], Place] | None, forecast: Forecast
+) -> Callable[[Request], Place] | None:
+    return None if place is None else lambda request: place(request, forecast)
 
 
 class LiveTable:
@@ -25,13 +38,19 @@ class LiveTable:
         limits: what a step can take.
         policy: gives waiting requests their places.
         kv: owner of the pages.
+        forecast: what steps and outputs are expected to take.
     """
 
-    def __init__(self, limits: StepLimits, policy: Policy, kv: KVManager) -> None:
+    def __init__(
+        self, limits: StepLimits, policy: Policy, kv: KVManager, forecast: Forecast
+    ) -> None:
         self.limits = limits
         self.kv = kv
-        self.waiting = WaitingQueue(policy.place)
+        self.forecast = forecast
+        self.place = _bind(policy.place, forecast)
+        self.waiting = WaitingQueue(self.place)
         self.running = RunningSet(limits.max_num_seqs)
+        self.columns = RowColumns(limits.max_num_seqs)
         self.num_added = 0
         self.num_preemptions = 0
         self.num_finished = 0
@@ -52,15 +71,24 @@ class LiveTable:
         """The record of a live request."""
         return self._by_id[request.request_id]
 
-    def snapshot(self, now_s: float) -> Snapshot:
+    def snapshot(
+        self,
+        now_s: float,
+        decode_slots: NDArray[np.int32] = _NO_ROWS,
+        decode_starts: NDArray[np.int32] = _NO_ROWS,
+    ) -> Snapshot:
         """The state as policies see it."""
-        running = sorted(self.running, key=lambda entry: entry.number)
         return Snapshot(
             now_s=now_s,
-            waiting=self.waiting.in_order_of_acceptance(),
-            running=tuple(entry.request for entry in running),
+            waiting=self.waiting.requests,
+            running=RunningRequests(self.running),
             num_available_pages=self.kv.num_available,
+            num_free_rows=self.running.num_free_slots,
             limits=self.limits,
+            forecast=self.forecast,
+            columns=self.columns,
+            decode_slots=decode_slots,
+            decode_starts=decode_starts,
         )
 
     def accept(self, request: Request) -> LiveRequest:
@@ -88,6 +116,7 @@ class LiveTable:
         self.waiting.remove(entry)
         self.kv.admit(entry.pages, matched, num_known)
         self.running.insert(entry)
+        self.columns.enter(entry)
         entry.prefill_end = num_known
         entry.num_committed_tokens = num_cached
         request.num_computed_tokens = num_cached
@@ -126,6 +155,7 @@ class LiveTable:
             self.waiting.remove(entry)
         else:
             self._release(entry)
+        self.kv.drop_host_copy(entry.pages)
         del self._by_id[request.request_id]
         entry.is_live = False
         request.status = status
@@ -147,11 +177,15 @@ class LiveTable:
         self.kv.release(entry.pages)
         self.running.remove(entry)
 
-    def check_integrity(self) -> None:
-        """Asserts that every live request is in one place and every page and slot accounted for."""
+    def check_integrity(self, host_in_transfer: Iterable[int] = ()) -> None:
+        """Asserts that every live request is in one place and every page and slot accounted for.
+
+        Args:
+            host_in_transfer: host pages that belong to a transfer and no sequence.
+        """
         self.waiting.check_integrity()
         self.running.check_integrity()
-        self.kv.check_integrity(entry.pages for entry in self)
+        self.kv.check_integrity((entry.pages for entry in self), host_in_transfer)
         numbers = [entry.number for entry in self.waiting]
         numbers += [entry.number for entry in self.running]
         assert sorted(numbers) == [entry.number for entry in self]

@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from octavo.engine.errors import OverloadedError
+from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
+from octavo.engine.scheduler.ordering import in_order
 from octavo.engine.scheduler.policies.policy import Policy
-from octavo.engine.scheduler.step_plan import DecodeRows, PrefillRow, StepLimits, StepPlan
-from octavo.engine.scheduler.step_size import decode_steps, prefill_chunk
+from octavo.engine.scheduler.preemption import Preemption
+from octavo.engine.scheduler.prefill_planner import PrefillPlanner
+from octavo.engine.scheduler.step_plan import (
+    Decision,
+    DecodeRows,
+    PrefillRow,
+    StepLimits,
+    StepPlan,
+)
+from octavo.engine.scheduler.step_time_model import StepFeatures
+from octavo.engine.scheduler.transfers import Transfers
 
-MAX_HEADROOM_PAGES = 2
-"""Pages for each running row that must stay free when a preempted request comes back: one after
-its first preemption, this many from then on."""
+_Columns = tuple[NDArray[np.int32], NDArray[np.int32]]
+_NO_SLOTS = np.empty(0, np.int32)
 
 
 class Dispatched(NamedTuple):
-    """A plan, and the records of its rows' requests: decode rows first, then prefill rows."""
+    """A plan, the records of its rows' requests (decode rows first), and what it should cost."""
 
     plan: StepPlan
     entries: tuple[LiveRequest, ...]
+    features: StepFeatures
 
 
 class Planner:
     """Makes plans, and moves the host state ahead as if each had run.
 
-    Rows decode first, then running prompts advance, then waiting requests are admitted in the
-    policy's order; nobody overtakes one that does not fit. A request gets the pages of all its
-    known tokens when it is admitted, so only decode rows ever run short of pages; then the
-    policy's victims are preempted. The first in the order can evict everyone else and fits alone,
-    so somebody always advances.
+    Rows decode first, then prompts advance: running ones, then waiting requests in the policy's
+    order; nobody overtakes one that does not fit, unless the policy allows it. Only decode rows
+    ever run short of pages once they run; then the policy's victims are preempted. The first in
+    the order can evict everyone else and fits alone, so somebody always advances.
 
     Args:
         table: the state; changed by `plan`.
         limits: budgets that every plan holds to.
-        policy: order and victims.
+        policy: the decisions that are a matter of taste.
+        transfers: copies to and from the host.
+        draft: collects what the plan says besides its rows.
         enable_chunked_prefill: split prompts over steps. Without it, only a preempted request that
             has outgrown a step is split.
         watermark_pages: pages that admission leaves free for running rows to grow into.
@@ -49,6 +63,8 @@ class Planner:
         table: LiveTable,
         limits: StepLimits,
         policy: Policy,
+        transfers: Transfers,
+        draft: Draft,
         *,
         enable_chunked_prefill: bool,
         watermark_pages: int,
@@ -60,45 +76,95 @@ class Planner:
         self._running = table.running
         self._limits = limits
         self._policy = policy
-        self._enable_chunked_prefill = enable_chunked_prefill
-        self._watermark_pages = watermark_pages
+        self._transfers = transfers
+        self._draft = draft
+        self.preemption = Preemption(table, policy, transfers, draft)
+        self._prefill = PrefillPlanner(
+            table,
+            policy,
+            self.preemption,
+            transfers,
+            draft,
+            enable_chunked_prefill=enable_chunked_prefill,
+            watermark_pages=watermark_pages,
+        )
         self._max_steps = max_steps
         self._ones = np.ones(limits.max_num_seqs, np.int32)
         self._ones.flags.writeable = False
         self._no_rows = DecodeRows.of(())
-        self._page_updates: list[tuple[int, int, int]] = []
-        self._preempted: list[str] = []
+        self.ended: list[Request] = []
         self.num_plans = 0
-        self.num_prefill_tokens = 0
         self.num_decode_tokens = 0
 
+    @property
+    def num_prefill_tokens(self) -> int:
+        return self._prefill.num_tokens
+
     def plan(self, now_s: float) -> Dispatched | None:
-        """The next step, or None if there is nothing to compute now."""
-        self._page_updates.clear()
-        decoding, is_short = self._select_decode_rows(now_s)
-        budget = self._limits.max_num_batched_tokens - len(decoding)
-        prefill_rows, prefilling = self._plan_prefill(budget, may_admit=not is_short, now_s=now_s)
-        if not decoding and not prefill_rows:
+        """The next step, or None if there is nothing to compute or to copy now."""
+        draft = self._draft
+        draft.begin()
+        num_admissions = self._decide_on_waiting(now_s) if len(self._waiting) else 0
+        decoding: list[LiveRequest] = []
+        prefill_rows: list[PrefillRow] = []
+        prefilling: list[LiveRequest] = []
+        is_short, columns = False, (_NO_SLOTS, _NO_SLOTS)
+        if not self._policy.prefills_alone:
+            decoding, is_short = self._select_decode_rows(now_s)
+            columns = _columns(decoding)
+        if is_short:
+            num_admissions = 0
+        if num_admissions or self._running.num_prefilling:
+            snapshot = self._table.snapshot(now_s, *columns)
+            budget = min(self._policy.budget(snapshot), self._limits.max_num_batched_tokens)
+            prefill_rows, prefilling = self._prefill.plan(
+                snapshot, budget - len(decoding), num_admissions
+            )
+            if draft.preempted_numbers:
+                decoding = [e for e in decoding if e.number not in draft.preempted_numbers]
+                columns = _columns(decoding)
+                self._forget_updates_of_others(decoding)
+        if self._policy.prefills_alone and not prefill_rows:
+            decoding, is_short = self._select_decode_rows(now_s)
+            columns = _columns(decoding)
+        if self._kv.host.num_pages:
+            self._transfers.spill(now_s)
+        if not decoding and not prefill_rows and not draft.has_copies:
             return None
         num_steps = 1
-        if self._max_steps > 1 and not prefill_rows and not is_short:
-            num_steps = self._choose_num_steps(decoding)
+        if self._max_steps > 1 and decoding and not prefill_rows and not is_short:
+            num_steps = self._choose_num_steps(decoding, now_s)
+        decode_rows = self._decode_rows(decoding, columns, num_steps)
         plan = StepPlan(
             step_id=self.num_plans,
-            decode_rows=self._decode_rows(decoding, num_steps),
-            prefill_rows=prefill_rows,
+            decode_rows=decode_rows,
+            prefill_rows=tuple(prefill_rows),
             num_steps=num_steps,
-            page_updates=tuple(self._page_updates),
-            preempted=tuple(self._preempted),
+            page_updates=tuple(draft.page_updates),
+            preempted=tuple(draft.preempted),
+            copy_outs=tuple(draft.copy_outs),
+            copy_ins=tuple(draft.copy_ins),
+            reasons=tuple(draft.reasons),
         )
-        self._preempted.clear()
+        draft.clear()
         self.num_plans += 1
-        return Dispatched(plan, (*decoding, *prefilling))
+        return Dispatched(plan, (*decoding, *prefilling), _features(decode_rows, prefill_rows))
 
-    def preempt(self, entry: LiveRequest) -> None:
-        """Preempts a running request; the next plan names it."""
-        self._preempted.append(entry.request.request_id)
-        self._table.preempt(entry)
+    # Those who wait.
+
+    def _decide_on_waiting(self, now_s: float) -> int:
+        """Ends the waiting requests that the policy gives up; how many others may be admitted."""
+        admission = self._policy.admit(self._table.snapshot(now_s))
+        for request, reason in admission.rejected:
+            entry = self._table.entry(request)
+            error = OverloadedError(
+                f"request {request.request_id} {reason}", admission.retry_after_s
+            )
+            self._table.end(entry, RequestStatus.REJECTED, now_s, error=error)
+            self.ended.append(request)
+            self._draft.explain(request.request_id, Decision.REJECTED, reason)
+        limit = admission.limit
+        return self._limits.max_num_seqs if limit is None else limit
 
     # Decode rows.
 
@@ -115,35 +181,29 @@ class Planner:
         # Then rows that find no page sit this step out: cheaper than computing anybody again.
         can_wait = len(selected) < len(rows)
         stalled: set[int] = set()
-        for entry in self._in_order(needy, now_s):
+        for entry in in_order(self._table, self._policy, needy, self._table.snapshot(now_s)):
             if entry.request.slot is not None and not self._kv.num_available:
                 if can_wait:
                     stalled.add(entry.number)
                     continue
-                self._make_room_for(entry, now_s)
+                self.preemption.make_room(entry, self._table.snapshot(now_s))
             if entry.request.slot is not None:
                 self._grow(entry, 1)
         kept = [e for e in selected if e.request.slot is not None and e.number not in stalled]
-        slots = {entry.request.slot for entry in kept}
-        self._page_updates = [update for update in self._page_updates if update[0] in slots]
+        self._forget_updates_of_others(kept)
         return kept, True
 
-    def _make_room_for(self, entry: LiveRequest, now_s: float) -> None:
-        """Preempts until a page is available, or until `entry` itself was the victim."""
-        for victim in self._policy.choose_victims(self._table.snapshot(now_s), entry.request, 1):
-            self.preempt(self._table.entry(victim))
-            if victim is entry.request or self._kv.num_available:
-                return
-        self.preempt(entry)
+    def _forget_updates_of_others(self, decoding: list[LiveRequest]) -> None:
+        """Drops the page updates of rows that will not be in the plan."""
+        slots = {entry.request.slot for entry in decoding}
+        updates = self._draft.page_updates
+        self._draft.page_updates = [update for update in updates if update[0] in slots]
 
-    def _choose_num_steps(self, decoding: list[LiveRequest]) -> int:
+    def _choose_num_steps(self, decoding: list[LiveRequest], now_s: float) -> int:
         """Decode iterations that limits and pool allow; adds the pages that all of them write."""
         left = [entry.last_position - entry.request.num_computed_tokens for entry in decoding]
-        num_steps = decode_steps(
-            limit=self._max_steps,
-            longest=max(left),
-            shortest=min(left),
-            someone_waits=len(self._waiting) > 0,
+        num_steps = self._policy.num_steps(
+            self._table.snapshot(now_s), self._max_steps, max(left), min(left)
         )
         while num_steps > 1:
             needy = [
@@ -170,16 +230,17 @@ class Planner:
         assert request.slot is not None
         end = min(request.num_computed_tokens + num_steps, entry.last_position)
         for page in self._kv.grow(entry.pages, end):
-            self._page_updates.append((request.slot, index, page))
+            self._draft.page_updates.append((request.slot, index, page))
             index += 1
 
-    def _decode_rows(self, decoding: list[LiveRequest], num_steps: int) -> DecodeRows:
+    def _decode_rows(
+        self, decoding: list[LiveRequest], columns: _Columns, num_steps: int
+    ) -> DecodeRows:
         """The rows by column; their requests move ahead by what they may emit."""
         if not decoding:
             return self._no_rows
         requests = tuple([entry.request for entry in decoding])
-        slots = np.array([request.slot for request in requests], np.int32)
-        starts = np.array([request.num_computed_tokens for request in requests], np.int32)
+        slots, starts = columns
         if num_steps == 1:
             max_new_tokens = self._ones[: len(requests)]
             for request in requests:
@@ -200,100 +261,23 @@ class Planner:
             requests=requests, slots=slots, starts=starts, max_new_tokens=max_new_tokens
         )
 
-    # Prefill rows.
 
-    def _plan_prefill(
-        self, budget: int, *, may_admit: bool, now_s: float
-    ) -> tuple[tuple[PrefillRow, ...], list[LiveRequest]]:
-        """Chunks of running prompts, then of newly admitted ones, within `budget` tokens."""
-        rows: list[PrefillRow] = []
-        entries: list[LiveRequest] = []
+def _columns(decoding: list[LiveRequest]) -> _Columns:
+    """Slots of the rows, and the positions of their inputs."""
+    if not decoding:
+        return _NO_SLOTS, _NO_SLOTS
+    requests = [entry.request for entry in decoding]
+    return (
+        np.array([request.slot for request in requests], np.int32),
+        np.array([request.num_computed_tokens for request in requests], np.int32),
+    )
 
-        def has_room() -> bool:
-            return budget > 0 and len(rows) < self._limits.max_prefill_rows
 
-        for entry in self._in_order(self._running.prefilling, now_s):
-            if not has_room():
-                break
-            rows.append(self._prefill_row(entry, budget, is_new=False))
-            entries.append(entry)
-            budget -= rows[-1].num_tokens
-        if may_admit and has_room() and self._running.has_free_slot:
-            for entry in self._candidates(now_s):
-                if not self._try_to_admit(entry, budget, now_s):
-                    break
-                rows.append(self._prefill_row(entry, budget, is_new=True))
-                entries.append(entry)
-                budget -= rows[-1].num_tokens
-                if not has_room() or not self._running.has_free_slot:
-                    break
-        return tuple(rows), entries
-
-    def _try_to_admit(self, entry: LiveRequest, budget: int, now_s: float) -> bool:
-        """Admits a waiting request if step and pool have room for it."""
-        request = entry.request
-        if request.num_inflight_steps:
-            return False  # preempted in flight: its tokens are not all known yet
-        num_known = request.num_tokens
-        matched = self._kv.match_prefix(entry.pages)
-        fits_a_step = num_known <= self._limits.max_num_batched_tokens
-        if not self._enable_chunked_prefill and fits_a_step:
-            num_missing = num_known - len(matched) * self._limits.page_size
-            if num_missing > budget:
-                return False
-        needed = self._kv.num_pages_to_take(matched, num_known)
-        if len(self._running):
-            # A preempted request comes back only to a pool that leaves the others room to grow.
-            pages_per_row = min(request.metrics.num_preemptions, MAX_HEADROOM_PAGES)
-            needed += self._watermark_pages + pages_per_row * len(self._running)
-        if needed > self._kv.num_available:
-            return False
-        self._table.admit(entry, matched, now_s)
-        return True
-
-    def _prefill_row(self, entry: LiveRequest, budget: int, *, is_new: bool) -> PrefillRow:
-        """The entry's next chunk; its request moves ahead by it."""
-        request = entry.request
-        assert request.slot is not None
-        start, end = request.num_computed_tokens, entry.prefill_end
-        num_tokens = prefill_chunk(start, end, budget, self._limits.page_size)
-        samples = start + num_tokens == end
-        request.num_computed_tokens += num_tokens
-        request.num_inflight_steps += 1
-        self.num_prefill_tokens += num_tokens
-        if samples:
-            request.num_inflight_tokens += 1
-            self._running.end_prefill(entry)
-        return PrefillRow(
-            request=request,
-            slot=request.slot,
-            start=start,
-            num_tokens=num_tokens,
-            samples=samples,
-            is_new=is_new,
-            page_ids=tuple(entry.pages.page_ids) if is_new else (),
-        )
-
-    # The policy's order.
-
-    def _candidates(self, now_s: float) -> Iterator[LiveRequest]:
-        """Waiting requests, first to be admitted first; each is admitted before the next one."""
-        if self._policy.place is not None:
-            while len(self._waiting):
-                yield self._waiting.head
-        else:
-            snapshot = self._table.snapshot(now_s)
-            for request in self._policy.order(snapshot, snapshot.waiting):
-                yield self._table.entry(request)
-
-    def _in_order(self, entries: Sequence[LiveRequest], now_s: float) -> Sequence[LiveRequest]:
-        """`entries`, first to be served first."""
-        if len(entries) < 2:
-            return entries
-        accepted = sorted(entries, key=lambda entry: entry.number)
-        place = self._policy.place
-        if place is not None:
-            return sorted(accepted, key=lambda entry: place(entry.request))
-        requests = [entry.request for entry in accepted]
-        ordered = self._policy.order(self._table.snapshot(now_s), requests)
-        return [self._table.entry(request) for request in ordered]
+def _features(decode_rows: DecodeRows, prefill_rows: list[PrefillRow]) -> StepFeatures:
+    """What the step's time depends on."""
+    return StepFeatures(
+        num_decode=len(decode_rows),
+        num_prefill=sum([row.num_tokens for row in prefill_rows]),
+        decode_context=float(decode_rows.starts.sum()) if len(decode_rows) else 0.0,
+        prefill_context=float(sum([row.num_tokens * row.start for row in prefill_rows])),
+    )

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import overload
 
-from octavo.engine.request import RequestStatus
+from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.live_request import LiveRequest
 
 
 class RunningSet:
-    """Slots and who is in them: entries still in prefill, and entries that decode.
+    """Slots and who is in them: entries whose pages arrive, still in prefill, and that decode.
 
     Args:
         num_slots: rows of the device state.
@@ -19,14 +20,15 @@ class RunningSet:
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
+        self._arriving: dict[int, LiveRequest] = {}
         self._prefilling: dict[int, LiveRequest] = {}
         self._decoding: dict[int, LiveRequest] = {}
 
     def __len__(self) -> int:
-        return len(self._prefilling) + len(self._decoding)
+        return len(self._arriving) + len(self._prefilling) + len(self._decoding)
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        return chain(self._prefilling.values(), self._decoding.values())
+        return chain(self._arriving.values(), self._prefilling.values(), self._decoding.values())
 
     @property
     def prefilling(self) -> list[LiveRequest]:
@@ -43,16 +45,37 @@ class RunningSet:
         return len(self._decoding)
 
     @property
+    def num_prefilling(self) -> int:
+        return len(self._prefilling)
+
+    @property
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
+
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
 
     def insert(self, entry: LiveRequest) -> int:
         """Gives a waiting entry a slot, which must be free; it begins in prefill."""
         slot = self._free_slots.pop()
         entry.request.slot = slot
         entry.request.status = RequestStatus.RUNNING
+        entry.is_placed = False
         self._prefilling[entry.number] = entry
         return slot
+
+    def begin_arrival(self, entry: LiveRequest) -> None:
+        """Takes an entry out of prefill until its pages have arrived."""
+        self._arriving[entry.number] = self._prefilling.pop(entry.number)
+
+    def end_arrival(self, entry: LiveRequest) -> None:
+        """Its pages have arrived: the entry goes on in prefill."""
+        self._prefilling[entry.number] = self._arriving.pop(entry.number)
+
+    def is_arriving(self, entry: LiveRequest) -> bool:
+        """Whether the entry's pages are on their way."""
+        return entry.number in self._arriving
 
     def end_prefill(self, entry: LiveRequest) -> None:
         """Moves an entry on to decoding."""
@@ -62,8 +85,9 @@ class RunningSet:
         """Takes an entry's slot. The next step may use it: steps run in dispatch order."""
         slot = entry.request.slot
         assert slot is not None, entry.request.request_id
-        if self._decoding.pop(entry.number, None) is None:
-            del self._prefilling[entry.number]
+        for group in (self._decoding, self._prefilling, self._arriving):
+            if group.pop(entry.number, None) is not None:
+                break
         entry.request.slot = None
         self._free_slots.append(slot)
 
@@ -71,13 +95,44 @@ class RunningSet:
         """Asserts that each slot is free or held by exactly one running entry."""
         held = [entry.request.slot for entry in self]
         assert not self._prefilling.keys() & self._decoding.keys()
+        assert not self._arriving.keys() & (self._prefilling.keys() | self._decoding.keys())
         assert sorted([*self._free_slots, *(slot for slot in held if slot is not None)]) == list(
             range(self._num_slots)
         ), (held, self._free_slots)
         for entry in self:
             assert entry.is_live
             assert entry.request.status is RequestStatus.RUNNING
+        for entry in self._arriving.values():
+            assert entry.pages.arriving
         for entry in self._prefilling.values():
+            assert not entry.pages.arriving
             assert entry.request.num_computed_tokens < entry.prefill_end
         for entry in self._decoding.values():
             assert entry.request.num_computed_tokens >= entry.prefill_end
+
+
+class RunningRequests(Sequence[Request]):
+    """The requests of a running set in order of acceptance, put in order when first looked at."""
+
+    def __init__(self, running: RunningSet) -> None:
+        self._running = running
+        self._requests: tuple[Request, ...] | None = None
+
+    def _get(self) -> tuple[Request, ...]:
+        if self._requests is None:
+            entries = sorted(self._running, key=lambda entry: entry.number)
+            self._requests = tuple(entry.request for entry in entries)
+        return self._requests
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Request]: ...
+    def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
+        return self._get()[index]
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._get())

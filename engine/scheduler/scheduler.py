@@ -16,11 +16,14 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-from octavo.engine.errors import DeadlineExceededError, InvalidConfigError
+from octavo.engine.errors import DeadlineExceededError, InvalidConfigError, OverloadedError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.committed import Committed
+from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
+from octavo.engine.scheduler.forecast import Forecast
+from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.load import SchedulerLoad
@@ -35,7 +38,9 @@ from octavo.engine.scheduler.step_plan import (
     StepResult,
     TokenScore,
 )
+from octavo.engine.scheduler.step_time_model import StepTimeModel
 from octavo.engine.scheduler.stopping import find_stop
+from octavo.engine.scheduler.transfers import Transfers
 
 
 class Scheduler:
@@ -51,6 +56,10 @@ class Scheduler:
         enable_chunked_prefill: split prompts over steps.
         watermark: share of the pool that admission leaves free for running rows to grow into.
         num_decode_steps: most decode iterations in one dispatch.
+        step_time: what steps take, to begin with; None for a guess. It goes on learning.
+        lengths: how long answers are, to begin with; None for a guess. It goes on learning.
+        page_copy_s: seconds to copy a page to or from the host, to begin with.
+        explain: give each plan its reasons, and each request's metrics a trace.
 
     Raises:
         InvalidConfigError: limits that contradict each other, or an unknown policy.
@@ -65,6 +74,10 @@ class Scheduler:
         enable_chunked_prefill: bool = True,
         watermark: float = 0.01,
         num_decode_steps: int = 1,
+        step_time: StepTimeModel | None = None,
+        lengths: LengthEstimator | None = None,
+        page_copy_s: float = 2e-5,
+        explain: bool = False,
     ) -> None:
         if limits.max_num_batched_tokens < limits.max_num_seqs:
             raise InvalidConfigError(
@@ -79,19 +92,30 @@ class Scheduler:
             num_pages=limits.num_pages,
             page_size=limits.page_size,
             enable_prefix_caching=enable_prefix_caching,
+            num_host_pages=limits.num_host_pages,
         )
-        self._table = LiveTable(limits, self.policy, self._kv)
+        self.forecast = Forecast(
+            limits=limits,
+            step_time=step_time or StepTimeModel(limits.token_edges),
+            lengths=lengths or LengthEstimator(limits.max_model_len),
+            uses_declared_lengths=self.policy.uses_declared_lengths,
+            page_copy_s=page_copy_s,
+        )
+        self._draft = Draft(explains=explain)
+        self._transfers = Transfers(self._kv, self.forecast, self._draft)
+        self._table = LiveTable(limits, self.policy, self._kv, self.forecast)
         self._planner = Planner(
             self._table,
             limits,
             self.policy,
+            self._transfers,
+            self._draft,
             enable_chunked_prefill=enable_chunked_prefill,
             watermark_pages=int(watermark * self._kv.pool.num_usable),
             max_steps=min(limits.max_num_steps, num_decode_steps),
         )
         self._dispatched: deque[Dispatched] = deque()
         self._deadlines: list[tuple[float, int, LiveRequest]] = []
-        self._ended: list[Request] = []
 
     # Requests come and go.
 
@@ -110,6 +134,11 @@ class Scheduler:
         )
         if request.deadline_s is not None and request.deadline_s < now_s:
             raise _deadline_passed(request)
+        refusal = self.policy.refuse(self._table.snapshot(now_s), request)
+        if refusal is not None:
+            raise OverloadedError(
+                f"request {request.request_id} {refusal.reason}", refusal.retry_after_s
+            )
         entry = self._table.accept(request)
         if request.deadline_s is not None:
             if len(self._deadlines) > 2 * len(self._table) + 64:
@@ -150,12 +179,14 @@ class Scheduler:
         entry = self._table.get(request.request_id)
         if entry is None or entry.request is not request:
             return False
+        if status is RequestStatus.STOPPED:
+            self.forecast.lengths.observe(request)
         self._table.end(entry, status, now_s, stop_reason=stop_reason)
         return True
 
     def take_ended(self) -> list[Request]:
         """Requests that `plan` ended (rejected for lack of capacity), each told of once."""
-        ended, self._ended = self._ended, []
+        ended, self._planner.ended = self._planner.ended, []
         return ended
 
     def complete_transfer(self, transfer_id: int, ok: bool, now_s: float) -> None:
@@ -164,7 +195,15 @@ class Scheduler:
         Args:
             ok: whether the pages arrived; if not, the sequence is computed again.
         """
-        raise NotImplementedError("the host tier is off: num_host_pages = 0")
+        arrived = self._transfers.complete(transfer_id, ok, now_s)
+        if arrived is None:
+            return
+        entry, num_tokens = arrived
+        if num_tokens:
+            entry.request.num_computed_tokens = entry.num_committed_tokens = num_tokens
+            self._table.running.end_arrival(entry)
+        else:
+            self._planner.preemption.preempt(entry)
 
     def expire(self, now_s: float) -> list[Request]:
         """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""
@@ -201,12 +240,14 @@ class Scheduler:
         Returns:
             News of each request that has any, in the order of the plan's rows.
         """
-        _, entries = self._dispatched[0]
+        _, entries, features = self._dispatched[0]
         assert self._dispatched[0].plan is plan, "results are committed in dispatch order"
         rows = result.rows
         assert len(rows) == len(entries), (len(rows), len(entries))
         self._dispatched.popleft()
         committed: list[Committed] = []
+        if result.duration_s > 0 and entries:
+            self.forecast.observe_step(features, result.duration_s, plan.num_steps)
         counts = plan.decode_rows.max_new_tokens.tolist()
         for entry, count, row in zip(entries, counts, rows, strict=False):
             request = entry.request
@@ -269,8 +310,9 @@ class Scheduler:
         No step may be in flight; fail them first.
         """
         assert not self._dispatched
+        self._transfers.abandon(0.0)
         for entry in list(self._table.running):
-            self._planner.preempt(entry)
+            self._planner.preemption.preempt(entry)
         self._kv.forget_prefixes()
 
     # Figures.
@@ -327,10 +369,10 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts every invariant that spans the parts; cheap enough after every test."""
-        self._table.check_integrity()
+        self._table.check_integrity(self._transfers.owned_host_pages())
         num_steps: dict[int, int] = {}
         num_tokens: dict[int, int] = {}
-        for plan, entries in self._dispatched:
+        for plan, entries, _ in self._dispatched:
             counts = plan.decode_rows.max_new_tokens.tolist()
             counts += [int(chunk.samples) for chunk in plan.prefill_rows]
             for entry, count in zip(entries, counts, strict=True):
@@ -377,11 +419,14 @@ class Scheduler:
         metrics.last_token_s = now_s
         if metrics.first_token_s is None:
             metrics.first_token_s = now_s
+            self._table.columns.begin_output(entry)
         if stop is not None:
             last = token_ids[-1]
             stop_reason = None if last in request.eos_token_ids else last
+            self.forecast.lengths.observe(request)
             self._table.end(entry, RequestStatus.STOPPED, now_s, stop_reason=stop_reason)
         elif len(output) >= request.max_tokens:
+            self.forecast.lengths.observe(request)
             self._table.end(entry, RequestStatus.LENGTH, now_s)
         return Committed(request, token_ids, logprobs, prompt_scores, not entry.is_live)
 

@@ -15,21 +15,30 @@ _Key = tuple[Place, int]
 class WaitingQueue:
     """A sorted queue: O(log n) comparisons to insert, remove or look at the head.
 
+    An entry keeps the place it was inserted with until it is removed.
+
     Args:
-        place: a request's fixed place, or None to keep the order of acceptance (a policy whose
-            order moves sorts by itself).
+        place: a request's place, or None to keep the order of acceptance (a policy whose order
+            moves sorts by itself).
+
+    Attributes:
+        requests: the waiting requests in order; for reading only.
     """
 
     def __init__(self, place: Callable[[Request], Place] | None) -> None:
         self._place = place
         self._keys: list[_Key] = []
         self._entries: list[LiveRequest] = []
+        self.requests: list[Request] = []
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[LiveRequest]:
         return iter(self._entries)
+
+    def __getitem__(self, index: int) -> LiveRequest:
+        return self._entries[index]
 
     @property
     def head(self) -> LiveRequest:
@@ -38,27 +47,23 @@ class WaitingQueue:
 
     def insert(self, entry: LiveRequest) -> None:
         """Puts an entry in its place: for a preempted one, where it stood before."""
-        key = self._key(entry)
+        entry.place = self._place(entry.request) if self._place else ()
+        key = (entry.place, entry.number)
         index = bisect_left(self._keys, key)
         self._keys.insert(index, key)
         self._entries.insert(index, entry)
+        self.requests.insert(index, entry.request)
 
     def remove(self, entry: LiveRequest) -> None:
         """Takes an entry out; it must be in the queue."""
-        index = bisect_left(self._keys, self._key(entry))
+        index = bisect_left(self._keys, (entry.place, entry.number))
         assert self._entries[index] is entry, entry.request.request_id
         del self._keys[index]
         del self._entries[index]
-
-    def in_order_of_acceptance(self) -> tuple[Request, ...]:
-        """Every waiting request, first accepted first."""
-        entries = sorted(self._entries, key=lambda entry: entry.number)
-        return tuple(entry.request for entry in entries)
+        del self.requests[index]
 
     def check_integrity(self) -> None:
-        """Asserts that the queue is sorted and its places have not moved."""
-        assert self._keys == [self._key(entry) for entry in self._entries]
+        """Asserts that the queue is sorted and its columns agree."""
+        assert self._keys == [(entry.place, entry.number) for entry in self._entries]
         assert self._keys == sorted(set(self._keys))
-
-    def _key(self, entry: LiveRequest) -> _Key:
-        return (self._place(entry.request) if self._place else (), entry.number)
+        assert self.requests == [entry.request for entry in self._entries]

@@ -2,21 +2,56 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.scheduler.policies.fcfs import FCFS
+from octavo.engine.scheduler.policies import (
+    fcfs,
+    priority,
+)
+from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Policy
-from octavo.engine.scheduler.policies.priority import PRIORITY
 
-POLICIES = {policy.name: policy for policy in (FCFS, PRIORITY)}
+ENTRY_POINT_GROUP = "octavo.scheduling_policies"
+"""Third parties' policies: an entry point's name is the policy's, its object a `PolicyMaker`."""
+
+PolicyMaker = Callable[[Parameters], Policy]
+
+POLICIES: dict[str, PolicyMaker] = {
+    "fcfs": fcfs.make,
+    "priority": priority.make,
+}
 
 
-def get_policy(name: str) -> Policy:
-    """The policy called `name`.
+def get_policy(text: str) -> Policy:
+    """The policy named by `text`, such as "fcfs" or "dynamic:batch_size=4,timeout_s=2".
 
     Raises:
-        InvalidConfigError: there is none.
+        InvalidConfigError: no such policy, or a parameter that it does not have or allow.
     """
-    try:
+    name, _, rest = text.partition(":")
+    values: dict[str, str] = {}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if not equals or key.strip() in values:
+            raise InvalidConfigError("scheduling_policy", text, "name:key=value,key=value")
+        values[key.strip()] = value.strip()
+    parameters = Parameters(name, values)
+    policy = _maker(name)(parameters)
+    parameters.check_all_taken()
+    return policy
+
+
+def policy_names() -> list[str]:
+    """Every policy that `get_policy` knows, third parties' included."""
+    return sorted({*POLICIES, *entry_points(group=ENTRY_POINT_GROUP).names})
+
+
+def _maker(name: str) -> PolicyMaker:
+    if name in POLICIES:
         return POLICIES[name]
-    except KeyError:
-        raise InvalidConfigError("scheduling_policy", name, " or ".join(sorted(POLICIES))) from None
+    for entry_point in entry_points(group=ENTRY_POINT_GROUP, name=name):
+        maker: PolicyMaker = entry_point.load()
+        return maker
+    raise InvalidConfigError("scheduling_policy", name, " or ".join(policy_names()))

@@ -4,31 +4,135 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from octavo.engine.request import Request
+from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.step_size import decode_steps
 
 Place = tuple[float, ...]
-"""A request's place in an order that never changes while it lives; smaller is served first."""
+"""A request's place in an order that holds still while it waits; smaller is served first."""
+
+
+class Admission(NamedTuple):
+    """What becomes of those who wait, before any of them is tried.
+
+    Attributes:
+        limit: most requests to admit in this plan; None for as many as fit.
+        rejected: waiting requests to give up now, each with the reason.
+        retry_after_s: seconds after which a rejected client may try again.
+    """
+
+    limit: int | None = None
+    rejected: Sequence[tuple[Request, str]] = ()
+    retry_after_s: float = 1.0
+
+
+class Refusal(NamedTuple):
+    """Why a new request is not even let in, and when to try again."""
+
+    reason: str
+    retry_after_s: float
+
+
+def in_given_order(snapshot: Snapshot, requests: Sequence[Request]) -> list[Request]:
+    """Requests as they come."""
+    return list(requests)
+
+
+def admit_everyone(snapshot: Snapshot) -> Admission:
+    """Nobody is rejected, as many are admitted as fit."""
+    return Admission()
+
+
+def refuse_nobody(snapshot: Snapshot, request: Request) -> Refusal | None:
+    """Everyone may wait."""
+    return None
+
+
+def whole_budget(snapshot: Snapshot) -> int:
+    """As many tokens as a step can take."""
+    return snapshot.limits.max_num_batched_tokens
+
+
+def whole_chunk(snapshot: Snapshot, request: Request, num_missing: int, budget: int) -> int:
+    """As much of the prompt as the step has room for."""
+    return min(num_missing, budget)
+
+
+def no_victims(snapshot: Snapshot, beneficiary: Request, num_pages: int) -> list[Request]:
+    """Nobody but the one in need."""
+    return [beneficiary]
+
+
+def cheaper_by_swap(snapshot: Snapshot, victim: Request) -> bool:
+    """Whether copying the victim's pages out and back beats computing them again.
+
+    Both directions are priced, at the measured speed of the copies; the prefix cache is not
+    counted on, as pages are short when this is asked.
+    """
+    forecast = snapshot.forecast
+    num_tokens = victim.num_computed_tokens
+    num_pages = -(-num_tokens // snapshot.limits.page_size)
+    return 2 * num_pages * forecast.page_copy_s < forecast.prefill_s(num_tokens)
+
+
+def steps_by_length(snapshot: Snapshot, limit: int, longest: int, shortest: int) -> int:
+    """As many iterations as no row is kept past its end by, few while somebody waits."""
+    someone_waits = len(snapshot.waiting) > 0
+    return decode_steps(
+        limit=limit, longest=longest, shortest=shortest, someone_waits=someone_waits
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Pure functions of a snapshot. A new decision joins as a field with a default.
+    """Pure functions of a snapshot. Each has a default: a policy says only what is its own.
 
     Attributes:
         name: what users call it.
         order: the given requests, first to be served first. Requests come in order of acceptance,
-            so a stable sort keeps that order between equals.
-        choose_victims: running requests to take pages from, one after the other, until a running
-            request finds the pages it needs; called with that request and the number of pages
-            missing. The request itself may be among them, and then ends the list.
-        place: for an order that never changes: the key `order` sorts by, so that the queue is
-            kept sorted instead of being sorted again in every plan. None when urgency moves with
-            time or load.
+            so a stable sort keeps that order between equals. Not asked where `place` is given.
+        place: for an order that holds still while a request waits: the key it is sorted by, so
+            that the queue is kept sorted instead of being sorted again in every plan. Asked when a
+            request begins to wait, and for running ones when they are compared. None when urgency
+            moves with time or load.
+        admit: who is given up before anyone is admitted, and how many may be admitted.
+        refuse: asked at the door, before a request may wait.
+        budget: most tokens of a step in which prompts advance.
+        chunk: tokens of one prompt in this step, 1 ≤ … ≤ `budget`; called with its missing tokens
+            and the budget that is left.
+        choose_victims: running requests to take pages from, one after the other, until the
+            beneficiary finds the pages it needs; called with it and the number of pages missing.
+            A running beneficiary may be among them, and then ends the list. For a waiting one (see
+            `preempts_for_waiting`) the list must be enough, or empty: then nobody gives way.
+        swap_or_recompute: whether a victim's pages should be copied to the host, where there is
+            a host tier. False to compute them again.
+        num_steps: decode iterations of a step without prefill: a power of two, called with the
+            most that the engine was set up for, and the most and fewest tokens that a row of the
+            step may still emit.
+        preempts_for_waiting: whether running rows may give way to a waiting request, and running
+            prompts to a waiting one that comes before them in the order.
+        max_skipped: waiting requests that others may overtake in one plan because they do not
+            fit; 0 for strict order.
+        chunks_prompts: whether a prompt may be split over steps.
+        prefills_alone: whether a step with prompts holds no decode rows.
+        uses_declared_lengths: whether `Request.known_output_len` is believed.
     """
 
     name: str
-    order: Callable[[Snapshot, Sequence[Request]], list[Request]]
-    choose_victims: Callable[[Snapshot, Request, int], list[Request]]
-    place: Callable[[Request], Place] | None = None
+    order: Callable[[Snapshot, Sequence[Request]], list[Request]] = in_given_order
+    place: Callable[[Request, Forecast], Place] | None = None
+    admit: Callable[[Snapshot], Admission] = admit_everyone
+    refuse: Callable[[Snapshot, Request], Refusal | None] = refuse_nobody
+    budget: Callable[[Snapshot], int] = whole_budget
+    chunk: Callable[[Snapshot, Request, int, int], int] = whole_chunk
+    choose_victims: Callable[[Snapshot, Request, int], list[Request]] = no_victims
+    swap_or_recompute: Callable[[Snapshot, Request], bool] = cheaper_by_swap
+    num_steps: Callable[[Snapshot, int, int, int], int] = steps_by_length
+    preempts_for_waiting: bool = False
+    max_skipped: int = 0
+    chunks_prompts: bool = True
+    prefills_alone: bool = False
+    uses_declared_lengths: bool = False

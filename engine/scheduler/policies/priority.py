@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.engine.request import Request
+from octavo.engine.scheduler.forecast import Forecast
+from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Place, Policy
 from octavo.engine.scheduler.snapshot import Snapshot
 
 
-def place(request: Request) -> Place:
+def place(request: Request, forecast: Forecast) -> Place:
     """By class, then by arrival."""
     return (request.priority, request.arrival_s)
 
 
 def order(snapshot: Snapshot, requests: Sequence[Request]) -> list[Request]:
     """By class, then by arrival."""
-    return sorted(requests, key=place)
+    return sorted(requests, key=lambda request: place(request, snapshot.forecast))
 
 
 def choose_victims(snapshot: Snapshot, beneficiary: Request, num_pages: int) -> list[Request]:
@@ -25,4 +27,14 @@ def choose_victims(snapshot: Snapshot, beneficiary: Request, num_pages: int) -> 
     return worst_first[: worst_first.index(beneficiary) + 1]
 
 
-PRIORITY = Policy(name="priority", order=order, choose_victims=choose_victims, place=place)
+def make(parameters: Parameters) -> Policy:
+    """Priority with chunked prefill: `token_budget` (default: all a step can take)."""
+    return Policy(
+        name="priority",
+        place=place,
+        choose_victims=choose_victims,
+        budget=parameters.static_budget(),
+    )
+
+
+PRIORITY = make(Parameters("priority"))

@@ -1,0 +1,95 @@
+"""What the scheduler expects of the future: step times, output lengths, transfer times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.engine.request import Request
+from octavo.engine.scheduler.length_estimator import LengthEstimator
+from octavo.engine.scheduler.step_plan import StepLimits
+from octavo.engine.scheduler.step_time_model import StepFeatures, StepTimeModel
+
+_STEP_RATE = 0.02
+_PREFILL_RATE = 0.05
+_COPY_RATE = 0.1
+_MIN_PREFILL_TOKENS = 128
+
+CAUTIOUS, TYPICAL, GENEROUS = 0, 1, 2
+"""Quantiles of the remaining length, as indices into the estimator's."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Forecast:
+    """Estimates shared by the policies; only the scheduler feeds them.
+
+    Attributes:
+        limits: what a step can take.
+        step_time: seconds of a step.
+        lengths: output lengths by class.
+        uses_declared_lengths: whether a request's `known_output_len` is believed. Off unless the
+            policy says so by its parameters: production does not know lengths.
+        page_copy_s: seconds to copy a page between device and host, as measured.
+        iteration_s: running mean of a decode iteration's duration, prefill beside it included.
+        measured_prefill_token_s: running mean of a prefilling step's seconds a prompt token.
+    """
+
+    limits: StepLimits
+    step_time: StepTimeModel
+    lengths: LengthEstimator
+    uses_declared_lengths: bool = False
+    page_copy_s: float = 2e-5
+    iteration_s: float = 0.0
+    measured_prefill_token_s: float = 0.0
+
+    def remaining_tokens(self, request: Request, quantile: int | None = None) -> float:
+        """Output tokens still to come, ≥ 1: the mean, or one of the kept quantiles."""
+        if self.uses_declared_lengths and request.known_output_len is not None:
+            return max(1.0, request.known_output_len - len(request.output_token_ids))
+        if quantile is None:
+            return self.lengths.expected(request)
+        return self.lengths.quantile(request, quantile)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of an iteration at the present load."""
+        return self.iteration_s or self.step_time.predict_s(StepFeatures(1, 0))
+
+    @property
+    def prefill_token_s(self) -> float:
+        """Seconds of device time a prompt token takes at the size of step that prompts run in."""
+        if self.measured_prefill_token_s:
+            return self.measured_prefill_token_s
+        most = self.limits.max_num_batched_tokens
+        return self.step_time.predict_s(StepFeatures(0, most)) / most
+
+    def prefill_s(self, num_tokens: int) -> float:
+        """Seconds of device time for `num_tokens` prompt tokens, decode rows beside them."""
+        return num_tokens * self.prefill_token_s
+
+    def demand_s(self, request: Request) -> float:
+        """Seconds of the whole machine that the request still takes.
+
+        Its prefill has the machine to itself; its decoding takes the larger of its shares of rows
+        and of pages, for as many iterations as it has tokens to come.
+        """
+        limits = self.limits
+        missing = request.num_tokens - request.num_computed_tokens
+        remaining = self.remaining_tokens(request)
+        num_pages = (request.num_tokens + remaining) / limits.page_size
+        share = max(1 / limits.max_num_seqs, num_pages / (limits.num_pages - 1))
+        return self.prefill_s(missing) + remaining * self.step_s * share
+
+    def observe_step(self, features: StepFeatures, seconds: float, num_iterations: int) -> None:
+        """Learns from a step that ran: `features` are of its middle iteration."""
+        iteration_s = seconds / num_iterations
+        self.step_time.observe(features, iteration_s)
+        rate = _STEP_RATE if self.iteration_s else 1.0
+        self.iteration_s += rate * (iteration_s - self.iteration_s)
+        if features.num_prefill >= _MIN_PREFILL_TOKENS:
+            token_s = iteration_s / features.num_prefill
+            rate = _PREFILL_RATE if self.measured_prefill_token_s else 1.0
+            self.measured_prefill_token_s += rate * (token_s - self.measured_prefill_token_s)
+
+    def observe_copy(self, num_pages: int, seconds: float) -> None:
+        """Learns from one copy of pages between device and host."""
+        self.page_copy_s += _COPY_RATE * (seconds / num_pages - self.page_copy_s)

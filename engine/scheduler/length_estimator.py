@@ -1,0 +1,118 @@
+"""How long an answer will be: what requests of its class did before, given how far it has come."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.request import Request
+
+_BINS_PER_DOUBLING = 4
+_HALF_LIFE = 2000.0
+_REFRESH_EVERY = 16
+_PRIOR_LENGTH = 128
+_PRIOR_WEIGHT = 2.0
+
+
+class LengthEstimator:
+    """Running quantiles of output length by class, conditioned on the tokens already emitted.
+
+    Lengths are counted in bins that grow by 19%; old ones fade. The class of a request is its
+    `output_len_class`, or else its priority and tenant. True lengths enter only by `observe`, when
+    a request has ended by itself.
+
+    Args:
+        max_len: longest output, in tokens.
+        quantiles: which quantiles of the remaining length are kept, ascending.
+    """
+
+    def __init__(self, max_len: int, quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)) -> None:
+        num_bins = int(_BINS_PER_DOUBLING * np.log2(max(max_len, 2))) + 2
+        self._uppers = 2.0 ** (np.arange(num_bins) / _BINS_PER_DOUBLING)
+        self._quantiles = quantiles
+        self._classes: dict[str, _LengthClass] = {}
+
+    def length_class(self, request: Request) -> str:
+        """The class whose lengths speak for the request."""
+        return request.output_len_class or f"{int(request.priority)}/{request.tenant}"
+
+    def observe(self, request: Request) -> None:
+        """Learns from a request that ended of its own accord."""
+        self._class(request).observe(len(request.output_token_ids))
+
+    def expected(self, request: Request) -> float:
+        """Mean tokens still to come, ≥ 1, of a request that has emitted what it has."""
+        num_emitted = len(request.output_token_ids)
+        most = max(1, request.max_tokens - num_emitted)
+        return min(self._class(request).expected(num_emitted), most)
+
+    def quantile(self, request: Request, index: int) -> float:
+        """The `index`-th of the kept quantiles of the tokens still to come, ≥ 1."""
+        num_emitted = len(request.output_token_ids)
+        most = max(1, request.max_tokens - num_emitted)
+        return min(self._class(request).quantile(num_emitted, index), most)
+
+    def _class(self, request: Request) -> _LengthClass:
+        name = self.length_class(request)
+        found = self._classes.get(name)
+        if found is None:
+            found = self._classes[name] = _LengthClass(self._uppers, self._quantiles)
+        return found
+
+
+class _LengthClass:
+    """One class's histogram, and tables made from it now and then."""
+
+    def __init__(self, uppers: NDArray[np.float64], quantiles: tuple[float, ...]) -> None:
+        self._lengths = uppers * 2.0 ** (-0.5 / _BINS_PER_DOUBLING)
+        self._quantiles = quantiles
+        self._counts = np.zeros(len(uppers))
+        self._counts[_bin(_PRIOR_LENGTH, len(uppers))] = _PRIOR_WEIGHT
+        self._num_new = 0
+        self._refresh()
+
+    def observe(self, length: int) -> None:
+        self._counts *= 0.5 ** (1.0 / _HALF_LIFE)
+        self._counts[_bin(length, len(self._counts))] += 1.0
+        self._num_new += 1
+        if self._num_new >= _REFRESH_EVERY or self._counts.sum() < 4 * _REFRESH_EVERY:
+            self._refresh()
+
+    def expected(self, num_emitted: int) -> float:
+        return self._means[_bin(num_emitted + 1, len(self._means))]
+
+    def quantile(self, num_emitted: int, index: int) -> float:
+        return self._tables[index][_bin(num_emitted + 1, len(self._means))]
+
+    def _refresh(self) -> None:
+        """Tables over the emitted length's bin: mean and quantiles of what is still to come."""
+        self._num_new = 0
+        size = len(self._lengths)
+        means, tables = [0.0] * size, [[0.0] * size for _ in self._quantiles]
+        for start in range(size):
+            emitted = float(self._lengths[start - 1]) if start else 0.0
+            counts = self._counts[start:]
+            total = counts.sum()
+            if total < 0.5:
+                # Longer than nearly all before it: as long again as it has come, says the heavy
+                # tail of output lengths.
+                means[start] = max(1.0, emitted)
+                for index, q in enumerate(self._quantiles):
+                    tables[index][start] = max(1.0, emitted * q)
+                continue
+            lengths = np.maximum(self._lengths[start:] - emitted, 1.0)
+            means[start] = float(np.dot(counts, lengths) / total)
+            cumulative = np.cumsum(counts) / total
+            for index, q in enumerate(self._quantiles):
+                at = int(np.searchsorted(cumulative, q))
+                tables[index][start] = float(lengths[min(at, len(lengths) - 1)])
+        self._means, self._tables = means, tables
+
+
+def _bin(length: int, num_bins: int) -> int:
+    """The bin of a length ≥ 1: the first whose upper bound is not below it."""
+    if length <= 1:
+        return 0
+    return min(num_bins - 1, math.ceil(math.log2(length) * _BINS_PER_DOUBLING - 1e-9))

@@ -1,0 +1,24 @@
+"""Live requests in a policy's order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.live_table import LiveTable
+from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.snapshot import Snapshot
+
+
+def in_order(
+    table: LiveTable, policy: Policy, entries: Sequence[LiveRequest], snapshot: Snapshot
+) -> Sequence[LiveRequest]:
+    """`entries`, first to be served first; equals in order of acceptance."""
+    if len(entries) < 2:
+        return entries
+    place = table.place
+    if place is not None:
+        return sorted(entries, key=lambda entry: (place(entry.request), entry.number))
+    accepted = sorted(entries, key=lambda entry: entry.number)
+    ordered = policy.order(snapshot, [entry.request for entry in accepted])
+    return [table.entry(request) for request in ordered]

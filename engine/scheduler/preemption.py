@@ -1,0 +1,109 @@
+"""Taking rows and pages from running requests, and who they go to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from octavo.engine.scheduler.draft import Draft
+from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.live_table import LiveTable
+from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.step_plan import Decision
+from octavo.engine.scheduler.transfers import Transfers
+
+
+class Preemption:
+    """Carries out a policy's choice of victims.
+
+    Args:
+        table: the state; changed.
+        policy: chooses the victims, and whether they are swapped or computed again.
+        transfers: begins the copies of those that are swapped.
+        draft: the plan under construction, which names the victims.
+    """
+
+    def __init__(
+        self, table: LiveTable, policy: Policy, transfers: Transfers, draft: Draft
+    ) -> None:
+        self._table = table
+        self._kv = table.kv
+        self._policy = policy
+        self._transfers = transfers
+        self._draft = draft
+        self.num_swaps = 0
+        self.num_recomputes = 0
+
+    def make_room(self, entry: LiveRequest, snapshot: Snapshot) -> None:
+        """For a decode row in need of a page: preempts until one is available, or itself.
+
+        Whoever is chosen, somebody advances: the one in need goes last.
+        """
+        for victim in self._policy.choose_victims(snapshot, entry.request, 1):
+            chosen = self._table.entry(victim)
+            if not self._table.running.is_arriving(chosen):
+                self.preempt(chosen, snapshot, entry)
+            if chosen is entry or self._kv.num_available:
+                return
+        self.preempt(entry, snapshot, entry)
+
+    def give_way(
+        self,
+        entry: LiveRequest,
+        num_pages: int,
+        snapshot: Snapshot,
+        planned: Collection[LiveRequest],
+    ) -> bool:
+        """For a waiting request that lacks `num_pages` pages (or a row): preempts for it.
+
+        Args:
+            planned: entries that have a row in this plan already, and so keep it.
+
+        Returns:
+            Whether anybody gave way. What was freed is enough if the policy counted right.
+        """
+        victims = self._policy.choose_victims(snapshot, entry.request, num_pages)
+        chosen = [self._table.entry(victim) for victim in victims if victim is not entry.request]
+        is_arriving = self._table.running.is_arriving
+        if not chosen or any(is_arriving(victim) or victim in planned for victim in chosen):
+            return False
+        for victim in chosen:
+            self.preempt(victim, snapshot, entry)
+        return True
+
+    def preempt(
+        self,
+        victim: LiveRequest,
+        snapshot: Snapshot | None = None,
+        beneficiary: LiveRequest | None = None,
+    ) -> None:
+        """Takes slot and pages from a running request; the next plan names it.
+
+        Without a snapshot there is nothing left to copy: the device's pages are gone.
+        """
+        request, draft = victim.request, self._draft
+        swaps = (
+            snapshot is not None
+            and self._kv.host.num_pages > 0
+            and request.num_computed_tokens > 0
+            and self._policy.swap_or_recompute(snapshot, request)
+            and self._transfers.swap_out(victim, snapshot.now_s)
+        )
+        self.num_swaps += swaps
+        self.num_recomputes += not swaps
+        draft.preempted.append(request.request_id)
+        draft.preempted_numbers.add(victim.number)
+        if draft.explains and snapshot is not None:
+            forecast, num_tokens = snapshot.forecast, request.num_computed_tokens
+            cost_s = forecast.prefill_s(num_tokens)
+            if swaps:
+                cost_s = 2 * self._kv.num_pages_for(num_tokens) * forecast.page_copy_s
+            draft.explain(
+                request.request_id,
+                Decision.PREEMPTED,
+                "its pages are copied to the host" if swaps else "it will be computed again",
+                beneficiary="" if beneficiary is None else beneficiary.request.request_id,
+                num_tokens=num_tokens,
+                cost_s=cost_s,
+            )
+        self._table.preempt(victim)

@@ -1,0 +1,232 @@
+"""Whose prompt advances in a step, and who is let in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from octavo.engine.scheduler.draft import Draft
+from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.live_table import LiveTable
+from octavo.engine.scheduler.ordering import in_order
+from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.preemption import Preemption
+from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.step_plan import Decision, PrefillRow
+from octavo.engine.scheduler.step_size import prefill_chunk
+from octavo.engine.scheduler.transfers import Transfers
+
+MAX_HEADROOM_PAGES = 2
+"""Pages for each running row that must stay free when a preempted request comes back: one after
+its first preemption, this many from then on."""
+
+MAX_ATTEMPTS = 2
+"""Waiting requests for which one plan looks for victims."""
+
+
+class PrefillPlanner:
+    """Chunks of running prompts and of newly admitted ones, within a budget of tokens.
+
+    A request gets the pages of all its known tokens when it is admitted. Running prompts come
+    first, unless the policy lets a waiting request go before them.
+
+    Args:
+        table: the state; changed.
+        policy: order, chunks and victims.
+        preemption: carries out the choice of victims.
+        transfers: brings back pages from the host.
+        draft: the plan under construction.
+        enable_chunked_prefill: split prompts over steps. Without it, only a preempted request that
+            has outgrown a step is split.
+        watermark_pages: pages that admission leaves free for running rows to grow into.
+    """
+
+    def __init__(
+        self,
+        table: LiveTable,
+        policy: Policy,
+        preemption: Preemption,
+        transfers: Transfers,
+        draft: Draft,
+        *,
+        enable_chunked_prefill: bool,
+        watermark_pages: int,
+    ) -> None:
+        self._table = table
+        self._kv = table.kv
+        self._waiting = table.waiting
+        self._running = table.running
+        self._limits = table.limits
+        self._policy = policy
+        self._preemption = preemption
+        self._transfers = transfers
+        self._draft = draft
+        self._chunks_prompts = enable_chunked_prefill and policy.chunks_prompts
+        self._watermark_pages = watermark_pages
+        self._num_attempts = 0
+        self._planned: list[LiveRequest] = []
+        self.num_tokens = 0
+
+    def plan(
+        self, snapshot: Snapshot, budget: int, num_admissions: int
+    ) -> tuple[list[PrefillRow], list[LiveRequest]]:
+        """The step's chunks, and whose they are.
+
+        Args:
+            budget: tokens left in the step.
+            num_admissions: most waiting requests to let in.
+        """
+        rows: list[PrefillRow] = []
+        entries: list[LiveRequest] = []
+        most_rows = self._limits.max_prefill_rows
+        num_skipped = self._num_attempts = 0
+        self._planned = entries
+        for entry in self._candidates(snapshot, num_admissions > 0):
+            if budget <= 0 or len(rows) >= most_rows:
+                break
+            if entry.request.slot is None:
+                if num_admissions <= 0:
+                    continue
+                if entry.number in self._draft.preempted_numbers or not self._try_to_admit(
+                    entry, budget, snapshot
+                ):
+                    num_skipped += 1
+                    if num_skipped > self._policy.max_skipped:
+                        break
+                    continue
+                num_admissions -= 1
+                if self._running.is_arriving(entry):
+                    continue
+            elif entry.number in self._draft.preempted_numbers:
+                continue
+            rows.append(self._row(entry, budget, snapshot))
+            entries.append(entry)
+            budget -= rows[-1].num_tokens
+        return rows, entries
+
+    def _candidates(self, snapshot: Snapshot, may_admit: bool) -> Iterator[LiveRequest]:
+        """Running prompts and waiting requests, first to be served first.
+
+        Each is admitted or skipped before the next one is asked for.
+        """
+        policy, place = self._policy, self._table.place
+        prefilling = in_order(self._table, policy, self._running.prefilling, snapshot)
+        if not may_admit or not len(self._waiting):
+            yield from prefilling
+            return
+        if place is None:
+            yield from prefilling
+            waiting = [self._table.entry(request) for request in self._waiting.requests]
+            yield from in_order(self._table, policy, waiting, snapshot)
+            return
+        queue, index = self._waiting, 0
+        for entry in prefilling:
+            if policy.preempts_for_waiting:
+                key = (place(entry.request), entry.number)
+                while index < len(queue) and (queue[index].place, queue[index].number) < key:
+                    waiting_entry = queue[index]
+                    yield waiting_entry
+                    index += waiting_entry.request.slot is None
+            yield entry
+        while index < len(queue):
+            entry = queue[index]
+            yield entry
+            index += entry.request.slot is None
+
+    def _try_to_admit(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:
+        """Admits a waiting request if step and pool have room for it, or can be given room."""
+        request, kv = entry.request, self._kv
+        if request.num_inflight_steps:
+            return False  # preempted in flight: its tokens are not all known yet
+        if entry.pages.host_pages and not entry.pages.is_on_host:
+            return False  # still being copied to the host
+        preempts = self._policy.preempts_for_waiting
+        if not self._running.has_free_slot and not preempts:
+            return False
+        num_known = request.num_tokens
+        matched = kv.match_prefix(entry.pages)
+        if not self._chunks_prompts and num_known <= self._limits.max_num_batched_tokens:
+            num_missing = num_known - len(matched) * self._limits.page_size
+            if num_missing > budget:
+                return False
+        needed = kv.num_pages_to_take(matched, num_known)
+        if len(self._running) and not preempts:
+            # A preempted request comes back only to a pool that leaves the others room to grow.
+            pages_per_row = min(request.metrics.num_preemptions, MAX_HEADROOM_PAGES)
+            needed += pages_per_row * len(self._running)
+        if len(self._running):
+            needed += self._watermark_pages
+        num_lacking = needed - kv.num_available
+        if num_lacking > 0 or not self._running.has_free_slot:
+            if not preempts or self._num_attempts >= MAX_ATTEMPTS:
+                return False
+            self._num_attempts += 1
+            if not self._preemption.give_way(entry, max(num_lacking, 0), snapshot, self._planned):
+                return False
+            matched = kv.match_prefix(entry.pages)
+            needed = kv.num_pages_to_take(matched, num_known)
+            if needed > kv.num_available or not self._running.has_free_slot:
+                return False
+        self._admit(entry, matched, snapshot)
+        return True
+
+    def _admit(self, entry: LiveRequest, matched: list[int], snapshot: Snapshot) -> None:
+        """Moves the entry to a slot, and begins to bring back what the host holds of it."""
+        request, pages, num_matched = entry.request, entry.pages, len(matched)
+        was_preempted = request.metrics.num_preemptions > 0
+        now_s = snapshot.now_s
+        recalled = [] if pages.is_on_host else self._kv.match_host(pages, num_matched)
+        self._table.admit(entry, matched, now_s)
+        if pages.is_on_host and num_matched < len(pages.host_pages):
+            self._transfers.swap_in(entry, num_matched, now_s)
+            self._running.begin_arrival(entry)
+        elif pages.is_on_host:
+            self._kv.drop_host_copy(pages)
+        elif recalled and self._is_worth_recalling(len(recalled), snapshot):
+            self._transfers.recall(entry, recalled, num_matched, now_s)
+            self._running.begin_arrival(entry)
+        if self._draft.explains:
+            self._draft.explain(
+                request.request_id,
+                Decision.RESUMED if was_preempted else Decision.ADMITTED,
+                "its pages come back from the host"
+                if pages.arriving
+                else "step and pool have room",
+                num_tokens=request.num_computed_tokens,
+            )
+
+    def _is_worth_recalling(self, num_pages: int, snapshot: Snapshot) -> bool:
+        forecast, page_size = snapshot.forecast, self._limits.page_size
+        return num_pages * forecast.page_copy_s < forecast.prefill_s(num_pages * page_size)
+
+    def _row(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> PrefillRow:
+        """The entry's next chunk; its request moves ahead by it."""
+        request = entry.request
+        assert request.slot is not None
+        start, end = request.num_computed_tokens, entry.prefill_end
+        most = self._policy.chunk(snapshot, request, end - start, budget)
+        assert 1 <= most <= budget, (most, budget)
+        num_tokens = prefill_chunk(start, end, most, self._limits.page_size)
+        samples = start + num_tokens == end
+        request.num_computed_tokens += num_tokens
+        request.num_inflight_steps += 1
+        self.num_tokens += num_tokens
+        if samples:
+            request.num_inflight_tokens += 1
+            self._running.end_prefill(entry)
+        elif self._draft.explains:
+            self._draft.explain(
+                request.request_id,
+                Decision.CHUNKED,
+                f"{end - start - num_tokens} tokens of its prompt are left",
+                num_tokens=num_tokens,
+            )
+        is_new, entry.is_placed = not entry.is_placed, True
+        return PrefillRow(
+            request=request,
+            slot=request.slot,
+            start=start,
+            num_tokens=num_tokens,
+            samples=samples,
+            is_new=is_new,
+            page_ids=tuple(entry.pages.page_ids) if is_new else (),
+        )

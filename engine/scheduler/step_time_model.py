@@ -1,0 +1,160 @@
+"""What a step costs, learned from the steps that ran.
+
+A plain mean of seconds a token is far off for mixed steps: weights are read once a step, decode
+rows pay for their context, prompt tokens for arithmetic. A linear model of a few sums is close,
+and small enough to refit with every step.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import NamedTuple
+
+import numpy as np
+
+_SCALES = np.array([1.0, 64.0, 512.0, 65536.0, 1e6])
+"""Typical sizes of the features, so that one regularisation suits all of them."""
+
+_FORGETTING = 0.999
+_BIAS_RATE = 0.05
+_QUANTILE_RATE = 0.02
+_MAX_RATIO = 4.0
+
+
+class StepFeatures(NamedTuple):
+    """What a step's time depends on.
+
+    Attributes:
+        num_decode: decode rows, D.
+        num_prefill: prompt tokens, P.
+        decode_context: sum of the decode rows' contexts, in tokens.
+        prefill_context: sum over chunks of tokens times the context before them.
+    """
+
+    num_decode: int
+    num_prefill: int
+    decode_context: float = 0.0
+    prefill_context: float = 0.0
+
+
+class StepTimeModel:
+    """Recursive least squares on `[1, D, P, Σ context, Σ P · context]`, an intercept a bucket.
+
+    On top of the regression stand a multiplicative bias, which follows an abrupt change (a hotter
+    device, a busier host) within some tens of steps, and a running 95th percentile of measured
+    over predicted time, the factor by which a promise should be rounded up.
+
+    Args:
+        token_edges: edges of the compiled token buckets, ascending: padding makes each a step of
+            its own fixed cost.
+        fixed_s, decode_row_s, prefill_token_s: prior belief, seconds a step, a decode row and a
+            prompt token.
+        confidence: weight of the prior, in steps.
+
+    Attributes:
+        num_observed: steps learned from.
+        safety: the 95th percentile factor, ≥ 1.
+
+    Source: Haykin, Adaptive Filter Theory, chapter 10 (exponentially weighted RLS).
+    """
+
+    def __init__(
+        self,
+        token_edges: tuple[int, ...],
+        *,
+        fixed_s: float = 0.01,
+        decode_row_s: float = 2e-5,
+        prefill_token_s: float = 5e-5,
+        confidence: float = 1.0,
+    ) -> None:
+        self._edges = list(token_edges[:-1])
+        num_weights = len(_SCALES) + len(self._edges)
+        self._weights = np.zeros(num_weights)
+        self._weights[:3] = np.array([fixed_s, decode_row_s, prefill_token_s]) * _SCALES[:3]
+        self._covariance = np.eye(num_weights) * (1.0 / max(confidence, 1e-9))
+        self._bias = 1.0
+        self._safety = 1.1
+        self.num_observed = 0
+        self._publish()
+
+    def predict_s(self, features: StepFeatures) -> float:
+        """Expected seconds of a step; of one iteration, if it decodes several."""
+        num_decode, num_prefill, decode_context, prefill_context = features
+        bucket = bisect_left(self._edges, num_decode + num_prefill)
+        seconds = (
+            self._intercepts[bucket]
+            + self._decode_s * num_decode
+            + self._prefill_s * num_prefill
+            + self._decode_context_s * decode_context
+            + self._prefill_context_s * prefill_context
+        )
+        return max(seconds, self._least_s) * self._bias
+
+    @property
+    def safety(self) -> float:
+        return max(1.0, self._safety)
+
+    def prefill_tokens_within(
+        self, seconds: float, num_decode: int, decode_context: float, mean_context: float
+    ) -> int:
+        """Most prompt tokens beside the decode rows for which the step takes at most `seconds`.
+
+        Args:
+            mean_context: context before the prompt tokens.
+        """
+        token_s = max(self._prefill_s + self._prefill_context_s * mean_context, 1e-9)
+        base_s = self._decode_s * num_decode + self._decode_context_s * decode_context
+        left_s = seconds / self._bias - base_s
+        best, low = 0, 0
+        for bucket, intercept in enumerate(self._intercepts):
+            high = self._edges[bucket] if bucket < len(self._edges) else 1 << 30
+            tokens = int(min((left_s - intercept) / token_s, high - num_decode))
+            if tokens > max(best, low - num_decode):
+                best = tokens
+            low = high
+        return best
+
+    def observe(self, features: StepFeatures, seconds: float) -> None:
+        """Learns from one measured step (or iteration) of `seconds` > 0."""
+        predicted = self.predict_s(features)
+        ratio = seconds / predicted
+        if self.num_observed >= 16:
+            # A step that hung says nothing about the next one's arithmetic.
+            seconds = min(seconds, _MAX_RATIO * predicted)
+        self.num_observed += 1
+        x = np.zeros(len(self._weights))
+        x[: len(_SCALES)] = (1.0, *features)
+        x[: len(_SCALES)] /= _SCALES
+        bucket = bisect_left(self._edges, features.num_decode + features.num_prefill)
+        if bucket:
+            x[len(_SCALES) + bucket - 1] = 1.0
+        # Weighting by 1 / time makes the error that is minimised a relative one.
+        weight = 1.0 / max(predicted, 1e-6)
+        x *= weight
+        error = seconds * weight - float(self._weights @ x)
+        px = self._covariance @ x
+        gain = px / (_FORGETTING + float(x @ px))
+        self._weights += gain * error
+        self._covariance = (self._covariance - np.outer(gain, px)) / _FORGETTING
+        trace = float(np.trace(self._covariance))
+        if trace > 1e8:
+            self._covariance *= 1e8 / trace
+        self._bias *= min(max(ratio, 0.5), 2.0) ** _BIAS_RATE
+        # The regression takes over what the bias has carried.
+        self._bias = 1.0 + (self._bias - 1.0) * 0.95
+        step = _QUANTILE_RATE * (0.95 if ratio > self._safety else -0.05)
+        self._safety = min(max(self._safety + step, 1.0), 2.0)
+        self._publish()
+
+    def _publish(self) -> None:
+        """Keeps the weights as plain floats: predictions are made one at a time."""
+        weights = (self._weights[: len(_SCALES)] / _SCALES).tolist()
+        fixed, self._decode_s, self._prefill_s = (
+            weights[0],
+            max(weights[1], 0.0),
+            max(weights[2], 0.0),
+        )
+        self._decode_context_s, self._prefill_context_s = max(weights[3], 0.0), max(weights[4], 0.0)
+        offsets = [0.0, *self._weights[len(_SCALES) :].tolist()]
+        self._intercepts = [fixed + offset for offset in offsets]
+        self._least_s = 1e-6
