@@ -94,8 +94,8 @@ class EventLog:
         extra: dict[str, Any] = {}
         if transfers:
             extra["transfers"] = [[done.transfer_id, done.ok] for done in transfers]
-        if ended := _ends(ended):
-            extra["ended"] = ended
+        if ends := _ends(ended):
+            extra["ended"] = ends
         is_idle = plan is None and not extra
         if is_idle and self._was_idle:
             return  # a loop that waits says so once

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -155,6 +156,10 @@ class Attainments:
             self._known[key] = self._attain(*key)
         return self._known[key]
 
+    def learn(self, rate: float, seed: int, attainment: float) -> None:
+        """Takes in what was found otherwise."""
+        self._known[round(rate, 6), seed] = attainment
+
     def goodput(
         self,
         threshold: float,
@@ -164,16 +169,23 @@ class Attainments:
         high: float,
         tolerance: float = 0.02,
     ) -> Estimate:
-        """The highest rate with this attainment: one bisection a seed."""
-        return Estimate.of(
-            [
+        """The highest rate with this attainment: one bisection a seed.
+
+        It begins between the nearest of the rates that are known already.
+        """
+        found = []
+        for seed in seeds:
+            known = sorted(rate for rate, of_seed in self._known if of_seed == seed)
+            missed = [rate for rate in known if self.at(rate, seed) < threshold]
+            upper = min([high, *missed])
+            lower = max([low, *(rate for rate in known if rate < upper)])
+            found.append(
                 highest_rate(
-                    lambda rate, seed=seed: self.at(rate, seed),  # type: ignore[misc]
-                    threshold, low=low, high=high, tolerance=tolerance,
+                    functools.partial(self.at, seed=seed), threshold,
+                    low=lower, high=upper, tolerance=tolerance,
                 )
-                for seed in seeds
-            ]
-        )  # fmt: skip
+            )  # fmt: skip
+        return Estimate.of(found)
 
 
 def measure_goodput(
@@ -196,21 +208,15 @@ def measure_goodput(
         tolerance: of the bisection.
     """
     rates = setting.rates if rates is None else rates
-    summaries: dict[float, list[dict[str, Any]]] = {}
-    known: dict[tuple[float, int], float] = {}
+    attainments = Attainments(
+        lambda rate, seed: run_once(setting, candidate, rate, seed).attainment
+    )
+    summaries: dict[float, list[dict[str, Any]]] = {rate: [] for rate in rates}
     for rate in rates:
         for seed in seeds:
-            report = run_once(setting, candidate, rate, seed)
-            summary = report.summary()
-            known[rate, seed] = summary["attainment"]
-            summaries.setdefault(rate, []).append(summary)
-
-    def attain(rate: float, seed: int) -> float:
-        if (rate, seed) in known:
-            return known[rate, seed]
-        return run_once(setting, candidate, rate, seed).attainment
-
-    attainments = Attainments(attain)
+            summary = run_once(setting, candidate, rate, seed).summary()
+            attainments.learn(rate, seed, summary["attainment"])
+            summaries[rate].append(summary)
     low, high = min(rates) / 8, max(rates)
     return {
         "policy": candidate.policy,
@@ -255,7 +261,7 @@ def tune_budget(
             lambda rate, seed: run_once(setting, tuned, rate, seed).attainment
         )
         low, high = min(setting.rates) / 8, max(setting.rates)
-        found = attainments.goodput(threshold, [seed], low=low, high=high, tolerance=0.05)
+        found = attainments.goodput(threshold, [seed], low=low, high=high, tolerance=0.08)
         return found.mean
 
     return dataclasses.replace(candidate, token_budget=max(budgets, key=goodput))

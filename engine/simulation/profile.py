@@ -20,13 +20,13 @@ FORMAT = "octavo-profile-1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramCost:
-    """What one compiled size takes: seconds = base + Σ coefficient · quantity.
+    """What one compiled size takes: seconds = base + Σ coefficient · quantity, none below 0.
 
     Attributes:
         num_tokens, num_rows, num_new_rows: what fits it; `num_new_rows` is 0 of a decode program.
-        num_steps: decode iterations that `base_s` holds; 0 of a mixed program.
-        base_s: of a dispatch with nothing in it.
-        row_s: by decode row; token_s: by prefill token.
+        num_steps: most decode iterations; 0 of a mixed program.
+        base_s: of a dispatch; iteration_s: of each decode iteration.
+        row_s: by decode row, in each iteration; token_s: by prefill token.
         decode_context_s: by position that decode rows attend to, in each iteration.
         prefill_attention_s: by query-key pair of chunks.
         noise: standard deviation of the logarithm of what was measured over what is priced.
@@ -37,6 +37,7 @@ class ProgramCost:
     num_new_rows: int
     num_steps: int
     base_s: float
+    iteration_s: float = 0.0
     row_s: float = 0.0
     token_s: float = 0.0
     decode_context_s: float = 0.0
@@ -55,16 +56,22 @@ class ProgramCost:
 
     def seconds(self, work: StepWork) -> float:
         """Of the whole dispatch."""
-        k = work.num_steps
-        context = k * work.decode_context + work.num_decode_rows * (k * (k - 1) // 2)
-        base_s = self.base_s * (k / self.num_steps) if self.num_steps else self.base_s
-        return (
-            base_s
-            + self.row_s * work.num_decode_rows * k
-            + self.token_s * work.num_prefill_tokens
-            + self.decode_context_s * context
-            + self.prefill_attention_s * work.prefill_attention
-        )
+        quantities = _quantities(work)
+        coefficients = (
+            self.base_s, self.iteration_s, self.row_s, self.token_s, self.decode_context_s,
+            self.prefill_attention_s,
+        )  # fmt: skip
+        return sum(c * q for c, q in zip(coefficients, quantities, strict=True))
+
+
+def _quantities(work: StepWork) -> tuple[float, ...]:
+    """What the coefficients of a program multiply, in order."""
+    k = work.num_steps
+    context = k * work.decode_context + work.num_decode_rows * (k * (k - 1) // 2)
+    return (
+        1.0, float(k), work.num_decode_rows * k, work.num_prefill_tokens, context,
+        work.prefill_attention,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,17 +154,11 @@ def fit_program(
     Args:
         samples: ≥ 1 dispatches of the program.
     """
-    columns = []
-    for sample in samples:
-        w, k = sample.work, sample.work.num_steps
-        context = k * w.decode_context + w.num_decode_rows * (k * (k - 1) // 2)
-        base = k / num_steps if num_steps else 1.0
-        columns.append(
-            (base, w.num_decode_rows * k, w.num_prefill_tokens, context, w.prefill_attention)
-        )
-    x = np.array(columns, np.float64)
+    x = np.array([_quantities(sample.work) for sample in samples], np.float64)
+    if not num_steps:
+        x[:, 1] = 0.0  # a mixed program has one iteration: that is its base
     y = np.array([sample.seconds for sample in samples], np.float64)
-    kept = y <= np.quantile(y / np.median(y), 0.95) * np.median(y) if len(y) >= 20 else y > 0
+    kept = y <= np.quantile(y, 0.95) if len(y) >= 20 else y > 0
     x, y = x[kept], y[kept]
     found = _non_negative(x / y[:, None], np.ones(len(y)))
     ratio = np.log(y / np.maximum(x @ found, 1e-9))
@@ -167,23 +168,27 @@ def fit_program(
         num_new_rows=num_new_rows,
         num_steps=num_steps,
         base_s=float(found[0]),
-        row_s=float(found[1]),
-        token_s=float(found[2]),
-        decode_context_s=float(found[3]),
-        prefill_attention_s=float(found[4]),
+        iteration_s=float(found[1]),
+        row_s=float(found[2]),
+        token_s=float(found[3]),
+        decode_context_s=float(found[4]),
+        prefill_attention_s=float(found[5]),
         noise=float(ratio.std()) if len(y) > 1 else 0.0,
     )
 
 
 def _non_negative(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Least squares with coefficients ≥ 0, the first column always in."""
-    active = [j for j in range(x.shape[1]) if j == 0 or np.ptp(x[:, j]) > 0 or x[0, j] > 0]
+    """Least squares with coefficients ≥ 0: the worst offender is taken out until none is left.
+
+    A quantity that the samples do not vary is left to the first column.
+    """
     scale = np.maximum(np.abs(x).max(axis=0), 1e-30)
+    active = [j for j in range(x.shape[1]) if j == 0 or np.ptp(x[:, j] / x[:, 0]) > 0]
     while True:
         found = np.zeros(x.shape[1])
         found[active] = np.linalg.lstsq(x[:, active] / scale[active], y, rcond=1e-9)[0]
-        negative = [j for j in active if found[j] < 0 and j != 0]
-        if not negative:
+        worst = min(active, key=lambda j: float(found[j]))
+        if found[worst] >= 0 or len(active) == 1:
             result: np.ndarray = np.maximum(found, 0.0) / scale
             return result
-        active.remove(min(negative, key=lambda j: float(found[j])))
+        active.remove(worst)

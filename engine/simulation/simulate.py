@@ -113,7 +113,8 @@ class SimulationOptions:
         link: prices page copies.
         faults: what goes wrong.
         seed: of the faults.
-        max_tokens: every request's limit.
+        max_tokens: every request's limit; None gives each its own length, which the scheduler
+            then knows as it knows a client's limit.
         declared_length: what clients tell of their output's length.
         idle_tick_s: how often a scheduler that holds requests back is asked again.
         keep_timeline: keep every step in the report.
@@ -128,7 +129,7 @@ class SimulationOptions:
     link: SwapLink | None = None
     faults: Faults = NO_FAULTS
     seed: int = 0
-    max_tokens: int = 4096
+    max_tokens: int | None = 4096
     declared_length: LengthOracle = undeclared
     idle_tick_s: float = 1e-3
     keep_timeline: bool = False
@@ -253,15 +254,15 @@ class _Simulation:
         number = len(self.records)
         self.records[arrival.request_id] = record
         self.arrivals[arrival.request_id] = arrival
+        max_tokens = self.options.max_tokens or arrival.num_output
         request = make_request(
             arrival,
-            max_tokens=self.options.max_tokens,
+            max_tokens=max_tokens,
             number=number,
             known_output_len=self.options.declared_length(arrival),
         )
-        self.executor.learn_output(
-            arrival.request_id, number, min(arrival.num_output, self.options.max_tokens)
-        )
+        num_output = min(arrival.num_output, max_tokens)
+        self.executor.learn_output(arrival.request_id, number, num_output)
         try:
             self.core.add(request)
         except (OverloadedError, InvalidRequestError, DeadlineExceededError) as error:

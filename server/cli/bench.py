@@ -1,6 +1,7 @@
 """`octavo bench`: measures an engine on this machine.
 
 - `throughput`: a batch of requests, all at once or as a trace has them;
+- `goodput`: the highest rate at which enough requests are on time, live or simulated;
 - `prefix`: time to first token against the length of a shared prefix, cache on and off.
 """
 
@@ -13,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.simulation.workload import parse_range, random_workload, trace_workload
+from octavo.server.cli import goodput
 from octavo.server.cli.engine_args import add_engine_args, engine_args
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     throughput.add_argument("--output-len", default="16:128", help="tokens, LOW:HIGH")
     throughput.add_argument("--trace", help="CSV with input_tokens, output_tokens[, arrival_s]")
     throughput.add_argument("--shared-prefix-len", type=int, default=0)
+    goodput.add_parser(kinds)
     prefix = kinds.add_parser("prefix", help="first token against shared prefix length")
     prefix.add_argument("--num-prompts", type=int, default=8, help="prompts a length")
     for kind in (throughput, prefix):
@@ -43,6 +46,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Measures, and prints a table or JSON."""
+    if args.kind == "goodput":
+        return goodput.run(args)
     report = _throughput(args) if args.kind == "throughput" else _prefix(args)
     if args.json:
         print(json.dumps(report))

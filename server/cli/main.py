@@ -24,7 +24,9 @@ COMMANDS = {
     "convert": "write a checkpoint that opens faster",
     "models": "list packaged models and supported architectures",
     "plan": "size KV cache and memory from a model's config alone",
-    "bench": "measure throughput",
+    "bench": "measure throughput and goodput",
+    "simulate": "play traffic through the scheduler under a virtual clock",
+    "profile": "measure this machine for simulations of it",
 }
 """Command -> its line in the help; module `octavo.server.cli.<command>`."""
 

@@ -1,0 +1,170 @@
+"""Measures the running machine through the real engine, for simulations of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from octavo.engine.engine import Engine
+from octavo.engine.executor import StepExecutor, TransferDone
+from octavo.engine.measurement import measure
+from octavo.engine.scheduler.step_plan import StepPlan, StepResult
+from octavo.engine.simulation.executor import HostOverhead
+from octavo.engine.simulation.profile import Profile, ProgramCost, Sample, fit_program
+from octavo.engine.simulation.step_time import step_work
+from octavo.engine.simulation.workload import BenchRequest, random_workload
+
+
+class RecordingExecutor:
+    """Passes everything on to an executor, and keeps what each step held and took.
+
+    Attributes:
+        samples: (the program's shape, work, seconds) of each step read so far.
+        waited_s: seconds spent waiting for results.
+    """
+
+    def __init__(self, executor: Any) -> None:
+        self._executor: StepExecutor = executor
+        self.limits = executor.limits
+        self.samples: list[tuple[Any, Sample]] = []
+        self.host: list[tuple[int, float]] = []
+        self.waited_s = 0.0
+
+    def dispatch(self, plan: StepPlan) -> Any:
+        return self._executor.dispatch(plan)
+
+    def result(self, handle: Any) -> StepResult:
+        begun_s = time.perf_counter()
+        result = self._executor.result(handle)
+        self.waited_s += time.perf_counter() - begun_s
+        sample = Sample(work=step_work(handle.plan), seconds=result.duration_s)
+        self.samples.append((handle.shape, sample))
+        return result
+
+    def poll_transfers(self) -> list[TransferDone]:
+        return self._executor.poll_transfers()
+
+    def idle(self) -> None:
+        self._executor.idle()
+
+    def reset(self) -> None:
+        self._executor.reset()
+
+
+def profile_engine(
+    engine: Engine,
+    *,
+    seed: int = 1,
+    repeats: int = 1,
+    on_progress: Callable[[float], None] | None = None,
+) -> Profile:
+    """Runs small workloads that reach every program, and fits what each of them takes.
+
+    Args:
+        engine: warmed up, idle; it must serve nothing else meanwhile.
+        seed: of the workloads.
+        repeats: how often each is run.
+        on_progress: told the share that is done.
+
+    Returns:
+        The profile; a program that no workload reached takes as long as the next larger one.
+    """
+    recorder = RecordingExecutor(engine.core.executor)
+    engine.core.executor = recorder
+    turns = _time_turns(engine, recorder)
+    try:
+        workloads = _workloads(engine, seed) * repeats
+        for index, workload in enumerate(workloads):
+            measure(engine, workload)
+            if on_progress is not None:
+                on_progress((index + 1) / len(workloads))
+    finally:
+        engine.core.executor = recorder._executor
+        del engine.step
+    return Profile(
+        programs=_programs(engine, recorder.samples),
+        host=_host(turns),
+        limits=engine.limits,
+    )
+
+
+def _time_turns(engine: Engine, recorder: RecordingExecutor) -> list[tuple[int, float]]:
+    """Has every turn of the engine timed: (rows committed, host seconds without waiting)."""
+    turns: list[tuple[int, float]] = []
+    step = engine.step
+
+    def timed() -> Any:
+        waited_s, num_steps = recorder.waited_s, len(recorder.samples)
+        begun_s = time.perf_counter()
+        outputs = step()
+        seconds = time.perf_counter() - begun_s - (recorder.waited_s - waited_s)
+        if len(recorder.samples) > num_steps:
+            work = recorder.samples[-1][1].work
+            turns.append((work.num_decode_rows + work.num_prefill_rows, seconds))
+        return outputs
+
+    engine.step = timed  # type: ignore[method-assign]
+    return turns
+
+
+def _workloads(engine: Engine, seed: int) -> list[list[BenchRequest]]:
+    vocab, limits = engine.model_config.vocab_size, engine.limits
+    longest = min(limits.max_model_len - 40, 1024)
+    rows = sorted({shape.num_rows for shape in engine.executor.lattice.decode})
+    workloads = []
+    for index, num_rows in enumerate(rows):
+        for prompt in ((8, 24), (longest // 4, longest // 2)):
+            pages = num_rows * (prompt[1] + 32) // limits.page_size
+            if pages < limits.num_pages - 1:
+                workloads.append(random_workload(num_rows, prompt, (24, 24), vocab, seed + index))
+        # The batch empties row by row: sizes in between.
+        workloads.append(random_workload(num_rows, (8, 64), (1, 32), vocab, seed + 50 + index))
+    lengths = [n for n in (8, 24, 48, 96, 128, 200, 256, 384, 512, 768, 1000) if n <= longest]
+    for index, length in enumerate(lengths):
+        workloads.append(random_workload(1, (length, length), (2, 2), vocab, seed + 100 + index))
+    # Prompts that arrive while others decode.
+    mixed = random_workload(24, (8, longest // 2), (8, 32), vocab, seed + 200)
+    workloads.append(
+        [
+            BenchRequest(request.prompt_token_ids, request.max_tokens, 0.05 * index)
+            for index, request in enumerate(mixed)
+        ]
+    )
+    return workloads
+
+
+def _programs(engine: Engine, samples: Sequence[tuple[Any, Sample]]) -> tuple[ProgramCost, ...]:
+    by_shape: dict[tuple[int, int, int, int], list[Sample]] = {}
+    for shape, sample in samples:
+        key = (shape.num_tokens, shape.num_rows, shape.num_new_rows, shape.num_steps)
+        by_shape.setdefault(key, []).append(sample)
+    lattice = engine.executor.lattice
+    known = []
+    for shape in (*lattice.decode, *lattice.mixed):
+        key = (shape.num_tokens, shape.num_rows, shape.num_new_rows, shape.num_steps)
+        if key in by_shape:
+            known.append(
+                fit_program(
+                    by_shape[key], num_tokens=key[0], num_rows=key[1], num_new_rows=key[2],
+                    num_steps=key[3],
+                )
+            )  # fmt: skip
+    return tuple(known)
+
+
+def _host(turns: Sequence[tuple[int, float]]) -> HostOverhead:
+    """Host time a turn by its rows, half of it before the dispatch."""
+    rows = np.array([turn[0] for turn in turns], np.float64)
+    seconds = np.array([turn[1] for turn in turns], np.float64)
+    kept = seconds <= np.quantile(seconds, 0.95)
+    x = np.stack([np.ones(kept.sum()), rows[kept]], axis=1)
+    base_s, row_s = np.linalg.lstsq(x, seconds[kept], rcond=None)[0]
+    if base_s < 0 or row_s < 0:
+        base_s, row_s = float(np.median(seconds)), 0.0
+    return HostOverhead(
+        plan_s=float(base_s) / 2, plan_row_s=float(row_s) / 2,
+        commit_s=float(base_s) / 2, commit_row_s=float(row_s) / 2,
+    )  # fmt: skip

@@ -1,0 +1,193 @@
+"""Pictures of simulations and goodput benches. Needs matplotlib: the `plots` extra.
+
+Each function draws one figure from plain results and writes it; the end of the path's name says
+as what (.svg or .png). Drawing is deterministic: the same results give the same file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.engine.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from octavo.engine.simulation.simulate import SimulationReport
+
+_SIZE = (7.0, 4.3)
+_EMPHASIS = {"slo": {"linewidth": 2.4, "zorder": 5, "color": "black"}}
+
+
+def _figure(title: str, x: str, y: str, size: tuple[float, float] = _SIZE) -> tuple[Any, Any]:
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise InvalidConfigError("plots", "matplotlib", "installed: the `plots` extra") from error
+    matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "octavo"
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+    axes.set_title(title, fontsize=11)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.25)
+    return figure, axes
+
+
+def _save(figure: Any, path: str | Path) -> None:
+    from matplotlib import pyplot
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    metadata = {"Date": None} if path.suffix == ".svg" else None
+    figure.savefig(path, dpi=130, metadata=metadata)
+    pyplot.close(figure)
+
+
+def _style(label: str) -> dict[str, Any]:
+    return dict(_EMPHASIS.get(label, {"linewidth": 1.3}))
+
+
+def plot_goodput(results: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+    """Requests on time a second against the offered rate, a line for each policy.
+
+    Args:
+        results: of `measure_goodput`.
+    """
+    figure, axes = _figure("Goodput", "offered requests a second", "on time a second")
+    most = 0.0
+    for result in results:
+        rates = [row["rate"] for row in result["rates"]]
+        values = [row["on_time_per_s"] for row in result["rates"]]
+        style = {"linestyle": "--"} if result["knows_lengths"] else {}
+        axes.plot(
+            rates, values, marker=".", label=result["label"], **{**_style(result["label"]), **style}
+        )
+        most = max(most, *values)
+    ends = [row["rate"] for result in results for row in result["rates"]]
+    axes.plot([0, max(ends)], [0, max(ends)], color="0.7", linestyle=":", label="all on time")
+    axes.set_ylim(0, most * 1.15)
+    axes.legend(fontsize=7, ncols=2)
+    _save(figure, path)
+
+
+def plot_attainment(
+    results: Sequence[Mapping[str, Any]], path: str | Path, *, rate: float | None = None
+) -> None:
+    """Attainment by class at one rate, a group of bars for each policy.
+
+    Args:
+        results: of `measure_goodput`.
+        rate: one of the measured ones; None takes the middle one.
+    """
+    rates = [row["rate"] for row in results[0]["rates"]]
+    rate = rates[len(rates) // 2] if rate is None else rate
+    rows = [
+        (result["label"], next(row for row in result["rates"] if row["rate"] == rate))
+        for result in results
+    ]
+    classes = list(rows[0][1]["classes"])
+    figure, axes = _figure(
+        f"Attainment by class at {rate:g} requests a second", "", "share on time",
+        (max(7.0, 0.9 * len(rows)), 4.6),
+    )  # fmt: skip
+    width = 0.8 / len(classes)
+    for index, name in enumerate(classes):
+        values = [row["classes"].get(name, {}).get("attainment") or 0.0 for _, row in rows]
+        places = [at + (index - (len(classes) - 1) / 2) * width for at in range(len(rows))]
+        axes.bar(places, values, width, label=name or "all")
+    axes.set_xticks(range(len(rows)), [label for label, _ in rows], rotation=40, ha="right",
+                    fontsize=8)  # fmt: skip
+    axes.set_ylim(0, 1.02)
+    axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def plot_budgets(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
+    """Throughput against p99 TPOT, a point for each static token budget.
+
+    Args:
+        rows: with `token_budget`, `tokens_per_s` and `tpot_p99_s`.
+    """
+    figure, axes = _figure(
+        "Throughput against p99 TPOT by token budget", "p99 TPOT, ms", "tokens a second"
+    )
+    axes.plot([1e3 * row["tpot_p99_s"] for row in rows], [row["tokens_per_s"] for row in rows],
+              marker="o", color="black")  # fmt: skip
+    for row in rows:
+        axes.annotate(
+            str(row["token_budget"]), (1e3 * row["tpot_p99_s"], row["tokens_per_s"]),
+            textcoords="offset points", xytext=(6, -10), fontsize=8,
+        )  # fmt: skip
+    _save(figure, path)
+
+
+def plot_sweep(
+    rows: Sequence[Mapping[str, Any]],
+    path: str | Path,
+    *,
+    title: str,
+    x: str,
+    lines: Mapping[str, str],
+) -> None:
+    """Several figures against one parameter.
+
+    Args:
+        rows: one for each value of the parameter.
+        title, x: of the plot and of the parameter; `x` is also its key in a row.
+        lines: key in a row -> what the legend calls it.
+    """
+    figure, axes = _figure(title, x.replace("_", " "), "")
+    for key, label in lines.items():
+        axes.plot([row[x] for row in rows], [row[key] for row in rows], marker="o", label=label)
+    axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def plot_break_even(rows: Sequence[Mapping[str, float]], path: str | Path) -> None:
+    """Swap (out and in) against recompute, by length of the sequence.
+
+    Args:
+        rows: with `num_tokens`, `swap_s` and `recompute_s`.
+    """
+    figure, axes = _figure("Swap or recompute", "tokens of the sequence", "seconds")
+    tokens = [row["num_tokens"] for row in rows]
+    axes.loglog(tokens, [row["recompute_s"] for row in rows], marker="o", label="recompute")
+    axes.loglog(tokens, [row["swap_s"] for row in rows], marker="o", label="swap out and in")
+    axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def plot_timeline(
+    report: SimulationReport, path: str | Path, *, begin_s: float = 0.0, end_s: float | None = None
+) -> None:
+    """Steps of a run: what each held, how long it took, who was preempted.
+
+    Args:
+        report: of a simulation with `keep_timeline`.
+        begin_s, end_s: the stretch to draw; at most the first 30 s of it.
+    """
+    end_s = min(begin_s + 30.0, report.duration_s if end_s is None else end_s)
+    steps = [step for step in report.timeline if begin_s <= step.begin_s < end_s]
+    figure, axes = _figure("Steps", "seconds", "tokens in the step", (10.0, 4.6))
+    begins = [step.begin_s for step in steps]
+    widths = [step.end_s - step.begin_s for step in steps]
+    decode = [len(step.plan.decode_rows) for step in steps]
+    prefill = [step.plan.num_tokens - rows for step, rows in zip(steps, decode, strict=True)]
+    axes.bar(begins, decode, widths, align="edge", label="decode", color="#4c72b0")
+    axes.bar(begins, prefill, widths, bottom=decode, align="edge", label="prefill chunks",
+             color="#dd8452")  # fmt: skip
+    preempted = [step for step in steps if step.plan.preempted]
+    if preempted:
+        axes.plot([step.begin_s for step in preempted], [0] * len(preempted), "v", color="#c44e52",
+                  label="preemption", clip_on=False)  # fmt: skip
+    swaps = [step for step in steps if step.plan.copy_outs or step.plan.copy_ins]
+    if swaps:
+        axes.plot([step.begin_s for step in swaps], [0] * len(swaps), "^", color="#55a868",
+                  label="pages copied", clip_on=False)  # fmt: skip
+    axes.set_yscale("symlog", linthresh=16)
+    axes.set_xlim(begin_s, end_s)
+    axes.legend(fontsize=8, loc="upper right")
+    _save(figure, path)

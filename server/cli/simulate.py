@@ -1,0 +1,145 @@
+"""`octavo simulate`: plays traffic through the real scheduler under a virtual clock.
+
+Without `--replay`, simulates a replica and prints how its requests fared. With it, feeds a
+recorded event log to the scheduler and checks that every decision is the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import time
+from dataclasses import asdict
+from typing import Any
+
+from octavo.server.cli.simulation_args import (
+    add_setting_args,
+    quiet_faults,
+    setting_from,
+    workload_from,
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command's parser."""
+    parser = subparsers.add_parser(
+        "simulate", help="play traffic under a virtual clock", description=__doc__
+    )
+    parser.add_argument("--policy", default="fcfs", help="NAME or NAME:key=value,…")
+    parser.add_argument("--token-budget", type=int, metavar="N", help="tokens in a step")
+    parser.add_argument("--prefix-caching", action="store_true", help="share and keep full pages")
+    parser.add_argument(
+        "--known-lengths", action="store_true", help="clients declare true output lengths"
+    )
+    parser.add_argument("--faults", default="", metavar="NAME=SHARE,…", help="what goes wrong")
+    parser.add_argument("--seed", type=int, default=1, help="of workload and faults (default 1)")
+    parser.add_argument("--record", metavar="FILE", help="write the event log")
+    parser.add_argument("--requests", metavar="FILE", help="write each request's fate, JSON lines")
+    parser.add_argument("--plot", metavar="FILE", help="draw the run's timeline (SVG or PNG)")
+    parser.add_argument("--replay", metavar="LOG", help="replay a recorded event log instead")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_setting_args(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulates or replays; 1 if a replay decided otherwise."""
+    if args.replay is not None:
+        return _replay(args)
+    import dataclasses
+
+    from octavo.engine.scheduler.scheduler import Scheduler
+    from octavo.engine.simulation.faults import Faults
+    from octavo.engine.simulation.simulate import SimulationOptions, simulate, true_length
+
+    quiet_faults()
+    setting, overhead = setting_from(args)
+    limits = setting.limits
+    if args.token_budget is not None:
+        limits = dataclasses.replace(limits, max_num_batched_tokens=args.token_budget)
+    scheduler_args: dict[str, Any] = {
+        "policy": args.policy,
+        "enable_prefix_caching": args.prefix_caching,
+        "num_decode_steps": limits.max_num_steps,
+    }
+    options: dict[str, Any] = {"declared_length": true_length} if args.known_lengths else {}
+    with contextlib.ExitStack() as stack:
+        if args.record:
+            options["log"] = stack.enter_context(open(args.record, "w", encoding="utf-8"))
+        begun_s = time.perf_counter()
+        report = simulate(
+            workload_from(args, setting),
+            Scheduler(limits, **scheduler_args),
+            setting.step_time,
+            SimulationOptions(
+                overlap=not args.no_overlap,
+                host=overhead,
+                link=setting.link,
+                faults=Faults.parse(args.faults),
+                seed=args.seed,
+                max_tokens=setting.max_tokens,
+                keep_timeline=args.plot is not None,
+                scheduler_args=scheduler_args,
+                **options,
+            ),
+        )
+        wall_s = time.perf_counter() - begun_s
+    if args.requests:
+        with open(args.requests, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(record.to_dict()) + "\n" for record in report.records)
+    if args.plot:
+        from octavo.engine.simulation.plots import plot_timeline
+
+        plot_timeline(report, args.plot)
+    summary = {"policy": args.policy, "seed": args.seed, **report.summary()}
+    if args.json:
+        print(json.dumps(summary))
+    else:
+        print_summary(summary)
+        speed = report.num_output_tokens / max(wall_s, 1e-9)
+        print(f"{'simulated in':24} {wall_s:.2f} s, {speed:,.0f} output tokens a second")
+    return 0
+
+
+def print_summary(summary: dict[str, Any]) -> None:
+    """A run as people read it: times in milliseconds."""
+    classes = summary.pop("classes")
+    for name, value in summary.items():
+        print(f"{name:24} {_show(name, value)}")
+    if len(classes) > 1 or "" not in classes:
+        print(
+            f"{'class':12} {'requests':>8} {'on time':>8} {'TTFT p50/p99':>16} {'TPOT p50/p99':>16}"
+        )
+        for name, figures in classes.items():
+            print(
+                f"{name:12} {figures['num_requests']:8} {figures['attainment']:8.3f} "
+                f"{_pair(figures['ttft_s']):>16} {_pair(figures['tpot_s']):>16}"
+            )
+
+
+def _pair(values: dict[str, float] | None) -> str:
+    return "-" if values is None else f"{1e3 * values['p50']:.0f} / {1e3 * values['p99']:.0f}"
+
+
+def _show(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{key} {1e3 * item:.1f}" for key, item in value.items()) + " ms"
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from octavo.engine.simulation.replay import replay
+
+    result = replay(args.replay)
+    if args.json:
+        print(json.dumps(asdict(result)))
+    elif result.difference is None:
+        print(
+            f"same decisions: {result.num_plans} plans, {result.num_tokens} output tokens, "
+            f"{result.num_events} events"
+        )
+    else:
+        print(f"another decision after {result.num_plans} plans: {result.difference}")
+    return 0 if result.difference is None else 1
