@@ -30,6 +30,7 @@ class Forecast:
             policy says so by its parameters: production does not know lengths.
         page_copy_s: seconds to copy a page between device and host, as measured.
         iteration_s: running mean of a decode iteration's duration, prefill beside it included.
+        mean_prefill_context: running mean of the context before a prompt token.
         measured_prefill_token_s: running mean of a prefilling step's seconds a prompt token.
     """
 
@@ -40,6 +41,7 @@ class Forecast:
     page_copy_s: float = 2e-5
     iteration_s: float = 0.0
     measured_prefill_token_s: float = 0.0
+    mean_prefill_context: float = 0.0
 
     def remaining_tokens(self, request: Request, quantile: int | None = None) -> float:
         """Output tokens still to come, ≥ 1: the mean, or one of the kept quantiles."""
@@ -53,6 +55,22 @@ class Forecast:
     def step_s(self) -> float:
         """Seconds of an iteration at the present load."""
         return self.iteration_s or self.step_time.predict_s(StepFeatures(1, 0))
+
+    @property
+    def alone_step_s(self) -> float:
+        """Seconds of a decode iteration of one row, nobody beside it."""
+        return self.step_time.predict_s(StepFeatures(1, 0))
+
+    def alone_prefill_s(self, num_tokens: int) -> float:
+        """Seconds until the prompt's last token is computed if the machine does nothing else."""
+        full, rest = divmod(num_tokens, self.limits.max_num_batched_tokens)
+        seconds = 0.0
+        if full:
+            most = self.limits.max_num_batched_tokens
+            seconds = full * self.step_time.predict_s(StepFeatures(0, most))
+        if rest:
+            seconds += self.step_time.predict_s(StepFeatures(0, rest))
+        return seconds
 
     @property
     def prefill_token_s(self) -> float:
@@ -85,6 +103,9 @@ class Forecast:
         self.step_time.observe(features, iteration_s)
         rate = _STEP_RATE if self.iteration_s else 1.0
         self.iteration_s += rate * (iteration_s - self.iteration_s)
+        if features.num_prefill:
+            context = features.prefill_context / features.num_prefill
+            self.mean_prefill_context += _PREFILL_RATE * (context - self.mean_prefill_context)
         if features.num_prefill >= _MIN_PREFILL_TOKENS:
             token_s = iteration_s / features.num_prefill
             rate = _PREFILL_RATE if self.measured_prefill_token_s else 1.0

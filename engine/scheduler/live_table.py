@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,12 +21,6 @@ from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
 
 _NO_ROWS = np.empty(0, np.int32)
-
-
-def _bind(
-    place: Callable[[Request, Forecast], Place] | None, forecast: Forecast
-) -> Callable[[Request], Place] | None:
-    return None if place is None else lambda request: place(request, forecast)
 
 
 class LiveTable:
@@ -47,10 +42,11 @@ class LiveTable:
         self.limits = limits
         self.kv = kv
         self.forecast = forecast
-        self.place = _bind(policy.place, forecast)
-        self.waiting = WaitingQueue(self.place)
+        self._place = policy.place
+        self.waiting = WaitingQueue(self.place_of)
         self.running = RunningSet(limits.max_num_seqs)
         self.columns = RowColumns(limits.max_num_seqs)
+        self.busy_until_s = 0.0
         self.num_added = 0
         self.num_preemptions = 0
         self.num_finished = 0
@@ -71,6 +67,16 @@ class LiveTable:
         """The record of a live request."""
         return self._by_id[request.request_id]
 
+    @property
+    def has_places(self) -> bool:
+        """Whether the policy gives requests a place, so that the queue is in its order."""
+        return self._place is not None
+
+    def place_of(self, entry: LiveRequest) -> Place:
+        """Where an entry stands by the policy; behind all others once it was demoted."""
+        place = () if self._place is None else self._place(entry.request, self.forecast)
+        return (math.inf, *place) if entry.is_demoted else place
+
     def snapshot(
         self,
         now_s: float,
@@ -80,6 +86,7 @@ class LiveTable:
         """The state as policies see it."""
         return Snapshot(
             now_s=now_s,
+            starts_s=max(now_s, self.busy_until_s),
             waiting=self.waiting.requests,
             running=RunningRequests(self.running),
             num_available_pages=self.kv.num_available,

@@ -16,9 +16,8 @@ def in_order(
     """`entries`, first to be served first; equals in order of acceptance."""
     if len(entries) < 2:
         return entries
-    place = table.place
-    if place is not None:
-        return sorted(entries, key=lambda entry: (place(entry.request), entry.number))
+    if table.has_places:
+        return sorted(entries, key=lambda entry: (table.place_of(entry), entry.number))
     accepted = sorted(entries, key=lambda entry: entry.number)
     ordered = policy.order(snapshot, [entry.request for entry in accepted])
     return [table.entry(request) for request in ordered]

@@ -163,6 +163,10 @@ class Planner:
             self._table.end(entry, RequestStatus.REJECTED, now_s, error=error)
             self.ended.append(request)
             self._draft.explain(request.request_id, Decision.REJECTED, reason)
+        for request in admission.demoted:
+            entry = self._table.entry(request)
+            if not entry.is_demoted:
+                self._waiting.demote(entry)
         limit = admission.limit
         return self._limits.max_num_seqs if limit is None else limit
 

@@ -108,12 +108,12 @@ class PrefillPlanner:
 
         Each is admitted or skipped before the next one is asked for.
         """
-        policy, place = self._policy, self._table.place
+        policy = self._policy
         prefilling = in_order(self._table, policy, self._running.prefilling, snapshot)
         if not may_admit or not len(self._waiting):
             yield from prefilling
             return
-        if place is None:
+        if not self._table.has_places:
             yield from prefilling
             waiting = [self._table.entry(request) for request in self._waiting.requests]
             yield from in_order(self._table, policy, waiting, snapshot)
@@ -121,7 +121,7 @@ class PrefillPlanner:
         queue, index = self._waiting, 0
         for entry in prefilling:
             if policy.preempts_for_waiting:
-                key = (place(entry.request), entry.number)
+                key = (self._table.place_of(entry), entry.number)
                 while index < len(queue) and (queue[index].place, queue[index].number) < key:
                     waiting_entry = queue[index]
                     yield waiting_entry

@@ -229,6 +229,9 @@ class Scheduler:
         if dispatched is None:
             return None
         self._dispatched.append(dispatched)
+        iteration_s = self.forecast.step_time.predict_s(dispatched.features)
+        table = self._table
+        table.busy_until_s = max(table.busy_until_s, now_s) + iteration_s * dispatched.plan.num_steps
         return dispatched.plan
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Committed]:
@@ -246,6 +249,10 @@ class Scheduler:
         assert len(rows) == len(entries), (len(rows), len(entries))
         self._dispatched.popleft()
         committed: list[Committed] = []
+        self._table.busy_until_s = now_s + sum(
+            self.forecast.step_time.predict_s(later.features) * later.plan.num_steps
+            for later in self._dispatched
+        )
         if result.duration_s > 0 and entries:
             self.forecast.observe_step(features, result.duration_s, plan.num_steps)
         counts = plan.decode_rows.max_new_tokens.tolist()

@@ -27,6 +27,8 @@ class Snapshot:
 
     Attributes:
         now_s: engine clock.
+        starts_s: when the device is expected to begin this step: now, or when it is done with the
+            steps that were dispatched before.
         waiting: live requests without a row: in the order of their places, or of acceptance if the
             policy gives none.
         running: live requests with a row, in order of acceptance.
@@ -40,6 +42,7 @@ class Snapshot:
     """
 
     now_s: float
+    starts_s: float = 0.0
     waiting: Sequence[Request]
     running: Sequence[Request]
     num_available_pages: int

@@ -19,6 +19,7 @@ _FORGETTING = 0.999
 _BIAS_RATE = 0.05
 _QUANTILE_RATE = 0.02
 _MAX_RATIO = 4.0
+_NOISE = 0.05
 
 
 class StepFeatures(NamedTuple):
@@ -49,13 +50,12 @@ class StepTimeModel:
             its own fixed cost.
         fixed_s, decode_row_s, prefill_token_s: prior belief, seconds a step, a decode row and a
             prompt token.
-        confidence: weight of the prior, in steps.
 
     Attributes:
         num_observed: steps learned from.
         safety: the 95th percentile factor, ≥ 1.
 
-    Source: Haykin, Adaptive Filter Theory, chapter 10 (exponentially weighted RLS).
+    Source: Kulhavý, "Restricted exponential forgetting in real-time identification", 1987.
     """
 
     def __init__(
@@ -65,13 +65,17 @@ class StepTimeModel:
         fixed_s: float = 0.01,
         decode_row_s: float = 2e-5,
         prefill_token_s: float = 5e-5,
-        confidence: float = 1.0,
     ) -> None:
         self._edges = list(token_edges[:-1])
         num_weights = len(_SCALES) + len(self._edges)
         self._weights = np.zeros(num_weights)
         self._weights[:3] = np.array([fixed_s, decode_row_s, prefill_token_s]) * _SCALES[:3]
-        self._covariance = np.eye(num_weights) * (1.0 / max(confidence, 1e-9))
+        # What the prior may be wrong by: its slopes and fixed cost by a factor of several, a
+        # bucket's own offset by a part of the fixed cost.
+        doubt = np.full(num_weights, 0.5 * fixed_s)
+        doubt[:3] = 4.0 * self._weights[:3]
+        doubt[3:5] = 4.0 * self._weights[1:3]
+        self._covariance = np.diag((doubt / _NOISE) ** 2)
         self._bias = 1.0
         self._safety = 1.1
         self.num_observed = 0
@@ -92,7 +96,7 @@ class StepTimeModel:
 
     @property
     def safety(self) -> float:
-        return max(1.0, self._safety)
+        return self._safety
 
     def prefill_tokens_within(
         self, seconds: float, num_decode: int, decode_context: float, mean_context: float
@@ -131,14 +135,16 @@ class StepTimeModel:
         # Weighting by 1 / time makes the error that is minimised a relative one.
         weight = 1.0 / max(predicted, 1e-6)
         x *= weight
-        error = seconds * weight - float(self._weights @ x)
+        error = seconds * weight - float(np.dot(self._weights, x))
         px = self._covariance @ x
-        gain = px / (_FORGETTING + float(x @ px))
-        self._weights += gain * error
-        self._covariance = (self._covariance - np.outer(gain, px)) / _FORGETTING
-        trace = float(np.trace(self._covariance))
-        if trace > 1e8:
-            self._covariance *= 1e8 / trace
+        variance = float(np.dot(x, px))
+        self._weights += px * (error / (1.0 + variance))
+        # Old steps are forgotten only in the direction of this one: what has not been seen for
+        # long is not held for unknown.
+        shrink = _FORGETTING - (1.0 - _FORGETTING) / max(variance, 1e-12)
+        if shrink != 0.0:
+            px_column = px[:, None]
+            self._covariance -= px_column * (px / (1.0 / shrink + variance))
         self._bias *= min(max(ratio, 0.5), 2.0) ** _BIAS_RATE
         # The regression takes over what the bias has carried.
         self._bias = 1.0 + (self._bias - 1.0) * 0.95

@@ -18,14 +18,13 @@ class WaitingQueue:
     An entry keeps the place it was inserted with until it is removed.
 
     Args:
-        place: a request's place, or None to keep the order of acceptance (a policy whose order
-            moves sorts by itself).
+        place: an entry's place; equal ones stand in order of acceptance.
 
     Attributes:
         requests: the waiting requests in order; for reading only.
     """
 
-    def __init__(self, place: Callable[[Request], Place] | None) -> None:
+    def __init__(self, place: Callable[[LiveRequest], Place]) -> None:
         self._place = place
         self._keys: list[_Key] = []
         self._entries: list[LiveRequest] = []
@@ -47,7 +46,7 @@ class WaitingQueue:
 
     def insert(self, entry: LiveRequest) -> None:
         """Puts an entry in its place: for a preempted one, where it stood before."""
-        entry.place = self._place(entry.request) if self._place else ()
+        entry.place = self._place(entry)
         key = (entry.place, entry.number)
         index = bisect_left(self._keys, key)
         self._keys.insert(index, key)
@@ -61,6 +60,12 @@ class WaitingQueue:
         del self._keys[index]
         del self._entries[index]
         del self.requests[index]
+
+    def demote(self, entry: LiveRequest) -> None:
+        """Sends an entry behind all that are not demoted, for as long as it lives."""
+        self.remove(entry)
+        entry.is_demoted = True
+        self.insert(entry)
 
     def check_integrity(self) -> None:
         """Asserts that the queue is sorted and its columns agree."""

@@ -7,8 +7,18 @@ from importlib.metadata import entry_points
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.scheduler.policies import (
+    dynamic_batching,
+    earliest_deadline,
     fcfs,
+    fcfs_shed,
+    least_slack,
+    mlfq,
+    niyama,
+    orca,
     priority,
+    shortest_job,
+    slo,
+    static_batching,
 )
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Policy
@@ -19,8 +29,19 @@ ENTRY_POINT_GROUP = "octavo.scheduling_policies"
 PolicyMaker = Callable[[Parameters], Policy]
 
 POLICIES: dict[str, PolicyMaker] = {
+    "static": static_batching.make,
+    "dynamic": dynamic_batching.make,
+    "orca": orca.make,
     "fcfs": fcfs.make,
+    "fcfs-shed": fcfs_shed.make,
     "priority": priority.make,
+    "sjf": shortest_job.make,
+    "mlfq": mlfq.make,
+    "edf": earliest_deadline.make,
+    "edf-shed": earliest_deadline.make_shedding,
+    "least-slack": least_slack.make,
+    "niyama": niyama.make,
+    "slo": slo.make,
 }
 
 

@@ -21,11 +21,13 @@ class Admission(NamedTuple):
     Attributes:
         limit: most requests to admit in this plan; None for as many as fit.
         rejected: waiting requests to give up now, each with the reason.
+        demoted: waiting requests to be served from now on only when nobody else waits.
         retry_after_s: seconds after which a rejected client may try again.
     """
 
     limit: int | None = None
     rejected: Sequence[tuple[Request, str]] = ()
+    demoted: Sequence[Request] = ()
     retry_after_s: float = 1.0
 
 

@@ -26,7 +26,7 @@ def entry(fakes):
 def test_entries_keep_their_place_through_any_removals_and_returns(entry):
     rng = random.Random(0)
     entries = [entry(number, float(rng.randrange(5))) for number in range(60)]
-    queue, inside = WaitingQueue(lambda request: place(request, None)), []
+    queue, inside = WaitingQueue(lambda entry: place(entry.request, None)), []
     for _ in range(500):
         chosen = rng.choice(entries)
         if chosen in inside:
@@ -44,7 +44,7 @@ def test_entries_keep_their_place_through_any_removals_and_returns(entry):
 
 
 def test_without_places_the_order_of_acceptance_stays(entry):
-    queue = WaitingQueue(None)
+    queue = WaitingQueue(lambda entry: ())
     entries = [entry(number, -float(number)) for number in range(5)]
     for item in reversed(entries):
         queue.insert(item)
@@ -52,7 +52,7 @@ def test_without_places_the_order_of_acceptance_stays(entry):
 
 
 def test_what_is_not_in_the_queue_cannot_leave_it(entry):
-    queue = WaitingQueue(lambda request: place(request, None))
+    queue = WaitingQueue(lambda entry: place(entry.request, None))
     queue.insert(entry(0, 0.0))
     with pytest.raises((AssertionError, IndexError)):
         queue.remove(entry(1, 0.0))

@@ -1,0 +1,70 @@
+"""When what is due, and whether it can still be done: targets turned into times."""
+
+from __future__ import annotations
+
+import math
+
+from octavo.engine.request import Request
+from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
+from octavo.engine.scheduler.step_time_model import StepFeatures
+
+
+def has_target(request: Request) -> bool:
+    """Whether anything was promised to the request."""
+    return (
+        request.ttft_target_s is not None
+        or request.tpot_target_s is not None
+        or request.e2e_target_s is not None
+        or request.deadline_s is not None
+    )
+
+
+def end_due_s(request: Request) -> float:
+    """When its last token is due, by its end-to-end target or deadline; infinity if never."""
+    due_s = math.inf if request.deadline_s is None else request.deadline_s
+    if request.e2e_target_s is not None:
+        due_s = min(due_s, request.arrival_s + request.e2e_target_s)
+    return due_s
+
+
+def next_due_s(request: Request) -> float:
+    """When its next milestone is due; infinity if nothing was promised.
+
+    Before the first token that is the first token, or the end. After it, the next token by TPOT
+    (token k at `first + k · TPOT`: early tokens bank slack), or the end.
+    """
+    due_s = end_due_s(request)
+    first_s = request.metrics.first_token_s
+    if first_s is None:
+        if request.ttft_target_s is not None:
+            due_s = min(due_s, request.arrival_s + request.ttft_target_s)
+    elif request.tpot_target_s is not None:
+        due_s = min(due_s, first_s + len(request.output_token_ids) * request.tpot_target_s)
+    return due_s
+
+
+def fastest_end_s(request: Request, now_s: float, forecast: Forecast) -> tuple[float, float]:
+    """When its first missing token, and its last, could come at best: served alone, from now.
+
+    For the last one, the cautious quantile of its remaining length is taken: it is hopeless only
+    if it would be so even when it turns out short.
+    """
+    step_s = forecast.alone_step_s
+    missing = request.num_tokens - request.num_computed_tokens
+    first_s = now_s + forecast.alone_prefill_s(missing)
+    remaining = forecast.remaining_tokens(request, CAUTIOUS)
+    return first_s, first_s + (remaining - 1) * step_s
+
+
+def is_hopeless(request: Request, now_s: float, forecast: Forecast) -> bool:
+    """Whether a waiting request will miss a target whatever is done from now on."""
+    end_due = end_due_s(request)
+    has_first = request.metrics.first_token_s is not None
+    if end_due == math.inf and (request.ttft_target_s is None or has_first):
+        return False
+    first_s, last_s = fastest_end_s(request, now_s, forecast)
+    if last_s > end_due:
+        return True
+    if has_first or request.ttft_target_s is None:
+        return False
+    return first_s > request.arrival_s + request.ttft_target_s

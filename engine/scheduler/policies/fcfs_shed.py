@@ -1,0 +1,20 @@
+"""First come, first served, less those who would be late whatever is done."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from octavo.engine.scheduler.policies import fcfs
+from octavo.engine.scheduler.policies.parameters import Parameters
+from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policies.shedding import shed_hopeless
+
+
+def make(parameters: Parameters) -> Policy:
+    """FCFS that sheds: `token_budget` as for FCFS, `lengths=declared` to believe lengths."""
+    return dataclasses.replace(
+        fcfs.make(parameters),
+        name="fcfs-shed",
+        admit=shed_hopeless,
+        uses_declared_lengths=parameters.declared_lengths(),
+    )
