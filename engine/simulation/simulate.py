@@ -276,23 +276,24 @@ class _Simulation:
             self.push(cancel_s, _CANCEL, arrival)
 
     def take(self, news: list[Committed]) -> None:
-        records, gaps_s = self.records, self.gaps_s
-        for item in news:
-            request, token_ids = item.request, item.new_token_ids
+        """Notes what clients see. Nearly every item is a row that goes on: it is kept short."""
+        records, gap = self.records, self.gaps_s.append
+        for request, token_ids, _, _, finished in news:
             record = records[request.request_id]
             if token_ids:
                 now_s = request.metrics.last_token_s
+                assert now_s is not None
                 before_s = record.last_token_s
                 record.last_token_s = now_s
-                record.num_output += len(token_ids)
-                if before_s is not None and now_s is not None:
+                if before_s is not None:
                     gap_s = now_s - before_s
-                    gaps_s.append(gap_s)
+                    gap(gap_s)
                     if gap_s > record.max_stall_s:
                         record.max_stall_s = gap_s
                 else:
                     record.first_token_s = now_s
-            if item.finished:
+            if finished:
+                record.num_output = len(request.output_token_ids)
                 record.num_preemptions = request.metrics.num_preemptions
                 record.cached_tokens = request.num_cached_tokens
                 finished_s = request.metrics.finished_s
