@@ -1,0 +1,237 @@
+"""Clairvoyant upper bounds: how many requests any scheduler at all could serve on time.
+
+The small machine of the textbook example: time in steps, every running row emits one token a step,
+a row with prompt p that has emitted k tokens holds ceil((p + k + 1) / page) pages. A bound knows
+every arrival and length beforehand, may swap for free, and relaxes only what it says; no schedule
+beats it, so it is printed beside results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.engine.simulation.request_record import RequestRecord
+from octavo.engine.simulation.step_time import StepTime, StepWork
+from octavo.engine.simulation.traffic import Arrival
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A request of the small machine, in steps and tokens.
+
+    Attributes:
+        arrival: first step it may run in.
+        deadline: last step in which its last token is on time.
+        prompt, output: tokens, ≥ 1.
+    """
+
+    arrival: int
+    deadline: int
+    prompt: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An upper bound on jobs done on time.
+
+    Attributes:
+        jobs: no schedule does more.
+        is_tight: whether the solver proved that the relaxed problem's own best is `jobs`.
+    """
+
+    jobs: int
+    is_tight: bool
+
+
+def relaxed_bound(
+    jobs: Sequence[Job],
+    *,
+    num_rows: int,
+    num_pages: int,
+    page_size: int,
+    time_limit_s: float = 60.0,
+    integral: bool = True,
+) -> Bound:
+    """An upper bound by a time-indexed program (HiGHS).
+
+    A chosen job must emit `output` tokens within its window, at most one a step, and hold the pages
+    of each token while it emits it; rows and pages hold in every step. Tokens for which a job holds
+    equally many pages are one phase, and y[job, phase, step] is how much of a phase runs in a step,
+    where the tokens before and after leave it room. Relaxed: a step's share of a job may be split,
+    and phases keep their order only through those windows.
+
+    Args:
+        jobs: all of them.
+        num_rows: running at once.
+        num_pages: held at once.
+        page_size: tokens.
+        time_limit_s: of the solver; its best proven bound is returned then.
+        integral: False relaxes the choice as well, which is quick and weaker.
+
+    Raises:
+        InvalidConfigError: scipy is not installed.
+
+    Source: time-indexed formulations, e.g. Sousa and Wolsey 1992; HiGHS (Huangfu, Hall 2018).
+    """
+    try:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import coo_array
+    except ImportError as error:
+        raise InvalidConfigError("oracle", "scipy", "installed") from error
+
+    rows: list[int] = []
+    columns: list[int] = []
+    values: list[float] = []
+    low: list[float] = []
+    high: list[float] = []
+
+    def constrain(terms: Sequence[tuple[int, float]], least: float, most: float) -> None:
+        index = len(low)
+        for column, value in terms:
+            rows.append(index)
+            columns.append(column)
+            values.append(value)
+        low.append(least)
+        high.append(most)
+
+    num_columns = len(jobs)
+    at_step: dict[int, list[tuple[int, int]]] = {}
+    for index, job in enumerate(jobs):
+        if job.arrival + job.output - 1 > job.deadline or _pages(job, job.output - 1, page_size) > (
+            num_pages
+        ):
+            constrain([(index, 1.0)], 0.0, 0.0)
+            continue
+        steps = range(job.arrival, job.deadline + 1)
+        phases = _phases(job, page_size)
+        before = 0
+        columns_of: list[dict[int, int]] = []
+        for pages, length in phases:
+            # The first token of the phase has `before` steps before it, its last one the rest after.
+            first = job.arrival + before
+            last = job.deadline - (job.output - before - length)
+            of_step: dict[int, int] = {}
+            for step in steps:
+                if first <= step <= last:
+                    of_step[step] = num_columns
+                    at_step.setdefault(step, []).append((num_columns, pages))
+                    num_columns += 1
+            columns_of.append(of_step)
+            before += length
+            constrain([(c, 1.0) for c in of_step.values()] + [(index, -float(length))], 0.0, 0.0)
+        for step in steps:
+            here = [(of_step[step], 1.0) for of_step in columns_of if step in of_step]
+            if here:
+                constrain([*here, (index, -1.0)], -np.inf, 0.0)
+    for here_at in at_step.values():
+        constrain([(column, 1.0) for column, _ in here_at], -np.inf, float(num_rows))
+        constrain([(column, float(pages)) for column, pages in here_at], -np.inf, float(num_pages))
+
+    objective = np.zeros(num_columns)
+    objective[: len(jobs)] = -1.0
+    integrality = np.zeros(num_columns)
+    if integral:
+        integrality[: len(jobs)] = 1
+    matrix = coo_array((values, (rows, columns)), shape=(len(low), num_columns)).tocsr()
+    result = milp(
+        objective,
+        constraints=LinearConstraint(matrix, np.array(low), np.array(high)),
+        bounds=Bounds(0.0, 1.0),
+        integrality=integrality,
+        options={"time_limit": time_limit_s},
+    )
+    proven = result.fun if not integral else result.mip_dual_bound
+    if proven is None or not np.isfinite(proven):
+        return Bound(len(jobs), False)
+    return Bound(int(np.floor(-proven + 1e-6)), result.status == 0)
+
+
+def _pages(job: Job, emitted: int, page_size: int) -> int:
+    return -(-(job.prompt + emitted + 1) // page_size)
+
+
+def _phases(job: Job, page_size: int) -> list[tuple[int, int]]:
+    """(pages held, tokens emitted while they are) in order."""
+    phases: list[tuple[int, int]] = []
+    for emitted in range(job.output):
+        pages = _pages(job, emitted, page_size)
+        if phases and phases[-1][0] == pages:
+            phases[-1] = (pages, phases[-1][1] + 1)
+        else:
+            phases.append((pages, 1))
+    return phases
+
+
+def prefill_bound(arrivals: Sequence[Arrival], step_time: StepTime, budget: int) -> float:
+    """A loose bound on attainment in large settings: prompts' computation alone.
+
+    One machine computes prompts one after the other, preemptively, at the fastest rate at which a
+    step of `budget` tokens computes prefill; a request is on time if its prompt is done by its
+    TTFT (or end-to-end) target. Decoding is free. The most that can be on time is found by
+    Moore-Hodgson on the relaxation in which every prompt could have been computed from its
+    arrival on; as with release times that greedy is not exact, requests are counted by a
+    fractional knapsack within each busy window instead, which only over-counts.
+
+    Returns:
+        A share from 0 to 1 that no scheduler exceeds.
+    """
+    work = StepWork(0, 1, budget, prefill_attention=budget * budget / 2)
+    per_token_s = step_time.seconds(work) / budget
+    jobs = []
+    for arrival in arrivals:
+        goals = arrival.traffic_class
+        goal_s = goals.ttft_target_s if goals.ttft_target_s is not None else goals.e2e_target_s
+        if goal_s is not None:
+            jobs.append(
+                (arrival.arrival_s, arrival.arrival_s + goal_s, arrival.num_input * per_token_s)
+            )
+    if not jobs:
+        return 1.0
+    missed = _fewest_missed(jobs)
+    return 1.0 - missed / len(arrivals)
+
+
+def _fewest_missed(jobs: Sequence[tuple[float, float, float]]) -> int:
+    """A lower bound on late jobs of one preemptive machine, from disjoint overloaded windows.
+
+    In a window [a, b] the jobs that arrive and fall due within it have more work than time; at
+    least so many of the largest must be given up that the rest fits. Windows are taken greedily,
+    the one with most missed first; disjoint ones add up.
+    """
+    arrival = np.array([job[0] for job in jobs])
+    due = np.array([job[1] for job in jobs])
+    size = np.array([job[2] for job in jobs])
+    order = np.argsort(arrival)
+    arrival, due, size = arrival[order], due[order], size[order]
+    span_s = 60.0
+    best_from: list[tuple[int, float, float]] = []
+    begins = arrival[:: max(1, len(arrival) // 400)]
+    for begin_s in begins:
+        first = int(np.searchsorted(arrival, begin_s))
+        inside = slice(first, int(np.searchsorted(arrival, begin_s + span_s)))
+        a, d, s = arrival[inside], due[inside], size[inside]
+        for end_s in np.linspace(begin_s + 2.0, begin_s + span_s, 30):
+            held = (a >= begin_s) & (d <= end_s)
+            excess_s = s[held].sum() - (end_s - begin_s)
+            if excess_s > 0:
+                given_up = np.cumsum(np.sort(s[held])[::-1])
+                count = int(np.searchsorted(given_up, excess_s)) + 1
+                best_from.append((count, float(begin_s), float(end_s)))
+    # Weighted interval scheduling: disjoint windows with the most missed in all.
+    best_from.sort(key=lambda item: item[2])
+    ends = [item[2] for item in best_from]
+    best = [0] * (len(best_from) + 1)
+    for index, (count, begin_s, _) in enumerate(best_from):
+        before = int(np.searchsorted(ends, begin_s, side="right"))
+        best[index + 1] = max(best[index], best[min(before, index)] + count)
+    return best[-1]
+
+
+def count_on_time(records: Sequence[RequestRecord]) -> int:
+    """Requests on time, to be held against a bound."""
+    return sum(record.is_on_time for record in records)
