@@ -104,7 +104,9 @@ class Planner:
         """The next step, or None if there is nothing to compute or to copy now."""
         draft = self._draft
         draft.begin()
-        num_admissions = self._decide_on_waiting(now_s) if len(self._waiting) else 0
+        num_admissions = 0
+        if len(self._waiting) or self._running.num_prefilling:
+            num_admissions = self._decide_on_waiting(now_s)
         decoding: list[LiveRequest] = []
         prefill_rows: list[PrefillRow] = []
         prefilling: list[LiveRequest] = []
@@ -115,6 +117,8 @@ class Planner:
         if is_short:
             num_admissions = 0
         if num_admissions or self._running.num_prefilling:
+            if decoding:
+                self._table.columns.refresh_lengths(decoding, columns[1], self._table.forecast)
             snapshot = self._table.snapshot(now_s, *columns)
             budget = min(self._policy.budget(snapshot), self._limits.max_num_batched_tokens)
             prefill_rows, prefilling = self._prefill.plan(
@@ -165,8 +169,11 @@ class Planner:
             self._draft.explain(request.request_id, Decision.REJECTED, reason)
         for request in admission.demoted:
             entry = self._table.entry(request)
-            if not entry.is_demoted:
+            if entry.is_demoted:
+                continue
+            if request.slot is None:
                 self._waiting.demote(entry)
+            entry.is_demoted = True
         limit = admission.limit
         return self._limits.max_num_seqs if limit is None else limit
 

@@ -62,6 +62,7 @@ class Preemption:
         Returns:
             Whether anybody gave way. What was freed is enough if the policy counted right.
         """
+        snapshot = self._table.snapshot(snapshot.now_s)  # others may have given way since
         victims = self._policy.choose_victims(snapshot, entry.request, num_pages)
         chosen = [self._table.entry(victim) for victim in victims if victim is not entry.request]
         is_arriving = self._table.running.is_arriving

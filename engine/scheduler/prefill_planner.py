@@ -120,7 +120,7 @@ class PrefillPlanner:
             return
         queue, index = self._waiting, 0
         for entry in prefilling:
-            if policy.preempts_for_waiting:
+            if policy.merges_prompts:
                 key = (self._table.place_of(entry), entry.number)
                 while index < len(queue) and (queue[index].place, queue[index].number) < key:
                     waiting_entry = queue[index]

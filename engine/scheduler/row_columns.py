@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
 
 Floats = NDArray[np.float64]
@@ -44,6 +47,21 @@ class RowColumns:
         self.base_s[slot] = np.inf
         if request.metrics.first_token_s is not None:
             self.begin_output(entry)
+
+    def refresh_lengths(
+        self, entries: Sequence[LiveRequest], starts: NDArray[np.int32], forecast: Forecast
+    ) -> None:
+        """Guesses anew where a row has come as far as was guessed.
+
+        Args:
+            entries: decode rows, in the order of `starts`.
+            starts: positions of their inputs.
+        """
+        slots = [entry.request.slot for entry in entries]
+        emitted = starts + 1 - self.num_prompt[slots]
+        for index in np.nonzero(self.length[slots] == 0)[0].tolist():
+            request = entries[index].request
+            self.length[request.slot] = max(1.0, forecast.lengths._class(request).quantile(0, 0))
 
     def begin_output(self, entry: LiveRequest) -> None:
         """The request's first token is known to have come; later ones are due from here."""

@@ -24,6 +24,7 @@ def _make(parameters: Parameters, name: str, *, sheds: bool) -> Policy:
         choose_victims=last_in_order(place),
         budget=parameters.static_budget(),
         preempts_for_waiting=True,
+        merges_prompts=True,
         max_skipped=16,
         uses_declared_lengths=parameters.declared_lengths(),
     )

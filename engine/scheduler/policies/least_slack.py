@@ -28,6 +28,7 @@ def make(parameters: Parameters) -> Policy:
         choose_victims=last_in_order(place),
         budget=parameters.static_budget(),
         preempts_for_waiting=True,
+        merges_prompts=True,
         max_skipped=16,
         uses_declared_lengths=parameters.declared_lengths(),
     )

@@ -45,7 +45,7 @@ def make(parameters: Parameters) -> Policy:
         admit=relegate_hopeless,
         choose_victims=last_in_order(place),
         budget=budget,
-        preempts_for_waiting=True,
+        merges_prompts=True,
         max_skipped=4,
         uses_declared_lengths=parameters.declared_lengths(),
     )

@@ -114,8 +114,9 @@ class Policy:
         num_steps: decode iterations of a step without prefill: a power of two, called with the
             most that the engine was set up for, and the most and fewest tokens that a row of the
             step may still emit.
-        preempts_for_waiting: whether running rows may give way to a waiting request, and running
-            prompts to a waiting one that comes before them in the order.
+        preempts_for_waiting: whether running rows may give way to a waiting request.
+        merges_prompts: whether a waiting request's prompt goes before a running one that comes
+            after it in the order.
         max_skipped: waiting requests that others may overtake in one plan because they do not
             fit; 0 for strict order.
         chunks_prompts: whether a prompt may be split over steps.
@@ -134,6 +135,7 @@ class Policy:
     swap_or_recompute: Callable[[Snapshot, Request], bool] = cheaper_by_swap
     num_steps: Callable[[Snapshot, int, int, int], int] = steps_by_length
     preempts_for_waiting: bool = False
+    merges_prompts: bool = False
     max_skipped: int = 0
     chunks_prompts: bool = True
     prefills_alone: bool = False

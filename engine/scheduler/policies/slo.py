@@ -36,24 +36,20 @@ def make(parameters: Parameters) -> Policy:
         rejected = []
         jobs = []
         forecast, now_s = snapshot.forecast, snapshot.now_s
-        for request in snapshot.waiting[:window]:
+        prefilling = [r for r in snapshot.running if r.metrics.first_token_s is None and r.num_computed_tokens < r.num_prompt_tokens]
+        for request in [*prefilling, *snapshot.waiting[:window]]:
             if is_hopeless(request, now_s, forecast):
                 rejected.append((request, HOPELESS))
                 continue
             jobs.append(request)
-        work = sum(
-            forecast.prefill_s(r.num_prompt_tokens - r.num_computed_tokens)
-            for r in snapshot.running
-            if r.metrics.first_token_s is None and r.num_computed_tokens < r.num_prompt_tokens
-        ) if depth else 0
         demoted = []
         sizes = []
-        t = snapshot.starts_s + work
+        t = snapshot.starts_s
         if depth:
             for request in sorted(jobs, key=next_due_s):
                 if request.ttft_target_s is None or request.metrics.first_token_s is not None:
                     continue
-                s = forecast.prefill_s(request.num_tokens) * depth
+                s = forecast.prefill_s(request.num_tokens-request.num_computed_tokens) * depth
                 sizes.append((s, request))
                 t += s
                 if t > next_due_s(request):
@@ -77,6 +73,7 @@ def make(parameters: Parameters) -> Policy:
         choose_victims=last_in_order(place),
         budget=budget,
         preempts_for_waiting=True,
+        merges_prompts=True,
         max_skipped=16,
         uses_declared_lengths=parameters.declared_lengths(),
     )
