@@ -15,10 +15,6 @@ from octavo.engine.scheduler.step_plan import Decision, PrefillRow
 from octavo.engine.scheduler.step_size import prefill_chunk
 from octavo.engine.scheduler.transfers import Transfers
 
-MAX_HEADROOM_PAGES = 2
-"""Pages for each running row that must stay free when a preempted request comes back: one after
-its first preemption, this many from then on."""
-
 MAX_ATTEMPTS = 2
 """Waiting requests for which one plan looks for victims."""
 
@@ -149,12 +145,10 @@ class PrefillPlanner:
             if num_missing > budget:
                 return False
         needed = kv.num_pages_to_take(matched, num_known)
-        if len(self._running) and not preempts:
-            # A preempted request comes back only to a pool that leaves the others room to grow.
-            pages_per_row = min(request.metrics.num_preemptions, MAX_HEADROOM_PAGES)
-            needed += pages_per_row * len(self._running)
         if len(self._running):
             needed += self._watermark_pages
+            if request.metrics.num_preemptions:
+                needed += self._policy.headroom(snapshot, request)
         num_lacking = needed - kv.num_available
         if num_lacking > 0 or not self._running.has_free_slot:
             if not preempts or self._num_attempts >= MAX_ATTEMPTS:

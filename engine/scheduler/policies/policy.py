@@ -68,6 +68,11 @@ def no_victims(snapshot: Snapshot, beneficiary: Request, num_pages: int) -> list
     return [beneficiary]
 
 
+def room_to_grow(snapshot: Snapshot, request: Request) -> int:
+    """A page for each running row after a request's first preemption, two from then on."""
+    return min(request.metrics.num_preemptions, 2) * len(snapshot.running)
+
+
 def cheaper_by_swap(snapshot: Snapshot, victim: Request) -> bool:
     """Whether copying the victim's pages out and back beats computing them again.
 
@@ -109,6 +114,8 @@ class Policy:
             beneficiary finds the pages it needs; called with it and the number of pages missing.
             A running beneficiary may be among them, and then ends the list. For a waiting one (see
             `preempts_for_waiting`) the list must be enough, or empty: then nobody gives way.
+        headroom: pages that must stay free when a request is admitted beside others, so that a
+            preempted one comes back only to a pool that leaves the others room to grow.
         swap_or_recompute: whether a victim's pages should be copied to the host, where there is
             a host tier. False to compute them again.
         num_steps: decode iterations of a step without prefill: a power of two, called with the
@@ -132,6 +139,7 @@ class Policy:
     budget: Callable[[Snapshot], int] = whole_budget
     chunk: Callable[[Snapshot, Request, int, int], int] = whole_chunk
     choose_victims: Callable[[Snapshot, Request, int], list[Request]] = no_victims
+    headroom: Callable[[Snapshot, Request], int] = room_to_grow
     swap_or_recompute: Callable[[Snapshot, Request], bool] = cheaper_by_swap
     num_steps: Callable[[Snapshot, int, int, int], int] = steps_by_length
     preempts_for_waiting: bool = False

@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from octavo.engine.request import Request
-from octavo.engine.scheduler.deadlines import is_hopeless, next_due_s
+from octavo.engine.scheduler.deadlines import end_due_s, has_target, is_hopeless, next_due_s
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Admission, Place, Policy
 from octavo.engine.scheduler.policies.shedding import HOPELESS
-from octavo.engine.scheduler.policies.victims_by_place import last_in_order
-from octavo.engine.scheduler.slack import budget_within, final_slack_s, smallest_slack_s
+from octavo.engine.scheduler.slack import budget_within, smallest_slack_s
 from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.victims import MAX_PREEMPTIONS, candidates, spare_s
 
 
 def make(parameters: Parameters) -> Policy:
-    gamma = parameters.number("gamma", 1.0)
+    gamma = parameters.number("gamma", 4.0)
+    beta = parameters.number("beta", 1.0)
     floor = parameters.integer("floor", 64, least=1)
     patience_s = parameters.number("patience_s", 30.0)
-    borrow = parameters.number("borrow", 1.0)
     window = parameters.integer("window", 64)
     depth = parameters.number("depth", 1.0)
-    least = parameters.integer("least", 0)
+    kappa = parameters.number("kappa", 0.5)
+    lazy = parameters.number("lazy", 5)
 
-    def place(request: Request, forecast: Forecast) -> Place:
+    def due(request, forecast):
         due_s = next_due_s(request)
         if due_s == math.inf:
-            due_s = request.arrival_s + patience_s
-        return (due_s + gamma * forecast.demand_s(request), request.arrival_s)
+            return request.arrival_s + patience_s
+        end = end_due_s(request)
+        if end <= due_s:
+            due_s = end - beta * forecast.remaining_tokens(request) * forecast.step_s
+        return due_s
+
+    def place(request: Request, forecast: Forecast) -> Place:
+        return (due(request, forecast) + gamma * forecast.demand_s(request), request.arrival_s)
 
     def admit(snapshot: Snapshot) -> Admission:
         rejected = []
@@ -46,13 +51,13 @@ def make(parameters: Parameters) -> Policy:
         sizes = []
         t = snapshot.starts_s
         if depth:
-            for request in sorted(jobs, key=next_due_s):
-                if request.ttft_target_s is None or request.metrics.first_token_s is not None:
-                    continue
+            dues = [(due(r, forecast), i, r) for i, r in enumerate(jobs) if has_target(r)]
+            dues.sort()
+            for d, _, request in dues:
                 s = forecast.prefill_s(request.num_tokens-request.num_computed_tokens) * depth
                 sizes.append((s, request))
                 t += s
-                if t > next_due_s(request):
+                if t > d:
                     worst = max(sizes, key=lambda x: x[0])
                     sizes.remove(worst)
                     t -= worst[0]
@@ -60,17 +65,45 @@ def make(parameters: Parameters) -> Policy:
         return Admission(rejected=rejected, demoted=demoted)
 
     def budget(snapshot: Snapshot) -> int:
-        if borrow:
-            slack_s = final_slack_s(snapshot, borrow)
-        else:
-            slack_s = smallest_slack_s(snapshot)
-        return budget_within(snapshot, slack_s, floor)
+        return budget_within(snapshot, smallest_slack_s(snapshot), floor)
+
+    def choose_victims(snapshot: Snapshot, beneficiary: Request, num_pages: int) -> list[Request]:
+        forecast = snapshot.forecast
+        own = place(beneficiary, forecast)
+        if beneficiary.slot is not None:
+            found = candidates(snapshot, [place(r, forecast) for r in snapshot.running])
+            victims = [item.request for item in found]
+            return victims[: victims.index(beneficiary) + 1]
+        if spare_s(snapshot, beneficiary) > lazy * forecast.step_s and lazy:
+            return []
+        places = [place(r, forecast) for r in snapshot.running]
+        left_s = kappa * forecast.demand_s(beneficiary)
+        victims, freed = [], 0
+        for item in candidates(snapshot, places):
+            request = item.request
+            if places[item.index] <= own or not item.keeps_target:
+                continue
+            if request.metrics.num_preemptions >= MAX_PREEMPTIONS:
+                continue
+            left_s -= item.machine_s
+            if left_s < 0:
+                return []
+            victims.append(request)
+            freed += item.num_pages
+            if freed >= num_pages:
+                return victims
+        return []
+
+    def headroom(snapshot: Snapshot, request: Request) -> int:
+        num_iterations = 8 * min(request.metrics.num_preemptions, 2)
+        return len(snapshot.running) * num_iterations // snapshot.limits.page_size
 
     return Policy(
         name="slo",
         place=place,
         admit=admit,
-        choose_victims=last_in_order(place),
+        choose_victims=choose_victims,
+        headroom=headroom,
         budget=budget,
         preempts_for_waiting=True,
         merges_prompts=True,
