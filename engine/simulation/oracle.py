@@ -112,7 +112,7 @@ def relaxed_bound(
         before = 0
         columns_of: list[dict[int, int]] = []
         for pages, length in phases:
-            # The first token of the phase has `before` steps before it, its last one the rest after.
+            # Its first token has `before` steps before it, its last one the rest after.
             first = job.arrival + before
             last = job.deadline - (job.output - before - length)
             of_step: dict[int, int] = {}

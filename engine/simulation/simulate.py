@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
 from octavo.engine.event_log import EventLog
+from octavo.engine.request import Request
 from octavo.engine.scheduler.committed import Committed
 from octavo.engine.scheduler.load import SchedulerLoad
 from octavo.engine.scheduler.scheduler import Scheduler
@@ -60,6 +61,7 @@ class SimulationReport:
         num_steps, num_prefill_tokens: dispatched.
         num_swapped_pages: (out, in).
         num_faults: (steps, copies) that failed.
+        num_held_back: turns in which requests waited and nothing was under way.
         load: the scheduler's figures at the end.
         timeline: steps as they ran, if asked for.
     """
@@ -72,6 +74,7 @@ class SimulationReport:
     num_prefill_tokens: int
     num_swapped_pages: tuple[int, int]
     num_faults: tuple[int, int]
+    num_held_back: int
     load: SchedulerLoad
     timeline: list[SimulatedStep] = field(default_factory=list)
 
@@ -119,6 +122,8 @@ class SimulationOptions:
         idle_tick_s: how often a scheduler that holds requests back is asked again.
         keep_timeline: keep every step in the report.
         max_turns: stop with an error after so many turns of the loop; None: never.
+        executor_type: the simulated device.
+        on_end: told of each request that was taken, when it ends.
         log: a file to record events in, as the live engine does.
         scheduler_args: what the scheduler was made with, for the log's first line.
         check_every: prove the scheduler's integrity after every so many turns; 0: at the end only.
@@ -135,6 +140,8 @@ class SimulationOptions:
     keep_timeline: bool = False
     max_turns: int | None = None
     check_every: int = 0
+    executor_type: type[SimulatedExecutor] = SimulatedExecutor
+    on_end: Callable[[Request], None] | None = None
     log: TextIO | None = None
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
 
@@ -187,7 +194,7 @@ class _Simulation:
             self.loop, arrivals = workload, workload.start()
         self.clock = VirtualClock()
         self.timeline: list[SimulatedStep] = []
-        self.executor = SimulatedExecutor(
+        self.executor = options.executor_type(
             scheduler.limits,
             self.clock,
             step_time,
@@ -203,6 +210,7 @@ class _Simulation:
             self.core.log = EventLog(options.log, scheduler.limits, options.scheduler_args)
         self.events: list[tuple[float, int, int, Arrival]] = []
         self.num_events = 0
+        self.num_held_back = 0
         self.cancels = random.Random(f"cancels {options.seed}")
         self.records: dict[str, RequestRecord] = {}
         self.arrivals: dict[str, Arrival] = {}
@@ -298,6 +306,8 @@ class _Simulation:
                 record.cached_tokens = request.num_cached_tokens
                 finished_s = request.metrics.finished_s
                 assert finished_s is not None
+                if self.options.on_end is not None:
+                    self.options.on_end(request)
                 self.end(record, request.status.value, finished_s)
 
     def end(self, record: RequestRecord, status: str, now_s: float) -> None:
@@ -317,6 +327,7 @@ class _Simulation:
         if transfer_s is not None:
             nexts.append(transfer_s)
         if self.scheduler.has_unfinished:
+            self.num_held_back += transfer_s is None
             # A policy may hold requests back until some time has passed.
             nexts.append(self.clock.now_s() + self.options.idle_tick_s)
         if num_idle > _MAX_IDLE_TICKS:
@@ -335,6 +346,7 @@ class _Simulation:
             num_prefill_tokens=executor.num_prefill_tokens,
             num_swapped_pages=(executor.num_pages_out, executor.num_pages_in),
             num_faults=(executor.num_failed_steps, executor.num_failed_transfers),
+            num_held_back=self.num_held_back,
             load=self.scheduler.load(),
             timeline=self.timeline,
         )

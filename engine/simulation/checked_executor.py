@@ -1,0 +1,198 @@
+"""A simulated device that knows what every page holds, and asserts whatever a real one would not.
+
+A page of the pool, or of the host tier, holds the tokens written to it and the digest of all
+before them. A row that reads a page which was shared, evicted, copied or handed on wrongly is found
+in the step that reads it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.engine.executor import TransferDone
+from octavo.engine.request import Request
+from octavo.engine.scheduler.step_plan import PageCopy, PrefillRow, StepLimits, StepPlan
+from octavo.engine.simulation.executor import SimulatedExecutor, SimulatedStep
+
+
+class BrokenPlanError(BaseException):
+    """A plan that no device could run as meant.
+
+    Not an `Exception`: the loop must not take it for a step that failed on a sound plan.
+    """
+
+
+@dataclass(slots=True)
+class _Page:
+    """What a page holds: tokens from a multiple of the page size on, and what came before."""
+
+    digest: int
+    tokens: list[int] = field(default_factory=list)
+
+    def copy(self) -> _Page:
+        return _Page(self.digest, list(self.tokens))
+
+
+@dataclass(slots=True)
+class _Row:
+    request: Request
+    pages: list[int]
+    num_written: int
+
+
+class CheckedExecutor(SimulatedExecutor):
+    """As `SimulatedExecutor`; every plan is checked when it is dispatched.
+
+    Raises:
+        BrokenPlanError: a plan beyond its budgets, a page with the wrong content, a copy that reads
+            what is not there or writes what is in use.
+    """
+
+    def __init__(self, limits: StepLimits, *args: Any, **keywords: Any) -> None:
+        super().__init__(limits, *args, **keywords)
+        self._device_kv: dict[int, _Page] = {}
+        self._host_kv: dict[int, _Page] = {}
+        self._rows: dict[int, _Row] = {}
+        self._copies: dict[int, tuple[PageCopy, bool, list[_Page]]] = {}
+        self._known: dict[str, tuple[int, ...]] = {}
+        self._last_step_id = -1
+
+    def dispatch(self, plan: StepPlan) -> SimulatedStep:
+        """Checks the plan and plays what it does to pages."""
+        try:
+            self._play(plan)
+        except (AssertionError, LookupError) as error:
+            raise BrokenPlanError(f"step {plan.step_id}: {error!r}") from error
+        return super().dispatch(plan)
+
+    def _play(self, plan: StepPlan) -> None:
+        self._check_budgets(plan)
+        for copy in plan.copy_outs:
+            assert len(copy.device_pages) == len(copy.host_pages) > 0
+            read = [self._device_kv.get(page, _Page(0)).copy() for page in copy.device_pages]
+            self._begin(copy, False, read)
+        arriving = {
+            page for copy, is_in, _ in self._copies.values() if is_in for page in copy.device_pages
+        }
+        for copy in plan.copy_ins:
+            assert len(copy.device_pages) == len(copy.host_pages) > 0
+            for page in copy.host_pages:
+                assert page in self._host_kv, f"host page {page} holds nothing"
+            assert arriving.isdisjoint(copy.device_pages), "two copies fill one page"
+            arriving.update(copy.device_pages)
+            self._begin(copy, True, [self._host_kv[page].copy() for page in copy.host_pages])
+        for slot, index, page in plan.page_updates:
+            row = self._rows[slot]
+            assert index == len(row.pages), (index, row.pages)
+            assert 0 < page < self.limits.num_pages
+            row.pages.append(page)
+        for chunk in plan.prefill_rows:
+            self._prefill(chunk)
+        for decode in plan.decode_rows:
+            row = self._rows[decode.slot]
+            assert row.request is decode.request, "another request's row"
+            assert decode.start == row.num_written, (decode.start, row.num_written)
+            self._write(row, decode.start, decode.max_new_tokens)
+        busy = {page for row in plan.decode_rows for page in self._rows[row.slot].pages}
+        busy |= {page for row in plan.prefill_rows for page in self._rows[row.slot].pages}
+        assert arriving.isdisjoint(busy), "a row in the step has pages that are on their way"
+
+    def poll_transfers(self) -> list[TransferDone]:
+        """Ends copies: what arrived is there, what failed is not."""
+        ended = super().poll_transfers()
+        for done in ended:
+            copy, is_in, read = self._copies.pop(done.transfer_id)
+            target = self._device_kv if is_in else self._host_kv
+            pages = copy.device_pages if is_in else copy.host_pages
+            for page, content in zip(pages, read, strict=True):
+                if done.ok:
+                    target[page] = content
+                else:
+                    target.pop(page, None)
+        return ended
+
+    def reset(self) -> None:
+        """The device's memory is lost; the host's is not."""
+        super().reset()
+        self._device_kv.clear()
+        self._rows.clear()
+
+    def forget_output(self, request_id: str) -> None:
+        super().forget_output(request_id)
+        self._known.pop(request_id, None)
+
+    def _begin(self, copy: PageCopy, is_in: bool, read: list[_Page]) -> None:
+        assert copy.transfer_id not in self._copies
+        self._copies[copy.transfer_id] = (copy, is_in, read)
+        if not is_in:
+            for page in copy.host_pages:
+                assert 0 <= page < self.limits.num_host_pages, page
+                self._host_kv.pop(page, None)
+
+    def _prefill(self, chunk: PrefillRow) -> None:
+        request = chunk.request
+        if chunk.is_new:
+            assert len(set(chunk.page_ids)) == len(chunk.page_ids)
+            self._rows[chunk.slot] = _Row(request, list(chunk.page_ids), chunk.start)
+        row = self._rows[chunk.slot]
+        assert row.request is request, "another request's row"
+        assert chunk.start == row.num_written
+        num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
+        end = chunk.start + chunk.num_tokens
+        assert chunk.samples == (end == num_known), (end, num_known)
+        self._write(row, chunk.start, chunk.num_tokens)
+
+    def _write(self, row: _Row, start: int, count: int) -> None:
+        """Checks what the row reads, and writes the KV of `count` tokens."""
+        known, size = self._tokens(row.request), self.limits.page_size
+        row.num_written = start + count
+        if start >= len(known):
+            return  # it has stopped: an idle row reads nothing and writes nothing that is read
+        digest = 0
+        for index in range(-(-start // size)):
+            page = self._device_kv.get(row.pages[index])
+            held = known[index * size : min(start, (index + 1) * size)]
+            assert page is not None, f"page {row.pages[index]} holds nothing"
+            assert page.digest == digest, f"page {row.pages[index]} follows another prefix"
+            assert tuple(page.tokens[: len(held)]) == held, f"page {row.pages[index]} is another's"
+            if len(held) == size:
+                digest = hash((digest, held))
+        for position in range(start, min(start + count, len(known))):
+            index, offset = divmod(position, size)
+            if offset == 0:
+                if index:
+                    before = self._device_kv[row.pages[index - 1]]
+                    digest = hash((before.digest, tuple(before.tokens)))
+                self._device_kv[row.pages[index]] = _Page(digest)
+            page = self._device_kv[row.pages[index]]
+            del page.tokens[offset:]
+            page.tokens.append(known[position])
+
+    def _tokens(self, request: Request) -> tuple[int, ...]:
+        known = self._known.get(request.request_id)
+        if known is None:
+            said = self._outputs.get(request.request_id, tuple(request.output_token_ids))
+            known = (*request.prompt_token_ids, *said)
+            self._known[request.request_id] = known
+        return known
+
+    def _check_budgets(self, plan: StepPlan) -> None:
+        limits = self.limits
+        assert plan.step_id > self._last_step_id
+        self._last_step_id = plan.step_id
+        rows = [*plan.decode_rows, *plan.prefill_rows]
+        assert rows or plan.copy_outs or plan.copy_ins, "an empty plan"
+        assert plan.num_tokens <= limits.max_num_batched_tokens
+        assert len(rows) <= limits.max_num_seqs
+        assert len(plan.prefill_rows) <= limits.max_prefill_rows
+        assert len({row.slot for row in rows}) == len(rows), "one slot twice"
+        assert len({row.request.request_id for row in rows}) == len(rows), "one request twice"
+        assert all(0 <= row.slot < limits.max_num_seqs for row in rows)
+        assert 1 <= plan.num_steps <= limits.max_num_steps
+        assert plan.num_steps == 1 or not plan.prefill_rows
+        for row in plan.decode_rows:
+            assert 1 <= row.max_new_tokens <= plan.num_steps
+            assert row.start + row.max_new_tokens < limits.max_model_len
+        for chunk in plan.prefill_rows:
+            assert chunk.num_tokens >= 1

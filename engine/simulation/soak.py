@@ -1,0 +1,246 @@
+"""Random simulations that try to break the scheduler: `python -m octavo.engine.simulation.soak`.
+
+Each scenario is drawn from one number: limits, policy, arrivals, priorities, targets, tenants,
+shared prefixes, clients that leave, slow and failed steps, failed and stuck page copies. A device
+that knows what every page holds checks each plan (`CheckedExecutor`); the scheduler's own
+integrity is proved every few turns; every answer must be what the request would say with no fault
+at all. A failure prints the number that plays it again.
+
+    python -m octavo.engine.simulation.soak --steps 1000000
+    python -m octavo.engine.simulation.soak --scenario 4711
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.engine.request import Priority, Request
+from octavo.engine.scheduler.policies import policy_names
+from octavo.engine.scheduler.scheduler import Scheduler
+from octavo.engine.scheduler.step_plan import StepLimits
+from octavo.engine.simulation.checked_executor import BrokenPlanError, CheckedExecutor
+from octavo.engine.simulation.executor import HostOverhead, SwapLink, output_tokens
+from octavo.engine.simulation.faults import Faults
+from octavo.engine.simulation.simulate import SimulationReport, simulate
+from octavo.engine.simulation.step_time import LinearCost, TwoRegimeStepTime
+from octavo.engine.simulation.traffic import Arrival, TrafficClass
+
+PAGE_SIZE = 4
+HOLDS_BACK = ("static", "dynamic")
+"""Policies that let a free device wait; all others must keep it busy while anybody waits."""
+
+_STEP_TIME = TwoRegimeStepTime(
+    LinearCost(base=0.01, token=1e-4, prefill=2e-4, decode=1e-4, decode_context=1e-6,
+               prefill_context=2e-6),
+    LinearCost(base=0.012, token=2e-4, prefill=3e-4, decode=1e-4, decode_context=1e-6,
+               prefill_context=2e-6),
+    edge=16,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One random simulation, all of it drawn from `number`."""
+
+    number: int
+    policy: str
+    limits: StepLimits
+    scheduler_args: dict[str, Any]
+    options: dict[str, Any]
+    arrivals: list[Arrival]
+    max_tokens: int
+
+
+def draw_scenario(number: int) -> Scenario:
+    """The scenario of a number; the same on every machine."""
+    rng = random.Random(f"scenario {number}")
+    names = [name for name in policy_names() if name != "static"]
+    policy = rng.choice(names)
+    max_tokens = rng.choice((4, 12, 24))
+    longest = 24
+    least_pages = -(-(longest + max_tokens) // PAGE_SIZE)
+    num_rows = rng.randint(1, 6)
+    num_pages = 1 + least_pages + rng.choice((0, 1, 4, 12, 40))
+    budget = max(num_rows, rng.choice((4, 8, 16, 48)))
+    chunked = rng.random() < 0.8 or budget < longest + max_tokens
+    limits = StepLimits(
+        max_num_batched_tokens=budget,
+        max_num_seqs=num_rows,
+        max_num_steps=rng.choice((1, 2, 8)),
+        max_prefill_rows=rng.randint(1, num_rows),
+        max_pages_per_seq=64,
+        page_size=PAGE_SIZE,
+        num_pages=num_pages,
+        max_model_len=128,
+        token_edges=tuple(sorted({4, 8, 16, budget} - set(range(budget + 1, 100)))),
+        num_host_pages=rng.choice((0, 4, 16, 64)),
+    )
+    faulty = rng.random() < 0.7
+    faults = Faults(
+        slow_step_share=rng.choice((0.0, 0.05)),
+        step_noise=rng.choice((0.0, 0.2)),
+        failed_step_share=rng.choice((0.0, 0.0, 0.01)),
+        failed_transfer_share=rng.choice((0.0, 0.2)),
+        stuck_transfer_share=rng.choice((0.0, 0.1)),
+        stuck_transfer_s=0.5,
+        cancelled_share=rng.choice((0.0, 0.2)),
+    )
+    classes = [_draw_class(rng, index) for index in range(rng.randint(1, 4))]
+    rate = rng.choice((2.0, 10.0, 50.0))
+    now_s = 0.0
+    arrivals = []
+    for index in range(rng.randint(5, 60)):
+        now_s += rng.expovariate(rate)
+        arrivals.append(
+            Arrival(
+                request_id=str(index),
+                arrival_s=now_s,
+                num_input=rng.randint(1, longest),
+                num_output=rng.randint(1, max_tokens),
+                traffic_class=rng.choice(classes),
+                block_ids=(rng.randint(0, 2), rng.randint(0, 2)) if rng.random() < 0.5 else (),
+                block_tokens=8,
+            )
+        )
+    return Scenario(
+        number=number,
+        policy=policy,
+        limits=limits,
+        scheduler_args={
+            "policy": policy,
+            "enable_prefix_caching": rng.random() < 0.7,
+            "enable_chunked_prefill": chunked,
+            "watermark": rng.choice((0.0, 0.05)),
+            "num_decode_steps": limits.max_num_steps,
+            "explain": rng.random() < 0.2,
+        },
+        options={
+            "overlap": rng.random() < 0.7,
+            "faults": faults if faulty else Faults(),
+            "seed": number,
+            "link": SwapLink(bytes_per_page=1 << 20, bytes_per_s=rng.choice((1e8, 1e9, 1e11))),
+            "host": HostOverhead(plan_s=rng.choice((0.0, 1e-3)), commit_s=0.0),
+            "check_every": 7,
+        },
+        arrivals=arrivals,
+        max_tokens=max_tokens,
+    )
+
+
+def play(scenario: Scenario) -> SimulationReport:
+    """Plays a scenario to its end.
+
+    Raises:
+        AssertionError: something that must hold does not.
+    """
+    numbers = {arrival.request_id: n for n, arrival in enumerate(scenario.arrivals)}
+    lengths = {arrival.request_id: arrival.num_output for arrival in scenario.arrivals}
+
+    def check_end(request: Request) -> None:
+        said = output_tokens(numbers[request.request_id], lengths[request.request_id])
+        got = tuple(request.output_token_ids)
+        assert got == said[: len(got)], f"{request.request_id} said something else"
+        if request.status.value in ("stop", "length"):
+            assert len(got) == len(said), request.request_id
+
+    report = simulate(
+        scenario.arrivals,
+        Scheduler(scenario.limits, **scenario.scheduler_args),
+        _STEP_TIME,
+        max_tokens=scenario.max_tokens,
+        executor_type=CheckedExecutor,
+        on_end=check_end,
+        max_turns=200_000,
+        idle_tick_s=0.01,
+        **scenario.options,
+    )
+    assert len(report.records) == len(scenario.arrivals)
+    assert all(record.status for record in report.records), "a request never ended"
+    assert report.load.num_owned_pages == 0, "pages were not given back"
+    assert report.load.num_running == report.load.num_waiting == 0
+    if scenario.policy.partition(":")[0] not in HOLDS_BACK:
+        assert report.num_held_back == 0, "the device waited while somebody could be served"
+    failed = [record for record in report.records if record.status == "failed"]
+    assert not failed or report.num_faults[0], "requests failed without a fault"
+    return report
+
+
+def _draw_class(rng: random.Random, index: int) -> TrafficClass:
+    kind = rng.choice(("interactive", "batch", "plain"))
+    return TrafficClass(
+        name=f"{kind}{index}",
+        ttft_target_s=rng.choice((0.05, 0.5, 2.0)) if kind == "interactive" else None,
+        tpot_target_s=rng.choice((0.02, 0.1)) if kind == "interactive" else None,
+        e2e_target_s=rng.choice((1.0, 10.0)) if kind == "batch" else None,
+        priority=rng.choice(list(Priority)),
+        tenant=rng.choice(("", "a", "b")),
+    )
+
+
+def run(num_steps: int, first: int, *, seconds: float = float("inf")) -> tuple[int, int]:
+    """Plays scenarios from `first` on until they have taken so many steps, or so long.
+
+    Returns:
+        (scenarios, steps) played.
+
+    Raises:
+        AssertionError, BrokenPlanError, RuntimeError: of the first that fails; its number was
+            printed.
+    """
+    begun_s = time.monotonic()
+    number, steps = first, 0
+    while steps < num_steps and time.monotonic() - begun_s < seconds:
+        scenario = draw_scenario(number)
+        try:
+            steps += play(scenario).num_steps
+        except (Exception, BrokenPlanError):
+            print(
+                f"scenario {number} ({scenario.policy}) failed; again: "
+                f"python -m octavo.engine.simulation.soak --scenario {number}",
+                file=sys.stderr,
+            )
+            raise
+        number += 1
+    return number - first, steps
+
+
+def main() -> int:
+    """Soaks from the command line; 1 if anything failed."""
+    import logging
+
+    logging.getLogger("octavo.engine.core").setLevel(logging.CRITICAL)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=1_000_000)
+    parser.add_argument("--first", type=int, default=0, help="number of the first scenario")
+    parser.add_argument("--scenario", type=int, help="play this one alone")
+    parser.add_argument("--keep-going", action="store_true", help="past failures")
+    args = parser.parse_args()
+    if args.scenario is not None:
+        print(draw_scenario(args.scenario))
+        print(play(draw_scenario(args.scenario)).num_steps, "steps")
+        return 0
+    steps, number, failures = 0, args.first, 0
+    begun_s = time.monotonic()
+    while steps < args.steps:
+        try:
+            _, played = run(1, number)
+            steps += played
+        except (Exception, BrokenPlanError):
+            failures += 1
+            traceback.print_exc(limit=-2)
+            if not args.keep_going:
+                return 1
+        number += 1
+    seconds = time.monotonic() - begun_s
+    print(f"{number - args.first} scenarios, {steps:,} steps, {failures} failed, {seconds:.0f} s")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
