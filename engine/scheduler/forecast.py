@@ -12,7 +12,6 @@ from octavo.engine.scheduler.step_time_model import StepFeatures, StepTimeModel
 _STEP_RATE = 0.02
 _PREFILL_RATE = 0.05
 _COPY_RATE = 0.1
-_MIN_PREFILL_TOKENS = 128
 
 CAUTIOUS, TYPICAL, GENEROUS = 0, 1, 2
 """Quantiles of the remaining length, as indices into the estimator's."""
@@ -31,7 +30,8 @@ class Forecast:
         page_copy_s: seconds to copy a page between device and host, as measured.
         iteration_s: running mean of a decode iteration's duration, prefill beside it included.
         mean_prefill_context: running mean of the context before a prompt token.
-        measured_prefill_token_s: running mean of a prefilling step's seconds a prompt token.
+        full_step_token_s: running mean of the seconds a prompt token takes in a step that holds as
+            many of them as the policy allows, decode rows included.
     """
 
     limits: StepLimits
@@ -40,7 +40,7 @@ class Forecast:
     uses_declared_lengths: bool = False
     page_copy_s: float = 2e-5
     iteration_s: float = 0.0
-    measured_prefill_token_s: float = 0.0
+    full_step_token_s: float = 0.0
     mean_prefill_context: float = 0.0
 
     def remaining_tokens(self, request: Request, quantile: int | None = None) -> float:
@@ -75,8 +75,8 @@ class Forecast:
     @property
     def prefill_token_s(self) -> float:
         """Seconds of device time a prompt token takes at the size of step that prompts run in."""
-        if self.measured_prefill_token_s:
-            return self.measured_prefill_token_s
+        if self.full_step_token_s:
+            return self.full_step_token_s
         most = self.limits.max_num_batched_tokens
         return self.step_time.predict_s(StepFeatures(0, most)) / most
 
@@ -106,10 +106,16 @@ class Forecast:
         if features.num_prefill:
             context = features.prefill_context / features.num_prefill
             self.mean_prefill_context += _PREFILL_RATE * (context - self.mean_prefill_context)
-        if features.num_prefill >= _MIN_PREFILL_TOKENS:
-            token_s = iteration_s / features.num_prefill
-            rate = _PREFILL_RATE if self.measured_prefill_token_s else 1.0
-            self.measured_prefill_token_s += rate * (token_s - self.measured_prefill_token_s)
+
+    def observe_budget(self, num_prefill: int, num_decode: int, decode_context: float) -> None:
+        """Learns how many prompt tokens the policy lets into a step beside the decode rows."""
+        if num_prefill <= 0:
+            return
+        prefill_context = num_prefill * self.mean_prefill_context
+        features = StepFeatures(num_decode, num_prefill, decode_context, prefill_context)
+        token_s = self.step_time.predict_s(features) / num_prefill
+        rate = _PREFILL_RATE if self.full_step_token_s else 1.0
+        self.full_step_token_s += rate * (token_s - self.full_step_token_s)
 
     def observe_copy(self, num_pages: int, seconds: float) -> None:
         """Learns from one copy of pages between device and host."""

@@ -121,9 +121,11 @@ class Planner:
                 self._table.columns.refresh_lengths(decoding, columns[1], self._table.forecast)
             snapshot = self._table.snapshot(now_s, *columns)
             budget = min(self._policy.budget(snapshot), self._limits.max_num_batched_tokens)
-            prefill_rows, prefilling = self._prefill.plan(
-                snapshot, budget - len(decoding), num_admissions
+            budget -= len(decoding)
+            self._table.forecast.observe_budget(
+                budget, len(decoding), float(columns[1].sum()) if decoding else 0.0
             )
+            prefill_rows, prefilling = self._prefill.plan(snapshot, budget, num_admissions)
             if draft.preempted_numbers:
                 decoding = [e for e in decoding if e.number not in draft.preempted_numbers]
                 columns = _columns(decoding)

@@ -79,8 +79,12 @@ def candidates(
     for index, request in enumerate(snapshot.running):
         num_pages = -(-request.num_computed_tokens // page_size)
         cost = resume_cost(snapshot, request)
-        keeps = spare_s(snapshot, request) > cost.delay_s
+        spare = spare_s(snapshot, request)
+        # Whoever is late already has no target left to lose.
+        keeps = spare > cost.delay_s or spare < 0
         loss = cost.machine_s + (0.0 if keeps else LOST_TARGET)
+        if spare < 0:
+            loss = 0.0
         key = tuple(-value for value in places[index])
         found.append(
             Candidate(loss / max(num_pages, 1), key, index, num_pages, cost.machine_s, keeps, request)

@@ -23,6 +23,9 @@ def make(parameters: Parameters) -> Policy:
     window = parameters.integer("window", 64)
     depth = parameters.number("depth", 1.0)
     kappa = parameters.number("kappa", 0.5)
+    keager = parameters.number("keager", 0.1)
+    stick = parameters.number("stick", 0)
+    pin = parameters.integer("pin", 2)
     lazy = parameters.number("lazy", 5)
 
     def due(request, forecast):
@@ -74,16 +77,15 @@ def make(parameters: Parameters) -> Policy:
             found = candidates(snapshot, [place(r, forecast) for r in snapshot.running])
             victims = [item.request for item in found]
             return victims[: victims.index(beneficiary) + 1]
-        if spare_s(snapshot, beneficiary) > lazy * forecast.step_s and lazy:
-            return []
+        urgent = spare_s(snapshot, beneficiary) <= lazy * forecast.step_s
         places = [place(r, forecast) for r in snapshot.running]
-        left_s = kappa * forecast.demand_s(beneficiary)
+        left_s = (kappa if urgent else keager) * forecast.demand_s(beneficiary)
         victims, freed = [], 0
         for item in candidates(snapshot, places):
             request = item.request
-            if places[item.index] <= own or not item.keeps_target:
+            if places[item.index][0] <= own[0] + stick * forecast.step_s or not item.keeps_target:
                 continue
-            if request.metrics.num_preemptions >= MAX_PREEMPTIONS:
+            if request.metrics.num_preemptions >= pin:
                 continue
             left_s -= item.machine_s
             if left_s < 0:
