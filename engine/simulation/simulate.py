@@ -116,8 +116,8 @@ class SimulationOptions:
         link: prices page copies.
         faults: what goes wrong.
         seed: of the faults.
-        max_tokens: every request's limit; None gives each its own length, which the scheduler
-            then knows as it knows a client's limit.
+        max_tokens: every request's limit, less where it would not fit; None gives each its own
+            length, which the scheduler then knows as it knows a client's limit.
         declared_length: what clients tell of their output's length.
         idle_tick_s: how often a scheduler that holds requests back is asked again.
         keep_timeline: keep every step in the report.
@@ -209,6 +209,9 @@ class _Simulation:
         if options.log is not None:
             self.core.log = EventLog(options.log, scheduler.limits, options.scheduler_args)
         self.events: list[tuple[float, int, int, Arrival]] = []
+        limits = scheduler.limits
+        most_pages = min(limits.num_pages - 1, limits.max_pages_per_seq)
+        self.longest = min(limits.max_model_len, most_pages * limits.page_size + 1)
         self.num_events = 0
         self.num_held_back = 0
         self.cancels = random.Random(f"cancels {options.seed}")
@@ -262,7 +265,8 @@ class _Simulation:
         number = len(self.records)
         self.records[arrival.request_id] = record
         self.arrivals[arrival.request_id] = arrival
-        max_tokens = self.options.max_tokens or arrival.num_output
+        room = max(1, self.longest - arrival.num_input)
+        max_tokens = min(self.options.max_tokens or arrival.num_output, room)
         request = make_request(
             arrival,
             max_tokens=max_tokens,
