@@ -156,7 +156,7 @@ def play(scenario: Scenario) -> SimulationReport:
         max_tokens=scenario.max_tokens,
         executor_type=CheckedExecutor,
         on_end=check_end,
-        max_turns=200_000,
+        max_turns=30_000,
         idle_tick_s=0.01,
         **scenario.options,
     )

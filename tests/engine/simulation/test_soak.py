@@ -1,0 +1,130 @@
+"""Random simulations: a piece of the soak small enough for every change."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+
+from octavo.engine.scheduler.step_plan import DecodeRow, DecodeRows, PageCopy, PrefillRow, StepPlan
+from octavo.engine.simulation.checked_executor import BrokenPlanError, CheckedExecutor
+from octavo.engine.simulation.faults import Faults
+from octavo.engine.simulation.settings import replica_limits
+from octavo.engine.simulation.soak import draw_scenario, play, run
+from octavo.engine.simulation.step_time import ConstantStepTime
+from octavo.engine.simulation.traffic import Arrival, make_request
+from octavo.engine.simulation.virtual_clock import VirtualClock
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, logger="octavo.engine.core")
+
+
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_random_scenarios_hold_every_invariant(first: int) -> None:
+    for number in range(first, first + 20):
+        scenario = draw_scenario(number)
+        assert play(scenario).num_steps > 0
+
+
+def test_a_scenario_is_the_same_every_time() -> None:
+    assert draw_scenario(7) == draw_scenario(7)
+    first, second = play(draw_scenario(7)), play(draw_scenario(7))
+    assert [r.to_dict() for r in first.records] == [r.to_dict() for r in second.records]
+
+
+def test_overlap_changes_no_answer() -> None:
+    # `play` holds every token to what the request would say alone.
+    for number in range(5):
+        scenario = draw_scenario(number)
+        arguments = {**scenario.scheduler_args, "policy": "fcfs"}
+        for overlap in (False, True):
+            options = {**scenario.options, "overlap": overlap, "faults": Faults()}
+            report = play(replace(scenario, scheduler_args=arguments, options=options))
+            assert all(record.is_served for record in report.records)
+
+
+def test_a_failure_prints_the_number_that_plays_it_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def break_pages(self: CheckedExecutor, plan: StepPlan) -> None:
+        raise AssertionError("broken on purpose")
+
+    monkeypatch.setattr(CheckedExecutor, "_check_budgets", break_pages)
+    with pytest.raises(BrokenPlanError, match="on purpose"):
+        run(10, 42)
+    assert "--scenario 42" in capsys.readouterr().err
+
+
+class TestCheckedExecutor:
+    """The device that knows what pages hold finds what is planned wrongly."""
+
+    def make(self) -> CheckedExecutor:
+        limits = replica_limits(
+            kv_tokens=128, num_rows=4, max_num_batched_tokens=32, page_size=4, max_model_len=64,
+            host_kv_tokens=64,
+        )  # fmt: skip
+        return CheckedExecutor(limits, VirtualClock(), ConstantStepTime(1.0))
+
+    def plan(self, step_id: int, **changes: object) -> StepPlan:
+        values = {
+            "step_id": step_id, "decode_rows": DecodeRows.of(()), "prefill_rows": (),
+            "num_steps": 1, "page_updates": (),
+        }  # fmt: skip
+        return StepPlan(**{**values, **changes})  # type: ignore[arg-type]
+
+    def prefill(self, executor: CheckedExecutor, name: str, **changes: object) -> PrefillRow:
+        arrival = Arrival(request_id=name, arrival_s=0.0, num_input=8, num_output=8)
+        number = ord(name)
+        executor.learn_output(name, number, 8)
+        values = {
+            "request": make_request(arrival, max_tokens=8, number=number), "slot": 0, "start": 0,
+            "num_tokens": 8, "samples": True, "is_new": True, "page_ids": (1, 2, 3),
+        }  # fmt: skip
+        return PrefillRow(**{**values, **changes})  # type: ignore[arg-type]
+
+    def test_a_sound_plan_passes(self) -> None:
+        executor = self.make()
+        row = self.prefill(executor, "a")
+        executor.dispatch(self.plan(0, prefill_rows=(row,)))
+        decode = DecodeRow(request=row.request, slot=0, start=8, max_new_tokens=1)
+        executor.dispatch(self.plan(1, decode_rows=(decode,)))
+
+    def test_a_page_of_another_sequence_is_found(self) -> None:
+        executor = self.make()
+        executor.dispatch(self.plan(0, prefill_rows=(self.prefill(executor, "a"),)))
+        thief = self.prefill(executor, "b", slot=1, start=4, num_tokens=4, page_ids=(1, 5))
+        with pytest.raises(BrokenPlanError, match="another's"):
+            executor.dispatch(self.plan(1, prefill_rows=(thief,)))
+
+    def test_a_page_that_nobody_wrote_is_found(self) -> None:
+        executor = self.make()
+        row = self.prefill(executor, "a", start=4, num_tokens=4)
+        with pytest.raises(BrokenPlanError, match="holds nothing"):
+            executor.dispatch(self.plan(0, prefill_rows=(row,)))
+
+    def test_reading_a_page_on_its_way_is_found(self) -> None:
+        executor = self.make()
+        row = self.prefill(executor, "a")
+        out = PageCopy(transfer_id=1, request_id="a", device_pages=(1,), host_pages=(0,))
+        executor.dispatch(self.plan(0, prefill_rows=(row,)))
+        executor.dispatch(self.plan(1, copy_outs=(out,)))
+        executor._clock.advance(1.0)
+        assert [done.ok for done in executor.poll_transfers()] == [True]
+        back = PageCopy(transfer_id=2, request_id="a", device_pages=(1,), host_pages=(0,))
+        decode = DecodeRow(request=row.request, slot=0, start=8, max_new_tokens=1)
+        with pytest.raises(BrokenPlanError, match="on their way"):
+            executor.dispatch(self.plan(2, copy_ins=(back,), decode_rows=(decode,)))
+
+    def test_too_many_tokens_are_found(self) -> None:
+        executor = self.make()
+        rows = tuple(
+            self.prefill(executor, name, slot=slot, page_ids=(slot * 3 + 1, slot * 3 + 2))
+            for slot, name in enumerate("abcd")
+        )
+        executor.dispatch(self.plan(0, prefill_rows=rows))
+        big = self.prefill(executor, "e", num_tokens=33)
+        with pytest.raises(BrokenPlanError):
+            executor.dispatch(self.plan(1, prefill_rows=(big,)))
