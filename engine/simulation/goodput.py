@@ -37,7 +37,7 @@ class Candidate:
     @property
     def label(self) -> str:
         """What tables call it."""
-        label = self.policy
+        label = self.policy.replace(":lengths=declared", "")
         if self.token_budget is not None:
             label += f" ({self.token_budget} tokens)"
         return label + (" (lengths known)" if self.knows_lengths else "")

@@ -172,10 +172,9 @@ def prefill_bound(arrivals: Sequence[Arrival], step_time: StepTime, budget: int)
 
     One machine computes prompts one after the other, preemptively, at the fastest rate at which a
     step of `budget` tokens computes prefill; a request is on time if its prompt is done by its
-    TTFT (or end-to-end) target. Decoding is free. The most that can be on time is found by
-    Moore-Hodgson on the relaxation in which every prompt could have been computed from its
-    arrival on; as with release times that greedy is not exact, requests are counted by a
-    fractional knapsack within each busy window instead, which only over-counts.
+    TTFT (or end-to-end) target. Decoding is free. In any stretch of time the prompts that arrive
+    and fall due within it may be more work than it has time for; then the largest of them at
+    least must be given up. Disjoint stretches add up.
 
     Returns:
         A share from 0 to 1 that no scheduler exceeds.
@@ -210,7 +209,7 @@ def _fewest_missed(jobs: Sequence[tuple[float, float, float]]) -> int:
     arrival, due, size = arrival[order], due[order], size[order]
     span_s = 60.0
     best_from: list[tuple[int, float, float]] = []
-    begins = arrival[:: max(1, len(arrival) // 400)]
+    begins = arrival[:: max(1, len(arrival) // 100)]
     for begin_s in begins:
         first = int(np.searchsorted(arrival, begin_s))
         inside = slice(first, int(np.searchsorted(arrival, begin_s + span_s)))

@@ -104,7 +104,7 @@ def _candidates(args: argparse.Namespace) -> list[Candidate]:
     names = args.policies.split() or policy_names()
     candidates = [Candidate(policy=name) for name in names]
     if "slo" in names and not args.no_oracle:
-        candidates.append(Candidate(policy="slo", knows_lengths=True))
+        candidates.append(Candidate(policy="slo:lengths=declared", knows_lengths=True))
     return candidates
 
 

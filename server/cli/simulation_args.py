@@ -89,7 +89,9 @@ def setting_from(args: argparse.Namespace) -> tuple[Setting, HostOverhead]:
     Raises:
         InvalidConfigError: arguments that are out of range or do not go together.
     """
-    overhead, limits, step_time, link = NO_OVERHEAD, None, None, SwapLink()
+    if args.rate is not None and not args.rate > 0:
+        raise InvalidConfigError("rate", args.rate, "a number above 0")
+    overhead = NO_OVERHEAD
     if args.setting is not None:
         setting = get_setting(args.setting, args.trace_dir)
     else:

@@ -111,7 +111,7 @@ class TestCheckedExecutor:
         out = PageCopy(transfer_id=1, request_id="a", device_pages=(1,), host_pages=(0,))
         executor.dispatch(self.plan(0, prefill_rows=(row,)))
         executor.dispatch(self.plan(1, copy_outs=(out,)))
-        executor._clock.advance(1.0)
+        executor._clock.advance(3.0)
         assert [done.ok for done in executor.poll_transfers()] == [True]
         back = PageCopy(transfer_id=2, request_id="a", device_pages=(1,), host_pages=(0,))
         decode = DecodeRow(request=row.request, slot=0, start=8, max_new_tokens=1)

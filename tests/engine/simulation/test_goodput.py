@@ -1,0 +1,150 @@
+"""Goodput: bisection finds the edge, tables and plots show what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.engine.simulation.arrivals import gamma_arrivals, uniform_lengths
+from octavo.engine.simulation.executor import SwapLink
+from octavo.engine.simulation.goodput import (
+    Attainments,
+    Candidate,
+    Estimate,
+    highest_rate,
+    measure_goodput,
+    run_once,
+    tune_budget,
+)
+from octavo.engine.simulation.goodput_report import (
+    break_even,
+    budget_sweep,
+    detail_table,
+    goodput_table,
+    parameter_sweep,
+)
+from octavo.engine.simulation.settings import Setting, replica_limits
+from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME
+from octavo.engine.simulation.traffic import Arrival, TrafficClass
+
+CHAT = TrafficClass(name="chat", ttft_target_s=1.0, tpot_target_s=0.05)
+
+
+@pytest.fixture
+def setting() -> Setting:
+    def traffic(rate: float, seed: int) -> list[Arrival]:
+        lengths = uniform_lengths((50, 1500), (5, 60))
+        return gamma_arrivals(rate, 6.0, lengths, seed=seed, traffic_class=CHAT)
+
+    return Setting(
+        name="small", limits=replica_limits(kv_tokens=16_000, num_rows=32), link=SwapLink(),
+        step_time=NIYAMA_STEP_TIME, traffic=traffic, rates=(2.0, 4.0, 16.0), max_tokens=256,
+    )  # fmt: skip
+
+
+def step_at(edge: float) -> Callable[[float], float]:
+    return lambda rate: 1.0 if rate <= edge else 0.5
+
+
+def test_bisection_ends_within_tolerance_below_the_edge() -> None:
+    found = highest_rate(step_at(3.3), 0.9, low=0.1, high=20.0, tolerance=0.01)
+    assert 3.3 / 1.01 <= found <= 3.3
+
+
+def test_bisection_stays_within_its_ends() -> None:
+    assert highest_rate(step_at(0.01), 0.9, low=0.1, high=20.0) == 0.1
+    assert highest_rate(step_at(99.0), 0.9, low=0.1, high=20.0) == 20.0
+
+
+def test_every_rate_and_seed_is_run_once_and_known_rates_narrow_the_search() -> None:
+    asked: list[tuple[float, int]] = []
+
+    def attain(rate: float, seed: int) -> float:
+        asked.append((rate, seed))
+        return step_at(3.0)(rate)
+
+    attainments = Attainments(attain)
+    for rate, share in ((2.0, 1.0), (4.0, 0.5)):
+        attainments.learn(rate, 1, share)
+    estimate = attainments.goodput(0.9, [1], low=0.1, high=20.0)
+    attainments.goodput(0.8, [1], low=0.1, high=20.0)
+    assert estimate.mean == pytest.approx(3.0, rel=0.03)
+    assert len(asked) == len(set(asked))
+    assert all(2.0 < rate < 4.0 for rate, _ in asked)
+
+
+def test_an_estimate_has_students_interval() -> None:
+    estimate = Estimate.of([1.0, 2.0, 3.0])
+    assert estimate.mean == 2.0
+    assert estimate.half_width == pytest.approx(4.303 / math.sqrt(3))
+    assert Estimate.of([5.0]).to_dict() == {"mean": 5.0, "ci95": None}
+
+
+def test_a_run_is_the_same_every_time(setting: Setting) -> None:
+    candidate = Candidate(policy="slo")
+    first, second = (run_once(setting, candidate, 4.0, 1) for _ in range(2))
+    assert [r.to_dict() for r in first.records] == [r.to_dict() for r in second.records]
+
+
+def test_a_token_budget_takes_the_place_of_the_settings(setting: Setting) -> None:
+    run = run_once(setting, Candidate(policy="fcfs", token_budget=64), 4.0, 1, keep_timeline=True)
+    assert max(step.plan.num_tokens for step in run.timeline) == 64
+
+
+def test_tuning_takes_the_budget_that_serves_most(setting: Setting) -> None:
+    tuned = tune_budget(setting, Candidate(policy="fcfs"), (32, 1024), seed=9)
+    assert tuned.token_budget == 1024
+
+
+@pytest.fixture
+def results(setting: Setting) -> list[dict[str, Any]]:
+    return [
+        measure_goodput(setting, Candidate(policy=name), seeds=(1, 2), tolerance=0.5)
+        for name in ("fcfs", "slo")
+    ]
+
+
+def test_results_are_shown_as_tables_and_plots(
+    results: list[dict[str, Any]], setting: Setting, tmp_path: Path
+) -> None:
+    attained = [row["attainment"]["mean"] for row in results[0]["rates"]]
+    assert attained[0] > attained[-1]
+    assert 0.25 <= results[0]["goodput"]["0.9"]["mean"] <= 16.0
+    table = goodput_table(results)
+    assert [line.split("|")[1].strip() for line in table.splitlines()] == [
+        "policy", "---", "fcfs", "slo",
+    ]  # fmt: skip
+    assert "TTFT" in detail_table(results, 4.0)
+
+    pytest.importorskip("matplotlib")
+    from octavo.engine.simulation import plots
+
+    plots.plot_goodput(results, tmp_path / "goodput.svg")
+    plots.plot_attainment(results, tmp_path / "classes.svg", rate=4.0)
+    budgets = budget_sweep(setting, seed=1, rate=4.0, budgets=(64, 512))
+    plots.plot_budgets(budgets, tmp_path / "budgets.png")
+    plots.plot_break_even(break_even(setting), tmp_path / "break_even.svg")
+    run = run_once(setting, Candidate(policy="slo"), 4.0, 1, keep_timeline=True)
+    plots.plot_timeline(run, tmp_path / "timeline.svg", end_s=5.0)
+    rows = parameter_sweep(setting, "mlfq", "quantum", (8, 64), seed=1, rate=4.0)
+    plots.plot_sweep(
+        rows, tmp_path / "sweep.svg", title="Quantum", x="quantum",
+        lines={"chat attainment": "chat"},
+    )  # fmt: skip
+    files = sorted(path.name for path in tmp_path.iterdir())
+    assert files == [
+        "break_even.svg", "budgets.png", "classes.svg", "goodput.svg", "sweep.svg", "timeline.svg",
+    ]  # fmt: skip
+    again = tmp_path / "again.svg"
+    plots.plot_goodput(results, again)
+    assert again.read_bytes() == (tmp_path / "goodput.svg").read_bytes()
+
+
+def test_swap_wins_over_recompute_only_for_long_sequences_on_a_slow_link(setting: Setting) -> None:
+    rows = break_even(setting, (16, 8192))
+    assert rows[1]["swap_s"] < rows[1]["recompute_s"]
+    assert [row["num_tokens"] for row in rows] == [16, 8192]

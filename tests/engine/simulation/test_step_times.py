@@ -1,0 +1,118 @@
+"""Step times: published coefficients, rooflines, and profiles that survive a file."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.engine.simulation.executor import HostOverhead
+from octavo.engine.simulation.profile import Profile, ProgramCost, Sample, fit_program
+from octavo.engine.simulation.roofline import DEVICES, kv_capacity, roofline
+from octavo.engine.simulation.settings import replica_limits
+from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, StepWork
+from octavo.models.config import ModelConfig
+
+LLAMA_8B = ModelConfig(
+    vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_layers=32, num_heads=32,
+    num_kv_heads=8, head_dim=128, max_position_embeddings=8192,
+)  # fmt: skip
+
+
+def test_the_published_fit_has_two_regimes() -> None:
+    small = StepWork(10, 1, 400, decode_context=5000, prefill_context=100)
+    expected = 0.014936 + 5.882475e-5 * 410 + 2.247956e-5 * 400 + 3.634519e-5 * 10
+    expected += 1.111258e-7 * 5000 + 7.554773e-7 * 100
+    assert NIYAMA_STEP_TIME.seconds(small) == pytest.approx(expected)
+    large = StepWork(13, 1, 500, decode_context=5000, prefill_context=100)
+    expected = 0.005004 + 2.71905e-5 * 513 + 6.863043e-5 * 500 - 4.143993e-5 * 13
+    expected += 1.663409e-7 * 5000 + 2.727223e-6 * 100
+    assert NIYAMA_STEP_TIME.seconds(large) == pytest.approx(expected)
+
+
+def test_several_iterations_cost_as_much_as_one_after_the_other() -> None:
+    work = StepWork(10, decode_context=5000, num_steps=4)
+    single = sum(NIYAMA_STEP_TIME.seconds(work.iteration(i)) for i in range(4))
+    assert NIYAMA_STEP_TIME.seconds(work) == pytest.approx(single)
+
+
+@pytest.mark.parametrize("name", sorted(DEVICES))
+def test_a_roofline_is_bound_by_memory_in_decode_and_by_arithmetic_in_prefill(name: str) -> None:
+    model = replace(roofline(name, LLAMA_8B, num_devices=2), fixed_s=0.0)
+    twice = replace(model, device=replace(model.device, bytes_per_s=2 * model.device.bytes_per_s))
+    decode, prefill = StepWork(8, decode_context=8000), StepWork(0, 1, 8192, prefill_attention=3e7)
+    assert twice.seconds(decode) < 0.7 * model.seconds(decode)
+    assert twice.seconds(prefill) == pytest.approx(model.seconds(prefill))
+
+
+def test_an_h100_decodes_llama_8b_in_about_7_milliseconds() -> None:
+    # 16 GB of weights at 80% of 3.35 TB/s is 5.6 ms, plus a fixed millisecond.
+    model = roofline("h100", LLAMA_8B)
+    assert model.num_weights == pytest.approx(7.5e9, rel=0.02)
+    assert model.kv_bytes_per_token == 131_072
+    assert 6e-3 < model.seconds(StepWork(1, decode_context=100)) < 8e-3
+    assert 300_000 < kv_capacity(model) < 500_000
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(InvalidConfigError, match="num_devices = 1"):
+        roofline("v5e", replace(LLAMA_8B, num_layers=48, layer_kinds=()))
+    with pytest.raises(InvalidConfigError, match="device = 'abacus'"):
+        roofline("abacus", LLAMA_8B)
+
+
+def program(**changes: float) -> ProgramCost:
+    values = {"num_tokens": 8, "num_rows": 8, "num_new_rows": 0, "num_steps": 4, "base_s": 1e-3}
+    return ProgramCost(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_fit_finds_what_a_program_costs() -> None:
+    true = program(iteration_s=4e-3, row_s=1e-4, decode_context_s=2e-7)
+    rng = random.Random(1)
+    samples = []
+    for _ in range(300):
+        rows = rng.randint(1, 8)
+        work = StepWork(
+            rows, decode_context=rng.randint(0, 20_000), num_steps=rng.choice((1, 2, 4))
+        )
+        samples.append(Sample(work=work, seconds=true.seconds(work) * rng.lognormvariate(0, 0.02)))
+    found = fit_program(samples, num_tokens=8, num_rows=8, num_new_rows=0, num_steps=4)
+    for sample in samples:
+        assert found.seconds(sample.work) == pytest.approx(true.seconds(sample.work), rel=0.06)
+    assert found.noise < 0.05
+    assert min(found.base_s, found.iteration_s, found.row_s, found.decode_context_s) >= 0
+
+
+def test_a_profile_prices_work_by_the_smallest_program_that_takes_it() -> None:
+    profile = Profile(
+        programs=(
+            program(base_s=1.0),
+            program(num_tokens=32, num_rows=32, base_s=2.0),
+            program(num_tokens=64, num_rows=32, num_new_rows=4, num_steps=0, base_s=3.0),
+        ),
+        host=HostOverhead(plan_s=1e-4),
+        limits=replica_limits(kv_tokens=1024),
+    )
+    assert profile.seconds(StepWork(8)) == 1.0
+    assert profile.seconds(StepWork(9)) == 2.0
+    assert profile.seconds(StepWork(2, 1, 30)) == 3.0
+    assert profile.seconds(StepWork(2, 9, 30)) == 3.0
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    profile = Profile(
+        programs=(program(),), host=HostOverhead(plan_s=1e-4, commit_row_s=1e-6),
+        limits=replica_limits(kv_tokens=1024), about={"model": "m"},
+    )  # fmt: skip
+    profile.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == profile
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"format": "octavo-profile-1"}', "[1]"])
+def test_what_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "p.json").write_text(content)
+    with pytest.raises(InvalidConfigError, match="profile = "):
+        Profile.load(tmp_path / "p.json")
