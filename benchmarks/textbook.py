@@ -19,12 +19,14 @@ How the workload's rules become the real scheduler's:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from octavo.engine.errors import OverloadedError
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.policies import get_policy
@@ -212,7 +214,8 @@ class Machine:
             output_len_class="short" if job.prompt <= 40 else "long",
         )
         self.requests[request.request_id] = (job, request)
-        self.scheduler.add(request, now_s)
+        with contextlib.suppress(OverloadedError):  # refused at the door: missed
+            self.scheduler.add(request, now_s)
 
     def _commit(self, plan: StepPlan, step: int) -> None:
         """Emits a token for each row that samples; ends those whose output is complete."""

@@ -58,6 +58,8 @@ def fastest_end_s(request: Request, now_s: float, forecast: Forecast) -> tuple[f
 
 def is_hopeless(request: Request, now_s: float, forecast: Forecast) -> bool:
     """Whether a waiting request will miss a target whatever is done from now on."""
+    if not forecast.is_sound:
+        return False
     end_due = end_due_s(request)
     has_first = request.metrics.first_token_s is not None
     if end_due == math.inf and (request.ttft_target_s is None or has_first):

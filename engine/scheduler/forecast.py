@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from octavo.engine.request import Request
+from octavo.engine.scheduler.fairness import TenantCounters
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.step_time_model import StepFeatures, StepTimeModel
@@ -25,6 +26,8 @@ class Forecast:
         limits: what a step can take.
         step_time: seconds of a step.
         lengths: output lengths by class.
+        tenants: what each tenant was served.
+        num_steps_to_trust: steps to learn from before anybody is given up on these estimates.
         uses_declared_lengths: whether a request's `known_output_len` is believed. Off unless the
             policy says so by its parameters: production does not know lengths.
         page_copy_s: seconds to copy a page between device and host, as measured.
@@ -37,11 +40,22 @@ class Forecast:
     limits: StepLimits
     step_time: StepTimeModel
     lengths: LengthEstimator
+    tenants: TenantCounters = field(default_factory=TenantCounters)
     uses_declared_lengths: bool = False
+    num_steps_to_trust: int = 8
     page_copy_s: float = 2e-5
     iteration_s: float = 0.0
     full_step_token_s: float = 0.0
     mean_prefill_context: float = 0.0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether step times rest on more than a guess."""
+        return self.step_time.num_observed >= self.num_steps_to_trust
+
+    def tenant_lead_s(self, tenant: str) -> float:
+        """Seconds of prefill by which a tenant is ahead of the least served active one."""
+        return self.tenants.lead(tenant) * self.prefill_token_s
 
     def remaining_tokens(self, request: Request, quantile: int | None = None) -> float:
         """Output tokens still to come, ≥ 1: the mean, or one of the kept quantiles."""

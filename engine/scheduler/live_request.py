@@ -26,6 +26,8 @@ class LiveRequest:
             does not hand them out again.
         is_placed: whether the device row was told of this request since it was last admitted.
         place: where it stands while it waits: the policy's place when it began to.
+        waiting_since_s: when it last began to wait.
+        is_pinned: whether it has waited its longest and comes before all that have not.
         is_demoted: whether it is served only when no other waits.
         is_live: false from the terminal event on.
     """
@@ -40,6 +42,8 @@ class LiveRequest:
     num_committed_tokens: int = 0
     num_scored_prompt_tokens: int = 0
     is_placed: bool = False
+    waiting_since_s: float = 0.0
+    is_pinned: bool = False
     is_demoted: bool = False
     place: tuple[float, ...] = ()
     is_live: bool = True

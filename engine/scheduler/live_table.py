@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler.fairness import MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.policies.policy import Place, Policy
@@ -18,9 +19,22 @@ from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.running_set import RunningRequests, RunningSet
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import StepLimits
+from octavo.engine.scheduler.waiting_columns import WaitingFigures
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
 
 _NO_ROWS = np.empty(0, np.int32)
+_Columns = tuple[NDArray[np.int32], NDArray[np.int32]]
+
+
+def columns_of(decoding: Sequence[LiveRequest]) -> _Columns:
+    """Slots of decode rows, and the positions of their inputs."""
+    if not decoding:
+        return _NO_ROWS, _NO_ROWS
+    requests = [entry.request for entry in decoding]
+    return (
+        np.array([request.slot for request in requests], np.int32),
+        np.array([request.num_computed_tokens for request in requests], np.int32),
+    )
 
 
 class LiveTable:
@@ -43,7 +57,12 @@ class LiveTable:
         self.kv = kv
         self.forecast = forecast
         self._place = policy.place
-        self.waiting = WaitingQueue(self.place_of)
+        self._measure = policy.measure
+        measure = None if policy.measure is None else self._figures_of
+        self.waiting = WaitingQueue(self.place_of, measure)
+        self.max_wait = MaximumWait(math.inf if policy.max_wait_s is None else policy.max_wait_s)
+        self.tenants = forecast.tenants
+        self._pinned: set[str] = set()
         self.running = RunningSet(limits.max_num_seqs)
         self.columns = RowColumns(limits.max_num_seqs)
         self.busy_until_s = 0.0
@@ -73,17 +92,28 @@ class LiveTable:
         return self._place is not None
 
     def place_of(self, entry: LiveRequest) -> Place:
-        """Where an entry stands by the policy; behind all others once it was demoted."""
+        """Where an entry stands by the policy; before all others once it was pinned, behind them
+        once it was demoted."""
+        if entry.is_pinned:
+            return (-math.inf, entry.request.arrival_s)
         place = () if self._place is None else self._place(entry.request, self.forecast)
         return (math.inf, *place) if entry.is_demoted else place
 
-    def snapshot(
-        self,
-        now_s: float,
-        decode_slots: NDArray[np.int32] = _NO_ROWS,
-        decode_starts: NDArray[np.int32] = _NO_ROWS,
-    ) -> Snapshot:
-        """The state as policies see it."""
+    def _figures_of(self, entry: LiveRequest) -> WaitingFigures:
+        assert self._measure is not None
+        figures = self._measure(entry.request, entry.place, self.forecast)
+        # Who was given up or must come first is not given up again.
+        is_settled = entry.is_demoted or entry.is_pinned
+        return figures._replace(due_s=math.inf) if is_settled else figures
+
+    def snapshot(self, now_s: float, decoding: Sequence[LiveRequest] = ()) -> Snapshot:
+        """The state as policies see it.
+
+        Args:
+            decoding: the rows that decode in the step being planned, as far as they are known.
+        """
+        slots, starts = columns_of(decoding)
+        prompts = self.running.prefilling
         return Snapshot(
             now_s=now_s,
             starts_s=max(now_s, self.busy_until_s),
@@ -94,8 +124,13 @@ class LiveTable:
             limits=self.limits,
             forecast=self.forecast,
             columns=self.columns,
-            decode_slots=decode_slots,
-            decode_starts=decode_starts,
+            waiting_columns=self.waiting.columns,
+            prefilling=[entry.request for entry in prompts if not entry.is_demoted],
+            demoted=[entry.request for entry in prompts if entry.is_demoted],
+            decoding=[entry.request for entry in decoding],
+            decode_slots=slots,
+            decode_starts=starts,
+            pinned=self._pinned,
         )
 
     def accept(self, request: Request) -> LiveRequest:
@@ -109,8 +144,21 @@ class LiveTable:
         entry = LiveRequest(request=request, number=self.num_added, pages=self.kv.open(request))
         self.num_added += 1
         self._by_id[request.request_id] = entry
-        self.waiting.insert(entry)
+        self.tenants.enter(request.tenant)
+        self._wait(entry, request.arrival_s)
         return entry
+
+    def pin_overdue(self, now_s: float) -> None:
+        """Sends those to the front of the queue who have waited their longest."""
+        for entry in self.max_wait.overdue(now_s):
+            self.waiting.pin(entry)
+            self._pinned.add(entry.request.request_id)
+
+    def _wait(self, entry: LiveRequest, since_s: float) -> None:
+        entry.waiting_since_s = since_s
+        self.waiting.insert(entry)
+        if self.max_wait.max_wait_s < math.inf and not entry.is_pinned:
+            self.max_wait.began(entry)
 
     def admit(self, entry: LiveRequest, matched: list[int], now_s: float) -> None:
         """Moves a waiting request to a free slot, with pages for all its known tokens.
@@ -131,8 +179,9 @@ class LiveTable:
             request.metrics.first_scheduled_s = now_s
             request.num_cached_tokens = num_cached
             self.kv.count_query(request, num_cached)
+            self.tenants.serve(request.tenant, num_known - num_cached, 0)
 
-    def preempt(self, entry: LiveRequest) -> None:
+    def preempt(self, entry: LiveRequest, now_s: float) -> None:
         """Takes slot and pages from a running request; it waits where it stood before.
 
         Tokens that dispatched steps still compute for it stay valid.
@@ -143,7 +192,7 @@ class LiveTable:
         request.num_computed_tokens = 0
         request.metrics.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.insert(entry)
+        self._wait(entry, now_s)
 
     def end(
         self,
@@ -164,6 +213,9 @@ class LiveTable:
             self._release(entry)
         self.kv.drop_host_copy(entry.pages)
         del self._by_id[request.request_id]
+        self.tenants.serve(request.tenant, 0, len(request.output_token_ids))
+        self.tenants.leave(request.tenant)
+        self._pinned.discard(request.request_id)
         entry.is_live = False
         request.status = status
         request.stop_reason = stop_reason

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.engine.errors import OverloadedError
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable
+from octavo.engine.scheduler.live_table import LiveTable, columns_of
 from octavo.engine.scheduler.ordering import in_order
 from octavo.engine.scheduler.policies.policy import Policy
 from octavo.engine.scheduler.preemption import Preemption
@@ -25,10 +24,6 @@ from octavo.engine.scheduler.step_plan import (
 )
 from octavo.engine.scheduler.step_time_model import StepFeatures
 from octavo.engine.scheduler.transfers import Transfers
-
-_Columns = tuple[NDArray[np.int32], NDArray[np.int32]]
-_NO_SLOTS = np.empty(0, np.int32)
-
 
 class Dispatched(NamedTuple):
     """A plan, the records of its rows' requests (decode rows first), and what it should cost."""
@@ -110,29 +105,24 @@ class Planner:
         decoding: list[LiveRequest] = []
         prefill_rows: list[PrefillRow] = []
         prefilling: list[LiveRequest] = []
-        is_short, columns = False, (_NO_SLOTS, _NO_SLOTS)
+        is_short = False
         if not self._policy.prefills_alone:
             decoding, is_short = self._select_decode_rows(now_s)
-            columns = _columns(decoding)
         if is_short:
             num_admissions = 0
         if num_admissions or self._running.num_prefilling:
-            if decoding:
-                self._table.columns.refresh_lengths(decoding, columns[1], self._table.forecast)
-            snapshot = self._table.snapshot(now_s, *columns)
+            snapshot = self._table.snapshot(now_s, decoding)
             budget = min(self._policy.budget(snapshot), self._limits.max_num_batched_tokens)
             budget -= len(decoding)
             self._table.forecast.observe_budget(
-                budget, len(decoding), float(columns[1].sum()) if decoding else 0.0
+                budget, len(decoding), float(snapshot.decode_starts.sum())
             )
             prefill_rows, prefilling = self._prefill.plan(snapshot, budget, num_admissions)
             if draft.preempted_numbers:
                 decoding = [e for e in decoding if e.number not in draft.preempted_numbers]
-                columns = _columns(decoding)
                 self._forget_updates_of_others(decoding)
         if self._policy.prefills_alone and not prefill_rows:
             decoding, is_short = self._select_decode_rows(now_s)
-            columns = _columns(decoding)
         if self._kv.host.num_pages:
             self._transfers.spill(now_s)
         if not decoding and not prefill_rows and not draft.has_copies:
@@ -140,7 +130,7 @@ class Planner:
         num_steps = 1
         if self._max_steps > 1 and decoding and not prefill_rows and not is_short:
             num_steps = self._choose_num_steps(decoding, now_s)
-        decode_rows = self._decode_rows(decoding, columns, num_steps)
+        decode_rows = self._decode_rows(decoding, num_steps)
         plan = StepPlan(
             step_id=self.num_plans,
             decode_rows=decode_rows,
@@ -160,6 +150,7 @@ class Planner:
 
     def _decide_on_waiting(self, now_s: float) -> int:
         """Ends the waiting requests that the policy gives up; how many others may be admitted."""
+        self._table.pin_overdue(now_s)
         admission = self._policy.admit(self._table.snapshot(now_s))
         for request, reason in admission.rejected:
             entry = self._table.entry(request)
@@ -170,9 +161,9 @@ class Planner:
             self.ended.append(request)
             self._draft.explain(request.request_id, Decision.REJECTED, reason)
         for request in admission.demoted:
-            entry = self._table.entry(request)
-            if entry.is_demoted:
-                continue
+            entry = self._table.get(request.request_id)
+            if entry is None or entry.is_demoted:
+                continue  # it was rejected, too
             if request.slot is None:
                 self._waiting.demote(entry)
             entry.is_demoted = True
@@ -199,7 +190,7 @@ class Planner:
                 if can_wait:
                     stalled.add(entry.number)
                     continue
-                self.preemption.make_room(entry, self._table.snapshot(now_s))
+                self.preemption.make_room(entry, now_s)
             if entry.request.slot is not None:
                 self._grow(entry, 1)
         kept = [e for e in selected if e.request.slot is not None and e.number not in stalled]
@@ -246,14 +237,14 @@ class Planner:
             self._draft.page_updates.append((request.slot, index, page))
             index += 1
 
-    def _decode_rows(
-        self, decoding: list[LiveRequest], columns: _Columns, num_steps: int
-    ) -> DecodeRows:
+    def _decode_rows(self, decoding: list[LiveRequest], num_steps: int) -> DecodeRows:
         """The rows by column; their requests move ahead by what they may emit."""
         if not decoding:
             return self._no_rows
         requests = tuple([entry.request for entry in decoding])
-        slots, starts = columns
+        slots, starts = columns_of(decoding)
+        if self._policy.measure is not None:
+            self._table.columns.refresh_lengths(decoding, slots, starts, self._table.forecast)
         if num_steps == 1:
             max_new_tokens = self._ones[: len(requests)]
             for request in requests:
@@ -273,17 +264,6 @@ class Planner:
         return DecodeRows(
             requests=requests, slots=slots, starts=starts, max_new_tokens=max_new_tokens
         )
-
-
-def _columns(decoding: list[LiveRequest]) -> _Columns:
-    """Slots of the rows, and the positions of their inputs."""
-    if not decoding:
-        return _NO_SLOTS, _NO_SLOTS
-    requests = [entry.request for entry in decoding]
-    return (
-        np.array([request.slot for request in requests], np.int32),
-        np.array([request.num_computed_tokens for request in requests], np.int32),
-    )
 
 
 def _features(decode_rows: DecodeRows, prefill_rows: list[PrefillRow]) -> StepFeatures:

@@ -34,18 +34,19 @@ class Preemption:
         self.num_swaps = 0
         self.num_recomputes = 0
 
-    def make_room(self, entry: LiveRequest, snapshot: Snapshot) -> None:
+    def make_room(self, entry: LiveRequest, now_s: float) -> None:
         """For a decode row in need of a page: preempts until one is available, or itself.
 
         Whoever is chosen, somebody advances: the one in need goes last.
         """
+        snapshot = self._table.snapshot(now_s, self._table.running.decoding)
         for victim in self._policy.choose_victims(snapshot, entry.request, 1):
             chosen = self._table.entry(victim)
             if not self._table.running.is_arriving(chosen):
-                self.preempt(chosen, snapshot, entry)
+                self.preempt(chosen, now_s, snapshot, entry)
             if chosen is entry or self._kv.num_available:
                 return
-        self.preempt(entry, snapshot, entry)
+        self.preempt(entry, now_s, snapshot, entry)
 
     def give_way(
         self,
@@ -62,19 +63,21 @@ class Preemption:
         Returns:
             Whether anybody gave way. What was freed is enough if the policy counted right.
         """
-        snapshot = self._table.snapshot(snapshot.now_s)  # others may have given way since
+        # Others may have given way since the snapshot was taken.
+        snapshot = self._table.snapshot(snapshot.now_s, self._table.running.decoding)
         victims = self._policy.choose_victims(snapshot, entry.request, num_pages)
         chosen = [self._table.entry(victim) for victim in victims if victim is not entry.request]
         is_arriving = self._table.running.is_arriving
         if not chosen or any(is_arriving(victim) or victim in planned for victim in chosen):
             return False
         for victim in chosen:
-            self.preempt(victim, snapshot, entry)
+            self.preempt(victim, snapshot.now_s, snapshot, entry)
         return True
 
     def preempt(
         self,
         victim: LiveRequest,
+        now_s: float,
         snapshot: Snapshot | None = None,
         beneficiary: LiveRequest | None = None,
     ) -> None:
@@ -88,7 +91,7 @@ class Preemption:
             and self._kv.host.num_pages > 0
             and request.num_computed_tokens > 0
             and self._policy.swap_or_recompute(snapshot, request)
-            and self._transfers.swap_out(victim, snapshot.now_s)
+            and self._transfers.swap_out(victim, now_s)
         )
         self.num_swaps += swaps
         self.num_recomputes += not swaps
@@ -107,4 +110,4 @@ class Preemption:
                 num_tokens=num_tokens,
                 cost_s=cost_s,
             )
-        self._table.preempt(victim)
+        self._table.preempt(victim, now_s)

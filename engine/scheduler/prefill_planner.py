@@ -15,7 +15,7 @@ from octavo.engine.scheduler.step_plan import Decision, PrefillRow
 from octavo.engine.scheduler.step_size import prefill_chunk
 from octavo.engine.scheduler.transfers import Transfers
 
-MAX_ATTEMPTS = 2
+MAX_ATTEMPTS = 4
 """Waiting requests for which one plan looks for victims."""
 
 
@@ -86,7 +86,7 @@ class PrefillPlanner:
                     entry, budget, snapshot
                 ):
                     num_skipped += 1
-                    if num_skipped > self._policy.max_skipped:
+                    if num_skipped > self._policy.max_skipped or entry.is_pinned:
                         break
                     continue
                 num_admissions -= 1

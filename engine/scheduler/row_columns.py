@@ -7,71 +7,80 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
+from octavo.engine.scheduler.deadlines import end_due_s
+from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
 
 Floats = NDArray[np.float64]
+Slots = NDArray[np.int32]
 
 
 class RowColumns:
-    """Goals of the running rows by slot, so that a plan looks at hundreds of rows in a few calls.
-
-    A row's token k (from 0) is due at `base_s + k · tpot_s`: early tokens bank slack. The base is
-    set when the first token is committed; until then, and for a request without a goal, it is
-    infinite and the row is in nobody's way.
+    """Goals and expectations of the running rows by slot: hundreds of rows in a few calls.
 
     Args:
         num_slots: rows of the device state.
 
     Attributes:
-        base_s: due time of output token 0.
+        base_s: due time of output token 0: token k is due at `base_s + k · tpot_s`, so that early
+            tokens bank slack. Infinite until the first token was committed, and without a goal.
         tpot_s: goal, seconds a token; 0 for none.
+        end_due_s: due time of the last token; infinite without a goal.
+        arrival_s: of the request.
         num_prompt: prompt tokens.
-        length: cautious guess at the output's final length, in tokens.
-        urgency: the place in the policy's order that the row was admitted with.
+        length: the output's expected final length, in tokens.
+        priority: class.
+        num_preemptions: times it lost its row before.
+        is_pinned: whether it has waited its longest and is nobody's victim.
     """
 
     def __init__(self, num_slots: int) -> None:
         self.base_s: Floats = np.full(num_slots, np.inf)
         self.tpot_s: Floats = np.zeros(num_slots)
+        self.end_due_s: Floats = np.full(num_slots, np.inf)
+        self.arrival_s: Floats = np.zeros(num_slots)
         self.num_prompt: Floats = np.zeros(num_slots)
         self.length: Floats = np.zeros(num_slots)
+        self.priority: NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        self.num_preemptions: NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        self.is_pinned: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
 
     def enter(self, entry: LiveRequest) -> None:
         """A request takes its slot."""
         request, slot = entry.request, entry.request.slot
         assert slot is not None
+        self.base_s[slot] = np.inf
+        self.tpot_s[slot] = request.tpot_target_s or 0.0
+        self.end_due_s[slot] = end_due_s(request)
+        self.arrival_s[slot] = request.arrival_s
         self.num_prompt[slot] = request.num_prompt_tokens
         self.length[slot] = 0.0
-        self.tpot_s[slot] = request.tpot_target_s or 0.0
-        self.base_s[slot] = np.inf
+        self.priority[slot] = request.priority
+        self.num_preemptions[slot] = request.metrics.num_preemptions
+        self.is_pinned[slot] = entry.is_pinned
         if request.metrics.first_token_s is not None:
             self.begin_output(entry)
-
-    def refresh_lengths(
-        self, entries: Sequence[LiveRequest], starts: NDArray[np.int32], forecast: Forecast
-    ) -> None:
-        """Guesses anew where a row has come as far as was guessed.
-
-        Args:
-            entries: decode rows, in the order of `starts`.
-            starts: positions of their inputs.
-        """
-        slots = [entry.request.slot for entry in entries]
-        emitted = starts + 1 - self.num_prompt[slots]
-        for index in np.nonzero(self.length[slots] == 0)[0].tolist():
-            request = entries[index].request
-            self.length[request.slot] = max(1.0, forecast.lengths._class(request).quantile(0, 0))
 
     def begin_output(self, entry: LiveRequest) -> None:
         """The request's first token is known to have come; later ones are due from here."""
         request, slot = entry.request, entry.request.slot
-        if slot is None:
+        if slot is not None and request.tpot_target_s is not None:
+            assert request.metrics.first_token_s is not None
+            self.base_s[slot] = request.metrics.first_token_s
+
+    def refresh_lengths(
+        self, entries: Sequence[LiveRequest], slots: Slots, starts: Slots, forecast: Forecast
+    ) -> None:
+        """Guesses anew the length of rows that have come as far as was guessed.
+
+        Args:
+            entries: decode rows.
+            slots, starts: theirs, and the positions of their inputs.
+        """
+        emitted = starts + 1 - self.num_prompt[slots]
+        passed = emitted >= self.length[slots]
+        if not passed.any():
             return
-        first_s = request.metrics.first_token_s
-        assert first_s is not None
-        if request.tpot_target_s is not None:
-            self.base_s[slot] = first_s
-        elif request.e2e_target_s is not None:
-            # The end is due, and tokens before it evenly: a row that keeps pace is no one's worry.
-            self.base_s[slot] = np.inf
+        for index in np.nonzero(passed)[0].tolist():
+            remaining = forecast.remaining_tokens(entries[index].request)
+            self.length[slots[index]] = emitted[index] + max(remaining, 1.0)

@@ -97,6 +97,7 @@ class Scheduler:
         self.forecast = Forecast(
             limits=limits,
             step_time=step_time or StepTimeModel(limits.token_edges),
+            num_steps_to_trust=8 if step_time is None else 0,
             lengths=lengths or LengthEstimator(limits.max_model_len),
             uses_declared_lengths=self.policy.uses_declared_lengths,
             page_copy_s=page_copy_s,
@@ -115,6 +116,7 @@ class Scheduler:
             max_steps=min(limits.max_num_steps, num_decode_steps),
         )
         self._dispatched: deque[Dispatched] = deque()
+        self._last_s = 0.0
         self._deadlines: list[tuple[float, int, LiveRequest]] = []
 
     # Requests come and go.
@@ -203,7 +205,7 @@ class Scheduler:
             entry.request.num_computed_tokens = entry.num_committed_tokens = num_tokens
             self._table.running.end_arrival(entry)
         else:
-            self._planner.preemption.preempt(entry)
+            self._planner.preemption.preempt(entry, now_s)
 
     def expire(self, now_s: float) -> list[Request]:
         """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""
@@ -225,6 +227,7 @@ class Scheduler:
             The plan, which must end in `commit` or `fail`; None if there is nothing to compute
             until a dispatched step is committed or a request arrives.
         """
+        self._last_s = now_s
         dispatched = self._planner.plan(now_s)
         if dispatched is None:
             return None
@@ -317,9 +320,10 @@ class Scheduler:
         No step may be in flight; fail them first.
         """
         assert not self._dispatched
-        self._transfers.abandon(0.0)
+        now_s = self._last_s
+        self._transfers.abandon(now_s)
         for entry in list(self._table.running):
-            self._planner.preemption.preempt(entry)
+            self._planner.preemption.preempt(entry, now_s)
         self._kv.forget_prefixes()
 
     # Figures.

@@ -48,18 +48,3 @@ def edge_below(token_edges: tuple[int, ...], num_tokens: int) -> int:
     """The largest bucket edge ≤ `num_tokens`; 0 if there is none."""
     index = int(np.searchsorted(token_edges, num_tokens, side="right"))
     return token_edges[index - 1] if index else 0
-
-
-def final_slack_s(snapshot: Snapshot, borrow: float) -> float:
-    """As `smallest_slack_s`, but a row may borrow from tokens that it is still expected to emit."""
-    slots = snapshot.decode_slots
-    if not len(slots):
-        return math.inf
-    columns, forecast = snapshot.columns, snapshot.forecast
-    index = snapshot.decode_starts + 1 - columns.num_prompt[slots]
-    ahead = np.maximum(columns.length[slots] - index, 0.0) * borrow
-    gain_s = np.maximum(columns.tpot_s[slots] - forecast.step_s, 0.0)
-    slack = columns.base_s[slots] + columns.tpot_s[slots] * index - snapshot.starts_s
-    slack += ahead * gain_s
-    slack = slack[slack > 0]
-    return float(slack.min()) if len(slack) else math.inf

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,7 @@ from octavo.engine.request import Request
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.step_plan import StepLimits
+from octavo.engine.scheduler.waiting_columns import WaitingColumns
 
 
 def _no_rows() -> NDArray[np.int32]:
@@ -37,8 +38,12 @@ class Snapshot:
         limits: what a step can take.
         forecast: what steps, outputs and transfers are expected to take.
         columns: goals of the running rows, by slot.
-        decode_slots, decode_starts: int32[D], the rows that decode in the step being planned, and
-            the positions of their inputs; empty before they were selected.
+        waiting_columns: figures of the waiting requests, in their order, of a policy that measures.
+        prefilling: running requests whose prompt is not computed yet, but for `demoted` ones.
+        demoted: those of them that are served only when nobody else waits.
+        decoding: requests of the rows that can decode in the step being planned.
+        decode_slots, decode_starts: int32[D], their slots, and the positions of their inputs.
+        pinned: ids of waiting requests that have waited their longest.
     """
 
     now_s: float
@@ -50,5 +55,14 @@ class Snapshot:
     forecast: Forecast
     columns: RowColumns
     num_free_rows: int = 0
+    waiting_columns: WaitingColumns = field(default_factory=WaitingColumns)
+    prefilling: Sequence[Request] = ()
+    demoted: Sequence[Request] = ()
+    decoding: Sequence[Request] = ()
     decode_slots: NDArray[np.int32] = field(default_factory=_no_rows)
     decode_starts: NDArray[np.int32] = field(default_factory=_no_rows)
+    pinned: Container[str] = ()
+
+    def is_pinned(self, request: Request) -> bool:
+        """Whether a waiting request has waited its longest."""
+        return request.request_id in self.pinned

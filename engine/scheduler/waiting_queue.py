@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from octavo.engine.request import Request
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.policies.policy import Place
+from octavo.engine.scheduler.waiting_columns import WaitingColumns, WaitingFigures
 
 _Key = tuple[Place, int]
 
@@ -19,13 +20,21 @@ class WaitingQueue:
 
     Args:
         place: an entry's place; equal ones stand in order of acceptance.
+        measure: figures to keep of an entry that has its place, or None.
 
     Attributes:
         requests: the waiting requests in order; for reading only.
+        columns: their figures, in the same order; empty without `measure`.
     """
 
-    def __init__(self, place: Callable[[LiveRequest], Place]) -> None:
+    def __init__(
+        self,
+        place: Callable[[LiveRequest], Place],
+        measure: Callable[[LiveRequest], WaitingFigures] | None = None,
+    ) -> None:
         self._place = place
+        self._measure = measure
+        self.columns = WaitingColumns()
         self._keys: list[_Key] = []
         self._entries: list[LiveRequest] = []
         self.requests: list[Request] = []
@@ -52,6 +61,8 @@ class WaitingQueue:
         self._keys.insert(index, key)
         self._entries.insert(index, entry)
         self.requests.insert(index, entry.request)
+        if self._measure is not None:
+            self.columns.insert(index, self._measure(entry))
 
     def remove(self, entry: LiveRequest) -> None:
         """Takes an entry out; it must be in the queue."""
@@ -60,6 +71,8 @@ class WaitingQueue:
         del self._keys[index]
         del self._entries[index]
         del self.requests[index]
+        if self._measure is not None:
+            self.columns.remove(index)
 
     def demote(self, entry: LiveRequest) -> None:
         """Sends an entry behind all that are not demoted, for as long as it lives."""
@@ -67,8 +80,15 @@ class WaitingQueue:
         entry.is_demoted = True
         self.insert(entry)
 
+    def pin(self, entry: LiveRequest) -> None:
+        """Sends an entry to the front, behind those pinned before, for as long as it lives."""
+        self.remove(entry)
+        entry.is_pinned = True
+        self.insert(entry)
+
     def check_integrity(self) -> None:
         """Asserts that the queue is sorted and its columns agree."""
         assert self._keys == [(entry.place, entry.number) for entry in self._entries]
         assert self._keys == sorted(set(self._keys))
         assert self.requests == [entry.request for entry in self._entries]
+        assert len(self.columns) == (0 if self._measure is None else len(self))

@@ -10,6 +10,7 @@ from octavo.engine.request import Request
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_size import decode_steps
+from octavo.engine.scheduler.waiting_columns import WaitingFigures
 
 Place = tuple[float, ...]
 """A request's place in an order that holds still while it waits; smaller is served first."""
@@ -101,6 +102,8 @@ class Policy:
         name: what users call it.
         order: the given requests, first to be served first. Requests come in order of acceptance,
             so a stable sort keeps that order between equals. Not asked where `place` is given.
+        measure: figures to keep of each waiting request, given its place, for a policy that looks at
+            many of them in every plan (`Snapshot.waiting_columns`).
         place: for an order that holds still while a request waits: the key it is sorted by, so
             that the queue is kept sorted instead of being sorted again in every plan. Asked when a
             request begins to wait, and for running ones when they are compared. None when urgency
@@ -126,6 +129,8 @@ class Policy:
             after it in the order.
         max_skipped: waiting requests that others may overtake in one plan because they do not
             fit; 0 for strict order.
+        max_wait_s: how long a request waits of one stretch before it is pinned: then it comes before
+            all that are not, and is victim to none of them. None for no such bound.
         chunks_prompts: whether a prompt may be split over steps.
         prefills_alone: whether a step with prompts holds no decode rows.
         uses_declared_lengths: whether `Request.known_output_len` is believed.
@@ -134,6 +139,7 @@ class Policy:
     name: str
     order: Callable[[Snapshot, Sequence[Request]], list[Request]] = in_given_order
     place: Callable[[Request, Forecast], Place] | None = None
+    measure: Callable[[Request, Place, Forecast], WaitingFigures] | None = None
     admit: Callable[[Snapshot], Admission] = admit_everyone
     refuse: Callable[[Snapshot, Request], Refusal | None] = refuse_nobody
     budget: Callable[[Snapshot], int] = whole_budget
@@ -145,6 +151,7 @@ class Policy:
     preempts_for_waiting: bool = False
     merges_prompts: bool = False
     max_skipped: int = 0
+    max_wait_s: float | None = None
     chunks_prompts: bool = True
     prefills_alone: bool = False
     uses_declared_lengths: bool = False

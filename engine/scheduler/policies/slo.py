@@ -1,114 +1,264 @@
-"""Octavo's own: the most requests within their targets, nobody for ever without."""
+"""Octavo's own: the most requests within their targets, and nobody for ever without.
+
+Order: by due time plus `gamma` seconds for each second of the machine that a request still takes,
+so that of two requests due alike the smaller goes first. Admission: who cannot be in time is
+rejected; when not all can, the largest give way (Moore–Hodgson). Chunks: as large as the smallest
+banked slack of a running row allows. Victims: the cheapest to lose for each page, and only if the
+machine gains by it. Nobody waits longer than `max_wait_s` before he comes first.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+
+import numpy as np
 
 from octavo.engine.request import Request
-from octavo.engine.scheduler.deadlines import end_due_s, has_target, is_hopeless, next_due_s
-from octavo.engine.scheduler.forecast import Forecast
+from octavo.engine.scheduler.admission import demand_s, late_jobs
+from octavo.engine.scheduler.deadlines import end_due_s, is_hopeless, next_due_s
+from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import Admission, Place, Policy
+from octavo.engine.scheduler.policies.policy import Admission, Place, Policy, Refusal
 from octavo.engine.scheduler.policies.shedding import HOPELESS
 from octavo.engine.scheduler.slack import budget_within, smallest_slack_s
 from octavo.engine.scheduler.snapshot import Snapshot
-from octavo.engine.scheduler.victims import MAX_PREEMPTIONS, candidates, spare_s
+from octavo.engine.scheduler.step_size import MAX_STEPS_WHILE_WAITING
+from octavo.engine.scheduler.victims import price_rows
+from octavo.engine.scheduler.waiting_columns import WaitingFigures
+
+URGENT_STEPS = 5
+"""A request that could wait no longer than this many steps is urgent: it may cost the machine up to
+half of what it takes itself to let it in."""
+
+MAX_REJECTED = 32
+"""Requests that one plan rejects; the others' turn comes with the next."""
 
 
 def make(parameters: Parameters) -> Policy:
-    gamma = parameters.number("gamma", 4.0)
-    beta = parameters.number("beta", 1.0)
-    floor = parameters.integer("floor", 64, least=1)
-    patience_s = parameters.number("patience_s", 30.0)
-    window = parameters.integer("window", 64)
-    depth = parameters.number("depth", 1.0)
-    kappa = parameters.number("kappa", 0.5)
-    keager = parameters.number("keager", 0.1)
-    stick = parameters.number("stick", 0)
-    pin = parameters.integer("pin", 2)
-    lazy = parameters.number("lazy", 5)
+    """`slo`, with parameters of `SLOPolicy`."""
+    return SLOPolicy(
+        gamma=parameters.number("gamma", 10.0),
+        floor=parameters.integer("floor", 64, least=1),
+        patience_s=parameters.number("patience_s", 30.0),
+        max_wait_s=parameters.number("max_wait_s", 120.0),
+        pin_after=parameters.integer("pin_after", 4, least=1),
+        stickiness=parameters.number("stickiness", 1.0),
+        rejects=parameters.choice("late", "reject", "serve") == "reject",
+    ).policy(uses_declared_lengths=parameters.declared_lengths())
 
-    def due(request, forecast):
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SLOPolicy:
+    """The policy's parameters, and its decisions as methods.
+
+    Attributes:
+        gamma: seconds of delay for each second of the whole machine that a request still takes.
+        floor: prompt tokens that every step may take, however little slack there is.
+        patience_s: after how long a request without targets is due.
+        max_wait_s: after how long a waiting request comes before all that have waited less.
+        pin_after: preemptions after which a row is nobody's victim while it runs.
+        stickiness: steps by which a waiting request must come before a row to take its place.
+        rejects: whether hopeless requests are rejected, or served when nobody else waits.
+    """
+
+    gamma: float
+    floor: int
+    patience_s: float
+    max_wait_s: float
+    pin_after: int
+    stickiness: float
+    rejects: bool
+
+    def policy(self, *, uses_declared_lengths: bool) -> Policy:
+        """These decisions as a policy."""
+        return Policy(
+            name="slo",
+            place=self.place,
+            measure=self.measure,
+            admit=self.admit,
+            refuse=self.refuse,
+            budget=self.budget,
+            choose_victims=self.choose_victims,
+            headroom=self.headroom,
+            num_steps=self.num_steps,
+            preempts_for_waiting=True,
+            merges_prompts=True,
+            max_skipped=16,
+            max_wait_s=self.max_wait_s,
+            uses_declared_lengths=uses_declared_lengths,
+        )
+
+    # Order.
+
+    def place(self, request: Request, forecast: Forecast) -> Place:
+        """By due time and by what the request still takes, then by arrival."""
         due_s = next_due_s(request)
         if due_s == math.inf:
-            return request.arrival_s + patience_s
-        end = end_due_s(request)
-        if end <= due_s:
-            due_s = end - beta * forecast.remaining_tokens(request) * forecast.step_s
-        return due_s
+            due_s = request.arrival_s + self.patience_s
+        lead_s = forecast.tenant_lead_s(request.tenant)
+        return (due_s + self.gamma * forecast.demand_s(request) + lead_s, request.arrival_s)
 
-    def place(request: Request, forecast: Forecast) -> Place:
-        return (due(request, forecast) + gamma * forecast.demand_s(request), request.arrival_s)
+    def measure(self, request: Request, place: Place, forecast: Forecast) -> WaitingFigures:
+        """What `admit` looks at of every waiting request."""
+        has_ttft = request.ttft_target_s is not None and request.metrics.first_token_s is None
+        missing = request.num_tokens - request.num_computed_tokens
+        prefill_s = forecast.alone_prefill_s(missing)
+        due_s = next_due_s(request) if has_ttft else math.inf
+        last_s = due_s - prefill_s
+        end_s = end_due_s(request)
+        if end_s < math.inf:
+            remaining = forecast.remaining_tokens(request, CAUTIOUS)
+            last_s = min(last_s, end_s - prefill_s - (remaining - 1) * forecast.alone_step_s)
+        return WaitingFigures(due_s, missing, last_s, place[0], request.priority)
 
-    def admit(snapshot: Snapshot) -> Admission:
-        rejected = []
-        jobs = []
-        forecast, now_s = snapshot.forecast, snapshot.now_s
-        prefilling = [r for r in snapshot.running if r.metrics.first_token_s is None and r.num_computed_tokens < r.num_prompt_tokens]
-        for request in [*prefilling, *snapshot.waiting[:window]]:
-            if is_hopeless(request, now_s, forecast):
-                rejected.append((request, HOPELESS))
-                continue
-            jobs.append(request)
-        demoted = []
-        sizes = []
-        t = snapshot.starts_s
-        if depth:
-            dues = [(due(r, forecast), i, r) for i, r in enumerate(jobs) if has_target(r)]
-            dues.sort()
-            for d, _, request in dues:
-                s = forecast.prefill_s(request.num_tokens-request.num_computed_tokens) * depth
-                sizes.append((s, request))
-                t += s
-                if t > d:
-                    worst = max(sizes, key=lambda x: x[0])
-                    sizes.remove(worst)
-                    t -= worst[0]
-                    demoted.append(worst[1])
-        return Admission(rejected=rejected, demoted=demoted)
+    # Admission.
 
-    def budget(snapshot: Snapshot) -> int:
-        return budget_within(snapshot, smallest_slack_s(snapshot), floor)
+    def refuse(self, snapshot: Snapshot, request: Request) -> Refusal | None:
+        """At the door: a request that would be late even if it were the only one."""
+        if not self.rejects or not is_hopeless(request, snapshot.now_s, snapshot.forecast):
+            return None
+        return Refusal(HOPELESS, self._retry_after_s(snapshot))
 
-    def choose_victims(snapshot: Snapshot, beneficiary: Request, num_pages: int) -> list[Request]:
-        forecast = snapshot.forecast
-        own = place(beneficiary, forecast)
-        if beneficiary.slot is not None:
-            found = candidates(snapshot, [place(r, forecast) for r in snapshot.running])
-            victims = [item.request for item in found]
-            return victims[: victims.index(beneficiary) + 1]
-        urgent = spare_s(snapshot, beneficiary) <= lazy * forecast.step_s
-        places = [place(r, forecast) for r in snapshot.running]
-        left_s = (kappa if urgent else keager) * forecast.demand_s(beneficiary)
-        victims, freed = [], 0
-        for item in candidates(snapshot, places):
-            request = item.request
-            if places[item.index][0] <= own[0] + stick * forecast.step_s or not item.keeps_target:
-                continue
-            if request.metrics.num_preemptions >= pin:
-                continue
-            left_s -= item.machine_s
-            if left_s < 0:
-                return []
-            victims.append(request)
-            freed += item.num_pages
-            if freed >= num_pages:
-                return victims
-        return []
+    def admit(self, snapshot: Snapshot) -> Admission:
+        """Gives up who would be late, and the largest where not all can be in time."""
+        gone = self._hopeless(snapshot)
+        late = self._late(snapshot)
+        if not gone and not late:
+            return Admission()
+        retry_s = self._retry_after_s(snapshot) if gone else 0.0
+        if not self.rejects:
+            return Admission(demoted=[*gone, *late])
+        rejected = [(request, HOPELESS) for request in gone]
+        return Admission(rejected=rejected, demoted=late, retry_after_s=retry_s)
 
-    def headroom(snapshot: Snapshot, request: Request) -> int:
+    def _hopeless(self, snapshot: Snapshot) -> list[Request]:
+        """Waiting requests, and running prompts, that can no longer be in time."""
+        now_s, forecast = snapshot.now_s, snapshot.forecast
+        prompts = (*snapshot.prefilling, *snapshot.demoted)
+        gone = [request for request in prompts if is_hopeless(request, now_s, forecast)]
+        passed = snapshot.waiting_columns.last_chance_s < now_s
+        if passed.any():
+            waiting = snapshot.waiting
+            for index in np.nonzero(passed)[0][:MAX_REJECTED].tolist():
+                if is_hopeless(waiting[index], now_s, forecast):
+                    gone.append(waiting[index])
+        return gone
+
+    def _late(self, snapshot: Snapshot) -> list[Request]:
+        """The requests to give up so that the most prompts are computed in time."""
+        token_s = snapshot.forecast.prefill_token_s
+        columns = snapshot.waiting_columns
+        due_s, work_s = columns.due_s, columns.work_tokens * token_s
+        prompts = snapshot.prefilling
+        if not prompts:
+            late = late_jobs(work_s, due_s, snapshot.starts_s)
+            return [snapshot.waiting[index] for index in late]
+        figures = [self.measure(r, self.place(r, snapshot.forecast), snapshot.forecast) for r in prompts]
+        at = np.searchsorted(columns.place, [item.place for item in figures])
+        order = np.argsort(at, kind="stable")
+        at = at[order]
+        due_s = np.insert(due_s, at, [figures[i].due_s for i in order])
+        work_s = np.insert(work_s, at, [figures[i].work_tokens * token_s for i in order])
+        late = late_jobs(work_s, due_s, snapshot.starts_s)
+        if not late:
+            return []
+        merged: list[Request] = list(snapshot.waiting)
+        for offset, (index, i) in enumerate(zip(at.tolist(), order.tolist(), strict=True)):
+            merged.insert(index + offset, prompts[i])
+        return [merged[index] for index in late]
+
+    def _retry_after_s(self, snapshot: Snapshot) -> float:
+        """When the prompts that wait now will have been computed."""
+        tokens = float(snapshot.waiting_columns.work_tokens.sum())
+        return max(1.0, tokens * snapshot.forecast.prefill_token_s)
+
+    # Steps.
+
+    def budget(self, snapshot: Snapshot) -> int:
+        """As many tokens as the smallest banked slack of a row allows."""
+        return budget_within(snapshot, smallest_slack_s(snapshot), self.floor)
+
+    def num_steps(self, snapshot: Snapshot, limit: int, longest: int, shortest: int) -> int:
+        """Iterations of a decode dispatch: few while somebody waits, and none that would keep a
+        waiting request from its last chance."""
+        most = min(limit, longest)
+        if len(snapshot.waiting):
+            most = min(most, shortest, MAX_STEPS_WHILE_WAITING)
+            last_s = float(snapshot.waiting_columns.last_chance_s.min())
+            step_s = max(snapshot.forecast.step_s, 1e-9)
+            if last_s - snapshot.starts_s < most * step_s:
+                most = 1
+        return 1 << (most.bit_length() - 1)
+
+    # Preemption.
+
+    def headroom(self, snapshot: Snapshot, request: Request) -> int:
+        """Room for every row to grow for 8 iterations when a request comes back, then for 16."""
         num_iterations = 8 * min(request.metrics.num_preemptions, 2)
         return len(snapshot.running) * num_iterations // snapshot.limits.page_size
 
-    return Policy(
-        name="slo",
-        place=place,
-        admit=admit,
-        choose_victims=choose_victims,
-        headroom=headroom,
-        budget=budget,
-        preempts_for_waiting=True,
-        merges_prompts=True,
-        max_skipped=16,
-        uses_declared_lengths=parameters.declared_lengths(),
-    )
+    def choose_victims(
+        self, snapshot: Snapshot, beneficiary: Request, num_pages: int
+    ) -> list[Request]:
+        """The cheapest to lose for each page; for a waiting request only if that is a gain.
+
+        A row gives way to a waiting request only if it comes after it, loses no target, is not
+        pinned, and if bringing all victims back takes a fraction of what the beneficiary takes.
+        """
+        running = snapshot.decoding
+        slots, contexts = snapshot.decode_slots, snapshot.decode_starts.astype(np.float64)
+        if not len(slots):
+            return [beneficiary] if beneficiary.slot is not None else []
+        forecast, columns = snapshot.forecast, snapshot.columns
+        prices = price_rows(snapshot, slots, contexts)
+        places = self._places(snapshot, contexts)
+        pinned = columns.is_pinned[slots]
+        by_loss = np.lexsort((-places, prices.loss_per_page, pinned))
+        if beneficiary.slot is not None:
+            victims = [running[index] for index in by_loss.tolist()]
+            return victims[: victims.index(beneficiary) + 1]
+        step_s = forecast.step_s
+        own = self.place(beneficiary, forecast)[0]
+        demand = forecast.demand_s(beneficiary)
+        allowed = ~pinned
+        most_s = math.inf
+        if not snapshot.is_pinned(beneficiary):
+            allowed &= prices.keeps_target & (places > own + self.stickiness * step_s)
+            allowed &= columns.num_preemptions[slots] < self.pin_after
+            is_urgent = _spare_s(snapshot, beneficiary) <= URGENT_STEPS * step_s
+            most_s = demand * (0.5 if is_urgent else 0.1)
+        chosen = by_loss[allowed[by_loss]]
+        if not len(chosen):
+            return []
+        freed = np.cumsum(prices.num_pages[chosen])
+        count = int(np.searchsorted(freed, num_pages)) + 1
+        if count > len(chosen) or float(prices.resume_s[chosen[:count]].sum()) > most_s:
+            return []
+        return [running[index] for index in chosen[:count].tolist()]
+
+    def _places(self, snapshot: Snapshot, contexts: np.ndarray) -> np.ndarray:
+        """First components of the decode rows' places, as `place` gives them."""
+        columns, slots, limits = snapshot.columns, snapshot.decode_slots, snapshot.limits
+        emitted = contexts + 1 - columns.num_prompt[slots]
+        due_s = columns.base_s[slots] + columns.tpot_s[slots] * emitted
+        due_s = np.minimum(due_s, columns.end_due_s[slots])
+        due_s = np.where(due_s < np.inf, due_s, columns.arrival_s[slots] + self.patience_s)
+        demand = demand_s(
+            np.maximum(columns.length[slots] - emitted, 1.0),
+            contexts,
+            step_s=snapshot.forecast.step_s,
+            num_rows=limits.max_num_seqs,
+            num_pages=limits.num_pages - 1,
+            page_size=limits.page_size,
+        )
+        return due_s + self.gamma * demand
+
+
+def _spare_s(snapshot: Snapshot, request: Request) -> float:
+    """Seconds that a waiting request could go on waiting and yet be in time."""
+    forecast = snapshot.forecast
+    missing = request.num_tokens - request.num_computed_tokens
+    start_s = snapshot.now_s + forecast.prefill_s(max(missing - 1, 0))
+    end_s = end_due_s(request) - forecast.remaining_tokens(request) * forecast.step_s
+    return min(next_due_s(request), end_s) - start_s

@@ -1,0 +1,85 @@
+"""Which waiting requests can still be in time, and which to give up so that the most are.
+
+Source: Moore, "An n job, one machine sequencing algorithm for minimizing the number of late jobs",
+Management Science 15(1), 1968 (with Hodgson).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.scheduler.waiting_columns import Floats
+
+MAX_DEMOTED = 16
+"""Jobs given up in one go; what is still late then is looked at again in the next plan."""
+
+
+def late_jobs(
+    work_s: Floats, due_s: Floats, start_s: float, *, most: int = MAX_DEMOTED
+) -> list[int]:
+    """Jobs to leave out so that those before the last late one are in time.
+
+    Jobs run in the given order. Whenever one would be late, the longest so far is left out: that
+    makes the most room for the least loss.
+
+    Args:
+        work_s: seconds each job takes.
+        due_s: when each is due; infinity for jobs that cannot be late, which are never left out.
+        start_s: when the first one begins.
+        most: jobs to leave out at the most.
+
+    Returns:
+        Indices, in the order in which they were left out.
+    """
+    left_out: list[int] = []
+    if not len(work_s):
+        return left_out
+    work = work_s
+    while len(left_out) < most:
+        late = start_s + np.cumsum(work) > due_s
+        if left_out:
+            late[left_out] = False
+        first = int(np.argmax(late))
+        if not late[first]:
+            break
+        if not left_out:
+            work = work_s.copy()
+        longest = int(np.argmax(np.where(due_s[: first + 1] < np.inf, work[: first + 1], -1.0)))
+        left_out.append(longest)
+        work[longest] = 0.0
+    return left_out
+
+
+def peak_pages(contexts: Floats, remaining: Floats, page_size: int) -> float:
+    """Most pages that rows will hold together if none joins and each emits what is expected.
+
+    Every row grows by a token an iteration and gives all its pages back at its end, so the peak
+    is just before some row's end.
+
+    Args:
+        contexts: tokens each row holds now.
+        remaining: tokens each will still emit.
+    """
+    if not len(contexts):
+        return 0.0
+    order = np.argsort(remaining)[::-1]
+    left = remaining[order]
+    held = np.cumsum(contexts[order])  # of this row and those that stay longer
+    count = np.arange(1, len(order) + 1)
+    return float(((held + count * left) / page_size + count).max())
+
+
+def demand_s(
+    remaining: NDArray[np.float64],
+    contexts: Floats,
+    *,
+    step_s: float,
+    num_rows: int,
+    num_pages: int,
+    page_size: int,
+) -> Floats:
+    """Seconds of the whole machine that decode rows still take: see `Forecast.demand_s`."""
+    share = np.maximum(1.0 / num_rows, (contexts + remaining) / (page_size * num_pages))
+    result: Floats = remaining * (step_s * share)
+    return result
