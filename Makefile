@@ -10,6 +10,7 @@ VENV ?= .venv
 EXTRAS ?= test,http,check
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+SOAK_STEPS ?= 1000000
 # Compiled steps are kept between test runs; empty turns it off.
 export OCTAVO_TEST_CACHE ?= .jax_cache
 
@@ -33,6 +34,7 @@ test: venv ## run the tests
 .PHONY: soak
 soak: venv ## run the property tests for long
 	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=soak $(PYTEST_ARGS)
+	@$(BIN)/python -m octavo.engine.simulation.soak --steps $(SOAK_STEPS)
 
 .PHONY: check
 check: venv proto-check ## lint, format, types, import layers, generated code

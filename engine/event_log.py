@@ -19,12 +19,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import StepLimits, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from octavo.engine.config import EngineConfig
+    from octavo.engine.core import EngineCore
 
 FORMAT = 1
 
@@ -120,6 +125,27 @@ class EventLog:
     def _write(self, **line: Any) -> None:
         self._was_idle = False
         self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+
+
+def start_log(core: EngineCore, config: EngineConfig, path: str | Path) -> EventLog:
+    """Has a live engine's loop record into a new file, from now on; it must be idle.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    core.log = EventLog(
+        open(path, "w", buffering=1, encoding="utf-8"),  # noqa: SIM115
+        core.scheduler.limits,
+        {
+            "policy": config.scheduling_policy,
+            "enable_prefix_caching": config.enable_prefix_caching,
+            "enable_chunked_prefill": config.enable_chunked_prefill,
+            "watermark": config.watermark,
+            "num_decode_steps": config.num_decode_steps,
+        },
+        overlap=config.overlap,
+    )
+    return core.log
 
 
 def request_record(request: Request) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     throughput.add_argument("--output-len", default="16:128", help="tokens, LOW:HIGH")
     throughput.add_argument("--trace", help="CSV with input_tokens, output_tokens[, arrival_s]")
     throughput.add_argument("--shared-prefix-len", type=int, default=0)
+    throughput.add_argument("--record", metavar="FILE", help="write the event log there")
     goodput.add_parser(kinds)
     prefix = kinds.add_parser("prefix", help="first token against shared prefix length")
     prefix.add_argument("--num-prompts", type=int, default=8, help="prompts a length")
@@ -81,6 +82,10 @@ def _throughput(args: argparse.Namespace) -> dict[str, Any]:
         workload = random_workload(
             args.num_prompts, prompt_len, output_len, vocab_size, args.seed, args.shared_prefix_len
         )
+    if args.record is not None:
+        from octavo.engine.event_log import start_log
+
+        start_log(engine.core, engine.config, args.record)
     report = measure(engine, workload).report
     return {
         "model": engine.model_name,

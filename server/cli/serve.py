@@ -38,6 +38,11 @@ def add_parser(subparsers: Any) -> None:
         "--log-level", default="warning", choices=("debug", "info", "warning", "error"),
         help="(default: %(default)s)",
     )  # fmt: skip
+    parser.add_argument(
+        "--record", metavar="FILE",
+        help="write every request, plan and result there, for `octavo simulate --replay`; "
+        "it holds prompts",
+    )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     add_engine_args(parser)
 
@@ -59,7 +64,12 @@ def run(args: argparse.Namespace) -> int:
     def make_engine() -> AsyncEngine:
         from octavo.engine.async_engine import AsyncEngine
 
-        return AsyncEngine(engine_config, progress=not args.quiet)
+        engine = AsyncEngine(engine_config, progress=not args.quiet)
+        if args.record is not None:
+            from octavo.engine.event_log import start_log
+
+            start_log(engine.engine.core, engine_config, args.record)
+        return engine
 
     asyncio.run(serve(make_engine, config, announce=_announce))
     return 0
