@@ -11,44 +11,42 @@ from numpy.typing import NDArray
 
 from octavo.engine.scheduler.waiting_columns import Floats
 
-MAX_DEMOTED = 16
+MAX_LEFT_OUT = 16
 """Jobs given up in one go; what is still late then is looked at again in the next plan."""
 
 
 def late_jobs(
-    work_s: Floats, due_s: Floats, start_s: float, *, most: int = MAX_DEMOTED
+    work_s: Floats, due_s: Floats, start_s: float, *, most: int = MAX_LEFT_OUT
 ) -> list[int]:
-    """Jobs to leave out so that those before the last late one are in time.
+    """Jobs to leave out so that the most of the others are in time.
 
-    Jobs run in the given order. Whenever one would be late, the longest so far is left out: that
-    makes the most room for the least loss.
+    Jobs run by due time. Whenever one would be late, the longest up to it is left out: that makes
+    the most room for the least loss.
 
     Args:
         work_s: seconds each job takes.
-        due_s: when each is due; infinity for jobs that cannot be late, which are never left out.
+        due_s: when each is due; infinity for jobs that cannot be late.
         start_s: when the first one begins.
         most: jobs to leave out at the most.
 
     Returns:
         Indices, in the order in which they were left out.
     """
+    if not len(due_s) or start_s + float(work_s.sum()) <= float(due_s.min()):
+        return []
+    order = np.argsort(due_s)
+    due_s, work_s = due_s[order], work_s[order]
     left_out: list[int] = []
-    if not len(work_s):
-        return left_out
-    work = work_s
     while len(left_out) < most:
-        late = start_s + np.cumsum(work) > due_s
-        if left_out:
-            late[left_out] = False
+        late = start_s + np.cumsum(work_s) > due_s
+        late[left_out] = False
         first = int(np.argmax(late))
         if not late[first]:
             break
-        if not left_out:
-            work = work_s.copy()
-        longest = int(np.argmax(np.where(due_s[: first + 1] < np.inf, work[: first + 1], -1.0)))
+        longest = int(np.argmax(work_s[: first + 1]))
         left_out.append(longest)
-        work[longest] = 0.0
-    return left_out
+        work_s[longest] = 0.0
+    return [int(order[index]) for index in left_out]
 
 
 def peak_pages(contexts: Floats, remaining: Floats, page_size: int) -> float:

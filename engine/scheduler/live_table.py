@@ -23,10 +23,10 @@ from octavo.engine.scheduler.waiting_columns import WaitingFigures
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
 
 _NO_ROWS = np.empty(0, np.int32)
-_Columns = tuple[NDArray[np.int32], NDArray[np.int32]]
+Columns = tuple[NDArray[np.int32], NDArray[np.int32]]
 
 
-def columns_of(decoding: Sequence[LiveRequest]) -> _Columns:
+def columns_of(decoding: Sequence[LiveRequest]) -> Columns:
     """Slots of decode rows, and the positions of their inputs."""
     if not decoding:
         return _NO_ROWS, _NO_ROWS
@@ -106,13 +106,19 @@ class LiveTable:
         is_settled = entry.is_demoted or entry.is_pinned
         return figures._replace(due_s=math.inf) if is_settled else figures
 
-    def snapshot(self, now_s: float, decoding: Sequence[LiveRequest] = ()) -> Snapshot:
+    def snapshot(
+        self,
+        now_s: float,
+        decoding: Sequence[LiveRequest] = (),
+        columns: Columns | None = None,
+    ) -> Snapshot:
         """The state as policies see it.
 
         Args:
             decoding: the rows that decode in the step being planned, as far as they are known.
+            columns: `columns_of` them, where that is known already.
         """
-        slots, starts = columns_of(decoding)
+        slots, starts = columns_of(decoding) if columns is None else columns
         prompts = self.running.prefilling
         return Snapshot(
             now_s=now_s,

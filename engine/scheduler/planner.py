@@ -10,7 +10,7 @@ from octavo.engine.errors import OverloadedError
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable, columns_of
+from octavo.engine.scheduler.live_table import Columns, LiveTable, columns_of
 from octavo.engine.scheduler.ordering import in_order
 from octavo.engine.scheduler.policies.policy import Policy
 from octavo.engine.scheduler.preemption import Preemption
@@ -105,13 +105,14 @@ class Planner:
         decoding: list[LiveRequest] = []
         prefill_rows: list[PrefillRow] = []
         prefilling: list[LiveRequest] = []
-        is_short = False
+        is_short, columns = False, None
         if not self._policy.prefills_alone:
             decoding, is_short = self._select_decode_rows(now_s)
+            columns = columns_of(decoding)
         if is_short:
             num_admissions = 0
         if num_admissions or self._running.num_prefilling:
-            snapshot = self._table.snapshot(now_s, decoding)
+            snapshot = self._table.snapshot(now_s, decoding, columns)
             budget = min(self._policy.budget(snapshot), self._limits.max_num_batched_tokens)
             budget -= len(decoding)
             self._table.forecast.observe_budget(
@@ -121,6 +122,7 @@ class Planner:
             if draft.preempted_numbers:
                 decoding = [e for e in decoding if e.number not in draft.preempted_numbers]
                 self._forget_updates_of_others(decoding)
+                columns = None
         if self._policy.prefills_alone and not prefill_rows:
             decoding, is_short = self._select_decode_rows(now_s)
         if self._kv.host.num_pages:
@@ -130,7 +132,7 @@ class Planner:
         num_steps = 1
         if self._max_steps > 1 and decoding and not prefill_rows and not is_short:
             num_steps = self._choose_num_steps(decoding, now_s)
-        decode_rows = self._decode_rows(decoding, num_steps)
+        decode_rows = self._decode_rows(decoding, columns or columns_of(decoding), num_steps)
         plan = StepPlan(
             step_id=self.num_plans,
             decode_rows=decode_rows,
@@ -237,12 +239,14 @@ class Planner:
             self._draft.page_updates.append((request.slot, index, page))
             index += 1
 
-    def _decode_rows(self, decoding: list[LiveRequest], num_steps: int) -> DecodeRows:
+    def _decode_rows(
+        self, decoding: list[LiveRequest], columns: Columns, num_steps: int
+    ) -> DecodeRows:
         """The rows by column; their requests move ahead by what they may emit."""
         if not decoding:
             return self._no_rows
         requests = tuple([entry.request for entry in decoding])
-        slots, starts = columns_of(decoding)
+        slots, starts = columns
         if self._policy.measure is not None:
             self._table.columns.refresh_lengths(decoding, slots, starts, self._table.forecast)
         if num_steps == 1:

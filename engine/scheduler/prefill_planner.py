@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import LiveRequest
@@ -17,6 +18,19 @@ from octavo.engine.scheduler.transfers import Transfers
 
 MAX_ATTEMPTS = 4
 """Waiting requests for which one plan looks for victims."""
+
+
+ROWS_PER_WAITED_PLAN = 64
+"""For each of so many rows a plan passes before victims are looked for again for the same request
+among the same rows: looking costs by the row."""
+
+
+class _Refused(NamedTuple):
+    """For whom victims were looked for in vain, among which rows, and how many plans ago."""
+
+    number: int
+    num_changes: int
+    num_plans: int
 
 
 class PrefillPlanner:
@@ -59,6 +73,7 @@ class PrefillPlanner:
         self._chunks_prompts = enable_chunked_prefill and policy.chunks_prompts
         self._watermark_pages = watermark_pages
         self._num_attempts = 0
+        self._refused = _Refused(-1, -1, 0)
         self._planned: list[LiveRequest] = []
         self.num_tokens = 0
 
@@ -87,6 +102,8 @@ class PrefillPlanner:
                 ):
                     num_skipped += 1
                     if num_skipped > self._policy.max_skipped or entry.is_pinned:
+                        break
+                    if self._is_full:
                         break
                     continue
                 num_admissions -= 1
@@ -136,7 +153,9 @@ class PrefillPlanner:
         if entry.pages.host_pages and not entry.pages.is_on_host:
             return False  # still being copied to the host
         preempts = self._policy.preempts_for_waiting
-        if not self._running.has_free_slot and not preempts:
+        if not self._running.has_free_slot and (
+            not preempts or self._num_attempts >= MAX_ATTEMPTS
+        ):
             return False
         num_known = request.num_tokens
         matched = kv.match_prefix(entry.pages)
@@ -151,10 +170,7 @@ class PrefillPlanner:
                 needed += self._policy.headroom(snapshot, request)
         num_lacking = needed - kv.num_available
         if num_lacking > 0 or not self._running.has_free_slot:
-            if not preempts or self._num_attempts >= MAX_ATTEMPTS:
-                return False
-            self._num_attempts += 1
-            if not self._preemption.give_way(entry, max(num_lacking, 0), snapshot, self._planned):
+            if not preempts or not self._give_way(entry, max(num_lacking, 0), snapshot):
                 return False
             matched = kv.match_prefix(entry.pages)
             needed = kv.num_pages_to_take(matched, num_known)
@@ -162,6 +178,31 @@ class PrefillPlanner:
                 return False
         self._admit(entry, matched, snapshot)
         return True
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether there is no row for anybody, and no use in looking for victims any more."""
+        return not self._running.has_free_slot and self._num_attempts >= MAX_ATTEMPTS
+
+    def _give_way(self, entry: LiveRequest, num_pages: int, snapshot: Snapshot) -> bool:
+        """Looks for victims, unless it was in vain just now and nothing has changed since."""
+        if self._num_attempts >= MAX_ATTEMPTS:
+            return False
+        num_changes, refused = self._running.num_changes, self._refused
+        patience = len(self._running) // ROWS_PER_WAITED_PLAN
+        is_known = refused.number == entry.number and refused.num_changes == num_changes
+        if is_known and refused.num_plans < patience:
+            self._refused = refused._replace(num_plans=refused.num_plans + 1)
+            self._num_attempts = MAX_ATTEMPTS
+            return False
+        self._num_attempts += 1
+        if self._preemption.give_way(entry, num_pages, snapshot, self._planned):
+            return True
+        if patience:
+            # Those behind it have less of a claim, and looking costs too much to try them all.
+            self._refused = _Refused(entry.number, num_changes, 0)
+            self._num_attempts = MAX_ATTEMPTS
+        return False
 
     def _admit(self, entry: LiveRequest, matched: list[int], snapshot: Snapshot) -> None:
         """Moves the entry to a slot, and begins to bring back what the host holds of it."""

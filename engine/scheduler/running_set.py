@@ -15,10 +15,14 @@ class RunningSet:
 
     Args:
         num_slots: rows of the device state.
+
+    Attributes:
+        num_changes: entries that came or went, over all time.
     """
 
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
+        self.num_changes = 0
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._arriving: dict[int, LiveRequest] = {}
         self._prefilling: dict[int, LiveRequest] = {}
@@ -59,6 +63,7 @@ class RunningSet:
     def insert(self, entry: LiveRequest) -> int:
         """Gives a waiting entry a slot, which must be free; it begins in prefill."""
         slot = self._free_slots.pop()
+        self.num_changes += 1
         entry.request.slot = slot
         entry.request.status = RequestStatus.RUNNING
         entry.is_placed = False
@@ -89,6 +94,7 @@ class RunningSet:
             if group.pop(entry.number, None) is not None:
                 break
         entry.request.slot = None
+        self.num_changes += 1
         self._free_slots.append(slot)
 
     def check_integrity(self) -> None:

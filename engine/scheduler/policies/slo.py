@@ -21,15 +21,15 @@ from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Admission, Place, Policy, Refusal
 from octavo.engine.scheduler.policies.shedding import HOPELESS
+from octavo.engine.scheduler.row_columns import Floats
 from octavo.engine.scheduler.slack import budget_within, smallest_slack_s
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_size import MAX_STEPS_WHILE_WAITING
 from octavo.engine.scheduler.victims import price_rows
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 
-URGENT_STEPS = 5
-"""A request that could wait no longer than this many steps is urgent: it may cost the machine up to
-half of what it takes itself to let it in."""
+MOST_RESUME_SHARE = 0.1
+"""What bringing its victims back may cost, as a share of what a waiting request takes itself."""
 
 MAX_REJECTED = 32
 """Requests that one plan rejects; the others' turn comes with the next."""
@@ -93,18 +93,22 @@ class SLOPolicy:
 
     def place(self, request: Request, forecast: Forecast) -> Place:
         """By due time and by what the request still takes, then by arrival."""
-        due_s = next_due_s(request)
-        if due_s == math.inf:
-            due_s = request.arrival_s + self.patience_s
-        lead_s = forecast.tenant_lead_s(request.tenant)
-        return (due_s + self.gamma * forecast.demand_s(request) + lead_s, request.arrival_s)
+        due_s = _first_due_s(request)
+        if due_s < math.inf:
+            # Until its first token a request needs nothing but its prefill, and needs it soon.
+            due_s += forecast.prefill_s(request.num_tokens - request.num_computed_tokens)
+        else:
+            due_s = next_due_s(request)
+            if due_s == math.inf:
+                due_s = request.arrival_s + self.patience_s
+            due_s += self.gamma * forecast.demand_s(request)
+        return (due_s + forecast.tenant_lead_s(request.tenant), request.arrival_s)
 
     def measure(self, request: Request, place: Place, forecast: Forecast) -> WaitingFigures:
         """What `admit` looks at of every waiting request."""
-        has_ttft = request.ttft_target_s is not None and request.metrics.first_token_s is None
         missing = request.num_tokens - request.num_computed_tokens
         prefill_s = forecast.alone_prefill_s(missing)
-        due_s = next_due_s(request) if has_ttft else math.inf
+        due_s = _first_due_s(request)
         last_s = due_s - prefill_s
         end_s = end_due_s(request)
         if end_s < math.inf:
@@ -147,26 +151,18 @@ class SLOPolicy:
 
     def _late(self, snapshot: Snapshot) -> list[Request]:
         """The requests to give up so that the most prompts are computed in time."""
-        token_s = snapshot.forecast.prefill_token_s
-        columns = snapshot.waiting_columns
+        forecast, columns = snapshot.forecast, snapshot.waiting_columns
+        prompts, token_s = snapshot.prefilling, forecast.prefill_token_s
         due_s, work_s = columns.due_s, columns.work_tokens * token_s
-        prompts = snapshot.prefilling
-        if not prompts:
-            late = late_jobs(work_s, due_s, snapshot.starts_s)
-            return [snapshot.waiting[index] for index in late]
-        figures = [self.measure(r, self.place(r, snapshot.forecast), snapshot.forecast) for r in prompts]
-        at = np.searchsorted(columns.place, [item.place for item in figures])
-        order = np.argsort(at, kind="stable")
-        at = at[order]
-        due_s = np.insert(due_s, at, [figures[i].due_s for i in order])
-        work_s = np.insert(work_s, at, [figures[i].work_tokens * token_s for i in order])
-        late = late_jobs(work_s, due_s, snapshot.starts_s)
-        if not late:
-            return []
-        merged: list[Request] = list(snapshot.waiting)
-        for offset, (index, i) in enumerate(zip(at.tolist(), order.tolist(), strict=True)):
-            merged.insert(index + offset, prompts[i])
-        return [merged[index] for index in late]
+        if prompts:
+            due_s = np.append(due_s, [_first_due_s(request) for request in prompts])
+            missing = [request.num_tokens - request.num_computed_tokens for request in prompts]
+            work_s = np.append(work_s, np.array(missing) * token_s)
+        num_waiting = len(snapshot.waiting)
+        return [
+            snapshot.waiting[index] if index < num_waiting else prompts[index - num_waiting]
+            for index in late_jobs(work_s, due_s, snapshot.starts_s)
+        ]
 
     def _retry_after_s(self, snapshot: Snapshot) -> float:
         """When the prompts that wait now will have been computed."""
@@ -226,8 +222,7 @@ class SLOPolicy:
         if not snapshot.is_pinned(beneficiary):
             allowed &= prices.keeps_target & (places > own + self.stickiness * step_s)
             allowed &= columns.num_preemptions[slots] < self.pin_after
-            is_urgent = _spare_s(snapshot, beneficiary) <= URGENT_STEPS * step_s
-            most_s = demand * (0.5 if is_urgent else 0.1)
+            most_s = MOST_RESUME_SHARE * demand
         chosen = by_loss[allowed[by_loss]]
         if not len(chosen):
             return []
@@ -237,7 +232,7 @@ class SLOPolicy:
             return []
         return [running[index] for index in chosen[:count].tolist()]
 
-    def _places(self, snapshot: Snapshot, contexts: np.ndarray) -> np.ndarray:
+    def _places(self, snapshot: Snapshot, contexts: Floats) -> Floats:
         """First components of the decode rows' places, as `place` gives them."""
         columns, slots, limits = snapshot.columns, snapshot.decode_slots, snapshot.limits
         emitted = contexts + 1 - columns.num_prompt[slots]
@@ -252,13 +247,13 @@ class SLOPolicy:
             num_pages=limits.num_pages - 1,
             page_size=limits.page_size,
         )
-        return due_s + self.gamma * demand
+        places: Floats = due_s + self.gamma * demand
+        return places
 
 
-def _spare_s(snapshot: Snapshot, request: Request) -> float:
-    """Seconds that a waiting request could go on waiting and yet be in time."""
-    forecast = snapshot.forecast
-    missing = request.num_tokens - request.num_computed_tokens
-    start_s = snapshot.now_s + forecast.prefill_s(max(missing - 1, 0))
-    end_s = end_due_s(request) - forecast.remaining_tokens(request) * forecast.step_s
-    return min(next_due_s(request), end_s) - start_s
+def _first_due_s(request: Request) -> float:
+    """When its first token is due; infinity if it has come, or if none was promised."""
+    if request.ttft_target_s is None or request.metrics.first_token_s is not None:
+        return math.inf
+    return request.arrival_s + request.ttft_target_s
+
