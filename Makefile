@@ -7,7 +7,7 @@ SHELL := bash
 
 PYTHON ?=
 VENV ?= .venv
-EXTRAS ?= test,http,check
+EXTRAS ?= test,http,check,plots
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 SOAK_STEPS ?= 1000000

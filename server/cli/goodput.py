@@ -260,7 +260,7 @@ def _plot_sweeps(
     rows = parameter_sweep(
         setting, best, "max_wait_s", (5, 10, 20, 40, 80, 160), seed=args.seed, rate=busy
     )
-    lines = {key: key for key in rows[0] if key.endswith("attainment")}
+    lines = {key: key for key in rows[0] if key.endswith("attainment") or key == "batch served"}
     plots.plot_sweep(
         rows, folder / "aging_bound.svg", title=f"Aging bound at {busy:g} requests a second",
         x="max_wait_s", lines=lines,
