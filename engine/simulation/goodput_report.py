@@ -13,8 +13,15 @@ BUDGETS = (128, 256, 512, 1024, 2048, 4096)
 """Static token budgets of the throughput plot; a step holds at least a token a row."""
 
 
-def goodput_table(results: Sequence[Mapping[str, Any]]) -> str:
-    """A comparison as a Markdown table, best last column first in the text that goes with it."""
+def goodput_table(
+    results: Sequence[Mapping[str, Any]], bounds: Mapping[float, float] | None = None
+) -> str:
+    """A comparison as a Markdown table.
+
+    Args:
+        results: of `measure_goodput`, all at the same rates.
+        bounds: attainment that nobody can exceed, by rate.
+    """
     if not results:
         return ""
     rates = [row["rate"] for row in results[0]["rates"]]
@@ -29,6 +36,10 @@ def goodput_table(results: Sequence[Mapping[str, Any]]) -> str:
         cells = [result["label"]]
         cells += [_estimate(result["goodput"][t], 2) for t in thresholds]
         cells += [_estimate(row["attainment"], 3) for row in result["rates"]]
+        lines.append("| " + " | ".join(cells) + " |")
+    if bounds:
+        cells = ["no scheduler exceeds", *("" for _ in thresholds)]
+        cells += [f"{bounds[rate]:.3f}" for rate in rates]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

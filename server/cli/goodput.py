@@ -83,18 +83,34 @@ def run(args: argparse.Namespace) -> int:
 
 def _simulated(args: argparse.Namespace) -> dict[str, Any]:
     from octavo.engine.simulation.goodput_report import detail_table, goodput_table
+    from octavo.engine.simulation.oracle import prefill_bound
 
     begun_s = time.perf_counter()
     setting, _ = setting_from(args)
     results = _compare(args, _candidates(args))
     rates = [row["rate"] for row in results[0]["rates"]]
     middle = rates[len(rates) // 2]
+    seeds = range(args.seed, args.seed + args.seeds)
+    budget = setting.limits.max_num_batched_tokens
+    bounds = {
+        rate: sum(
+            prefill_bound(setting.traffic(rate, seed), setting.step_time, budget) for seed in seeds
+        )
+        / len(seeds)
+        for rate in rates
+    }
     wall_s = time.perf_counter() - begun_s
     text = (
-        f"{goodput_table(results)}\n\nAt {middle:g} requests a second:\n\n"
+        f"{goodput_table(results, bounds)}\n\nAt {middle:g} requests a second:\n\n"
         f"{detail_table(results, middle)}\n\n{args.seeds} seeds, {wall_s:.0f} s."
     )
-    return {"setting": setting.name, "wall_s": wall_s, "results": results, "text": text}
+    return {
+        "setting": setting.name,
+        "wall_s": wall_s,
+        "bounds": [{"rate": rate, "attainment": bound} for rate, bound in bounds.items()],
+        "results": results,
+        "text": text,
+    }
 
 
 def _candidates(args: argparse.Namespace) -> list[Candidate]:
