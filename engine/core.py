@@ -70,6 +70,14 @@ class EngineCore:
         if self.log is not None:
             self.log.added(request, now_s, None)
 
+    def withdraw(self, request_id: str) -> None:
+        """Takes back a request that was just added; nobody is told."""
+        now_s = self._clock.now_s()
+        request = self.scheduler.cancel(request_id, now_s)
+        if self.log is not None:
+            status = RequestStatus.CANCELLED.value
+            self.log.cancelled(request_id, status, request is not None, now_s)
+
     def cancel(
         self,
         request_id: str,

@@ -134,7 +134,7 @@ class Engine:
                 added.append(request)
         except Exception:
             for request in added:
-                self.scheduler.cancel(request.request_id, self.clock.now_s())
+                self.core.withdraw(request.request_id)
             raise
         self.outputs.add(submission)
         self._num_prompt_tokens += len(submission.sequences[0].prompt_token_ids)
