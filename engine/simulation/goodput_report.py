@@ -137,9 +137,9 @@ def break_even(setting: Setting, lengths: Iterable[int] | None = None) -> list[d
     return rows
 
 
-def _estimate(value: Mapping[str, float | None], digits: int) -> str:
+def _estimate(value: Mapping[str, Any], digits: int) -> str:
     half = value["ci95"]
-    text = f"{value['mean']:.{digits}f}"
+    text = "≥ " * bool(value.get("at_least")) + f"{value['mean']:.{digits}f}"
     return text if half is None else f"{text} ± {half:.{digits}f}"
 
 

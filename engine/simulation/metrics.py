@@ -87,6 +87,7 @@ def _figures(records: Sequence[RequestRecord]) -> dict[str, Any]:
         "num_served": sum(record.is_served for record in records),
         "num_refused": len(refused),
         "num_failed": sum(record.status == "failed" for record in records),
+        "num_unfinished": sum(record.status == "unfinished" for record in records),
         "num_cancelled": sum(record.status == "cancelled" for record in records),
         "output_tokens": sum(record.num_output for record in records),
         "ttft_s": percentiles(r.ttft_s for r in records if r.ttft_s is not None),

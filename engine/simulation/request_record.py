@@ -18,7 +18,7 @@ class RequestRecord:
     Attributes:
         request_id, arrival_s, num_input: as offered; `arrival_s` is when it was meant to be sent.
         traffic_class: what it was promised.
-        status: its terminal status, "" while it lives.
+        status: its terminal status, "" while it lives; "unfinished" if the run ended before it.
         num_output: tokens received.
         first_token_s, last_token_s, finished_s: when.
         max_stall_s: longest wait between two of its tokens.
@@ -67,6 +67,16 @@ class RequestRecord:
         if not self.is_served or self.last_token_s is None:
             return None
         return self.last_token_s - self.arrival_s
+
+    def is_late(self, now_s: float) -> bool:
+        """Whether, still alive at `now_s`, it cannot be on time any more."""
+        goals, waited_s = self.traffic_class, now_s - self.arrival_s
+        if goals.e2e_target_s is not None and waited_s > goals.e2e_target_s:
+            return True
+        if goals.ttft_target_s is None:
+            return False
+        ttft_s = self.ttft_s
+        return (waited_s if ttft_s is None else ttft_s) > goals.ttft_target_s
 
     @property
     def is_on_time(self) -> bool:

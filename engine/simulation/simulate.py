@@ -121,6 +121,8 @@ class SimulationOptions:
         declared_length: what clients tell of their output's length.
         idle_tick_s: how often a scheduler that holds requests back is asked again.
         keep_timeline: keep every step in the report.
+        stops_when_all_late: end the run once nobody can arrive and nobody left can be on time:
+            what follows in an overload changes no attainment.
         max_turns: stop with an error after so many turns of the loop; None: never.
         executor_type: the simulated device.
         on_end: told of each request that was taken, when it ends.
@@ -138,6 +140,7 @@ class SimulationOptions:
     declared_length: LengthOracle = undeclared
     idle_tick_s: float = 1e-3
     keep_timeline: bool = False
+    stops_when_all_late: bool = False
     max_turns: int | None = None
     check_every: int = 0
     executor_type: type[SimulatedExecutor] = SimulatedExecutor
@@ -243,6 +246,9 @@ class _Simulation:
                 self.scheduler.check_integrity()
             if options.max_turns is not None and num_turns > options.max_turns:
                 raise RuntimeError(f"no end after {num_turns} turns, at {clock.now_s():.3f} s")
+            if options.stops_when_all_late and num_turns % 64 == 0 and self.all_are_late():
+                self.give_up()
+                break
             if core.num_turns == turns_before:
                 num_idle += 1
                 self.pass_time(num_idle)
@@ -323,6 +329,21 @@ class _Simulation:
             following = self.loop.following(self.arrivals[record.request_id], now_s)
             if following is not None:
                 self.push(following.arrival_s, _ARRIVAL, following)
+
+    def all_are_late(self) -> bool:
+        """Whether nobody can be on time any more."""
+        if any(event[2] == _ARRIVAL for event in self.events):
+            return False
+        now_s = self.clock.now_s()
+        live = (record for record in self.records.values() if not record.status)
+        return all(record.is_late(now_s) for record in live)
+
+    def give_up(self) -> None:
+        """Leaves everybody who is left unfinished."""
+        for record in self.records.values():
+            if not record.status:
+                record.status = "unfinished"
+                record.finished_s = self.clock.now_s()
 
     def pass_time(self, num_idle: int) -> None:
         """Nothing could be done at this moment: on to the next one."""

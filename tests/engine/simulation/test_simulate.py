@@ -207,3 +207,20 @@ def test_outputs_are_a_hash_of_request_and_position() -> None:
 def test_turns_without_end_are_an_error(make_scheduler: Callable[..., Scheduler]) -> None:
     with pytest.raises(RuntimeError, match="no end after"):
         simulate([one(num_output=50)], make_scheduler(), STEP, max_turns=3)
+
+
+def test_a_run_may_end_when_nobody_left_can_be_on_time(
+    chats: Callable[..., list[Arrival]],
+) -> None:
+    arrivals = chats(rate=40.0, duration_s=5.0)
+    limits = replica_limits(
+        kv_tokens=1024, num_rows=4, max_num_batched_tokens=64, max_model_len=512
+    )
+    whole, cut = (
+        simulate(arrivals, Scheduler(limits), NIYAMA_STEP_TIME, stops_when_all_late=stops)
+        for stops in (False, True)
+    )
+    assert cut.duration_s < 0.5 * whole.duration_s
+    assert [r.is_on_time for r in cut.records] == [r.is_on_time for r in whole.records]
+    assert cut.summary()["num_unfinished"] > 0
+    assert whole.summary()["num_unfinished"] == 0
