@@ -39,6 +39,8 @@ class EngineConfig:
         block_size: tokens in a KV page, a power of two; None picks by platform.
         num_kv_pages: KV pages in the pool; None sizes it from memory.
         kv_cache_memory_bytes: bytes for the pool; None takes a share of free memory.
+        host_kv_memory_bytes: host memory for pages of preempted sequences and evicted prefixes; 0
+            turns swapping off.
         gpu_memory_utilization: share of a device's memory the engine may fill.
         watermark: share of pages kept free at admission, so that running rows can grow.
         scheduling_policy: "fcfs" or "priority".
@@ -69,6 +71,7 @@ class EngineConfig:
     block_size: int | None = None
     num_kv_pages: int | None = None
     kv_cache_memory_bytes: int | None = None
+    host_kv_memory_bytes: int = 0
     gpu_memory_utilization: float = 0.9
     watermark: float = 0.01
     scheduling_policy: str = "fcfs"
@@ -92,6 +95,7 @@ class EngineConfig:
         for name in ("max_model_len", "num_kv_pages", "kv_cache_memory_bytes"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 2)
+        _at_least("host_kv_memory_bytes", self.host_kv_memory_bytes, 0)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidConfigError(
                 "max_num_batched_tokens",

@@ -111,7 +111,7 @@ class Engine:
 
     def close(self) -> None:
         """Ends what runs behind. The engine must not be used after it."""
-        self.executor.programs.close()
+        self.executor.close()
 
     @property
     def has_unfinished(self) -> bool:

@@ -27,6 +27,7 @@ from octavo.engine.execution.buckets import Lattice
 from octavo.engine.execution.compile_manager import CompileManager
 from octavo.engine.execution.logits import logits_row, set_row
 from octavo.engine.execution.packing import decode_order, is_plain_greedy, pack, row_flags
+from octavo.engine.execution.page_copies import PageCopier
 from octavo.engine.execution.state import DeviceState, StateLayout, state_shardings
 from octavo.engine.execution.step import Scores, StepOutput, make_step
 from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step_spec
@@ -44,6 +45,9 @@ from octavo.pallas_kernels.ragged_paged_attention import Backend
 
 logger = logging.getLogger(__name__)
 
+IDLE_POLL_S = 1e-4
+"""Pause between looks at page copies when there is no step to wait for."""
+
 
 @dataclass(slots=True)
 class DispatchedStep:
@@ -53,14 +57,14 @@ class DispatchedStep:
         plan: what it computes.
         shape: the program that computes it.
         order: its decode rows' order, as indices into the plan.
-        output: arrays on the device.
+        output: arrays on the device; None if the plan had no rows.
         dispatched_s: `time.perf_counter()` at dispatch.
     """
 
     plan: StepPlan
-    shape: StepShape
+    shape: StepShape | None
     order: NDArray[np.intp]
-    output: StepOutput
+    output: StepOutput | None
     dispatched_s: float
 
 
@@ -129,6 +133,9 @@ class DeviceExecutor:
         )
         self._abstract_state = self._layout.abstract()
         self._state: DeviceState
+        self._copier = (
+            PageCopier(self._layout, limits.num_host_pages) if limits.num_host_pages else None
+        )
         self.programs = CompileManager(self._lower, fail_after_ready=fail_on_compile)
         self._last_done_s: float | None = None
         self._num_in_flight = 0
@@ -149,6 +156,8 @@ class DeviceExecutor:
             else:
                 behind = self.lattice.fine if mode == "early" else ()
                 self.programs.warm_up(self.lattice.coarse, on_compiled, behind=behind)
+            if self._copier is not None:
+                self._copier.compile()
             self._state = state.result()
         row = jax.device_put(logits_row(self._config.vocab_size), self._whole)
         logits = set_row(self._state.logits, jnp.int32(self.limits.max_num_seqs), row)
@@ -158,6 +167,13 @@ class DeviceExecutor:
     def dispatch(self, plan: StepPlan) -> DispatchedStep:
         """Queues one step. Touches the device only to hand it one vector (and, for new rows that
         bias or penalize tokens, their vocabulary-sized rows)."""
+        if self._copier is not None:
+            for copy in plan.copy_outs:
+                self._copier.begin_out(self._state.kv, copy)
+            for copy in plan.copy_ins:
+                self._copier.begin_in(copy)
+        if not plan.num_rows:
+            return DispatchedStep(plan, None, np.empty(0, np.intp), None, time.perf_counter())
         shape = self.lattice.choose(plan, self._variant(plan), self.programs.has)
         spec = self._spec(shape)
         order = decode_order(plan)
@@ -178,6 +194,8 @@ class DeviceExecutor:
 
     def result(self, handle: DispatchedStep) -> StepResult:
         """Waits for the step and reads its tokens."""
+        if handle.output is None:
+            return StepResult(rows=())
         tokens = np.asarray(handle.output.tokens)
         done_s = time.perf_counter()
         begun_s = max(handle.dispatched_s, self._last_done_s or 0.0)
@@ -189,16 +207,30 @@ class DeviceExecutor:
         )
 
     def poll_transfers(self) -> list[TransferDone]:
-        """Copies to and from the host that ended; there is no host tier here yet."""
-        return []
+        """Copies to and from the host that ended."""
+        if self._copier is None:
+            return []
+        kv, ended = self._copier.poll(self._state.kv)
+        self._state = dataclasses.replace(self._state, kv=kv)
+        return ended
+
+    def close(self) -> None:
+        """Ends the threads behind. Nothing may be dispatched after it."""
+        self.programs.close()
+        if self._copier is not None:
+            self._copier.close()
 
     def idle(self) -> None:
         """Says that no step is wanted: the time until the next dispatch is nobody's idleness."""
         if self._num_in_flight == 0:
             self._last_done_s = None
+            if self._copier is not None and self._copier.is_busy:
+                time.sleep(IDLE_POLL_S)
 
     def reset(self) -> None:
         """Fresh device state after a failed step, whose donated state is lost."""
+        if self._copier is not None:
+            self._copier.reset()
         self._state = self._layout.init()
         self._num_in_flight = 0
         self._last_done_s = None
@@ -244,6 +276,7 @@ class DeviceExecutor:
 def _host(handle: DispatchedStep) -> tuple[Scores | None, Scores | None]:
     """Scores of tokens and of prompts, fetched only if a row asked for them."""
     plan, output = handle.plan, handle.output
+    assert output is not None
     prefills = [row.request for row in plan.prefill_rows]
     wants = any(
         request.sampling_params.logprobs is not None

@@ -6,6 +6,7 @@ import math
 import os
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -70,6 +71,7 @@ def size_engine(
             num_pages=_num_pages(config, model, dtype, mesh, page_size, pages_per_seq),
             max_model_len=max_model_len,
             token_edges=lattice.token_edges,
+            num_host_pages=_num_host_pages(config, model, dtype, page_size),
         ),
         lattice=lattice,
         backend="reference" if config.attention_backend == "reference" else "xla",
@@ -109,6 +111,28 @@ def _num_pages(
             "kv_cache_memory_bytes", budget, f"at least {2 * page_bytes}, two pages"
         )
     return int(num_pages)
+
+
+def _num_host_pages(
+    config: EngineConfig, model: ModelConfig, dtype: jnp.dtype, page_size: int
+) -> int:
+    """Pages of the host tier; 0 for none."""
+    if not config.host_kv_memory_bytes:
+        return 0
+    if jax.process_count() > 1:
+        raise InvalidConfigError(
+            "host_kv_memory_bytes",
+            config.host_kv_memory_bytes,
+            "0 where several hosts share a mesh",
+        )
+    page_bytes = kv_bytes_per_token(model, dtype) * page_size
+    if config.host_kv_memory_bytes < page_bytes:
+        raise InvalidConfigError(
+            "host_kv_memory_bytes",
+            config.host_kv_memory_bytes,
+            f"0, or at least {page_bytes}, one page",
+        )
+    return config.host_kv_memory_bytes // page_bytes
 
 
 def _free_bytes(config: EngineConfig, mesh: Mesh) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.scheduler.fairness import MaximumWait
+from octavo.engine.scheduler.fairness import ClassShares, MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.policies.policy import Place, Policy
@@ -62,6 +62,7 @@ class LiveTable:
         self.waiting = WaitingQueue(self.place_of, measure)
         self.max_wait = MaximumWait(math.inf if policy.max_wait_s is None else policy.max_wait_s)
         self.tenants = forecast.tenants
+        self.shares = ClassShares()
         self._pinned: set[str] = set()
         self.running = RunningSet(limits.max_num_seqs)
         self.columns = RowColumns(limits.max_num_seqs)

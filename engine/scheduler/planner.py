@@ -25,6 +25,7 @@ from octavo.engine.scheduler.step_plan import (
 from octavo.engine.scheduler.step_time_model import StepFeatures
 from octavo.engine.scheduler.transfers import Transfers
 
+
 class Dispatched(NamedTuple):
     """A plan, the records of its rows' requests (decode rows first), and what it should cost."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
@@ -72,6 +74,7 @@ class PrefillPlanner:
         self._draft = draft
         self._chunks_prompts = enable_chunked_prefill and policy.chunks_prompts
         self._watermark_pages = watermark_pages
+        self._may_admit = False
         self._num_attempts = 0
         self._refused = _Refused(-1, -1, 0)
         self._planned: list[LiveRequest] = []
@@ -91,59 +94,78 @@ class PrefillPlanner:
         most_rows = self._limits.max_prefill_rows
         num_skipped = self._num_attempts = 0
         self._planned = entries
-        for entry in self._candidates(snapshot, num_admissions > 0):
+        self._may_admit = num_admissions > 0
+        for entry in self._candidates(snapshot):
             if budget <= 0 or len(rows) >= most_rows:
                 break
             if entry.request.slot is None:
-                if num_admissions <= 0:
-                    continue
                 if entry.number in self._draft.preempted_numbers or not self._try_to_admit(
                     entry, budget, snapshot
                 ):
                     num_skipped += 1
-                    if num_skipped > self._policy.max_skipped or entry.is_pinned:
-                        break
-                    if self._is_full:
-                        break
+                    is_over = num_skipped > self._policy.max_skipped or entry.is_pinned
+                    self._may_admit = not (is_over or self._is_full)
                     continue
                 num_admissions -= 1
+                self._may_admit = num_admissions > 0
                 if self._running.is_arriving(entry):
                     continue
             elif entry.number in self._draft.preempted_numbers:
                 continue
             rows.append(self._row(entry, budget, snapshot))
             entries.append(entry)
+            self._table.shares.serve(entry.request.priority, rows[-1].num_tokens)
             budget -= rows[-1].num_tokens
         return rows, entries
 
-    def _candidates(self, snapshot: Snapshot, may_admit: bool) -> Iterator[LiveRequest]:
+    def _candidates(self, snapshot: Snapshot) -> Iterator[LiveRequest]:
         """Running prompts and waiting requests, first to be served first.
 
-        Each is admitted or skipped before the next one is asked for.
+        Each is admitted or skipped before the next one is asked for, and nobody who waits comes
+        any more once admission is over.
         """
-        policy = self._policy
+        policy, queue = self._policy, self._waiting
         prefilling = in_order(self._table, policy, self._running.prefilling, snapshot)
-        if not may_admit or not len(self._waiting):
+        if not self._may_admit or not len(queue):
             yield from prefilling
             return
         if not self._table.has_places:
             yield from prefilling
-            waiting = [self._table.entry(request) for request in self._waiting.requests]
-            yield from in_order(self._table, policy, waiting, snapshot)
+            waiting = [self._table.entry(request) for request in queue.requests]
+            for entry in in_order(self._table, policy, waiting, snapshot):
+                if not self._may_admit:
+                    return
+                yield entry
             return
-        queue, index = self._waiting, 0
+        yield from self._entitled()
+        index = 0
         for entry in prefilling:
             if policy.merges_prompts:
                 key = (self._table.place_of(entry), entry.number)
-                while index < len(queue) and (queue[index].place, queue[index].number) < key:
+                while self._may_admit and index < len(queue) and queue.key(index) < key:
                     waiting_entry = queue[index]
                     yield waiting_entry
                     index += waiting_entry.request.slot is None
             yield entry
-        while index < len(queue):
+        while self._may_admit and index < len(queue):
             entry = queue[index]
             yield entry
             index += entry.request.slot is None
+
+    def _entitled(self) -> Iterator[LiveRequest]:
+        """The first of each class that is below its guaranteed share, the furthest below first.
+
+        Nobody, as long as somebody has waited his longest: the pinned come first.
+        """
+        queue = self._waiting
+        if not len(queue.columns) or queue.head.is_pinned:
+            return
+        for priority in self._table.shares.below_share():
+            found = np.nonzero(queue.columns.priority == priority)[0]
+            if len(found) and self._may_admit:
+                entry = queue[int(found[0])]
+                if not entry.is_demoted:
+                    yield entry
 
     def _try_to_admit(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:
         """Admits a waiting request if step and pool have room for it, or can be given room."""
@@ -153,9 +175,7 @@ class PrefillPlanner:
         if entry.pages.host_pages and not entry.pages.is_on_host:
             return False  # still being copied to the host
         preempts = self._policy.preempts_for_waiting
-        if not self._running.has_free_slot and (
-            not preempts or self._num_attempts >= MAX_ATTEMPTS
-        ):
+        if not self._running.has_free_slot and (not preempts or self._num_attempts >= MAX_ATTEMPTS):
             return False
         num_known = request.num_tokens
         matched = kv.match_prefix(entry.pages)

@@ -234,7 +234,9 @@ class Scheduler:
         self._dispatched.append(dispatched)
         iteration_s = self.forecast.step_time.predict_s(dispatched.features)
         table = self._table
-        table.busy_until_s = max(table.busy_until_s, now_s) + iteration_s * dispatched.plan.num_steps
+        table.busy_until_s = (
+            max(table.busy_until_s, now_s) + iteration_s * dispatched.plan.num_steps
+        )
         return dispatched.plan
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Committed]:

@@ -48,6 +48,10 @@ class WaitingQueue:
     def __getitem__(self, index: int) -> LiveRequest:
         return self._entries[index]
 
+    def key(self, index: int) -> _Key:
+        """Place and number of an entry."""
+        return self._keys[index]
+
     @property
     def head(self) -> LiveRequest:
         """The first entry; the queue must not be empty."""

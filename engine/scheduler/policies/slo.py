@@ -204,6 +204,13 @@ class SLOPolicy:
         """
         running = snapshot.decoding
         slots, contexts = snapshot.decode_slots, snapshot.decode_starts.astype(np.float64)
+        given_up: list[Request] = []
+        if beneficiary.slot is None:
+            for request in snapshot.demoted:
+                given_up.append(request)
+                num_pages -= -(-request.num_tokens // snapshot.limits.page_size)
+                if num_pages <= 0:
+                    return given_up
         if not len(slots):
             return [beneficiary] if beneficiary.slot is not None else []
         forecast, columns = snapshot.forecast, snapshot.columns
@@ -230,7 +237,7 @@ class SLOPolicy:
         count = int(np.searchsorted(freed, num_pages)) + 1
         if count > len(chosen) or float(prices.resume_s[chosen[:count]].sum()) > most_s:
             return []
-        return [running[index] for index in chosen[:count].tolist()]
+        return [*given_up, *(running[index] for index in chosen[:count].tolist())]
 
     def _places(self, snapshot: Snapshot, contexts: Floats) -> Floats:
         """First components of the decode rows' places, as `place` gives them."""
@@ -256,4 +263,3 @@ def _first_due_s(request: Request) -> float:
     if request.ttft_target_s is None or request.metrics.first_token_s is not None:
         return math.inf
     return request.arrival_s + request.ttft_target_s
-

@@ -9,6 +9,10 @@ from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.policies.policy import Place
 from octavo.engine.scheduler.snapshot import Snapshot
 
+PINNED_AFTER = 4
+"""Preemptions after which a request no longer gives way to waiting ones: else two whose urgency
+changes as they run could take each other's pages for ever."""
+
 PlaceOf = Callable[[Request, Forecast], Place]
 
 
@@ -30,7 +34,8 @@ def last_in_order(place: PlaceOf) -> Callable[[Snapshot, Request, int], list[Req
         victims = [request for key, _, request in behind if key > own or request is beneficiary]
         if beneficiary.slot is not None:
             return victims[: victims.index(beneficiary) + 1]
-        return enough(snapshot, victims, num_pages)
+        not_pinned = [r for r in victims if r.metrics.num_preemptions < PINNED_AFTER]
+        return enough(snapshot, not_pinned, num_pages)
 
     return choose_victims
 

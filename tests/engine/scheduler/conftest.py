@@ -20,6 +20,7 @@ from octavo.engine.scheduler.committed import Committed
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import (
     DecodeRow,
+    PageCopy,
     PrefillRow,
     RowTokens,
     StepLimits,
@@ -77,16 +78,26 @@ class FakeDevice:
     def __init__(self, limits: StepLimits) -> None:
         self.limits = limits
         self.kv: dict[tuple[int, int], int] = {}
+        self.host: dict[tuple[int, int], int] = {}
+        self.transfers: dict[int, tuple[str, PageCopy, list[int | None]]] = {}
         self.rows: dict[int, Row] = {}
 
     def lose_everything(self) -> None:
         """As after a failed step that had taken the state."""
         self.kv.clear()
         self.rows.clear()
+        self.transfers.clear()
 
     def run(self, plan: StepPlan) -> StepResult:
         """The plan's result."""
         check_budgets(plan, self.limits)
+        for copy in plan.copy_outs:
+            self._begin("out", copy, self.kv, copy.device_pages)
+        for copy in plan.copy_ins:
+            self._begin("in", copy, self.host, copy.host_pages)
+            for page in copy.device_pages:  # nobody may read it before it has arrived
+                for offset in range(self.limits.page_size):
+                    self.kv.pop((page, offset), None)
         for slot, index, page in plan.page_updates:
             assert index == len(self.rows[slot].pages)
             assert 0 < page < self.limits.num_pages
@@ -97,6 +108,28 @@ class FakeDevice:
                 *(self._prefill(row) for row in plan.prefill_rows),
             )
         )
+
+    def _begin(
+        self, kind: str, copy: PageCopy, memory: dict[tuple[int, int], int], pages: tuple[int, ...]
+    ) -> None:
+        assert len(copy.device_pages) == len(copy.host_pages) > 0
+        assert all(0 <= page < self.limits.num_host_pages for page in copy.host_pages)
+        size = self.limits.page_size
+        data = [memory.get((page, offset)) for page in pages for offset in range(size)]
+        self.transfers[copy.transfer_id] = (kind, copy, data)
+
+    def end_transfer(self, transfer_id: int, ok: bool) -> None:
+        """Lets a copy's data arrive, or get lost."""
+        kind, copy, data = self.transfers.pop(transfer_id)
+        memory, pages = (
+            (self.host, copy.host_pages) if kind == "out" else (self.kv, copy.device_pages)
+        )
+        size = self.limits.page_size
+        for index, value in enumerate(data):
+            place = (pages[index // size], index % size)
+            memory.pop(place, None)
+            if ok and value is not None:
+                memory[place] = value
 
     def _decode(self, plan_row: DecodeRow) -> RowTokens:
         row = self.rows[plan_row.slot]
@@ -163,7 +196,7 @@ class FakeDevice:
 def check_budgets(plan: StepPlan, limits: StepLimits) -> None:
     """Asserts that a plan is well formed and asks for no more than the limits allow."""
     rows = [*plan.decode_rows, *plan.prefill_rows]
-    assert rows, "an empty plan"
+    assert rows or plan.copy_outs or plan.copy_ins, "an empty plan"
     assert plan.num_tokens <= limits.max_num_batched_tokens
     assert len(rows) <= limits.max_num_seqs
     assert len(plan.prefill_rows) <= limits.max_prefill_rows
@@ -195,6 +228,7 @@ class Driver:
         self.device = FakeDevice(limits)
         self.depth = depth
         self.now_s = 0.0
+        self.tick_s = 0.0
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.requests: list[Request] = []
         self.plans: list[StepPlan] = []
@@ -213,6 +247,8 @@ class Driver:
     def plan(self) -> StepPlan | None:
         """Plans and dispatches a step, if there is anything to compute."""
         plan = self.scheduler.plan(self.now_s)
+        for request in self.scheduler.take_ended():
+            self.ended(request)
         if plan is not None:
             self.plans.append(plan)
             self.in_flight.append((plan, self.device.run(plan)))
@@ -234,9 +270,16 @@ class Driver:
         self.news += committed
         return committed
 
+    def end_transfer(self, transfer_id: int, ok: bool = True) -> None:
+        """Reports that a copy has ended."""
+        self.device.end_transfer(transfer_id, ok)
+        self.scheduler.complete_transfer(transfer_id, ok, self.now_s)
+
     def turn(self) -> StepPlan | None:
-        """One turn of the engine's loop."""
+        """One turn of the engine's loop; copies end when nothing else is left to do."""
         plan = self.plan()
+        if plan is None and not self.in_flight and self.device.transfers:
+            self.end_transfer(next(iter(self.device.transfers)))
         if len(self.in_flight) > self.depth or (plan is None and self.in_flight):
             self.commit()
         return plan
@@ -260,10 +303,14 @@ class Driver:
         for _ in range(most):
             if not self.scheduler.has_work:
                 break
-            had_steps = len(self.in_flight) > 0
+            had_steps = len(self.in_flight) + len(self.device.transfers) > 0
             if self.turn() is None:
                 assert had_steps or not self.scheduler.has_unfinished, "stuck"
+            self.now_s += self.tick_s
             self.scheduler.check_integrity()
+        for transfer_id in list(self.device.transfers):
+            self.end_transfer(transfer_id)
+        self.scheduler.check_integrity()
         assert not self.scheduler.has_work, "no progress"
         self.check_ends()
 

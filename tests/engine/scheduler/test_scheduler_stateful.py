@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -18,8 +19,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from octavo.engine.errors import InvalidRequestError
+from octavo.engine.errors import InvalidRequestError, OverloadedError
 from octavo.engine.request import Priority, Request, RequestStatus
+from octavo.engine.scheduler.policies import POLICIES, get_policy
 from octavo.engine.scheduler.policies.policy import Policy
 
 PROMPT_STOCK = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4] * 3
@@ -37,6 +39,13 @@ SHORTEST_FIRST = Policy(
 """A policy whose order moves, and whose victims come in any order to the one in need."""
 
 
+POLICY_NAMES = [
+    *(name for name in POLICIES if name != "dynamic"),
+    "dynamic:batch_size=3,timeout_s=0",
+    "slo:max_wait_s=5",
+    "slo:late=serve",
+]
+
 request_specs = st.fixed_dictionaries(
     {
         "prompt_len": st.integers(1, 40),
@@ -49,6 +58,9 @@ request_specs = st.fixed_dictionaries(
         "salt": st.sampled_from(["", "", "s"]),
         "tenant": st.sampled_from(["", "", "t"]),
         "priority": st.sampled_from(Priority),
+        "ttft_s": st.sampled_from([None, None, 2.0, 20.0]),
+        "tpot_s": st.sampled_from([None, 0.5]),
+        "e2e_s": st.sampled_from([None, None, 15.0]),
         "patience_s": st.sampled_from([None, None, 5.0, 50.0]),
         "logprobs": st.sampled_from([None, 0]),
         "prompt_logprobs": st.sampled_from([None, None, 0]),
@@ -70,6 +82,9 @@ def _request(
         priority=spec["priority"],
         deadline_s=None if patience_s is None else now_s + patience_s,
         tenant=spec["tenant"],
+        ttft_target_s=spec["ttft_s"],
+        tpot_target_s=spec["tpot_s"],
+        e2e_target_s=spec["e2e_s"],
         cache_salt=spec["salt"],
         params={
             "stop_token_ids": spec["stops"],
@@ -93,7 +108,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         extra_tokens=st.integers(0, 12),
         max_prefill_rows=st.integers(1, 3),
-        policy=st.sampled_from(["fcfs", "priority", SHORTEST_FIRST]),
+        policy=st.sampled_from([*POLICY_NAMES, SHORTEST_FIRST]),
+        num_host_pages=st.sampled_from([0, 0, 4, 40]),
+        swaps=st.sampled_from([None, True, False]),
         caching=st.booleans(),
         chunked=st.booleans(),
         num_decode_steps=st.sampled_from([1, 2, 8]),
@@ -108,6 +125,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_tokens: int,
         max_prefill_rows: int,
         policy: Any,
+        num_host_pages: int,
+        swaps: bool | None,
         caching: bool,
         chunked: bool,
         num_decode_steps: int,
@@ -121,7 +140,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=max_num_seqs + extra_tokens,
             max_prefill_rows=max_prefill_rows,
             max_model_len=48,
+            num_host_pages=num_host_pages,
         )
+        policy = get_policy(policy) if isinstance(policy, str) else policy
+        if swaps is not None:
+            policy = replace(policy, swap_or_recompute=lambda *_: swaps)
         self.driver = self.fakes.Driver(
             limits,
             depth=depth,
@@ -139,6 +162,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             request = _request(self.fakes, str(len(driver.requests)), driver.now_s, spec)
             try:
                 driver.add(request)
+            except OverloadedError as error:
+                assert error.retry_after_s > 0
             except InvalidRequestError:
                 most = min(limits.max_model_len, limits.page_size * (limits.num_pages - 1) + 1)
                 too_long = request.max_total_tokens > most
@@ -195,13 +220,23 @@ class SchedulerMachine(RuleBasedStateMachine):
     def a_dispatch_fails(self) -> None:
         driver = self.driver
         plan = driver.scheduler.plan(driver.now_s)
+        for request in driver.scheduler.take_ended():
+            driver.ended(request)
         if plan is not None:
+            for copy in (*plan.copy_outs, *plan.copy_ins):
+                driver.scheduler.complete_transfer(copy.transfer_id, False, driver.now_s)
             rows = [*plan.decode_rows, *plan.prefill_rows]
             failed = driver.scheduler.fail(plan, RuntimeError("no"), driver.now_s)
             assert {r.request_id for r in failed} == {row.request.request_id for row in rows}
             for request in failed:
                 assert isinstance(request.error, RuntimeError)
                 driver.ended(request)
+
+    @precondition(lambda self: self.driver is not None and self.driver.device.transfers)
+    @rule(data=st.data(), ok=st.booleans())
+    def a_copy_ends(self, data: st.DataObject, ok: bool) -> None:
+        transfers = sorted(self.driver.device.transfers)
+        self.driver.end_transfer(data.draw(st.sampled_from(transfers)), ok)
 
     @rule()
     def the_device_is_lost(self) -> None:

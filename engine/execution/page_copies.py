@@ -1,0 +1,200 @@
+"""Moves KV pages between the device and the host tier, while steps run.
+
+Out: one gather of the pages, queued before the step that may overwrite them (device order makes
+them free at once), then a copy to host memory in a thread. In: the thread assembles the pages and
+hands them to the device; when they are there, a scatter into the donated pools is queued, and every
+later step sees them. Copies inside a step's program would end within the program, so that the next
+step waited for them; these do not.
+
+Shapes: N pages a program, L layers, a page [2, Hkv, P, D].
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from numpy.typing import NDArray
+
+from octavo.engine.execution.state import StateLayout, head_axis
+from octavo.engine.executor import TransferDone
+from octavo.engine.scheduler.step_plan import PageCopy
+from octavo.pallas_kernels.ragged_paged_attention import PagedKV
+
+logger = logging.getLogger(__name__)
+
+SIZES = (8, 64)
+"""Pages that the compiled copies move at once; longer ones go in pieces."""
+
+KV = tuple[PagedKV, ...]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A copy on its way; the future gives the blocks that wait for the device, if it is one in."""
+
+    copy: PageCopy
+    future: Future[list[jax.Array]]
+    is_in: bool
+
+
+class PageCopier:
+    """The bytes of the host tier, and the copies to and from it. Driven by the engine's thread.
+
+    Args:
+        layout: the device state's layout.
+        num_host_pages: pages of the host tier, ≥ 1. Their memory is touched when first used.
+    """
+
+    def __init__(self, layout: StateLayout, num_host_pages: int) -> None:
+        config = layout.config
+        page = (2, config.num_kv_heads, layout.page_size, config.head_dim)
+        self.host: NDArray[Any] = np.empty(
+            (num_host_pages, config.num_layers, *page), np.dtype(layout.dtype)
+        )
+        self._num_pages = layout.num_pages
+        axis = head_axis(config, layout.mesh)
+        self._sharding = NamedSharding(layout.mesh, P(None, None, None, axis))
+        self._flat = layout.mesh.size == 1
+        self._kv = layout.abstract().kv
+        self._gathers: dict[int, Any] = {}
+        self._scatters: dict[int, Any] = {}
+        self._pending: list[_Pending] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="octavo-pages")
+
+    def compile(self) -> None:
+        """Compiles the copies, so that none waits for it."""
+        whole = NamedSharding(self._sharding.mesh, P())
+        kv_shardings = jax.tree.map(lambda x: x.sharding, self._kv)
+        for size in SIZES:
+            ids = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
+            shape = (size, *self.host.shape[1:])
+            block = jax.ShapeDtypeStruct(shape, self.host.dtype, sharding=self._sharding)
+            gather = jax.jit(self._gather, out_shardings=self._sharding)
+            scatter = jax.jit(self._scatter, donate_argnums=0, out_shardings=kv_shardings)
+            self._gathers[size] = gather.lower(self._kv, ids).compile()
+            self._scatters[size] = scatter.lower(self._kv, ids, block).compile()
+
+    def begin_out(self, kv: KV, copy: PageCopy) -> None:
+        """Queues the gather of a copy's device pages; steps dispatched later may write to them."""
+        blocks = []
+        for start, size in pieces(len(copy.device_pages)):
+            ids = np.zeros(size, np.int32)  # padding reads the trash page
+            part = copy.device_pages[start : start + size]
+            ids[: len(part)] = part
+            blocks.append(self._gathers[size](kv, ids))
+        for block in blocks:
+            block.copy_to_host_async()
+        future = self._thread.submit(self._store, blocks, copy.host_pages)
+        self._pending.append(_Pending(copy, future, is_in=False))
+
+    def begin_in(self, copy: PageCopy) -> None:
+        """Begins to bring a copy's host pages to the device."""
+        future = self._thread.submit(self._load, copy.host_pages)
+        self._pending.append(_Pending(copy, future, is_in=True))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a copy is on its way."""
+        return bool(self._pending)
+
+    def poll(self, kv: KV) -> tuple[KV, list[TransferDone]]:
+        """Copies that ended, and the pools with those in that arrived."""
+        ended: list[TransferDone] = []
+        waiting: list[_Pending] = []
+        for pending in self._pending:
+            if not pending.future.done():
+                waiting.append(pending)
+                continue
+            error = pending.future.exception()
+            if error is not None:
+                logger.error("a copy of KV pages failed", exc_info=error)
+            elif pending.is_in:
+                blocks = pending.future.result()
+                if not all(_is_ready(block) for block in blocks):
+                    waiting.append(pending)
+                    continue
+                kv = self._put(kv, pending.copy.device_pages, blocks)
+            ended.append(TransferDone(pending.copy.transfer_id, ok=error is None))
+        self._pending = waiting
+        return kv, ended
+
+    def reset(self) -> None:
+        """Forgets every copy on its way: the device's memory was lost."""
+        pending, self._pending = self._pending, []
+        for item in pending:
+            item.future.cancel()
+
+    def close(self) -> None:
+        """Ends the thread, after the copy at hand."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _put(self, kv: KV, device_pages: Sequence[int], blocks: list[jax.Array]) -> KV:
+        for (start, size), block in zip(pieces(len(device_pages)), blocks, strict=True):
+            ids = np.full(size, self._num_pages, np.int32)  # padding is dropped
+            part = device_pages[start : start + size]
+            ids[: len(part)] = part
+            kv = self._scatters[size](kv, ids, block)
+        return kv
+
+    # In the thread.
+
+    def _store(self, blocks: list[jax.Array], host_pages: Sequence[int]) -> list[jax.Array]:
+        for (start, size), block in zip(pieces(len(host_pages)), blocks, strict=True):
+            part = host_pages[start : start + size]
+            self.host[list(part)] = np.asarray(block)[: len(part)]
+        return []
+
+    def _load(self, host_pages: Sequence[int]) -> list[jax.Array]:
+        blocks = []
+        for start, size in pieces(len(host_pages)):
+            # An array of its own for every piece: a device may use the memory as it stands.
+            block = np.zeros((size, *self.host.shape[1:]), self.host.dtype)
+            part = host_pages[start : start + size]
+            block[: len(part)] = self.host[list(part)]
+            blocks.append(jax.device_put(block, self._sharding))
+        return blocks
+
+    # Traced.
+
+    def _gather(self, kv: KV, ids: jax.Array) -> jax.Array:
+        return jnp.stack([self._rows(layer)[ids] for layer in kv], axis=1).reshape(
+            ids.shape[0], *self.host.shape[1:]
+        )
+
+    def _scatter(self, kv: KV, ids: jax.Array, block: jax.Array) -> KV:
+        out = []
+        for index, layer in enumerate(kv):
+            rows = self._rows(layer)
+            new = block[:, index].reshape(ids.shape[0], *rows.shape[1:])
+            rows = rows.at[ids].set(new, mode="drop")
+            out.append(PagedKV(pages=rows.reshape(layer.pages.shape)))
+        return tuple(out)
+
+    def _rows(self, layer: PagedKV) -> jax.Array:
+        """A row a page. Flattened on one device, where that makes each a single copy; a flattened
+        pool could not stay split over heads."""
+        return layer.pages.reshape(layer.pages.shape[0], -1) if self._flat else layer.pages
+
+
+def _is_ready(block: Any) -> bool:
+    """Whether the device has it. Such blocks are never donated, or this would crash on old JAX."""
+    return bool(block.is_ready())
+
+
+def pieces(num_pages: int) -> Iterator[tuple[int, int]]:
+    """(first page, size of the program) of the pieces that a copy goes in."""
+    start = 0
+    while start < num_pages:
+        left = num_pages - start
+        size = next((size for size in SIZES if size >= left), SIZES[-1])
+        yield start, size
+        start += size
