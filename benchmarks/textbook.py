@@ -2,8 +2,8 @@
 
     python benchmarks/textbook.py [--json] [--policy slo --cost swap]
 
-Prints, for each policy and cost model, how many requests were on time (`goodput`), the steps played,
-the preemptions, and the most pages that rows held in any step, which is checked in every one.
+Prints, for each policy and cost model, how many requests were on time (`goodput`), the steps
+played, the preemptions, and the most pages that rows held in any step, checked in every one.
 
 How the workload's rules become the real scheduler's:
 - A row with prompt p that has emitted k tokens needs ceil((p + k + 1) / 16) pages: just what the

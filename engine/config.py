@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.scheduler.policies import get_policy
 
 DEFAULT_MODEL = "smollm2-135m"
 """The model served when none is named; it installs from PyPI."""
 
 _DTYPES = ("auto", "float32", "bfloat16")
-_POLICIES = ("fcfs", "priority")
 
 WarmUp = Literal["early", "full", "coarse"]
 """What is compiled before the engine is ready; see `EngineConfig.warm_up`."""
@@ -43,7 +43,8 @@ class EngineConfig:
             turns swapping off.
         gpu_memory_utilization: share of a device's memory the engine may fill.
         watermark: share of pages kept free at admission, so that running rows can grow.
-        scheduling_policy: "fcfs" or "priority".
+        scheduling_policy: a policy's name, with parameters if need be: "slo",
+            "fcfs:token_budget=512"; see `octavo.engine.scheduler.policies`.
         num_decode_steps: most decode iterations in one dispatch.
         overlap: plan and dispatch step N+1 while N runs.
         tensor_parallel_size: devices that share each layer.
@@ -106,10 +107,7 @@ class EngineConfig:
             raise InvalidConfigError("block_size", self.block_size, "8, 16, 32, 64, 128 or 256")
         if self.dtype not in _DTYPES:
             raise InvalidConfigError("dtype", self.dtype, " or ".join(_DTYPES))
-        if self.scheduling_policy not in _POLICIES:
-            raise InvalidConfigError(
-                "scheduling_policy", self.scheduling_policy, " or ".join(_POLICIES)
-            )
+        get_policy(self.scheduling_policy)
         if self.attention_backend not in ("auto", "xla", "reference"):
             raise InvalidConfigError(
                 "attention_backend", self.attention_backend, "auto, xla or reference"

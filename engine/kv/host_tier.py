@@ -1,4 +1,4 @@
-"""Which page of host memory holds what: sequences that were swapped out, prefixes that were evicted.
+"""Which page of host memory holds what: swapped sequences, and prefixes that were evicted.
 
 Bookkeeping alone; the executor moves the bytes.
 """

@@ -32,7 +32,7 @@ def late_jobs(
     Returns:
         Indices, in the order in which they were left out.
     """
-    if not len(due_s) or start_s + float(work_s.sum()) <= float(due_s.min()):
+    if not len(due_s) or start_s + float(work_s.sum()) <= float(np.min(due_s)):
         return []
     order = np.argsort(due_s)
     due_s, work_s = due_s[order], work_s[order]
@@ -65,7 +65,7 @@ def peak_pages(contexts: Floats, remaining: Floats, page_size: int) -> float:
     left = remaining[order]
     held = np.cumsum(contexts[order])  # of this row and those that stay longer
     count = np.arange(1, len(order) + 1)
-    return float(((held + count * left) / page_size + count).max())
+    return float(np.max((held + count * left) / page_size + count))
 
 
 def demand_s(

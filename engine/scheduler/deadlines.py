@@ -6,7 +6,6 @@ import math
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
-from octavo.engine.scheduler.step_time_model import StepFeatures
 
 
 def has_target(request: Request) -> bool:

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.engine.request import Priority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLoad:
+    """The waiting requests of one priority class.
+
+    Attributes:
+        num_waiting: how many.
+        oldest_s: how long the longest has been waiting, in seconds.
+        num_prompt_tokens: prompt tokens they need computed.
+    """
+
+    num_waiting: int
+    oldest_s: float
+    num_prompt_tokens: int
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLoad:
@@ -21,6 +38,16 @@ class SchedulerLoad:
         num_planned_decode_tokens: most tokens that planned decode rows may emit.
         num_preemptions: times a request lost its pages.
         num_finished: terminal events.
+        num_free_pages: pages that nobody holds and that hold nothing worth keeping.
+        num_transfer_pages: pages being filled from the host.
+        num_projected_pages: most pages that the running requests are expected to hold together
+            before any of them ends.
+        num_host_pages, num_host_owned_pages, num_host_cached_pages: of the host tier.
+        num_swaps, num_recomputes: preemptions whose pages were copied out, and were not.
+        num_rejected: requests given up for lack of capacity.
+        num_pinned: waiting requests that have waited their longest.
+        queues: the waiting by class.
+        step_s: expected seconds of a step at this moment's load.
         prefix_queried_tokens, prefix_hit_tokens: tokens looked up in the prefix cache at first
             admission, and found.
     """
@@ -37,5 +64,17 @@ class SchedulerLoad:
     num_planned_decode_tokens: int
     num_preemptions: int
     num_finished: int
+    num_free_pages: int
+    num_transfer_pages: int
+    num_projected_pages: int
+    num_host_pages: int
+    num_host_owned_pages: int
+    num_host_cached_pages: int
+    num_swaps: int
+    num_recomputes: int
+    num_rejected: int
+    num_pinned: int
+    queues: dict[Priority, QueueLoad]
+    step_s: float
     prefix_queried_tokens: int
     prefix_hit_tokens: int

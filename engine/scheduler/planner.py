@@ -89,6 +89,7 @@ class Planner:
         self._ones.flags.writeable = False
         self._no_rows = DecodeRows.of(())
         self.ended: list[Request] = []
+        self.num_rejected = 0
         self.num_plans = 0
         self.num_decode_tokens = 0
 
@@ -162,11 +163,14 @@ class Planner:
             )
             self._table.end(entry, RequestStatus.REJECTED, now_s, error=error)
             self.ended.append(request)
+            self.num_rejected += 1
             self._draft.explain(request.request_id, Decision.REJECTED, reason)
         for request in admission.demoted:
-            entry = self._table.get(request.request_id)
-            if entry is None or entry.is_demoted:
+            if request.status.is_finished:
                 continue  # it was rejected, too
+            entry = self._table.entry(request)
+            if entry.is_demoted:
+                continue
             if request.slot is None:
                 self._waiting.demote(entry)
             entry.is_demoted = True

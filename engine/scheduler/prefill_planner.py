@@ -133,9 +133,8 @@ class PrefillPlanner:
             yield from prefilling
             waiting = [self._table.entry(request) for request in queue.requests]
             for entry in in_order(self._table, policy, waiting, snapshot):
-                if not self._may_admit:
-                    return
-                yield entry
+                if self._may_admit:
+                    yield entry
             return
         yield from self._entitled()
         index = 0
@@ -243,9 +242,8 @@ class PrefillPlanner:
             self._draft.explain(
                 request.request_id,
                 Decision.RESUMED if was_preempted else Decision.ADMITTED,
-                "its pages come back from the host"
-                if pages.arriving
-                else "step and pool have room",
+                f"after {now_s - entry.waiting_since_s:.3f} s in the queue"
+                + (", its pages come back from the host" if pages.arriving else ""),
                 num_tokens=request.num_computed_tokens,
             )
 

@@ -18,7 +18,7 @@ from collections import deque
 
 from octavo.engine.errors import DeadlineExceededError, InvalidConfigError, OverloadedError
 from octavo.engine.kv.kv_manager import KVManager
-from octavo.engine.request import Request, RequestStatus
+from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.committed import Committed
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
@@ -27,6 +27,7 @@ from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.load import SchedulerLoad
+from octavo.engine.scheduler.load_report import measure_load, predict_ttft_s
 from octavo.engine.scheduler.planner import Dispatched, Planner
 from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.policies.policy import Policy
@@ -40,6 +41,7 @@ from octavo.engine.scheduler.step_plan import (
 )
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 from octavo.engine.scheduler.stopping import find_stop
+from octavo.engine.scheduler.trace import TraceEvent, Traces
 from octavo.engine.scheduler.transfers import Transfers
 
 
@@ -59,7 +61,7 @@ class Scheduler:
         step_time: what steps take, to begin with; None for a guess. It goes on learning.
         lengths: how long answers are, to begin with; None for a guess. It goes on learning.
         page_copy_s: seconds to copy a page to or from the host, to begin with.
-        explain: give each plan its reasons, and each request's metrics a trace.
+        explain: give each plan its reasons, and each request a trace.
 
     Raises:
         InvalidConfigError: limits that contradict each other, or an unknown policy.
@@ -103,6 +105,7 @@ class Scheduler:
             page_copy_s=page_copy_s,
         )
         self._draft = Draft(explains=explain)
+        self._traces = Traces()
         self._transfers = Transfers(self._kv, self.forecast, self._draft)
         self._table = LiveTable(limits, self.policy, self._kv, self.forecast)
         self._planner = Planner(
@@ -232,6 +235,8 @@ class Scheduler:
         if dispatched is None:
             return None
         self._dispatched.append(dispatched)
+        if dispatched.plan.reasons:
+            self._traces.note(dispatched.plan.reasons, now_s)
         iteration_s = self.forecast.step_time.predict_s(dispatched.features)
         table = self._table
         table.busy_until_s = (
@@ -358,27 +363,24 @@ class Scheduler:
         entry = self._table.get(request_id)
         return None if entry is None else entry.request
 
-    def load(self) -> SchedulerLoad:
-        """Figures of this moment, and counts since the start."""
-        pool, cache = self._kv.pool, self._kv.cache
-        num_places = sum(entry.pages.capacity for entry in self._table.running)
-        num_used = sum(entry.request.num_computed_tokens for entry in self._table.running)
-        return SchedulerLoad(
-            num_running=self.num_running,
-            num_waiting=self.num_waiting,
-            num_pages=pool.num_usable,
-            num_owned_pages=pool.num_owned,
-            num_cached_pages=pool.num_cached,
-            kv_usage=self._kv.usage,
-            kv_waste=1 - num_used / num_places if num_places else 0.0,
-            num_steps=self._planner.num_plans,
-            num_planned_prefill_tokens=self._planner.num_prefill_tokens,
-            num_planned_decode_tokens=self._planner.num_decode_tokens,
-            num_preemptions=self._table.num_preemptions,
-            num_finished=self._table.num_finished,
-            prefix_queried_tokens=cache.num_queried_tokens,
-            prefix_hit_tokens=cache.num_hit_tokens,
+    def load(self, now_s: float | None = None) -> SchedulerLoad:
+        """Figures of this moment (of the newest plan by default), and counts since the start."""
+        return measure_load(
+            self._table, self._planner, self.forecast, self._last_s if now_s is None else now_s
         )
+
+    def predict_ttft_s(
+        self, num_prompt_tokens: int, now_s: float, priority: Priority = Priority.NORMAL
+    ) -> float:
+        """Seconds until a new request of this size and class would have its first token."""
+        return predict_ttft_s(self._table, self.forecast, num_prompt_tokens, priority, now_s)
+
+    def trace(self, request_id: str) -> tuple[TraceEvent, ...]:
+        """What was decided about a request and when, oldest first; empty without `explain`.
+
+        Kept for some time after its end.
+        """
+        return self._traces.of(request_id)
 
     def check_integrity(self) -> None:
         """Asserts every invariant that spans the parts; cheap enough after every test."""

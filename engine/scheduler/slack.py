@@ -22,7 +22,7 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     index = snapshot.decode_starts + 1 - columns.num_prompt[slots]
     slack = columns.base_s[slots] + columns.tpot_s[slots] * index - snapshot.starts_s
     slack = slack[slack > 0]
-    return float(slack.min()) if len(slack) else math.inf
+    return float(np.min(slack)) if len(slack) else math.inf
 
 
 def budget_within(snapshot: Snapshot, seconds: float, floor: int) -> int:

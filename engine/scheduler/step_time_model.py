@@ -20,6 +20,7 @@ _BIAS_RATE = 0.05
 _QUANTILE_RATE = 0.02
 _MAX_RATIO = 4.0
 _NOISE = 0.05
+_LEAST_S = 1e-6
 
 
 class StepFeatures(NamedTuple):
@@ -92,7 +93,7 @@ class StepTimeModel:
             + self._decode_context_s * decode_context
             + self._prefill_context_s * prefill_context
         )
-        return max(seconds, self._least_s) * self._bias
+        return max(seconds, _LEAST_S) * self._bias
 
     @property
     def safety(self) -> float:
@@ -154,13 +155,12 @@ class StepTimeModel:
 
     def _publish(self) -> None:
         """Keeps the weights as plain floats: predictions are made one at a time."""
-        weights = (self._weights[: len(_SCALES)] / _SCALES).tolist()
+        weights: list[float] = (self._weights[: len(_SCALES)] / _SCALES).tolist()
         fixed, self._decode_s, self._prefill_s = (
             weights[0],
             max(weights[1], 0.0),
             max(weights[2], 0.0),
         )
         self._decode_context_s, self._prefill_context_s = max(weights[3], 0.0), max(weights[4], 0.0)
-        offsets = [0.0, *self._weights[len(_SCALES) :].tolist()]
+        offsets: list[float] = [0.0, *self._weights[len(_SCALES) :].tolist()]
         self._intercepts = [fixed + offset for offset in offsets]
-        self._least_s = 1e-6

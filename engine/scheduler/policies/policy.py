@@ -102,8 +102,8 @@ class Policy:
         name: what users call it.
         order: the given requests, first to be served first. Requests come in order of acceptance,
             so a stable sort keeps that order between equals. Not asked where `place` is given.
-        measure: figures to keep of each waiting request, given its place, for a policy that looks at
-            many of them in every plan (`Snapshot.waiting_columns`).
+        measure: figures to keep of each waiting request, given its place, for a policy that looks
+            at many of them in every plan (`Snapshot.waiting_columns`).
         place: for an order that holds still while a request waits: the key it is sorted by, so
             that the queue is kept sorted instead of being sorted again in every plan. Asked when a
             request begins to wait, and for running ones when they are compared. None when urgency
@@ -129,8 +129,8 @@ class Policy:
             after it in the order.
         max_skipped: waiting requests that others may overtake in one plan because they do not
             fit; 0 for strict order.
-        max_wait_s: how long a request waits of one stretch before it is pinned: then it comes before
-            all that are not, and is victim to none of them. None for no such bound.
+        max_wait_s: how long a request waits of one stretch before it is pinned: then it comes
+            before all that are not, and is victim to none of them. None for no such bound.
         chunks_prompts: whether a prompt may be split over steps.
         prefills_alone: whether a step with prompts holds no decode rows.
         uses_declared_lengths: whether `Request.known_output_len` is believed.

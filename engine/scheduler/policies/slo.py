@@ -181,7 +181,7 @@ class SLOPolicy:
         most = min(limit, longest)
         if len(snapshot.waiting):
             most = min(most, shortest, MAX_STEPS_WHILE_WAITING)
-            last_s = float(snapshot.waiting_columns.last_chance_s.min())
+            last_s = float(np.min(snapshot.waiting_columns.last_chance_s))
             step_s = max(snapshot.forecast.step_s, 1e-9)
             if last_s - snapshot.starts_s < most * step_s:
                 most = 1

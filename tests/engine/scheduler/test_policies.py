@@ -72,5 +72,5 @@ def test_victims_come_last_first_down_to_the_one_in_need(snapshot, policy, benef
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones():
-    with pytest.raises(InvalidConfigError, match="fcfs or .*priority"):
+    with pytest.raises(InvalidConfigError, match=r"fcfs or .*priority"):
         get_policy("lifo")
