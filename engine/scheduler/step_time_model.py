@@ -16,7 +16,7 @@ _SCALES = np.array([1.0, 64.0, 512.0, 65536.0, 1e6])
 """Typical sizes of the features, so that one regularisation suits all of them."""
 
 _FORGETTING = 0.999
-_BIAS_RATE = 0.05
+_BIAS_RATE = 0.1
 _QUANTILE_RATE = 0.02
 _MAX_RATIO = 4.0
 _NOISE = 0.05
@@ -146,9 +146,8 @@ class StepTimeModel:
         if shrink != 0.0:
             px_column = px[:, None]
             self._covariance -= px_column * (px / (1.0 / shrink + variance))
+        # It falls back to 1 by itself as the regression takes over what it has carried.
         self._bias *= min(max(ratio, 0.5), 2.0) ** _BIAS_RATE
-        # The regression takes over what the bias has carried.
-        self._bias = 1.0 + (self._bias - 1.0) * 0.95
         step = _QUANTILE_RATE * (0.95 if ratio > self._safety else -0.05)
         self._safety = min(max(self._safety + step, 1.0), 2.0)
         self._publish()

@@ -1,0 +1,107 @@
+"""Nobody waits for ever, no class goes without, no tenant takes all."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.engine.request import Priority
+from octavo.engine.scheduler.fairness import ClassShares, TenantCounters
+from octavo.engine.scheduler.step_time_model import StepTimeModel
+
+STEP_S = 0.05
+
+
+def constant_machine(token_edges=(16,)):
+    return StepTimeModel(token_edges, fixed_s=STEP_S, decode_row_s=0.0, prefill_token_s=0.0)
+
+
+def test_a_class_below_its_share_is_named_the_furthest_first():
+    shares = ClassShares((0.3, 0.2, 0.1, 0.1))
+    assert shares.below_share() == []
+    shares.serve(Priority.NORMAL, 60_000)
+    shares.serve(Priority.HIGH, 6_000)
+    assert shares.below_share() == [Priority.REALTIME, Priority.HIGH, Priority.LOW]
+    shares.serve(Priority.LOW, 30_000)
+    assert Priority.LOW not in shares.below_share()
+
+
+def test_a_tenant_that_was_served_more_is_ahead():
+    tenants = TenantCounters()
+    tenants.enter("a")
+    assert tenants.lead("a") == 0
+    tenants.serve("a", 100, 10)
+    tenants.enter("b")  # starts level with the least served active one
+    assert tenants.lead("a") == tenants.lead("b") == 0
+    tenants.serve("b", 30, 10)
+    assert tenants.lead("b") == 50
+    tenants.leave("a")
+    assert tenants.lead("b") == 0
+
+
+def test_a_tenant_does_not_save_up_service_while_it_is_away():
+    tenants = TenantCounters()
+    for name in ("a", "b"):
+        tenants.enter(name)
+    tenants.leave("b")
+    tenants.serve("a", 1000, 0)
+    tenants.enter("b")
+    assert tenants.lead("a") == 0
+
+
+@pytest.mark.parametrize("priority", Priority)
+def test_the_longest_wait_is_bounded_whatever_keeps_arriving(drive, request_of, priority):
+    """One request nobody was promised anything about, against urgent ones that fill the machine."""
+    driver = drive(
+        {"max_num_seqs": 2, "num_pages": 9},
+        policy="slo:max_wait_s=3,late=serve",
+        step_time=constant_machine(),
+        enable_prefix_caching=False,
+    )
+    number = 0
+
+    def urgent():
+        nonlocal number
+        number += 1
+        driver.add(
+            request_of(
+                str(number),
+                [number % 20] * 4,
+                8,
+                arrival_s=driver.now_s,
+                e2e_target_s=2.0,
+                priority=Priority.REALTIME,
+            )
+        )
+
+    for _ in range(4):
+        urgent()
+    driver.turn()
+    plain = driver.add(request_of("plain", [1] * 8, 8, arrival_s=driver.now_s, priority=priority))
+    for _ in range(400):
+        driver.now_s += STEP_S
+        while driver.scheduler.num_waiting < 4:
+            urgent()
+        driver.turn()
+        if plain.metrics.first_scheduled_s is not None:
+            break
+    assert plain.metrics.first_scheduled_s is not None
+    assert plain.metrics.first_scheduled_s - plain.arrival_s <= 3 + 2 * STEP_S
+    while not plain.status.is_finished:  # and it is nobody's victim then
+        driver.now_s += STEP_S
+        urgent()
+        driver.turn()
+    assert plain.metrics.num_preemptions == 0
+
+
+def test_the_overdue_are_served_in_the_order_of_their_wait(drive, request_of):
+    driver = drive({"max_num_seqs": 1}, policy="slo:max_wait_s=1", enable_prefix_caching=False)
+    driver.add(request_of("running", 4, 30, arrival_s=0.0))
+    driver.turn()
+    for index, length in enumerate((40, 4, 20)):
+        driver.add(request_of(f"w{index}", [index] * length, 2, arrival_s=float(index)))
+    driver.now_s = 10.0
+    driver.drain()
+    first = [r.metrics.first_scheduled_s for r in driver.requests[1:]]
+    order = [row.request.request_id for p in driver.plans for row in p.prefill_rows if row.is_new]
+    assert None not in first
+    assert [name for name in order if name.startswith("w")] == ["w0", "w1", "w2"]
