@@ -3,8 +3,8 @@
 Out: one gather of the pages, queued before the step that may overwrite them (device order makes
 them free at once), then a copy to host memory in a thread. In: the thread assembles the pages and
 hands them to the device; when they are there, a scatter into the donated pools is queued, and every
-later step sees them. Copies inside a step's program would end within the program, so that the next
-step waited for them; these do not.
+later step sees them. Copies inside a step's program would end within the program, and the next step
+wait for them; these do not.
 
 Shapes: N pages a program, L layers, a page [2, Hkv, P, D].
 """

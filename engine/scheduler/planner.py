@@ -127,13 +127,14 @@ class Planner:
                 columns = None
         if self._policy.prefills_alone and not prefill_rows:
             decoding, is_short = self._select_decode_rows(now_s)
-        if self._kv.host.num_pages:
-            self._transfers.spill(now_s)
-        if not decoding and not prefill_rows and not draft.has_copies:
-            return None
         num_steps = 1
         if self._max_steps > 1 and decoding and not prefill_rows and not is_short:
             num_steps = self._choose_num_steps(decoding, now_s)
+        if self._kv.host.num_pages:
+            # Last: an evicted page is as it was only until this plan's rows write to it.
+            self._transfers.spill(now_s)
+        if not decoding and not prefill_rows and not draft.has_copies:
+            return None
         decode_rows = self._decode_rows(decoding, columns or columns_of(decoding), num_steps)
         plan = StepPlan(
             step_id=self.num_plans,

@@ -91,7 +91,9 @@ def test_pages_come_back_as_they_went_to_wherever_they_are_sent(
     host = tuple(rng.permutation(NUM_HOST_PAGES)[:num_pages].tolist())
     kv = random_pools(layout_of(copier), 1)
     before = values(kv)
-    copier.begin_out(kv, PageCopy(transfer_id=4, request_id="a", device_pages=away, host_pages=host))
+    copier.begin_out(
+        kv, PageCopy(transfer_id=4, request_id="a", device_pages=away, host_pages=host)
+    )
     kv, ended = finish(copier, kv)
     assert ended == [TransferDone(4, ok=True)]
     assert copier.is_busy is False
