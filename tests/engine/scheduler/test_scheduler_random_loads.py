@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
+from octavo.engine.errors import OverloadedError
 from octavo.engine.request import Priority
+from octavo.engine.scheduler.policies import policy_names
+from octavo.engine.scheduler.step_time_model import StepTimeModel
 
 
 def _run(fakes: SimpleNamespace, seed: int) -> Counter[str]:
@@ -24,15 +28,19 @@ def _run(fakes: SimpleNamespace, seed: int) -> Counter[str]:
         max_num_batched_tokens=max_num_seqs + rng.randint(1, 24),
         max_prefill_rows=rng.randint(1, 4),
         max_model_len=60,
+        num_host_pages=rng.choice([0, 6, 60]),
     )
     driver = fakes.Driver(
         limits,
         depth=rng.randint(0, 2),
-        policy=rng.choice(["fcfs", "priority"]),
+        policy=rng.choice(policy_names()),
+        step_time=rng.choice([None, StepTimeModel(limits.token_edges, fixed_s=0.05)]),
+        page_copy_s=rng.choice([1e-9, 1.0]),
         enable_prefix_caching=rng.random() < 0.7,
         num_decode_steps=rng.choice([1, 4, 8]),
         watermark=rng.choice([0.0, 0.05]),
     )
+    driver.tick_s = 0.1
     most = min(60, (num_pages - 1) * page_size)
     stock = [rng.randrange(5) for _ in range(60)]
     wishes_scores = rng.random() < 0.3
@@ -40,24 +48,33 @@ def _run(fakes: SimpleNamespace, seed: int) -> Counter[str]:
         num_prompt = rng.randint(1, most - 1)
         max_tokens = rng.randint(1, most - num_prompt)
         params = {"prompt_logprobs": 0} if wishes_scores and rng.random() < 0.5 else {}
-        driver.add(
-            fakes.request(
-                str(i),
-                stock[: num_prompt - num_prompt // 3] + [rng.randrange(5)] * (num_prompt // 3),
-                max_tokens,
-                seed=rng.randrange(4),
-                eos=(3,) if rng.random() < 0.5 else (),
-                arrival_s=float(i),
-                priority=rng.choice(list(Priority)),
-                params=params,
-            )
+        request = fakes.request(
+            str(i),
+            stock[: num_prompt - num_prompt // 3] + [rng.randrange(5)] * (num_prompt // 3),
+            max_tokens,
+            seed=rng.randrange(4),
+            eos=(3,) if rng.random() < 0.5 else (),
+            arrival_s=driver.now_s,
+            priority=rng.choice(list(Priority)),
+            tenant=rng.choice(["", "a", "b"]),
+            ttft_target_s=rng.choice([None, 1.0, 10.0]),
+            tpot_target_s=rng.choice([None, 0.3]),
+            e2e_target_s=rng.choice([None, None, 8.0]),
+            params=params,
         )
-        for _ in range(rng.randrange(3)):
+        with contextlib.suppress(OverloadedError):
+            driver.add(request)
+        for _ in range(rng.randrange(4)):
+            driver.now_s += driver.tick_s
             driver.turn()
+            if driver.device.transfers and rng.random() < 0.5:
+                driver.end_transfer(min(driver.device.transfers), ok=rng.random() < 0.8)
     driver.drain()
     load = driver.scheduler.load()
     return Counter(
         preempted=load.num_preemptions,
+        swapped=sum(len(plan.copy_ins) for plan in driver.plans),
+        rejected=load.num_rejected,
         cached=load.prefix_hit_tokens,
         multi_steps=sum(plan.num_steps > 1 for plan in driver.plans),
         chunks=sum(not row.samples for plan in driver.plans for row in plan.prefill_rows),
@@ -70,3 +87,4 @@ def test_random_loads_end_with_the_oracles_tokens(fakes: SimpleNamespace, batch:
     for seed in range(40):
         happened += _run(fakes, 1000 * batch + seed)
     assert min(happened[key] for key in ("preempted", "cached", "multi_steps", "chunks")) > 100
+    assert min(happened["swapped"], happened["rejected"]) > 0
