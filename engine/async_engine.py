@@ -20,6 +20,7 @@ from octavo.engine.load import EngineLoad
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.targets import NO_TARGETS, Targets
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,8 @@ class AsyncEngine:
         *,
         priority: Priority | str | int | None = None,
         timeout_s: float | None = None,
+        targets: Targets = NO_TARGETS,
+        output_len_class: str = "",
         tenant: str = "",
         cache_salt: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -108,10 +111,13 @@ class AsyncEngine:
             request_id: unique among requests in flight; None makes one.
             priority: a class, its name or number.
             timeout_s: seconds after which the answer is worthless; the request then fails.
+            targets: when tokens are wanted, for policies that schedule by it.
+            output_len_class: requests of one class are expected to answer at similar length.
             tenant, cache_salt: identity for fairness; isolation of the prefix cache.
 
         Raises:
             InvalidRequestError, DuplicateRequestError: refused at the door.
+            OverloadedError: refused for lack of capacity, then or while it waited.
             DeadlineExceededError: the timeout passed.
             StepFailedError, EngineDeadError: the engine failed.
         """
@@ -133,6 +139,8 @@ class AsyncEngine:
                 now_s=self.engine.clock.now_s(),
                 priority=priority,
                 timeout_s=timeout_s,
+                targets=targets,
+                output_len_class=output_len_class,
                 tenant=tenant,
                 cache_salt=cache_salt,
             )
@@ -167,9 +175,14 @@ class AsyncEngine:
         self._post(lambda: self._abort(request_id))
         return True
 
-    def load(self) -> EngineLoad:
-        """How busy the engine is; safe from any thread."""
-        return self.engine.load()
+    def load(self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL) -> EngineLoad:
+        """How busy the engine is, and how soon a request of this size and class would speak; safe
+        from any thread."""
+        while True:
+            try:
+                return self.engine.load(num_prompt_tokens, priority)
+            except RuntimeError:  # a table changed its size while it was read: read it again
+                self._check_alive()
 
     def _check_alive(self) -> None:
         if self._error is not None:

@@ -23,7 +23,7 @@ from octavo.engine.input_processor import InputProcessor, Submission
 from octavo.engine.load import EngineLoad
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
-from octavo.engine.request import RequestStatus
+from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.models.loading.load import load_model
@@ -160,9 +160,10 @@ class Engine:
         """One turn of the engine; what each touched request has to tell."""
         return self.outputs.process(self.core.step())
 
-    def load(self) -> EngineLoad:
-        """How busy the engine is."""
-        load, stats = self.scheduler.load(), self.executor.stats
+    def load(self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL) -> EngineLoad:
+        """How busy the engine is, and how soon a request of this size and class would speak."""
+        now_s = self.clock.now_s()
+        load, stats = self.scheduler.load(now_s), self.executor.stats
         wall_s = stats.busy_s + stats.idle_s
         return EngineLoad(
             num_running=load.num_running,
@@ -181,6 +182,12 @@ class Engine:
             compiles_after_ready=self.executor.programs.stats.num_after_ready,
             host_s_per_step=self.core.host_s / max(1, stats.num_steps),
             device_idle_share=stats.idle_s / wall_s if wall_s else 0.0,
+            queues=load.queues,
+            num_cached_pages=load.num_cached_pages,
+            num_projected_pages=load.num_projected_pages,
+            num_rejected=load.num_rejected,
+            num_swaps=load.num_swaps,
+            predicted_ttft_s=self.scheduler.predict_ttft_s(num_prompt_tokens, now_s, priority),
         )
 
     def check_integrity(self) -> None:

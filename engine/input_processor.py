@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from octavo.engine.errors import DeadlineExceededError, InvalidRequestError
 from octavo.engine.request import Priority, Request
 from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.targets import NO_TARGETS, Targets
 from octavo.engine.text.bad_words import bad_word_token_sequences
 from octavo.engine.text.tokenizer import Tokenizer
 
@@ -70,6 +71,8 @@ class InputProcessor:
         now_s: float,
         priority: Priority | str | int | None = None,
         timeout_s: float | None = None,
+        targets: Targets = NO_TARGETS,
+        output_len_class: str = "",
         tenant: str = "",
         cache_salt: str = "",
     ) -> Submission:
@@ -82,7 +85,8 @@ class InputProcessor:
             now_s: engine clock.
             priority: a class, its name or number.
             timeout_s: seconds from now after which the answer is worthless.
-            tenant, cache_salt: see `Request`.
+            targets: when tokens are wanted.
+            output_len_class, tenant, cache_salt: see `Request`.
 
         Raises:
             InvalidRequestError: something can never be served; names the field.
@@ -111,6 +115,10 @@ class InputProcessor:
                 arrival_s=now_s,
                 priority=Priority.parse(priority),
                 deadline_s=deadline_s,
+                ttft_target_s=targets.ttft_target_s,
+                tpot_target_s=targets.tpot_target_s,
+                e2e_target_s=targets.e2e_target_s,
+                output_len_class=output_len_class,
                 bad_word_token_ids=bad_words,
                 tenant=tenant,
                 cache_salt=cache_salt,

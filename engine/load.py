@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.engine.request import Priority
+from octavo.engine.scheduler.load import QueueLoad
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
@@ -24,6 +27,13 @@ class EngineLoad:
         compiles_after_ready: programs a step had to wait for.
         host_s_per_step: host seconds a step for planning, packing, dispatch and commit.
         device_idle_share: share of time without a queued step while one was wanted.
+        queues: the waiting by priority class.
+        num_cached_pages, num_projected_pages: pages that hold cached prefixes alone; most pages
+            that the running requests are expected to hold together.
+        num_rejected: requests refused or given up for lack of capacity.
+        num_swaps: preemptions whose pages went to host memory.
+        predicted_ttft_s: seconds until a new request of the asked size and class would have its
+            first token.
     """
 
     num_running: int
@@ -42,3 +52,9 @@ class EngineLoad:
     compiles_after_ready: int
     host_s_per_step: float
     device_idle_share: float
+    queues: dict[Priority, QueueLoad]
+    num_cached_pages: int
+    num_projected_pages: int
+    num_rejected: int
+    num_swaps: int
+    predicted_ttft_s: float

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import random
 from array import array
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from octavo.engine.simulation.metrics import summarize
 from octavo.engine.simulation.request_record import RequestRecord
 from octavo.engine.simulation.traffic import Arrival
 from octavo.engine.simulation.workload import NUM_RESERVED_TOKENS
+from octavo.engine.targets import Targets
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,6 @@ async def run_open_loop(
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
     gaps_s = array("d")
-    known = inspect.signature(engine.generate).parameters
     rng = random.Random(seed)
     vocab_size = engine.model_config.vocab_size
 
@@ -81,19 +80,19 @@ async def run_open_loop(
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        promises: dict[str, Any] = {
-            "priority": arrival.traffic_class.priority,
-            "ttft_target_s": arrival.traffic_class.ttft_target_s,
-            "tpot_target_s": arrival.traffic_class.tpot_target_s,
-            "e2e_target_s": arrival.traffic_class.e2e_target_s,
-            "output_len_class": arrival.traffic_class.name,
-            "tenant": arrival.traffic_class.tenant,
-        }
+        traffic = arrival.traffic_class
         stream = engine.generate(
             prompt,
             params,
             arrival.request_id,
-            **{name: value for name, value in promises.items() if name in known},
+            priority=traffic.priority,
+            targets=Targets(
+                ttft_target_s=traffic.ttft_target_s,
+                tpot_target_s=traffic.tpot_target_s,
+                e2e_target_s=traffic.e2e_target_s,
+            ),
+            output_len_class=traffic.name,
+            tenant=traffic.tenant,
         )
         try:
             async for output in stream:

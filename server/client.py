@@ -40,6 +40,7 @@ def generate_request(
     cache_salt: str = "",
     ttft_target_ms: float | None = None,
     tpot_target_ms: float | None = None,
+    e2e_target_ms: float | None = None,
 ) -> pb.GenerateRequest:
     """The message of one generation.
 
@@ -50,7 +51,8 @@ def generate_request(
         model: the served model's name; None is any.
         priority: a class, its name or its number.
         tenant, cache_salt: identity for fairness; prefix-cache isolation.
-        ttft_target_ms, tpot_target_ms: wanted time to the first token, and per token after it.
+        ttft_target_ms, tpot_target_ms, e2e_target_ms: wanted time to the first token, per token
+            after it, and to the last one.
 
     Raises:
         InvalidRequestError: a value that no message can carry.
@@ -65,6 +67,7 @@ def generate_request(
             cache_salt=cache_salt,
             ttft_target_ms=ttft_target_ms,
             tpot_target_ms=tpot_target_ms,
+            e2e_target_ms=e2e_target_ms,
         )
         if isinstance(prompt, str):
             message.prompt = prompt
@@ -175,9 +178,15 @@ class OctavoClient:
         """What serves it."""
         return self._call("GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse)
 
-    def load(self) -> pb.GetLoadResponse:
-        """A snapshot of queues and pages."""
-        return self._call("GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse)
+    def load(
+        self, num_prompt_tokens: int = 1, priority: Priority | str | int | None = None
+    ) -> pb.GetLoadResponse:
+        """A snapshot of queues and pages, and when a request of this size and class would speak."""
+        message = pb.GetLoadRequest(
+            num_prompt_tokens=num_prompt_tokens,
+            priority=pb.Priority.Name(Priority.parse(priority) + 1),
+        )
+        return self._call("GetLoad", message, pb.GetLoadResponse)
 
     def _deadline_s(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s
@@ -286,9 +295,15 @@ class AsyncOctavoClient:
             "GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse
         )
 
-    async def load(self) -> pb.GetLoadResponse:
-        """A snapshot of queues and pages."""
-        return await self._call("GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse)
+    async def load(
+        self, num_prompt_tokens: int = 1, priority: Priority | str | int | None = None
+    ) -> pb.GetLoadResponse:
+        """A snapshot of queues and pages, and when a request of this size and class would speak."""
+        message = pb.GetLoadRequest(
+            num_prompt_tokens=num_prompt_tokens,
+            priority=pb.Priority.Name(Priority.parse(priority) + 1),
+        )
+        return await self._call("GetLoad", message, pb.GetLoadResponse)
 
     def _deadline_s(self, timeout_s: float | None) -> float | None:
         return self._timeout_s if timeout_s is None else timeout_s

@@ -12,7 +12,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
@@ -27,6 +27,7 @@ from octavo.engine.errors import (
 )
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.targets import Targets
 from octavo.server.output_message import OutputEncoder
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.sampling_message import sampling_params_from_message
@@ -149,7 +150,10 @@ class OctavoService:
 
     async def get_load(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
         """A snapshot of queues and pages."""
-        load = self._ready().load()
+        size = request.num_prompt_tokens if request.HasField("num_prompt_tokens") else 1
+        if size < 1:
+            raise InvalidRequestError("num_prompt_tokens", size, "at least 1")
+        load = self._ready().load(size, _priority(request))
         return pb.GetLoadResponse(
             num_running=load.num_running,
             num_waiting=load.num_waiting,
@@ -161,6 +165,20 @@ class OctavoService:
             generation_tokens=load.generation_tokens,
             prefix_cache_queries=load.prefix_cache_queries,
             prefix_cache_hits=load.prefix_cache_hits,
+            queues=[
+                pb.QueueLoad(
+                    priority=pb.Priority.Name(priority + 1),
+                    num_waiting=queue.num_waiting,
+                    oldest_s=queue.oldest_s,
+                    num_prompt_tokens=queue.num_prompt_tokens,
+                )
+                for priority, queue in sorted(load.queues.items())
+            ],
+            num_cached_pages=load.num_cached_pages,
+            num_projected_pages=load.num_projected_pages,
+            predicted_ttft_s=load.predicted_ttft_s,
+            num_rejected=load.num_rejected,
+            num_swaps=load.num_swaps,
         )
 
     async def _generate(
@@ -177,13 +195,13 @@ class OctavoService:
         params = sampling_params_from_message(request.sampling_params)
         if kind is not None:
             params = params.replace(output_kind=kind)
-        _check_targets(request)
         stream: Any = engine.generate(
             _prompt(request),
             params,
             _request_id(request),
             priority=_priority(request),
             timeout_s=_timeout_s(request, context.time_remaining()),
+            targets=_targets(request, context.invocation_metadata() or ()),
             tenant=_check_name("tenant", request.tenant),
             cache_salt=_check_name("cache_salt", request.cache_salt),
         )
@@ -224,7 +242,7 @@ def _request_id(request: pb.GenerateRequest) -> str:
     return _check_name("request_id", request.request_id, low=1)
 
 
-def _priority(request: pb.GenerateRequest) -> Priority:
+def _priority(request: pb.GenerateRequest | pb.GetLoadRequest) -> Priority:
     if request.priority == pb.PRIORITY_UNSPECIFIED:
         return Priority.NORMAL
     if request.priority not in pb.Priority.values():
@@ -244,11 +262,26 @@ def _timeout_s(request: pb.GenerateRequest, remaining_s: float | None) -> float 
     return min(bounds, default=None)
 
 
-def _check_targets(request: pb.GenerateRequest) -> None:
-    for name in ("ttft_target_ms", "tpot_target_ms"):
-        value = getattr(request, name)
-        if request.HasField(name) and not (math.isfinite(value) and value > 0):
+def _targets(request: pb.GenerateRequest, metadata: Iterable[tuple[str, str | bytes]]) -> Targets:
+    """From the request's fields, and from metadata where a field is not given."""
+    headers = dict(metadata)
+    seconds: dict[str, float] = {}
+    for kind in ("ttft", "tpot", "e2e"):
+        name, header = f"{kind}_target_ms", f"x-slo-{kind}-ms"
+        if request.HasField(name):
+            value: Any = getattr(request, name)
+        elif header in headers:
+            name, value = header, headers[header]
+        else:
+            continue
+        try:
+            milliseconds = float(value)
+        except ValueError:
+            milliseconds = math.nan
+        if not (math.isfinite(milliseconds) and milliseconds > 0):
             raise InvalidRequestError(name, value, "a finite number of milliseconds above 0")
+        seconds[f"{kind}_target_s"] = milliseconds / 1e3
+    return Targets(**seconds)
 
 
 def _check_model(request: Any, engine: AsyncEngine) -> None:

@@ -19,7 +19,9 @@ from safetensors.numpy import save_file
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.scheduler.load import QueueLoad
 from octavo.server.client import AsyncOctavoClient
 from octavo.server.serve import OctavoServer, ServeConfig
 
@@ -62,10 +64,15 @@ class CountingEngine:
     async def abort(self, request_id: str) -> bool:
         return request_id in self.live
 
-    def load(self) -> SimpleNamespace:
-        names = "num_waiting num_preemptions prompt_tokens generation_tokens"
+    def load(
+        self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL
+    ) -> SimpleNamespace:
+        names = "num_waiting num_preemptions prompt_tokens generation_tokens num_cached_pages"
+        names += " num_projected_pages num_rejected num_swaps"
         counters = dict.fromkeys([*names.split(), "prefix_cache_queries", "prefix_cache_hits"], 0)
         return SimpleNamespace(
+            queues={priority: QueueLoad(num_waiting=2, oldest_s=0.5, num_prompt_tokens=9)},
+            predicted_ttft_s=num_prompt_tokens / 4,
             num_running=len(self.live),
             num_free_pages=8 - len(self.live),
             num_total_pages=8,

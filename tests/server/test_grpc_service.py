@@ -23,6 +23,7 @@ from octavo.engine.errors import (
 )
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.targets import Targets
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.serve import HEALTH_PERIOD_S, OctavoServer, ServeConfig
 
@@ -98,12 +99,13 @@ def test_every_field_of_a_request_reaches_the_engine(on_stand):
         )  # fmt: skip
         await stand.client.generate(
             [1, 2], params, request_id="r", model="counting", priority="high", tenant="t",
-            cache_salt="s", ttft_target_ms=5.0, tpot_target_ms=6.0,
+            cache_salt="s", ttft_target_ms=5.0, tpot_target_ms=6.0, e2e_target_ms=7000.0,
         )  # fmt: skip
         assert stand.engine.seen == [
             {
                 "prompt": [1, 2], "params": params, "id": "r", "priority": Priority.HIGH,
                 "timeout_s": None, "tenant": "t", "cache_salt": "s",
+                "targets": Targets(ttft_target_s=0.005, tpot_target_s=0.006, e2e_target_s=7.0),
             }
         ]  # fmt: skip
 
@@ -132,6 +134,7 @@ def test_no_limit_of_tokens_is_not_the_default_limit(on_stand):
         (pb.GenerateRequest(prompt="x", timeout_s=math.nan), "timeout_s"),
         (pb.GenerateRequest(prompt="x", ttft_target_ms=0.0), "ttft_target_ms"),
         (pb.GenerateRequest(prompt="x", tpot_target_ms=math.inf), "tpot_target_ms"),
+        (pb.GenerateRequest(prompt="x", e2e_target_ms=-1.0), "e2e_target_ms"),
         *(
             (pb.GenerateRequest(prompt="x", sampling_params=pb.SamplingParams(**values)), field)
             for values, field in (
@@ -375,5 +378,36 @@ def test_tokens_and_text_go_both_ways(on_stand):
         with pytest.raises(InvalidRequestError, match="0 to 999"):
             await stand.client.detokenize([1000])
         assert (await stand.client.load()).num_total_pages == 8
+
+    on_stand(scenario)
+
+
+def test_load_tells_the_queues_and_when_a_request_would_have_its_first_token(on_stand):
+    async def scenario(stand):
+        load = await stand.client.load(num_prompt_tokens=6, priority="high")
+        assert load.predicted_ttft_s == 1.5
+        assert list(load.queues) == [
+            pb.QueueLoad(
+                priority=pb.PRIORITY_HIGH, num_waiting=2, oldest_s=0.5, num_prompt_tokens=9
+            )
+        ]
+        with pytest.raises(InvalidRequestError, match="num_prompt_tokens = 0"):
+            await stand.client.load(num_prompt_tokens=0)
+
+    on_stand(scenario)
+
+
+def test_targets_may_come_as_metadata_and_fields_go_first(on_stand):
+    async def scenario(stand):
+        message = pb.GenerateRequest(prompt="x", tpot_target_ms=40.0).SerializeToString()
+        call = stand.channel.unary_unary(GENERATE)
+        await call(message, metadata=(("x-slo-ttft-ms", "250"), ("x-slo-tpot-ms", "9")))
+        assert stand.engine.seen[-1]["targets"] == Targets(ttft_target_s=0.25, tpot_target_s=0.04)
+        for bad in ("soon", "nan", "0"):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(message, metadata=(("x-slo-ttft-ms", bad),))
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            (request,) = details(caught.value, error_details_pb2.BadRequest)
+            assert request.field_violations[0].field == "x-slo-ttft-ms"
 
     on_stand(scenario)

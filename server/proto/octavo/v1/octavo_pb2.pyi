@@ -112,7 +112,7 @@ class SamplingParams(_message.Message):
     def __init__(self, n: _Optional[int] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., allowed_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., bad_words: _Optional[_Iterable[str]] = ..., structured_outputs: _Optional[str] = ..., detokenize: _Optional[bool] = ..., skip_special_tokens: _Optional[bool] = ..., include_stop_str_in_output: _Optional[bool] = ..., output_kind: _Optional[_Union[OutputKind, str]] = ..., unlimited_tokens: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt", "prompt_token_ids", "sampling_params", "priority", "tenant", "cache_salt", "ttft_target_ms", "tpot_target_ms", "timeout_s")
+    __slots__ = ("request_id", "model", "prompt", "prompt_token_ids", "sampling_params", "priority", "tenant", "cache_salt", "ttft_target_ms", "tpot_target_ms", "timeout_s", "e2e_target_ms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,7 @@ class GenerateRequest(_message.Message):
     TTFT_TARGET_MS_FIELD_NUMBER: _ClassVar[int]
     TPOT_TARGET_MS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    E2E_TARGET_MS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt: str
@@ -135,7 +136,8 @@ class GenerateRequest(_message.Message):
     ttft_target_ms: float
     tpot_target_ms: float
     timeout_s: float
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., ttft_target_ms: _Optional[float] = ..., tpot_target_ms: _Optional[float] = ..., timeout_s: _Optional[float] = ...) -> None: ...
+    e2e_target_ms: float
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., prompt_token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling_params: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ..., tenant: _Optional[str] = ..., cache_salt: _Optional[str] = ..., ttft_target_ms: _Optional[float] = ..., tpot_target_ms: _Optional[float] = ..., timeout_s: _Optional[float] = ..., e2e_target_ms: _Optional[float] = ...) -> None: ...
 
 class Logprob(_message.Message):
     __slots__ = ("token_id", "logprob", "rank", "decoded_token")
@@ -323,11 +325,27 @@ class GetServerInfoResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., jax_version: _Optional[str] = ..., platform: _Optional[str] = ..., num_devices: _Optional[int] = ..., uptime_s: _Optional[float] = ..., draining: _Optional[bool] = ..., engine_args: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class GetLoadRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("num_prompt_tokens", "priority")
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    num_prompt_tokens: int
+    priority: Priority
+    def __init__(self, num_prompt_tokens: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
+
+class QueueLoad(_message.Message):
+    __slots__ = ("priority", "num_waiting", "oldest_s", "num_prompt_tokens")
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    priority: Priority
+    num_waiting: int
+    oldest_s: float
+    num_prompt_tokens: int
+    def __init__(self, priority: _Optional[_Union[Priority, str]] = ..., num_waiting: _Optional[int] = ..., oldest_s: _Optional[float] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_free_pages", "num_total_pages", "kv_cache_usage", "num_preemptions", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits")
+    __slots__ = ("num_running", "num_waiting", "num_free_pages", "num_total_pages", "kv_cache_usage", "num_preemptions", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "queues", "num_cached_pages", "num_projected_pages", "predicted_ttft_s", "num_rejected", "num_swaps")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -338,6 +356,12 @@ class GetLoadResponse(_message.Message):
     GENERATION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_QUERIES_FIELD_NUMBER: _ClassVar[int]
     PREFIX_CACHE_HITS_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
+    NUM_CACHED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROJECTED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_REJECTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_SWAPS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_free_pages: int
@@ -348,4 +372,10 @@ class GetLoadResponse(_message.Message):
     generation_tokens: int
     prefix_cache_queries: int
     prefix_cache_hits: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ...) -> None: ...
+    queues: _containers.RepeatedCompositeFieldContainer[QueueLoad]
+    num_cached_pages: int
+    num_projected_pages: int
+    predicted_ttft_s: float
+    num_rejected: int
+    num_swaps: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueLoad, _Mapping]]] = ..., num_cached_pages: _Optional[int] = ..., num_projected_pages: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., num_rejected: _Optional[int] = ..., num_swaps: _Optional[int] = ...) -> None: ...
