@@ -12,7 +12,8 @@ from octavo.engine.scheduler.step_time_model import StepFeatures, StepTimeModel
 
 _STEP_RATE = 0.02
 _PREFILL_RATE = 0.05
-_COPY_RATE = 0.1
+_SHORTER_COPY_RATE = 0.3
+_LONGER_COPY_RATE = 0.02
 
 CAUTIOUS, TYPICAL, GENEROUS = 0, 1, 2
 """Quantiles of the remaining length, as indices into the estimator's."""
@@ -132,5 +133,10 @@ class Forecast:
         self.full_step_token_s += rate * (token_s - self.full_step_token_s)
 
     def observe_copy(self, num_pages: int, seconds: float) -> None:
-        """Learns from one copy of pages between device and host."""
-        self.page_copy_s += _COPY_RATE * (seconds / num_pages - self.page_copy_s)
+        """Learns from one copy of pages between device and host.
+
+        A copy's end is noticed only between steps, so that a measured time is too long or just
+        right: shorter ones are believed sooner.
+        """
+        error_s = seconds / num_pages - self.page_copy_s
+        self.page_copy_s += (_SHORTER_COPY_RATE if error_s < 0 else _LONGER_COPY_RATE) * error_s

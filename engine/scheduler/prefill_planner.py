@@ -185,8 +185,7 @@ class PrefillPlanner:
         needed = kv.num_pages_to_take(matched, num_known)
         if len(self._running):
             needed += self._watermark_pages
-            if request.metrics.num_preemptions:
-                needed += self._policy.headroom(snapshot, request)
+            needed += self._policy.headroom(snapshot, request)
         num_lacking = needed - kv.num_available
         if num_lacking > 0 or not self._running.has_free_slot:
             if not preempts or not self._give_way(entry, max(num_lacking, 0), snapshot):

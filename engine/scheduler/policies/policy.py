@@ -117,8 +117,8 @@ class Policy:
             beneficiary finds the pages it needs; called with it and the number of pages missing.
             A running beneficiary may be among them, and then ends the list. For a waiting one (see
             `preempts_for_waiting`) the list must be enough, or empty: then nobody gives way.
-        headroom: pages that must stay free when a request is admitted beside others, so that a
-            preempted one comes back only to a pool that leaves the others room to grow.
+        headroom: pages that must stay free when a request is admitted beside others, for all of
+            them to grow into.
         swap_or_recompute: whether a victim's pages should be copied to the host, where there is
             a host tier. False to compute them again.
         num_steps: decode iterations of a step without prefill: a power of two, called with the

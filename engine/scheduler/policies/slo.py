@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.engine.request import Request
-from octavo.engine.scheduler.admission import demand_s, late_jobs
+from octavo.engine.scheduler.admission import demand_s, late_jobs, peak_pages
 from octavo.engine.scheduler.deadlines import end_due_s, is_hopeless, next_due_s
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.policies.parameters import Parameters
@@ -190,9 +190,28 @@ class SLOPolicy:
     # Preemption.
 
     def headroom(self, snapshot: Snapshot, request: Request) -> int:
-        """Room for every row to grow for 8 iterations when a request comes back, then for 16."""
+        """Room for rows to grow as far as is expected of all of them together.
+
+        None where coming back costs next to nothing (a swap, or less than a step): there pages are
+        better used than kept. For one that comes back, room for every row to grow by 8 iterations
+        in any case, and from the second time on by 16.
+        """
+        slots, page_size = snapshot.decode_slots, snapshot.limits.page_size
         num_iterations = 8 * min(request.metrics.num_preemptions, 2)
-        return len(snapshot.running) * num_iterations // snapshot.limits.page_size
+        pages = len(snapshot.running) * num_iterations // page_size
+        forecast = snapshot.forecast
+        is_cheap = forecast.prefill_s(request.num_tokens) <= forecast.step_s
+        if is_cheap or snapshot.limits.num_host_pages or not len(slots):
+            return pages
+        columns = snapshot.columns
+        contexts = np.append(snapshot.decode_starts, float(request.num_tokens))
+        emitted = snapshot.decode_starts + 1 - columns.num_prompt[slots]
+        remaining = np.append(
+            np.maximum(columns.length[slots] - emitted, 1.0),
+            forecast.remaining_tokens(request),
+        )
+        growth = peak_pages(contexts, remaining, page_size) - float(contexts.sum()) / page_size
+        return max(pages, int(growth) - len(contexts))
 
     def choose_victims(
         self, snapshot: Snapshot, beneficiary: Request, num_pages: int

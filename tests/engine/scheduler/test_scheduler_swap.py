@@ -122,7 +122,10 @@ def test_the_speed_of_copies_is_measured(drive, request_of):
     before = driver.scheduler.forecast.page_copy_s
     driver.now_s += 4.0
     driver.end_transfer(copy.transfer_id)
-    assert driver.scheduler.forecast.page_copy_s == pytest.approx(before + 0.1 * (2.0 - before))
+    slower = driver.scheduler.forecast.page_copy_s
+    assert slower == pytest.approx(before + 0.02 * (2.0 - before))
+    driver.scheduler.forecast.observe_copy(4, 4 * before)
+    assert driver.scheduler.forecast.page_copy_s == pytest.approx(slower - 0.3 * (slower - before))
     driver.drain()
 
 
