@@ -52,7 +52,7 @@ def add_parser(kinds: Any) -> None:
         "--token-budget", type=int, action="append", metavar="N",
         help=f"static budgets to tune over (default {BUDGETS})",
     )  # fmt: skip
-    parser.add_argument("--tolerance", type=float, default=0.02, help="of rates (default 0.02)")
+    parser.add_argument("--tolerance", type=float, default=0.03, help="of rates (default 0.03)")
     parser.add_argument("--no-oracle", action="store_true", help="leave out slo with true lengths")
     parser.add_argument("--jobs", type=int, default=0, help="processes (default: one a core)")
     parser.add_argument("--output", metavar="DIR", help="write table, figures and plots there")
