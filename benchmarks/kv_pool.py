@@ -44,7 +44,7 @@ def main() -> None:
     rng = np.random.default_rng(1)
     prompts = rng.integers(256, 40_000, size=(NUM_REQUESTS, PROMPT_TOKENS)).tolist()
     times: dict[str, list[float]] = {name: [] for name in engines}
-    for name, llm in engines.items():
+    for llm in engines.values():
         step_ms(llm, prompts)
     for index in range(args.rounds):
         for name in list(engines)[:: 1 if index % 2 else -1]:

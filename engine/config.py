@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.scheduler.policies import get_policy
 
 DEFAULT_MODEL = "smollm2-135m"
 """The model served when none is named; it installs from PyPI."""
@@ -107,7 +106,7 @@ class EngineConfig:
             raise InvalidConfigError("block_size", self.block_size, "8, 16, 32, 64, 128 or 256")
         if self.dtype not in _DTYPES:
             raise InvalidConfigError("dtype", self.dtype, " or ".join(_DTYPES))
-        get_policy(self.scheduling_policy)
+        _check_policy(self.scheduling_policy)
         if self.attention_backend not in ("auto", "xla", "reference"):
             raise InvalidConfigError(
                 "attention_backend", self.attention_backend, "auto, xla or reference"
@@ -141,6 +140,12 @@ class EngineConfig:
             return self.compile_cache_dir
         root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
         return os.path.join(root, "octavo", "xla")
+
+
+def _check_policy(name: str) -> None:
+    from octavo.engine.scheduler.policies import get_policy  # needs NumPy, which `--help` does not
+
+    get_policy(name)
 
 
 def _at_least(name: str, value: Any, low: int) -> None:

@@ -18,6 +18,7 @@ _FINISH_REASONS = {
     "length": pb.FINISH_REASON_LENGTH,
     "cancelled": pb.FINISH_REASON_CANCELLED,
     "failed": pb.FINISH_REASON_FAILED,
+    "rejected": pb.FINISH_REASON_REJECTED,
 }
 _FINISH_NAMES = {number: name for name, number in _FINISH_REASONS.items()}
 _MOMENTS = ("first_scheduled_s", "first_token_s", "last_token_s", "finished_s")

@@ -29,6 +29,7 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_FAILED: _ClassVar[FinishReason]
+    FINISH_REASON_REJECTED: _ClassVar[FinishReason]
 PRIORITY_UNSPECIFIED: Priority
 PRIORITY_REALTIME: Priority
 PRIORITY_HIGH: Priority
@@ -43,6 +44,7 @@ FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_CANCELLED: FinishReason
 FINISH_REASON_FAILED: FinishReason
+FINISH_REASON_REJECTED: FinishReason
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
