@@ -21,12 +21,17 @@ from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import RowTokens, StepLimits, StepPlan, StepResult
 
+STEP_S = 0.02
+"""What every made-up step takes, in seconds."""
+
 SCENARIOS = {
     "decode": "every row decodes, nobody ends, 1,000 wait",
     "churn": "rows end and the waiting are admitted, prompts 16-256, outputs 16-128 tokens",
     "shared": "as churn, prompts share their first 1,024 tokens in the prefix cache",
     "preempt": "as churn, in a pool too small for the running rows",
     "priority": "as churn, in four priority classes",
+    "slo": "as decode, policy slo, every request with targets",
+    "slo-churn": "as churn, policy slo, every request with targets",
     "multi": "decode of up to 8 iterations a dispatch, nobody waits",
 }
 
@@ -58,7 +63,8 @@ def main() -> None:
 def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, float]:
     """Figures of one scenario."""
     rng = random.Random(1)
-    churns = scenario not in ("decode", "multi")
+    churns = scenario not in ("decode", "multi", "slo")
+    has_targets = scenario.startswith("slo")
     waiting = 0 if scenario == "multi" else waiting
     max_steps = 8 if scenario == "multi" else 1
     num_pages = rows * 8 if scenario == "preempt" else rows * 1024 if not churns else rows * 128
@@ -75,11 +81,13 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
     )
     scheduler = Scheduler(
         limits,
-        policy="priority" if scenario == "priority" else "fcfs",
+        policy="slo" if has_targets else "priority" if scenario == "priority" else "fcfs",
         num_decode_steps=max_steps,
     )
     shared = [rng.randrange(50_000) for _ in range(1024 if scenario == "shared" else 0)]
     num_added = 0
+
+    now_s = 0.0
 
     def add() -> None:
         nonlocal num_added
@@ -93,10 +101,13 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
                 seed=0,
                 eos_token_ids=(2,),
                 max_tokens=most,
-                arrival_s=float(num_added),
+                arrival_s=now_s if has_targets else float(num_added),
                 priority=rng.choice([0, 1, 2, 3]) if scenario == "priority" else 2,
+                # Far enough that nobody is given up, and the queue stays as long as it is.
+                ttft_target_s=rng.uniform(1e5, 2e5) if has_targets else None,
+                tpot_target_s=0.05 if has_targets else None,
             ),
-            0.0,
+            now_s,
         )
         num_added += 1
 
@@ -112,7 +123,7 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
         while churns and scheduler.num_waiting < waiting:
             add()
         start = time.thread_time()
-        plan = scheduler.plan(0.0)
+        plan = scheduler.plan(now_s)
         plan_s.append(time.thread_time() - start)
         assert plan is not None
         in_flight.append(plan)
@@ -120,8 +131,9 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
             plan = in_flight.popleft()
             result = run(plan)
             start = time.thread_time()
-            scheduler.commit(plan, result, 0.0)
+            scheduler.commit(plan, result, now_s)
             commit_s.append(time.thread_time() - start)
+        now_s += STEP_S
         if step == warm_up:
             plan_s.clear()
             commit_s.clear()
@@ -140,7 +152,7 @@ def run(plan: StepPlan) -> StepResult:
     """A result in which no row stops."""
     rows = [RowTokens((7,) * count) for count in plan.decode_rows.max_new_tokens.tolist()]
     rows += [RowTokens((7,) if row.samples else ()) for row in plan.prefill_rows]
-    return StepResult(rows=tuple(rows))
+    return StepResult(rows=tuple(rows), duration_s=STEP_S)
 
 
 def percentile(seconds: list[float], percent: int) -> float:

@@ -24,6 +24,8 @@ from octavo.engine.targets import NO_TARGETS, Targets
 
 logger = logging.getLogger(__name__)
 
+LOAD_ATTEMPTS = 100
+"""Readings of a load that a busy engine may spoil."""
 INLINE_PROMPT_SIZE = 16_384
 """Characters or tokens up to which a prompt is checked and tokenized in the event loop itself."""
 
@@ -178,11 +180,11 @@ class AsyncEngine:
     def load(self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL) -> EngineLoad:
         """How busy the engine is, and how soon a request of this size and class would speak; safe
         from any thread."""
-        while True:
-            try:
+        for _ in range(LOAD_ATTEMPTS):
+            # A table that changes its size while it is read is read again.
+            with contextlib.suppress(RuntimeError):
                 return self.engine.load(num_prompt_tokens, priority)
-            except RuntimeError:  # a table changed its size while it was read: read it again
-                self._check_alive()
+        return self.engine.load(num_prompt_tokens, priority)
 
     def _check_alive(self) -> None:
         if self._error is not None:

@@ -9,6 +9,9 @@ early. For a row that lives on this is exact, as such a row emits just the token
 to; a row that did stop is ended by `commit`, and what later steps planned for it comes back empty
 and is dropped. A result finds its request by the plan's row, never by slot: the slot may have a
 new holder by then.
+
+The file is a long one because it is the whole surface: every way in which the state changes is here
+to be read together, while what each step decides is in `planner.py` and below.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import math
 from typing import Any
 
 from octavo.engine.errors import InvalidConfigError
@@ -140,20 +141,27 @@ def parse_class(spec: str) -> tuple[TrafficClass, float]:
     share = 1.0
     for part in filter(None, rest.split(",")):
         key, _, value = part.partition("=")
-        try:
-            if key == "share":
-                share = float(value)
-            elif key in fields:
-                values[fields[key]] = float(value)
-            elif key == "priority":
-                values["priority"] = Priority.parse(value)
-            elif key == "tenant":
-                values["tenant"] = value
-            else:
-                raise ValueError("share, ttft, tpot, e2e, priority or tenant")
-        except ValueError as error:
-            raise InvalidConfigError("class", spec, str(error)) from None
+        if key == "priority":
+            values["priority"] = Priority.parse(value)
+        elif key == "tenant":
+            values["tenant"] = value
+        elif key == "share":
+            share = _positive(spec, key, value)
+        elif key in fields:
+            values[fields[key]] = _positive(spec, key, value)
+        else:
+            raise InvalidConfigError("class", spec, "share, ttft, tpot, e2e, priority or tenant")
     return TrafficClass(**values), share
+
+
+def _positive(spec: str, key: str, value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not (math.isfinite(number) and number > 0):
+        raise InvalidConfigError("class", spec, f"NAME:{key}=NUMBER with a finite number above 0")
+    return number
 
 
 def quiet_faults() -> None:
