@@ -12,6 +12,11 @@ from octavo.engine.errors import InvalidConfigError
 DEFAULT_MODEL = "smollm2-135m"
 """The model served when none is named; it installs from PyPI."""
 
+SERVING_BATCHED_TOKENS = 512
+"""Default token budget of a step where requests are streamed: short steps, short stalls."""
+OFFLINE_BATCHED_TOKENS = 1024
+"""Default token budget of a step where a whole batch is waited for."""
+
 _DTYPES = ("auto", "float32", "bfloat16")
 
 WarmUp = Literal["early", "full", "coarse"]
@@ -32,7 +37,9 @@ class EngineConfig:
         max_model_len: most tokens of prompt and output together; None takes the model's, at most
             8,192.
         max_num_seqs: most sequences running at once.
-        max_num_batched_tokens: most tokens computed in one step.
+        max_num_batched_tokens: most tokens computed in one step; None takes 512 where requests are
+            streamed and 1,024 in `LLM`, whose batches gain from longer steps and see no stalls; at
+            least max_num_seqs.
         enable_chunked_prefill: split prompts over steps; off means a prompt must fit one step.
         enable_prefix_caching: keep finished pages for later prompts that begin alike.
         block_size: tokens in a KV page, a power of two; None picks by platform.
@@ -65,7 +72,7 @@ class EngineConfig:
     dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 128
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: int | None = None
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
     block_size: int | None = None
@@ -88,7 +95,7 @@ class EngineConfig:
     fail_on_compile: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+        for name in ("max_num_seqs", "tensor_parallel_size"):
             _at_least(name, getattr(self, name), 1)
         if not 1 <= self.num_decode_steps <= 32:
             raise InvalidConfigError("num_decode_steps", self.num_decode_steps, "1 to 32")
@@ -96,12 +103,15 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 2)
         _at_least("host_kv_memory_bytes", self.host_kv_memory_bytes, 0)
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise InvalidConfigError(
-                "max_num_batched_tokens",
-                self.max_num_batched_tokens,
-                f"at least max_num_seqs ({self.max_num_seqs}): every running row decodes each step",
-            )
+        if self.max_num_batched_tokens is not None:
+            _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
+            if self.max_num_batched_tokens < self.max_num_seqs:
+                raise InvalidConfigError(
+                    "max_num_batched_tokens",
+                    self.max_num_batched_tokens,
+                    f"at least max_num_seqs ({self.max_num_seqs}): every running row decodes each "
+                    "step",
+                )
         if self.block_size is not None and (self.block_size not in (8, 16, 32, 64, 128, 256)):
             raise InvalidConfigError("block_size", self.block_size, "8, 16, 32, 64, 128 or 256")
         if self.dtype not in _DTYPES:
@@ -127,6 +137,12 @@ class EngineConfig:
             raise InvalidConfigError(
                 "trust_remote_code", True, "False: Octavo never runs a checkpoint's code"
             )
+
+    def with_token_budget(self, default: int) -> EngineConfig:
+        """A copy whose token budget is set: its own, or else `default` and a token for each row."""
+        if self.max_num_batched_tokens is not None:
+            return self
+        return self.replace(max_num_batched_tokens=max(default, self.max_num_seqs))
 
     def replace(self, **changes: Any) -> EngineConfig:
         """A copy with some arguments changed, checked again."""

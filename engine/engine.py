@@ -12,7 +12,7 @@ import jax
 from tqdm import tqdm
 
 from octavo.engine.clock import Clock, MonotonicClock
-from octavo.engine.config import EngineConfig
+from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import DuplicateRequestError, InvalidConfigError
 from octavo.engine.execution.compile_manager import use_compile_cache
@@ -48,6 +48,7 @@ class Engine:
     def __init__(
         self, config: EngineConfig, *, progress: bool = False, clock: Clock | None = None
     ) -> None:
+        config = config.with_token_budget(SERVING_BATCHED_TOKENS)
         self.config = config
         self.clock = clock or MonotonicClock()
         keep_freed_memory()

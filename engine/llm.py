@@ -8,6 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from octavo.engine.config import OFFLINE_BATCHED_TOKENS
 from octavo.engine.engine import Engine, engine_config
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.input_processor import Prompt
@@ -40,7 +41,8 @@ class LLM:
     def __init__(
         self, model: str | None = None, *, progress: bool = True, **engine_args: Any
     ) -> None:
-        self.engine = Engine(engine_config(model, engine_args), progress=progress)
+        config = engine_config(model, engine_args).with_token_budget(OFFLINE_BATCHED_TOKENS)
+        self.engine = Engine(config, progress=progress)
 
     def close(self) -> None:
         """Ends what runs behind, such as compiling finer programs. It must not be used after."""

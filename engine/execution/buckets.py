@@ -90,7 +90,7 @@ def make_lattice(
     num_steps: int,
     variants: tuple[Variant, ...],
 ) -> Lattice:
-    """Decode rows 1, 8, 16, 32, 64, 96, 128, 192, …; mixed tokens 32, 128, 256, 512, 1024, ….
+    """Decode rows 1, 4, 8, 16, 24, 32, 48, … 128, 160, …; mixed tokens 32, 128, 256, 512, 1024, ….
 
     Rows leave a full batch one by one, so decode programs are finer where padding costs most.
 
@@ -100,10 +100,10 @@ def make_lattice(
         num_steps: decode iterations in a dispatch.
         variants: sampling variants.
     """
-    decode = [1, 8, 16, 32]
+    decode = [1, 4, 8, 16, 24, 32]
     while decode[-1] < max_num_seqs:
         power = 1 << (decode[-1].bit_length() - 1)
-        decode.append(power * 3 // 2 if decode[-1] == power > 32 else power * 2)
+        decode.append(decode[-1] + max(16, power // 4))
     mixed = [32, 128]
     while mixed[-1] < max_num_batched_tokens:
         mixed.append(2 * mixed[-1])

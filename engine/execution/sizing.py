@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from octavo.engine.config import EngineConfig
+from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.buckets import Lattice, make_lattice
 from octavo.engine.execution.state import kv_bytes_per_token
@@ -46,10 +46,14 @@ def size_engine(
     """
     platform = mesh.devices.flat[0].platform
     max_model_len = _max_model_len(config, model)
-    page_size = config.block_size or (16 if platform == "cpu" else 64)
+    # On a CPU a page is gathered by plain copies, for which 8 tokens are long enough, and half a
+    # page a sequence stays empty.
+    page_size = config.block_size or (8 if platform == "cpu" else 64)
     pages_per_seq = -(-max_model_len // page_size)
     table_pages = -(-pages_per_seq // TABLE_ALIGNMENT_PAGES) * TABLE_ALIGNMENT_PAGES
+    config = config.with_token_budget(SERVING_BATCHED_TOKENS)
     max_tokens = config.max_num_batched_tokens
+    assert max_tokens is not None
     if not config.enable_chunked_prefill:
         max_tokens = max(max_tokens, max_model_len)
     lattice = make_lattice(

@@ -205,7 +205,7 @@ def test_an_unknown_engine_argument_is_refused_by_name(tiny_model: Any) -> None:
 
 
 def test_a_request_that_can_never_fit_the_pool_is_refused(make_llm: Callable[..., Any]) -> None:
-    llm = make_llm(num_kv_pages=4, max_num_seqs=2)
+    llm = make_llm(num_kv_pages=4, block_size=16, max_num_seqs=2)
     with pytest.raises(InvalidRequestError):
         llm.generate([[20] * 60], GREEDY, use_tqdm=False)
     assert len(llm.generate([[20] * 20], GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 12

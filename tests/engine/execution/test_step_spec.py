@@ -103,7 +103,7 @@ def test_the_lattice_takes_every_plan_within_its_limits() -> None:
     lattice = make_lattice(
         max_num_seqs=40, max_num_batched_tokens=200, num_steps=4, variants=("general",)
     )
-    assert [s.num_rows for s in lattice.decode] == [1, 8, 16, 32, 40]
+    assert [s.num_rows for s in lattice.decode] == [1, 4, 8, 16, 24, 32, 40]
     assert [s.num_tokens for s in lattice.mixed] == [32, 128, 200]
     everything = set(lattice.shapes).__contains__
     for num_decodes in range(1, 41):
@@ -134,7 +134,7 @@ def test_the_coarse_programs_serve_every_plan_until_finer_ones_are_there() -> No
     lattice = make_lattice(
         max_num_seqs=40, max_num_batched_tokens=200, num_steps=4, variants=("greedy", "general")
     )
-    assert len(lattice.shapes) == len(set(lattice.shapes)) == 2 * (5 + 3)
+    assert len(lattice.shapes) == len(set(lattice.shapes)) == 2 * (7 + 3)
     coarse = set(lattice.coarse)
     for num_decodes in (1, 17, 40):
         decodes = [decode_row(i, 3) for i in range(num_decodes)]
@@ -164,7 +164,7 @@ def test_decode_programs_are_finer_where_padding_costs_most() -> None:
     lattice = make_lattice(
         max_num_seqs=256, max_num_batched_tokens=512, num_steps=4, variants=("general",)
     )
-    assert [s.num_rows for s in lattice.decode] == [1, 8, 16, 32, 64, 96, 128, 192, 256]
+    assert [s.num_rows for s in lattice.decode] == [1, 4, 8, 16, 24, 32, *range(48, 129, 16), 160, 192, 224, 256]
     assert lattice.token_edges == (32, 128, 256, 512)
 
 
