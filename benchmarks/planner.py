@@ -15,11 +15,18 @@ import json
 import random
 import time
 from collections import deque
+from collections.abc import Sequence
 
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.scheduler import Scheduler
-from octavo.engine.scheduler.step_plan import RowTokens, StepLimits, StepPlan, StepResult
+from octavo.engine.scheduler.step_plan import (
+    RowTokens,
+    StepLimits,
+    StepPlan,
+    StepResult,
+    TokenRows,
+)
 
 STEP_S = 0.02
 """What every made-up step takes, in seconds."""
@@ -150,9 +157,13 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
 
 def run(plan: StepPlan) -> StepResult:
     """A result in which no row stops."""
-    rows = [RowTokens((7,) * count) for count in plan.decode_rows.max_new_tokens.tolist()]
-    rows += [RowTokens((7,) if row.samples else ()) for row in plan.prefill_rows]
-    return StepResult(rows=tuple(rows), duration_s=STEP_S)
+    prompts = [RowTokens((7,) if row.samples else ()) for row in plan.prefill_rows]
+    if plan.num_steps == 1:
+        rows: Sequence[RowTokens] = TokenRows([7] * len(plan.decode_rows), prompts)
+    else:
+        counts = plan.decode_rows.max_new_tokens.tolist()
+        rows = [*(RowTokens((7,) * count) for count in counts), *prompts]
+    return StepResult(rows=rows, duration_s=STEP_S)
 
 
 def percentile(seconds: list[float], percent: int) -> float:

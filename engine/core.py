@@ -15,7 +15,7 @@ from octavo.engine.errors import OctavoError, StepFailedError
 from octavo.engine.event_log import EventLog
 from octavo.engine.executor import StepExecutor
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.scheduler.committed import Committed
+from octavo.engine.scheduler.committed import Committed, News
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepPlan
 
@@ -40,7 +40,7 @@ class EngineCore:
         self._clock = clock
         self._max_in_flight = 2 if overlap else 1
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
-        self._news: list[Committed] = []
+        self._news = News()
         self.host_s = 0.0
         """Seconds spent planning, packing, dispatching and committing, waiting not included."""
         self.log: EventLog | None = None
@@ -51,7 +51,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do or to tell."""
-        return bool(self._in_flight or self._news or self.scheduler.has_unfinished)
+        return bool(self._in_flight or len(self._news) or self.scheduler.has_unfinished)
 
     def add(self, request: Request) -> None:
         """Takes a request.
@@ -96,7 +96,7 @@ class EngineCore:
         if self.log is not None:
             self.log.cancelled(request_id, status.value, request is not None, now_s)
         if request is not None:
-            self._news.append(_ended(request))
+            self._news.items.append(_ended(request))
         return request is not None
 
     def finish(self, request: Request, stop_reason: str) -> None:
@@ -106,7 +106,7 @@ class EngineCore:
         if self.log is not None:
             self.log.finished(request.request_id, stop_reason, found, now_s)
 
-    def step(self) -> list[Committed]:
+    def step(self) -> News:
         """One turn of the loop.
 
         Returns:
@@ -122,32 +122,37 @@ class EngineCore:
         plan = self.scheduler.plan(begun_s)
         ended += self.scheduler.take_ended()
         if ended:
-            news += [_ended(request) for request in ended]
+            news.items += [_ended(request) for request in ended]
         if self.log is not None:
             self.log.turned(plan, transfers, ended, begun_s)
         if plan is not None:
             self.num_turns += 1
-            news += self._dispatch(plan)
+            news.extend(self._dispatch(plan))
         self.host_s += self._clock.now_s() - begun_s
         if len(self._in_flight) >= self._max_in_flight or (plan is None and self._in_flight):
             self.num_turns += 1
-            news += self._commit()
+            news.extend(self._commit())
         elif plan is None:
             self.executor.idle()
-        return news + self._take_news()
+        if len(self._news):
+            news.extend(self._take_news())
+        return news
 
-    def _dispatch(self, plan: StepPlan) -> list[Committed]:
+    def _dispatch(self, plan: StepPlan) -> News:
         try:
             self._in_flight.append((plan, self.executor.dispatch(plan)))
         except Exception as error:
             # Steps already on the device may still be read: only this one is lost.
-            earlier = [item for _ in range(len(self._in_flight)) for item in self._commit()]
-            return earlier + self._fail([plan], error)
-        return []
+            news = News()
+            for _ in range(len(self._in_flight)):
+                news.extend(self._commit())
+            news.extend(self._fail([plan], error))
+            return news
+        return News()
 
-    def _commit(self) -> list[Committed]:
+    def _commit(self) -> News:
         if not self._in_flight:  # an earlier failure emptied it
-            return []
+            return News()
         plan, handle = self._in_flight.popleft()
         try:
             result = self.executor.result(handle)
@@ -159,11 +164,11 @@ class EngineCore:
         committed = self.scheduler.commit(plan, result, begun_s)
         self.host_s += self._clock.now_s() - begun_s
         if self.log is not None:
-            ended = [item.request for item in committed if item.finished]
+            ended = [item.request for item in committed.items if item.finished]
             self.log.committed(plan, result, ended, begun_s)
         return committed
 
-    def _fail(self, plans: list[StepPlan], error: Exception) -> list[Committed]:
+    def _fail(self, plans: list[StepPlan], error: Exception) -> News:
         """Ends the requests of steps that failed; everyone else starts over on a fresh device."""
         logger.error("a step failed", exc_info=error)
         typed = StepFailedError(f"the device step failed: {type(error).__name__}: {error}")
@@ -174,10 +179,10 @@ class EngineCore:
         self.executor.reset()
         if self.log is not None:
             self.log.failed(plans, ended, now_s)
-        return [_ended(request) for request in ended]
+        return News(_ended(request) for request in ended)
 
-    def _take_news(self) -> list[Committed]:
-        news, self._news = self._news, []
+    def _take_news(self) -> News:
+        news, self._news = self._news, News()
         return news
 
 

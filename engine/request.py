@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.outputs import RequestMetrics
 from octavo.engine.sampling_params import SamplingParams
+
+COMPUTED, INFLIGHT_TOKENS, INFLIGHT_STEPS = 0, 1, 2
+"""What stands where in `Request.counts`."""
 
 
 class Priority(enum.IntEnum):
@@ -85,9 +92,8 @@ class Request:
 
         status: see `RequestStatus`.
         output_token_ids: tokens committed so far.
-        num_computed_tokens: positions whose KV is written or dispatched to be.
-        num_inflight_tokens: most output tokens that dispatched, uncommitted steps may add.
-        num_inflight_steps: dispatched steps not yet committed that hold this request.
+        counts: the three numbers that every step changes, read by the properties below. While it
+            holds a row they are a column of the scheduler's table, where all rows move at once.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
         slot: its row on the device while RUNNING, else None.
         stop_reason: what stopped it (string or token id), if anything.
@@ -114,9 +120,9 @@ class Request:
 
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
-    num_computed_tokens: int = 0
-    num_inflight_tokens: int = 0
-    num_inflight_steps: int = 0
+    counts: MutableSequence[int] | NDArray[Any] = field(
+        default_factory=lambda: [0, 0, 0], init=False, repr=False
+    )
     num_cached_tokens: int = 0
     slot: int | None = None
     stop_reason: int | str | None = None
@@ -126,6 +132,33 @@ class Request:
     def __post_init__(self) -> None:
         assert self.prompt_token_ids, self.request_id
         self.metrics = RequestMetrics(arrival_s=self.arrival_s)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Positions whose KV is written or dispatched to be."""
+        return int(self.counts[COMPUTED])
+
+    @num_computed_tokens.setter
+    def num_computed_tokens(self, value: int) -> None:
+        self.counts[COMPUTED] = value
+
+    @property
+    def num_inflight_tokens(self) -> int:
+        """Most output tokens that dispatched, uncommitted steps may add."""
+        return int(self.counts[INFLIGHT_TOKENS])
+
+    @num_inflight_tokens.setter
+    def num_inflight_tokens(self, value: int) -> None:
+        self.counts[INFLIGHT_TOKENS] = value
+
+    @property
+    def num_inflight_steps(self) -> int:
+        """Dispatched steps not yet committed that hold this request."""
+        return int(self.counts[INFLIGHT_STEPS])
+
+    @num_inflight_steps.setter
+    def num_inflight_steps(self, value: int) -> None:
+        self.counts[INFLIGHT_STEPS] = value
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -34,10 +34,12 @@ from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step
 from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import (
+    NO_TOKEN,
     RowTokens,
     StepLimits,
     StepPlan,
     StepResult,
+    TokenRows,
     TokenScore,
 )
 from octavo.models.config import ModelConfig
@@ -202,9 +204,7 @@ class DeviceExecutor:
         self._last_done_s = done_s
         self._num_in_flight -= 1
         self.stats.busy_s += done_s - begun_s
-        return StepResult(
-            rows=tuple(_rows(handle, tokens, _host(handle))), duration_s=done_s - begun_s
-        )
+        return StepResult(rows=_rows(handle, tokens, _host(handle)), duration_s=done_s - begun_s)
 
     def poll_transfers(self) -> list[TransferDone]:
         """Copies to and from the host that ended."""
@@ -291,18 +291,20 @@ def _host(handle: DispatchedStep) -> tuple[Scores | None, Scores | None]:
 
 def _rows(
     handle: DispatchedStep, tokens: NDArray[np.int32], scores: tuple[Scores | None, Scores | None]
-) -> list[RowTokens]:
+) -> Sequence[RowTokens]:
     plan = handle.plan
     num_decodes = len(plan.decode_rows)
     place = np.empty(num_decodes, np.intp)
     place[handle.order] = np.arange(num_decodes)
-    decoded = tokens[:, place].T.tolist()
-    rows = []
-    for index, (request, emitted) in enumerate(
-        zip(plan.decode_rows.requests, decoded, strict=True)
-    ):
-        ids = tuple(emitted) if emitted[-1] >= 0 else tuple(t for t in emitted if t >= 0)
-        rows.append(_row(request, ids, scores[0], int(place[index])))
+    is_plain = plan.num_steps == 1 and scores[0] is None
+    rows: list[RowTokens] = []
+    if not is_plain:
+        decoded = tokens[:, place].T.tolist()
+        for index, (request, emitted) in enumerate(
+            zip(plan.decode_rows.requests, decoded, strict=True)
+        ):
+            ids = tuple(emitted) if emitted[-1] >= 0 else tuple(t for t in emitted if t >= 0)
+            rows.append(_row(request, ids, scores[0], int(place[index])))
     first = num_decodes
     for index, prefill in enumerate(plan.prefill_rows, num_decodes):
         emitted_id = int(tokens[0, index])
@@ -316,6 +318,8 @@ def _rows(
             )
         rows.append(row)
         first += prefill.num_tokens
+    if is_plain:
+        return TokenRows(np.maximum(tokens[0, place], NO_TOKEN).tolist(), rows)
     return rows
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from octavo.engine.kv.host_tier import HostTier
@@ -131,15 +131,38 @@ class KVManager:
         pool = self.pool
         if pool.num_free < num_new:
             evicted = num_new - pool.num_free
-            if self.host.num_pages:
-                self._evicted += [
-                    (page, self.cache.hash_of(page)) for page in self.cache.next_to_evict(evicted)
-                ]
+            self._note_eviction(evicted)
             pool.reclaim(self.cache.evict(evicted))
         new = pool.allocate(num_new)
         pages.page_ids.extend(new)
         pages.capacity += num_new * self.page_size
         return new
+
+    def grow_by_one(self, sequences: Sequence[SequencePages]) -> list[int]:
+        """Adds one page to each sequence, as `grow` would one after the other.
+
+        Returns:
+            The pages added, in that order.
+        """
+        pool = self.pool
+        new = pool.allocate(min(len(sequences), pool.num_free))
+        num_lacking = len(sequences) - len(new)
+        if num_lacking:
+            self._note_eviction(num_lacking)
+            pool.reclaim(self.cache.evict(num_lacking)[::-1])
+            new += pool.allocate(num_lacking)
+        size = self.page_size
+        for pages, page in zip(sequences, new, strict=True):
+            pages.page_ids.append(page)
+            pages.capacity += size
+        return new
+
+    def _note_eviction(self, num_pages: int) -> None:
+        """Remembers what is about to be evicted, if there is a host tier to keep it."""
+        if self.host.num_pages:
+            self._evicted += [
+                (page, self.cache.hash_of(page)) for page in self.cache.next_to_evict(num_pages)
+            ]
 
     def register_full_pages(self, pages: SequencePages, num_committed: int) -> None:
         """Makes findable the pages that the first `num_committed` tokens fill."""
@@ -161,7 +184,7 @@ class KVManager:
             # They are nobody's until their transfer ends, which frees them.
             owned = [page for page in owned if page not in pages.arriving]
             pages.arriving = ()
-        self.cache.mark_unreferenced(self.pool.release(owned, self.cache))
+        self.cache.mark_unreferenced(self.pool.release(owned, self.cache.registered))
         pages.page_ids.clear()
         pages.capacity = 0
         pages.num_registered = 0

@@ -74,7 +74,10 @@ class PagePool:
     def allocate(self, num_pages: int) -> list[int]:
         """Takes free pages, with one reference each. There must be enough: see `reclaim`."""
         assert 0 <= num_pages <= len(self._free), (num_pages, len(self._free))
-        pages = [self._free.pop() for _ in range(num_pages)]
+        first = len(self._free) - num_pages
+        pages = self._free[first:]
+        pages.reverse()
+        del self._free[first:]
         for page in pages:
             self._num_references[page] = 1
         self._num_owned += num_pages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from itertools import islice
 
 from octavo.engine.kv.page_hash import PageHash
@@ -31,6 +31,11 @@ class PrefixCache:
     def __contains__(self, page: object) -> bool:
         """Whether `page` is registered."""
         return page in self._hash_of
+
+    @property
+    def registered(self) -> Container[int]:
+        """The registered pages."""
+        return self._hash_of
 
     def longest_match(self, hashes: Iterable[PageHash]) -> list[int]:
         """The pages with these contents, up to the first that is not known."""

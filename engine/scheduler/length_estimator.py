@@ -73,6 +73,8 @@ class _LengthClass:
         self._num_new = 0
         self._refresh()
 
+    # Means and quantiles are worked out when asked for, from the counts of the newest refresh.
+
     def observe(self, length: int) -> None:
         self._counts *= 0.5 ** (1.0 / _HALF_LIFE)
         self._counts[_bin(length, len(self._counts))] += 1.0
@@ -81,34 +83,38 @@ class _LengthClass:
             self._refresh()
 
     def expected(self, num_emitted: int) -> float:
-        return self._means[_bin(num_emitted + 1, len(self._means))]
+        return self._remaining(num_emitted)[0]
 
     def quantile(self, num_emitted: int, index: int) -> float:
-        return self._tables[index][_bin(num_emitted + 1, len(self._means))]
+        return self._remaining(num_emitted)[1 + index]
 
     def _refresh(self) -> None:
-        """Tables over the emitted length's bin: mean and quantiles of what is still to come."""
+        """Takes in the lengths seen since the last time."""
         self._num_new = 0
-        size = len(self._lengths)
-        means, tables = [0.0] * size, [[0.0] * size for _ in self._quantiles]
-        for start in range(size):
-            emitted = float(self._lengths[start - 1]) if start else 0.0
-            counts = self._counts[start:]
-            total = counts.sum()
-            if total < 0.5:
-                # Longer than nearly all before it: as long again as it has come, says the heavy
-                # tail of output lengths.
-                means[start] = max(1.0, emitted)
-                for index, q in enumerate(self._quantiles):
-                    tables[index][start] = max(1.0, emitted * q)
-                continue
-            lengths = np.maximum(self._lengths[start:] - emitted, 1.0)
-            means[start] = float(np.dot(counts, lengths) / total)
-            cumulative = np.cumsum(counts) / total
-            for index, q in enumerate(self._quantiles):
-                at = int(np.searchsorted(cumulative, q))
-                tables[index][start] = float(lengths[min(at, len(lengths) - 1)])
-        self._means, self._tables = means, tables
+        self._newest = self._counts.copy()
+        self._known: list[tuple[float, ...] | None] = [None] * len(self._counts)
+
+    def _remaining(self, num_emitted: int) -> tuple[float, ...]:
+        """Mean and quantiles of what is still to come, by the bin of the emitted length."""
+        start = _bin(num_emitted + 1, len(self._known))
+        found = self._known[start]
+        if found is None:
+            found = self._known[start] = self._figures(start)
+        return found
+
+    def _figures(self, start: int) -> tuple[float, ...]:
+        emitted = float(self._lengths[start - 1]) if start else 0.0
+        counts = self._newest[start:]
+        total = counts.sum()
+        if total < 0.5:
+            # Longer than nearly all before it: as long again as it has come, says the heavy
+            # tail of output lengths.
+            return (max(1.0, emitted), *(max(1.0, emitted * q) for q in self._quantiles))
+        lengths = np.maximum(self._lengths[start:] - emitted, 1.0)
+        mean = float(np.dot(counts, lengths) / total)
+        cumulative = np.cumsum(counts) / total
+        places = [int(np.searchsorted(cumulative, q)) for q in self._quantiles]
+        return (mean, *(float(lengths[min(at, len(lengths) - 1)]) for at in places))
 
 
 def _bin(length: int, num_bins: int) -> int:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Iterable, Iterator
 
 from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler.decoding_rows import NO_ROWS, DecodingRows, Rows
 from octavo.engine.scheduler.fairness import ClassShares, MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
@@ -21,20 +19,6 @@ from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
-
-_NO_ROWS = np.empty(0, np.int32)
-Columns = tuple[NDArray[np.int32], NDArray[np.int32]]
-
-
-def columns_of(decoding: Sequence[LiveRequest]) -> Columns:
-    """Slots of decode rows, and the positions of their inputs."""
-    if not decoding:
-        return _NO_ROWS, _NO_ROWS
-    requests = [entry.request for entry in decoding]
-    return (
-        np.array([request.slot for request in requests], np.int32),
-        np.array([request.num_computed_tokens for request in requests], np.int32),
-    )
 
 
 class LiveTable:
@@ -48,6 +32,9 @@ class LiveTable:
         policy: gives waiting requests their places.
         kv: owner of the pages.
         forecast: what steps and outputs are expected to take.
+
+    Attributes:
+        stop_ids: every token id that ends a live request -> how many of them.
     """
 
     def __init__(
@@ -70,6 +57,7 @@ class LiveTable:
         self.num_added = 0
         self.num_preemptions = 0
         self.num_finished = 0
+        self.stop_ids: dict[int, int] = {}
         self._by_id: dict[str, LiveRequest] = {}
 
     def __len__(self) -> int:
@@ -110,16 +98,14 @@ class LiveTable:
     def snapshot(
         self,
         now_s: float,
-        decoding: Sequence[LiveRequest] = (),
-        columns: Columns | None = None,
+        decoding: Rows | DecodingRows = NO_ROWS,
     ) -> Snapshot:
         """The state as policies see it.
 
         Args:
             decoding: the rows that decode in the step being planned, as far as they are known.
-            columns: `columns_of` them, where that is known already.
         """
-        slots, starts = columns_of(decoding) if columns is None else columns
+        rows = decoding if isinstance(decoding, Rows) else self.decoding_rows()
         prompts = self.running.prefilling
         return Snapshot(
             now_s=now_s,
@@ -134,11 +120,15 @@ class LiveTable:
             waiting_columns=self.waiting.columns,
             prefilling=[entry.request for entry in prompts if not entry.is_demoted],
             demoted=[entry.request for entry in prompts if entry.is_demoted],
-            decoding=[entry.request for entry in decoding],
-            decode_slots=slots,
-            decode_starts=starts,
+            decoding=rows.requests,
+            decode_slots=rows.slots,
+            decode_starts=rows.starts,
             pinned=self._pinned,
         )
+
+    def decoding_rows(self) -> Rows:
+        """The rows that decode, by column, as they stand now."""
+        return self.running.decoding.rows(self.columns.num_computed)
 
     def accept(self, request: Request) -> LiveRequest:
         """Lets a new request wait.
@@ -151,6 +141,8 @@ class LiveTable:
         entry = LiveRequest(request=request, number=self.num_added, pages=self.kv.open(request))
         self.num_added += 1
         self._by_id[request.request_id] = entry
+        for token_id in entry.stop_ids:
+            self.stop_ids[token_id] = self.stop_ids.get(token_id, 0) + 1
         self.tenants.enter(request.tenant)
         self._wait(entry, request.arrival_s)
         return entry
@@ -220,6 +212,11 @@ class LiveTable:
             self._release(entry)
         self.kv.drop_host_copy(entry.pages)
         del self._by_id[request.request_id]
+        for token_id in entry.stop_ids:
+            if self.stop_ids[token_id] == 1:
+                del self.stop_ids[token_id]
+            else:
+                self.stop_ids[token_id] -= 1
         self.tenants.serve(request.tenant, 0, len(request.output_token_ids))
         self.tenants.leave(request.tenant)
         self._pinned.discard(request.request_id)
@@ -241,6 +238,7 @@ class LiveTable:
             num_written = entry.request.num_tokens - 1  # the newest token was never an input
         self.kv.register_full_pages(entry.pages, num_written)
         self.kv.release(entry.pages)
+        self.columns.leave(entry)
         self.running.remove(entry)
 
     def check_integrity(self, host_in_transfer: Iterable[int] = ()) -> None:
@@ -263,5 +261,17 @@ class LiveTable:
             assert request.slot is None
             assert not entry.pages.page_ids
             assert request.num_computed_tokens == 0
-        for entry in self.running:
-            assert entry.request.num_computed_tokens <= entry.pages.capacity
+        holders = {entry.request.slot: entry for entry in self.running}
+        for slot, number in enumerate(self.columns.number.tolist()):
+            holder = holders.get(slot)
+            assert number == (-1 if holder is None else holder.number)
+            if holder is not None:
+                self._check_columns(holder, slot)
+
+    def _check_columns(self, entry: LiveRequest, slot: int) -> None:
+        """Asserts that the columns say of a running request what its records say."""
+        request, columns = entry.request, self.columns
+        assert request.num_computed_tokens <= entry.pages.capacity
+        assert columns.counts[:, slot].tolist() == list(request.counts)
+        assert columns.capacity[slot] == entry.pages.capacity
+        assert columns.last_position[slot] == entry.last_position

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.engine.errors import OverloadedError
 from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler.decoding_rows import NO_ROWS, Rows
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.live_table import Columns, LiveTable, columns_of
+from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.ordering import in_order
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policies.policy import Policy, admit_everyone
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import PrefillPlanner
 from octavo.engine.scheduler.step_plan import (
@@ -27,10 +30,18 @@ from octavo.engine.scheduler.transfers import Transfers
 
 
 class Dispatched(NamedTuple):
-    """A plan, the records of its rows' requests (decode rows first), and what it should cost."""
+    """A plan on its way.
+
+    Attributes:
+        plan: the plan.
+        entries: the records of its rows' requests, decode rows first.
+        numbers: int64[decode rows], their numbers.
+        features: what it should cost.
+    """
 
     plan: StepPlan
     entries: tuple[LiveRequest, ...]
+    numbers: NDArray[np.int64]
     features: StepFeatures
 
 
@@ -104,38 +115,37 @@ class Planner:
         num_admissions = 0
         if len(self._waiting) or self._running.num_prefilling:
             num_admissions = self._decide_on_waiting(now_s)
-        decoding: list[LiveRequest] = []
+        decoding = NO_ROWS
         prefill_rows: list[PrefillRow] = []
         prefilling: list[LiveRequest] = []
-        is_short, columns = False, None
+        is_short = False
         if not self._policy.prefills_alone:
             decoding, is_short = self._select_decode_rows(now_s)
-            columns = columns_of(decoding)
         if is_short:
             num_admissions = 0
         if num_admissions or self._running.num_prefilling:
-            snapshot = self._table.snapshot(now_s, decoding, columns)
+            snapshot = self._table.snapshot(now_s, decoding)
+            num_decode = len(decoding.slots)
             budget = min(self._policy.budget(snapshot), self._limits.max_num_batched_tokens)
-            budget -= len(decoding)
+            budget -= num_decode
             self._table.forecast.observe_budget(
-                budget, len(decoding), float(snapshot.decode_starts.sum())
+                budget, num_decode, float(snapshot.decode_starts.sum())
             )
             prefill_rows, prefilling = self._prefill.plan(snapshot, budget, num_admissions)
             if draft.preempted_numbers:
-                decoding = [e for e in decoding if e.number not in draft.preempted_numbers]
-                self._forget_updates_of_others(decoding)
-                columns = None
+                decoding = self._still_running(decoding)
         if self._policy.prefills_alone and not prefill_rows:
             decoding, is_short = self._select_decode_rows(now_s)
         num_steps = 1
-        if self._max_steps > 1 and decoding and not prefill_rows and not is_short:
+        has_rows = len(decoding.slots) > 0
+        if self._max_steps > 1 and has_rows and not prefill_rows and not is_short:
             num_steps = self._choose_num_steps(decoding, now_s)
         if self._kv.host.num_pages:
             # Last: an evicted page is as it was only until this plan's rows write to it.
             self._transfers.spill(now_s)
-        if not decoding and not prefill_rows and not draft.has_copies:
+        if not has_rows and not prefill_rows and not draft.has_copies:
             return None
-        decode_rows = self._decode_rows(decoding, columns or columns_of(decoding), num_steps)
+        decode_rows = self._decode_rows(decoding, num_steps)
         plan = StepPlan(
             step_id=self.num_plans,
             decode_rows=decode_rows,
@@ -149,13 +159,20 @@ class Planner:
         )
         draft.clear()
         self.num_plans += 1
-        return Dispatched(plan, (*decoding, *prefilling), _features(decode_rows, prefill_rows))
+        return Dispatched(
+            plan,
+            (*decoding.entries, *prefilling),
+            self._table.columns.number[decoding.slots],
+            _features(decode_rows, prefill_rows),
+        )
 
     # Those who wait.
 
     def _decide_on_waiting(self, now_s: float) -> int:
         """Ends the waiting requests that the policy gives up; how many others may be admitted."""
         self._table.pin_overdue(now_s)
+        if self._policy.admit is admit_everyone:
+            return self._limits.max_num_seqs
         admission = self._policy.admit(self._table.snapshot(now_s))
         for request, reason in admission.rejected:
             entry = self._table.entry(request)
@@ -180,18 +197,19 @@ class Planner:
 
     # Decode rows.
 
-    def _select_decode_rows(self, now_s: float) -> tuple[list[LiveRequest], bool]:
+    def _select_decode_rows(self, now_s: float) -> tuple[Rows, bool]:
         """Rows that decode, each with room for one more token; and whether pages ran short."""
-        rows = self._running.decoding
-        selected = [e for e in rows if e.request.num_computed_tokens < e.last_position]
-        needy = [e for e in selected if e.request.num_computed_tokens >= e.pages.capacity]
+        columns = self._table.columns
+        rows = self._table.decoding_rows()
+        selected = rows.where(rows.starts < columns.last_position[rows.slots])
+        is_full = selected.starts >= columns.capacity[selected.slots]
+        needy = [selected.entries[index] for index in np.flatnonzero(is_full).tolist()]
         if len(needy) <= self._kv.num_available:
-            for entry in needy:
-                self._grow(entry, 1)
+            self._grow_by_one(needy)
             return selected, False
         # A row whose last token is on its way is sure to give its pages back at a coming commit.
         # Then rows that find no page sit this step out: cheaper than computing anybody again.
-        can_wait = len(selected) < len(rows)
+        can_wait = len(selected.slots) < len(rows.slots)
         stalled: set[int] = set()
         for entry in in_order(self._table, self._policy, needy, self._table.snapshot(now_s)):
             if entry.request.slot is not None and not self._kv.num_available:
@@ -201,40 +219,38 @@ class Planner:
                 self.preemption.make_room(entry, now_s)
             if entry.request.slot is not None:
                 self._grow(entry, 1)
-        kept = [e for e in selected if e.request.slot is not None and e.number not in stalled]
-        self._forget_updates_of_others(kept)
-        return kept, True
+        return self._still_running(selected, stalled), True
 
-    def _forget_updates_of_others(self, decoding: list[LiveRequest]) -> None:
-        """Drops the page updates of rows that will not be in the plan."""
-        slots = {entry.request.slot for entry in decoding}
+    def _still_running(self, rows: Rows, stalled: Collection[int] = ()) -> Rows:
+        """The rows that have not been preempted and do not sit this step out.
+
+        Page updates of rows that will not be in the plan are dropped.
+        """
+        keeps = [e.request.slot is not None and e.number not in stalled for e in rows.entries]
+        kept = rows.where(np.array(keeps, np.bool_))
+        slots = set(kept.slots.tolist())
         updates = self._draft.page_updates
         self._draft.page_updates = [update for update in updates if update[0] in slots]
+        return kept
 
-    def _choose_num_steps(self, decoding: list[LiveRequest], now_s: float) -> int:
+    def _choose_num_steps(self, decoding: Rows, now_s: float) -> int:
         """Decode iterations that limits and pool allow; adds the pages that all of them write."""
-        left = [entry.last_position - entry.request.num_computed_tokens for entry in decoding]
+        columns, page_size = self._table.columns, self._limits.page_size
+        slots, starts = decoding.slots, decoding.starts
+        limits, capacity = columns.last_position[slots], columns.capacity[slots]
+        left = limits - starts
         num_steps = self._policy.num_steps(
-            self._table.snapshot(now_s), self._max_steps, max(left), min(left)
+            self._table.snapshot(now_s), self._max_steps, int(np.max(left)), int(np.min(left))
         )
         while num_steps > 1:
-            needy = [
-                entry
-                for entry in decoding
-                if entry.request.num_computed_tokens + num_steps > entry.pages.capacity
-            ]
-            num_missing = sum(self._num_missing(entry, num_steps) for entry in needy)
-            if num_missing <= self._kv.num_available:
-                for entry in needy:
-                    self._grow(entry, num_steps)
+            ends = np.minimum(starts + num_steps, limits)
+            num_missing = np.maximum(ends - capacity + page_size - 1, 0) // page_size
+            if int(num_missing.sum()) <= self._kv.num_available:
+                for index in np.flatnonzero(num_missing).tolist():
+                    self._grow(decoding.entries[index], num_steps)
                 return num_steps
             num_steps //= 2
         return 1
-
-    def _num_missing(self, entry: LiveRequest, num_steps: int) -> int:
-        """Pages that the entry lacks for `num_steps` iterations."""
-        end = min(entry.request.num_computed_tokens + num_steps, entry.last_position)
-        return max(0, self._kv.num_pages_for(end) - len(entry.pages.page_ids))
 
     def _grow(self, entry: LiveRequest, num_steps: int) -> None:
         """Adds the pages that the entry lacks for `num_steps` iterations, and notes them."""
@@ -244,33 +260,37 @@ class Planner:
         for page in self._kv.grow(entry.pages, end):
             self._draft.page_updates.append((request.slot, index, page))
             index += 1
+        self._table.columns.capacity[request.slot] = entry.pages.capacity
 
-    def _decode_rows(
-        self, decoding: list[LiveRequest], columns: Columns, num_steps: int
-    ) -> DecodeRows:
+    def _grow_by_one(self, entries: Sequence[LiveRequest]) -> None:
+        """Adds a page to each entry, and notes it: as `_grow`, for all that have no room left."""
+        if not entries:
+            return
+        capacity, updates = self._table.columns.capacity, self._draft.page_updates
+        new = self._kv.grow_by_one([entry.pages for entry in entries])
+        for entry, page in zip(entries, new, strict=True):
+            pages, slot = entry.pages, entry.request.slot
+            assert slot is not None
+            updates.append((slot, len(pages.page_ids) - 1, page))
+            capacity[slot] = pages.capacity
+
+    def _decode_rows(self, decoding: Rows, num_steps: int) -> DecodeRows:
         """The rows by column; their requests move ahead by what they may emit."""
-        if not decoding:
+        if not len(decoding.slots):
             return self._no_rows
-        requests = tuple([entry.request for entry in decoding])
-        slots, starts = columns
+        entries, requests, slots, starts = decoding
+        columns = self._table.columns
         if self._policy.measure is not None:
-            self._table.columns.refresh_lengths(decoding, slots, starts, self._table.forecast)
+            columns.refresh_lengths(entries, slots, starts, self._table.forecast)
         if num_steps == 1:
             max_new_tokens = self._ones[: len(requests)]
-            for request in requests:
-                request.num_computed_tokens += 1
-                request.num_inflight_tokens += 1
-                request.num_inflight_steps += 1
             self.num_decode_tokens += len(requests)
         else:
-            limits = np.array([entry.last_position for entry in decoding], np.int32)
-            max_new_tokens = np.minimum(limits - starts, num_steps)
-            counts = max_new_tokens.tolist()
-            for request, count in zip(requests, counts, strict=True):
-                request.num_computed_tokens += count
-                request.num_inflight_tokens += count
-                request.num_inflight_steps += 1
-            self.num_decode_tokens += sum(counts)
+            max_new_tokens = np.minimum(columns.last_position[slots] - starts, num_steps)
+            self.num_decode_tokens += int(max_new_tokens.sum())
+        columns.num_computed[slots] = starts + max_new_tokens
+        columns.num_inflight_tokens[slots] += max_new_tokens
+        columns.num_inflight_steps[slots] += 1
         return DecodeRows(
             requests=requests, slots=slots, starts=starts, max_new_tokens=max_new_tokens
         )

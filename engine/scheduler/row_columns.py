@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, INFLIGHT_TOKENS
 from octavo.engine.scheduler.deadlines import end_due_s
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
@@ -32,6 +33,10 @@ class RowColumns:
         priority: class.
         num_preemptions: times it lost its row before.
         is_pinned: whether it has waited its longest and is nobody's victim.
+        counts: int32[3, slots], `Request.counts` of the rows' requests, which are views of it.
+        num_computed, num_inflight_tokens, num_inflight_steps: its rows.
+        number: of the request that holds the slot, in order of acceptance; -1 for nobody.
+        last_position, capacity: as in `LiveRequest` and its pages.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -44,6 +49,13 @@ class RowColumns:
         self.priority: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.num_preemptions: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.is_pinned: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.counts: Slots = np.zeros((3, num_slots), np.int32)
+        self.num_computed: Slots = self.counts[COMPUTED]
+        self.num_inflight_tokens: Slots = self.counts[INFLIGHT_TOKENS]
+        self.num_inflight_steps: Slots = self.counts[INFLIGHT_STEPS]
+        self.number: NDArray[np.int64] = np.full(num_slots, -1, np.int64)
+        self.last_position: Slots = np.zeros(num_slots, np.int32)
+        self.capacity: Slots = np.zeros(num_slots, np.int32)
 
     def enter(self, entry: LiveRequest) -> None:
         """A request takes its slot."""
@@ -58,8 +70,20 @@ class RowColumns:
         self.priority[slot] = request.priority
         self.num_preemptions[slot] = request.metrics.num_preemptions
         self.is_pinned[slot] = entry.is_pinned
+        self.number[slot] = entry.number
+        self.last_position[slot] = entry.last_position
+        self.capacity[slot] = entry.pages.capacity
+        self.counts[:, slot] = request.counts
+        request.counts = self.counts[:, slot]
         if request.metrics.first_token_s is not None:
             self.begin_output(entry)
+
+    def leave(self, entry: LiveRequest) -> None:
+        """A request gives its slot up, and takes its counts along."""
+        request, slot = entry.request, entry.request.slot
+        assert slot is not None
+        request.counts = self.counts[:, slot].tolist()
+        self.number[slot] = -1
 
     def begin_output(self, entry: LiveRequest) -> None:
         """The request's first token is known to have come; later ones are due from here."""

@@ -7,6 +7,7 @@ from itertools import chain
 from typing import overload
 
 from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler.decoding_rows import DecodingRows
 from octavo.engine.scheduler.live_request import LiveRequest
 
 
@@ -18,6 +19,8 @@ class RunningSet:
 
     Attributes:
         num_changes: entries that came or went, over all time.
+        decoding: entries whose last known token was dispatched, in the order in which that
+            happened.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -26,13 +29,14 @@ class RunningSet:
         self._free_slots = list(range(num_slots - 1, -1, -1))
         self._arriving: dict[int, LiveRequest] = {}
         self._prefilling: dict[int, LiveRequest] = {}
-        self._decoding: dict[int, LiveRequest] = {}
+        self.decoding = DecodingRows(num_slots)
+        self._in_order: tuple[int, tuple[Request, ...]] = (-1, ())
 
     def __len__(self) -> int:
-        return len(self._arriving) + len(self._prefilling) + len(self._decoding)
+        return len(self._arriving) + len(self._prefilling) + len(self.decoding)
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        return chain(self._arriving.values(), self._prefilling.values(), self._decoding.values())
+        return chain(self._arriving.values(), self._prefilling.values(), self.decoding)
 
     @property
     def prefilling(self) -> list[LiveRequest]:
@@ -40,13 +44,18 @@ class RunningSet:
         return list(self._prefilling.values())
 
     @property
-    def decoding(self) -> list[LiveRequest]:
-        """Entries whose last known token was dispatched, in the order in which that happened."""
-        return list(self._decoding.values())
+    def requests(self) -> tuple[Request, ...]:
+        """Everybody's, in order of acceptance."""
+        num_changes, requests = self._in_order
+        if num_changes != self.num_changes:
+            entries = sorted(self, key=lambda entry: entry.number)
+            requests = tuple([entry.request for entry in entries])
+            self._in_order = (self.num_changes, requests)
+        return requests
 
     @property
     def num_decoding(self) -> int:
-        return len(self._decoding)
+        return len(self.decoding)
 
     @property
     def num_prefilling(self) -> int:
@@ -84,15 +93,17 @@ class RunningSet:
 
     def end_prefill(self, entry: LiveRequest) -> None:
         """Moves an entry on to decoding."""
-        self._decoding[entry.number] = self._prefilling.pop(entry.number)
+        self.decoding.append(self._prefilling.pop(entry.number))
 
     def remove(self, entry: LiveRequest) -> None:
         """Takes an entry's slot. The next step may use it: steps run in dispatch order."""
         slot = entry.request.slot
         assert slot is not None, entry.request.request_id
-        for group in (self._decoding, self._prefilling, self._arriving):
-            if group.pop(entry.number, None) is not None:
-                break
+        group = next((g for g in (self._prefilling, self._arriving) if entry.number in g), None)
+        if group is None:
+            self.decoding.remove(entry)
+        else:
+            del group[entry.number]
         entry.request.slot = None
         self.num_changes += 1
         self._free_slots.append(slot)
@@ -100,8 +111,10 @@ class RunningSet:
     def check_integrity(self) -> None:
         """Asserts that each slot is free or held by exactly one running entry."""
         held = [entry.request.slot for entry in self]
-        assert not self._prefilling.keys() & self._decoding.keys()
-        assert not self._arriving.keys() & (self._prefilling.keys() | self._decoding.keys())
+        decoding = {entry.number for entry in self.decoding}
+        assert not self._prefilling.keys() & decoding
+        assert not self._arriving.keys() & (self._prefilling.keys() | decoding)
+        self.decoding.check_integrity()
         assert sorted([*self._free_slots, *(slot for slot in held if slot is not None)]) == list(
             range(self._num_slots)
         ), (held, self._free_slots)
@@ -113,7 +126,7 @@ class RunningSet:
         for entry in self._prefilling.values():
             assert not entry.pages.arriving
             assert entry.request.num_computed_tokens < entry.prefill_end
-        for entry in self._decoding.values():
+        for entry in self.decoding:
             assert entry.request.num_computed_tokens >= entry.prefill_end
 
 
@@ -126,8 +139,7 @@ class RunningRequests(Sequence[Request]):
 
     def _get(self) -> tuple[Request, ...]:
         if self._requests is None:
-            entries = sorted(self._running, key=lambda entry: entry.number)
-            self._requests = tuple(entry.request for entry in entries)
+            self._requests = self._running.requests
         return self._requests
 
     def __len__(self) -> int:

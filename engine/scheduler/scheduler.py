@@ -18,11 +18,14 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
 
 from octavo.engine.errors import DeadlineExceededError, InvalidConfigError, OverloadedError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Priority, Request, RequestStatus
-from octavo.engine.scheduler.committed import Committed
+from octavo.engine.scheduler.committed import Committed, CommittedRows, News
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
 from octavo.engine.scheduler.forecast import Forecast
@@ -35,11 +38,13 @@ from octavo.engine.scheduler.planner import Dispatched, Planner
 from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.policies.policy import Policy
 from octavo.engine.scheduler.step_plan import (
+    NO_TOKEN,
     PrefillRow,
     RowTokens,
     StepLimits,
     StepPlan,
     StepResult,
+    TokenRows,
     TokenScore,
 )
 from octavo.engine.scheduler.step_time_model import StepTimeModel
@@ -247,48 +252,31 @@ class Scheduler:
         )
         return dispatched.plan
 
-    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> list[Committed]:
+    def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> News:
         """Takes in the result of the oldest dispatched plan.
 
         Appends tokens, ends requests that stopped or reached their limit, and makes full pages
         findable. Rows of requests that ended meanwhile are dropped.
 
         Returns:
-            News of each request that has any, in the order of the plan's rows.
+            News of each request that has any: of those that merely go on first, in the order of the
+            plan's rows, then of the others in that order.
         """
-        _, entries, features = self._dispatched[0]
-        assert self._dispatched[0].plan is plan, "results are committed in dispatch order"
-        rows = result.rows
+        dispatched = self._dispatched[0]
+        assert dispatched.plan is plan, "results are committed in dispatch order"
+        rows, entries = result.rows, dispatched.entries
         assert len(rows) == len(entries), (len(rows), len(entries))
         self._dispatched.popleft()
-        committed: list[Committed] = []
         self._table.busy_until_s = now_s + sum(
             self.forecast.step_time.predict_s(later.features) * later.plan.num_steps
             for later in self._dispatched
         )
         if result.duration_s > 0 and entries:
-            self.forecast.observe_step(features, result.duration_s, plan.num_steps)
-        counts = plan.decode_rows.max_new_tokens.tolist()
-        for entry, count, row in zip(entries, counts, rows, strict=False):
-            request = entry.request
-            request.num_inflight_steps -= 1
-            request.num_inflight_tokens -= count
-            if not entry.is_live:
-                continue
-            token_ids, output = row.token_ids, request.output_token_ids
-            if (
-                len(output) + count < request.max_tokens
-                and len(token_ids) == count
-                and entry.stop_ids.isdisjoint(token_ids)
-            ):
-                # What `_append` would do for a row that goes on, without the call: it is the
-                # fate of nearly every row of every step.
-                output.extend(token_ids)
-                request.metrics.last_token_s = now_s
-                committed.append(Committed(request, token_ids, row.logprobs, None, False))
-            else:
-                committed.append(self._append(entry, row, count, None, now_s))
-        for index, chunk in enumerate(plan.prefill_rows, len(counts)):
+            self.forecast.observe_step(dispatched.features, result.duration_s, plan.num_steps)
+        news = News()
+        if len(plan.decode_rows):
+            self._commit_decoded(dispatched, rows, news, now_s)
+        for index, chunk in enumerate(plan.prefill_rows, len(plan.decode_rows)):
             entry, row, request = entries[index], rows[index], chunk.request
             request.num_inflight_steps -= 1
             request.num_inflight_tokens -= chunk.samples
@@ -299,10 +287,85 @@ class Scheduler:
                 self._kv.register_full_pages(entry.pages, entry.num_committed_tokens)
             scores = _new_prompt_scores(entry, chunk, row)
             if chunk.samples:
-                committed.append(self._append(entry, row, 1, scores, now_s))
+                news.items.append(self._append(entry, row, 1, scores, now_s))
             elif scores:
-                committed.append(Committed(request, (), None, scores, False))
-        return committed
+                news.items.append(Committed(request, (), None, scores, False))
+        return news
+
+    def _commit_decoded(
+        self, dispatched: Dispatched, rows: Sequence[RowTokens], news: News, now_s: float
+    ) -> None:
+        """Takes in what decode rows emitted: rows that go on together, the others one by one."""
+        decode_rows, columns = dispatched.plan.decode_rows, self._table.columns
+        slots, counts, numbers = decode_rows.slots, decode_rows.max_new_tokens, dispatched.numbers
+        # A row whose slot has another holder by now was preempted or has ended.
+        is_gone = columns.number[slots] != numbers
+        if is_gone.any():
+            here = ~is_gone
+            columns.num_inflight_tokens[slots[here]] -= counts[here]
+            columns.num_inflight_steps[slots[here]] -= 1
+            for index in np.flatnonzero(is_gone).tolist():
+                request = decode_rows.requests[index]
+                request.num_inflight_steps -= 1
+                request.num_inflight_tokens -= int(counts[index])
+        else:
+            columns.num_inflight_tokens[slots] -= counts
+            columns.num_inflight_steps[slots] -= 1
+        is_at_end = (
+            columns.num_computed[slots] - columns.num_inflight_tokens[slots]
+            >= columns.last_position[slots]
+        )
+        apart = np.flatnonzero(is_gone | is_at_end).tolist()
+        if isinstance(rows, TokenRows):
+            self._append_tokens(dispatched, rows, apart, news, now_s)
+            return
+        is_apart = set(apart)
+        for index, (entry, row, count) in enumerate(
+            zip(dispatched.entries, rows, counts.tolist(), strict=False)
+        ):
+            request, token_ids = entry.request, row.token_ids
+            if not entry.is_live:
+                continue
+            if (
+                index not in is_apart
+                and len(token_ids) == count
+                and entry.stop_ids.isdisjoint(token_ids)
+            ):
+                # What `_append` would do for a row that goes on, without the call.
+                request.output_token_ids.extend(token_ids)
+                request.metrics.last_token_s = now_s
+                news.items.append(Committed(request, token_ids, row.logprobs, None, False))
+            else:
+                news.items.append(self._append(entry, row, count, None, now_s))
+
+    def _append_tokens(
+        self, dispatched: Dispatched, rows: TokenRows, apart: list[int], news: News, now_s: float
+    ) -> None:
+        """Appends a token to each decode row of a step of one iteration.
+
+        Args:
+            apart: rows that are gone or at their limit.
+        """
+        stop_ids = self._table.stop_ids
+        if not stop_ids.keys().isdisjoint(rows.token_ids):
+            stops = [index for index, token in enumerate(rows.token_ids) if token in stop_ids]
+            apart = sorted({*apart, *stops})
+        requests, numbers = list(dispatched.plan.decode_rows.requests), dispatched.numbers
+        token_ids = list(rows.token_ids)
+        if apart:
+            for index in reversed(apart):
+                del requests[index], token_ids[index]
+            numbers = np.delete(numbers, apart)
+        assert NO_TOKEN not in token_ids, "a row that goes on emitted nothing"
+        for request, token_id in zip(requests, token_ids, strict=True):
+            request.output_token_ids.append(token_id)
+            request.metrics.last_token_s = now_s
+        if requests:
+            news.rows.append(CommittedRows(requests, token_ids, numbers, now_s))
+        for index in apart:
+            entry = dispatched.entries[index]
+            if entry.is_live:
+                news.items.append(self._append(entry, rows[index], 1, None, now_s))
 
     def fail(self, plan: StepPlan, error: Exception, now_s: float) -> list[Request]:
         """Takes in that a dispatched plan failed: its live requests end as failed.
@@ -390,7 +453,7 @@ class Scheduler:
         self._table.check_integrity(self._transfers.owned_host_pages())
         num_steps: dict[int, int] = {}
         num_tokens: dict[int, int] = {}
-        for plan, entries, _ in self._dispatched:
+        for plan, entries, _, _ in self._dispatched:
             counts = plan.decode_rows.max_new_tokens.tolist()
             counts += [int(chunk.samples) for chunk in plan.prefill_rows]
             for entry, count in zip(entries, counts, strict=True):

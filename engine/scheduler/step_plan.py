@@ -218,6 +218,46 @@ class RowTokens(NamedTuple):
     prompt_logprobs: tuple[TokenScore, ...] | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenRows(Sequence[RowTokens]):
+    """What the rows of a step of one iteration emitted, decode rows by column.
+
+    Attributes:
+        token_ids: for each decode row its token, without log-probabilities; `NO_TOKEN` for one
+            that an earlier step had already stopped.
+        others: the prefill rows.
+    """
+
+    token_ids: list[int]
+    others: Sequence[RowTokens] = ()
+
+    def __len__(self) -> int:
+        return len(self.token_ids) + len(self.others)
+
+    @overload
+    def __getitem__(self, index: int) -> RowTokens: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RowTokens, ...]: ...
+    def __getitem__(self, index: int | slice) -> RowTokens | tuple[RowTokens, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        num_decode = len(self.token_ids)
+        return (
+            _one(self.token_ids[index]) if index < num_decode else self.others[index - num_decode]
+        )
+
+    def __iter__(self) -> Iterator[RowTokens]:
+        yield from map(_one, self.token_ids)
+        yield from self.others
+
+
+NO_TOKEN = -1
+
+
+def _one(token_id: int) -> RowTokens:
+    return RowTokens(() if token_id == NO_TOKEN else (token_id,))
+
+
 @dataclass(frozen=True, slots=True)
 class TokenScore:
     """Log-probability of a token and of the most likely ones at its position."""
@@ -233,11 +273,11 @@ class StepResult:
     """The outcome of a plan, row by row: decode rows first, then prefill rows.
 
     Attributes:
-        rows: one entry a row of the plan, in its order.
+        rows: one entry a row of the plan, in its order; `TokenRows` where that is enough.
         duration_s: device time of the step as seen by the executor, in seconds.
     """
 
-    rows: tuple[RowTokens, ...]
+    rows: Sequence[RowTokens]
     duration_s: float = 0.0
 
 

@@ -172,7 +172,8 @@ class CheckedExecutor(SimulatedExecutor):
     def _tokens(self, request: Request) -> tuple[int, ...]:
         known = self._known.get(request.request_id)
         if known is None:
-            said = self._outputs.get(request.request_id, tuple(request.output_token_ids))
+            outputs = self._outputs.get(request.request_id)
+            said = request.output_token_ids if outputs is None else outputs.tolist()
             known = (*request.prompt_token_ids, *said)
             self._known[request.request_id] = known
         return known

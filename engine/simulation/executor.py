@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.engine.executor import TransferDone
-from octavo.engine.request import Request
-from octavo.engine.scheduler.step_plan import RowTokens, StepLimits, StepPlan, StepResult
+from octavo.engine.scheduler.step_plan import (
+    NO_TOKEN,
+    RowTokens,
+    StepLimits,
+    StepPlan,
+    StepResult,
+    TokenRows,
+)
 from octavo.engine.simulation.faults import NO_FAULTS, Faults, FaultSource
 from octavo.engine.simulation.step_time import StepTime, step_work
 from octavo.engine.simulation.traffic import END_TOKEN
 from octavo.engine.simulation.virtual_clock import VirtualClock
 
 NUM_TOKEN_IDS = 4096
-"""Simulated tokens are 1 … this, few enough to keep a result for each."""
+"""Simulated tokens are 1 … this."""
 
 _NOTHING = RowTokens(())
-_ONE_TOKEN = tuple(RowTokens((token_id,)) for token_id in range(NUM_TOKEN_IDS + 1))
+_NO_TOKENS = np.empty(0, np.int32)
+_FIRST_WIDTH = 256
 _UINT64 = (1 << 64) - 1
 
 
@@ -74,25 +82,32 @@ class SimulatedStep:
         plan: what it computes.
         begin_s, end_s: when the device starts and ends it.
         fails: whether its result is an error.
+        token_ids: int32[decode rows, iterations], what each row will say; `NO_TOKEN` past its end.
     """
 
     plan: StepPlan
     begin_s: float
     end_s: float
     fails: bool
+    token_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 1), np.int32))
 
 
 def output_tokens(seed: int, num_tokens: int) -> tuple[int, ...]:
-    """What a request says: each token a hash of (seed, position), the last one `END_TOKEN`.
+    """What a request says: each token a hash of (seed, position), the last one `END_TOKEN`."""
+    return tuple(_output_tokens(seed, num_tokens).tolist())
 
-    Source: splitmix64 (Steele, Lea, Flood 2014).
-    """
+
+def _output_tokens(seed: int, num_tokens: int) -> NDArray[np.int32]:
+    """Source: splitmix64 (Steele, Lea, Flood 2014)."""
     x = np.arange(1, num_tokens, dtype=np.uint64) + np.uint64((seed << 20) & _UINT64)
     x *= np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)
-    return (*(x % np.uint64(NUM_TOKEN_IDS) + np.uint64(1)).tolist(), END_TOKEN)
+    tokens = np.empty(num_tokens, np.int32)
+    tokens[:-1] = x % np.uint64(NUM_TOKEN_IDS) + np.uint64(1)
+    tokens[-1] = END_TOKEN
+    return tokens
 
 
 class SimulatedExecutor:
@@ -130,10 +145,10 @@ class SimulatedExecutor:
         self._link = link or SwapLink()
         self._faults = FaultSource(faults, seed)
         self._on_step = on_step
-        self._outputs: dict[str, tuple[int, ...]] = {}
-        self._decoding: tuple[Request, ...] = ()
-        self._said: list[tuple[int, ...]] = []
-        self._before_first = np.zeros(0, np.int64)
+        self._outputs: dict[str, NDArray[np.int32]] = {}
+        # By slot: what its request says, and the index of what follows position 0's input.
+        self._said = np.full((limits.max_num_seqs, _FIRST_WIDTH), NO_TOKEN, np.int32)
+        self._first_index = np.zeros(limits.max_num_seqs, np.int32)
         self._transfers: list[tuple[float, int, bool]] = []
         self._free_s = self._out_free_s = self._in_free_s = clock.now_s()
         self.num_steps = 0
@@ -148,12 +163,11 @@ class SimulatedExecutor:
 
     def learn_output(self, request_id: str, seed: int, num_tokens: int) -> None:
         """Tells what a request will say; the scheduler never hears of it."""
-        self._outputs[request_id] = output_tokens(seed, num_tokens)
+        self._outputs[request_id] = _output_tokens(seed, num_tokens)
 
     def forget_output(self, request_id: str) -> None:
         """Lets go of a request that ended."""
         self._outputs.pop(request_id, None)
-        self._decoding = ()
 
     @property
     def next_transfer_s(self) -> float | None:
@@ -175,7 +189,8 @@ class SimulatedExecutor:
         self.num_prefill_tokens += work.num_prefill_tokens
         if plan.copy_outs or plan.copy_ins:
             self._begin_transfers(plan, begin_s)
-        step = SimulatedStep(plan, begin_s, self._free_s, self._faults.step_fails())
+        fails, token_ids = self._faults.step_fails(), self._decode(plan)
+        step = SimulatedStep(plan, begin_s, self._free_s, fails, token_ids)
         if self._on_step is not None:
             self._on_step(step)
         return step
@@ -191,17 +206,24 @@ class SimulatedExecutor:
             self.num_failed_steps += 1
             raise SimulatedStepError("a simulated fault")
         plan, host = handle.plan, self._host
-        rows = self._decoded(plan)
+        prompts: list[RowTokens] = []
         for chunk in plan.prefill_rows:
             if chunk.samples:
                 index = chunk.start + chunk.num_tokens - len(chunk.request.prompt_token_ids)
-                tokens = self._outputs.get(chunk.request.request_id, ())
-                rows.append(RowTokens(tokens[index : index + 1]))
+                tokens = self._outputs.get(chunk.request.request_id, _NO_TOKENS)
+                prompts.append(RowTokens(tuple(tokens[index : index + 1].tolist())))
             else:
-                rows.append(_NOTHING)
+                prompts.append(_NOTHING)
+        token_ids, handle.token_ids = handle.token_ids, handle.token_ids[:0]
+        rows: Sequence[RowTokens]
+        if plan.num_steps == 1:
+            rows = TokenRows(token_ids[:, 0].tolist(), prompts)
+        else:
+            counts = plan.decode_rows.max_new_tokens.tolist()
+            rows = [*map(_emitted, token_ids.tolist(), counts), *prompts]
         if host is not NO_OVERHEAD:
             self._clock.advance(host.commit_s + host.commit_row_s * len(rows))
-        return StepResult(rows=tuple(rows), duration_s=handle.end_s - handle.begin_s)
+        return StepResult(rows=rows, duration_s=handle.end_s - handle.begin_s)
 
     def poll_transfers(self) -> list[TransferDone]:
         """Page copies that have ended by now."""
@@ -222,29 +244,28 @@ class SimulatedExecutor:
         self._transfers = [(now_s, transfer_id, False) for _, transfer_id, _ in self._transfers]
         heapq.heapify(self._transfers)
 
-    def _decoded(self, plan: StepPlan) -> list[RowTokens]:
-        columns = plan.decode_rows
-        if not columns.requests:
-            return []
-        if columns.requests != self._decoding:
-            # Most steps decode the same rows as the one before: what is known of them is kept.
-            outputs = self._outputs
-            self._decoding = columns.requests
-            self._said = [outputs.get(request.request_id, ()) for request in columns.requests]
-            before_first = [1 - len(request.prompt_token_ids) for request in columns.requests]
-            self._before_first = np.array(before_first, np.int64)
-        firsts = (columns.starts + self._before_first).tolist()
-        if plan.num_steps == 1:
-            try:
-                return [_ONE_TOKEN[said[i]] for said, i in zip(self._said, firsts, strict=True)]
-            except IndexError:  # a row that has stopped, or whose client has left
-                pass
-        counts = columns.max_new_tokens.tolist()
-        make = tuple.__new__  # what RowTokens(…) does, at a third of the cost
-        return [
-            make(RowTokens, (said[first : first + count], None, None))
-            for said, first, count in zip(self._said, firsts, counts, strict=True)
-        ]
+    def _decode(self, plan: StepPlan) -> NDArray[np.int32]:
+        """What the decode rows will say, int32[rows, iterations]; takes in new rows, too."""
+        for chunk in plan.prefill_rows:
+            if chunk.is_new:
+                tokens = self._outputs.get(chunk.request.request_id, _NO_TOKENS)
+                self._reserve(len(tokens))
+                said = self._said[chunk.slot]
+                said[: len(tokens)] = tokens
+                said[len(tokens) :] = NO_TOKEN
+                self._first_index[chunk.slot] = 1 - len(chunk.request.prompt_token_ids)
+        slots, last = plan.decode_rows.slots, self._said.shape[1] - 1
+        first = plan.decode_rows.starts + self._first_index[slots]
+        index = np.minimum(first[:, None] + np.arange(plan.num_steps), last)
+        emitted: NDArray[np.int32] = self._said[slots[:, None], index]
+        return emitted
+
+    def _reserve(self, num_tokens: int) -> None:
+        """Makes room for so many tokens a slot, and one place behind them that holds none."""
+        width = self._said.shape[1]
+        if num_tokens >= width:
+            more = np.full((len(self._said), max(width, num_tokens + 1 - width)), NO_TOKEN)
+            self._said = np.concatenate((self._said, more.astype(np.int32)), axis=1)
 
     def _begin_transfers(self, plan: StepPlan, begin_s: float) -> None:
         for copy in plan.copy_outs:
@@ -260,3 +281,12 @@ class SimulatedExecutor:
 
     def _seconds(self, pages: tuple[int, ...]) -> float:
         return self._link.seconds(len(pages))
+
+
+def _emitted(token_ids: list[int], count: int) -> RowTokens:
+    """A row's tokens up to its own limit, or to its end."""
+    emitted = token_ids[:count]
+    if emitted[-1] == NO_TOKEN:
+        emitted = emitted[: emitted.index(NO_TOKEN)]
+    result: RowTokens = tuple.__new__(RowTokens, (tuple(emitted), None, None))
+    return result  # as `RowTokens(…)` would make it, at a third of the cost

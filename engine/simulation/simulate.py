@@ -15,11 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
+import numpy as np
+
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
 from octavo.engine.event_log import EventLog
 from octavo.engine.request import Request
-from octavo.engine.scheduler.committed import Committed
+from octavo.engine.scheduler.committed import CommittedRows, News
 from octavo.engine.scheduler.load import SchedulerLoad
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.simulation.executor import (
@@ -221,6 +223,10 @@ class _Simulation:
         self.records: dict[str, RequestRecord] = {}
         self.arrivals: dict[str, Arrival] = {}
         self.gaps_s = array("d")
+        # By number in order of acceptance, as the scheduler counts: see `CommittedRows`.
+        self.numbers: dict[str, int] = {}
+        self.last_token_s = np.full(1024, np.nan)
+        self.max_stall_s = np.zeros(1024)
         for arrival in arrivals:
             self.push(arrival.arrival_s, _ARRIVAL, arrival)
 
@@ -287,29 +293,33 @@ class _Simulation:
             overloaded = isinstance(error, OverloadedError)
             self.end(record, "rejected" if overloaded else "failed", self.clock.now_s())
             return
+        self.numbers[arrival.request_id] = len(self.numbers)
+        if len(self.numbers) > len(self.max_stall_s):
+            self.last_token_s = np.append(self.last_token_s, np.full(len(self.numbers), np.nan))
+            self.max_stall_s = np.append(self.max_stall_s, np.zeros(len(self.numbers)))
         cancel_s, share = arrival.cancel_s, self.options.faults.cancelled_share
         if cancel_s is None and share and self.cancels.random() < share:
             cancel_s = arrival.arrival_s + self.cancels.expovariate(1 / MEAN_PATIENCE_S)
         if cancel_s is not None:
             self.push(cancel_s, _CANCEL, arrival)
 
-    def take(self, news: list[Committed]) -> None:
-        """Notes what clients see. Nearly every item is a row that goes on: it is kept short."""
-        records, gap = self.records, self.gaps_s.append
-        for request, token_ids, _, _, finished in news:
-            record = records[request.request_id]
+    def take(self, news: News) -> None:
+        """Notes what clients see. Nearly everything is rows that go on: those are kept short."""
+        for rows in news.rows:
+            self.take_rows(rows)
+        for request, token_ids, _, _, finished in news.items:
+            record = self.records[request.request_id]
             if token_ids:
                 now_s = request.metrics.last_token_s
                 assert now_s is not None
-                before_s = record.last_token_s
-                record.last_token_s = now_s
-                if before_s is not None:
-                    gap_s = now_s - before_s
-                    gap(gap_s)
-                    if gap_s > record.max_stall_s:
-                        record.max_stall_s = gap_s
-                else:
+                number = self.numbers[request.request_id]
+                if record.first_token_s is None:
                     record.first_token_s = now_s
+                else:
+                    gap_s = now_s - float(self.last_token_s[number])
+                    self.gaps_s.append(gap_s)
+                    self.max_stall_s[number] = max(gap_s, self.max_stall_s[number])
+                self.last_token_s[number] = now_s
             if finished:
                 record.num_output = len(request.output_token_ids)
                 record.num_preemptions = request.metrics.num_preemptions
@@ -320,10 +330,22 @@ class _Simulation:
                     self.options.on_end(request)
                 self.end(record, request.status.value, finished_s)
 
+    def take_rows(self, rows: CommittedRows) -> None:
+        """Notes a token of each row, none of them its request's first."""
+        numbers = rows.numbers
+        gaps_s = rows.now_s - self.last_token_s[numbers]
+        self.last_token_s[numbers] = rows.now_s
+        self.max_stall_s[numbers] = np.maximum(self.max_stall_s[numbers], gaps_s)
+        self.gaps_s.frombytes(gaps_s.tobytes())
+
     def end(self, record: RequestRecord, status: str, now_s: float) -> None:
         assert not record.status, f"{record.request_id} ended twice"
         record.status = status
         record.finished_s = now_s
+        if record.first_token_s is not None:
+            number = self.numbers[record.request_id]
+            record.last_token_s = float(self.last_token_s[number])
+            record.max_stall_s = float(self.max_stall_s[number])
         self.executor.forget_output(record.request_id)
         if self.loop is not None:
             following = self.loop.following(self.arrivals[record.request_id], now_s)
@@ -342,8 +364,7 @@ class _Simulation:
         """Leaves everybody who is left unfinished."""
         for record in self.records.values():
             if not record.status:
-                record.status = "unfinished"
-                record.finished_s = self.clock.now_s()
+                self.end(record, "unfinished", self.clock.now_s())
 
     def pass_time(self, num_idle: int) -> None:
         """Nothing could be done at this moment: on to the next one."""

@@ -268,7 +268,7 @@ class Driver:
             if news.finished:
                 self.ended(news.request)
         self.news += committed
-        return committed
+        return list(committed)
 
     def end_transfer(self, transfer_id: int, ok: bool = True) -> None:
         """Reports that a copy has ended."""

@@ -16,7 +16,7 @@ def start(drive, request_of, **request_args):
 
 
 def commit(driver, plan, *rows):
-    return driver.scheduler.commit(plan, StepResult(rows=rows), 1.0)
+    return list(driver.scheduler.commit(plan, StepResult(rows=rows), 1.0))
 
 
 def test_an_end_of_sequence_token_stops_without_a_reason(drive, request_of):
