@@ -69,3 +69,25 @@ def is_hopeless(request: Request, now_s: float, forecast: Forecast) -> bool:
     if has_first or request.ttft_target_s is None:
         return False
     return first_s > request.arrival_s + request.ttft_target_s
+
+
+def will_be_late(request: Request, now_s: float, forecast: Forecast) -> bool:
+    """Whether a request that is served next will miss a target at the speed of the present load.
+
+    Unlike `is_hopeless` it does not grant that the machine is empty: its prompt is computed beside
+    the rows that run, in steps as large as the policy allows, and its tokens come at their pace.
+    """
+    if not forecast.is_sound:
+        return False
+    end_due = end_due_s(request)
+    has_first = request.metrics.first_token_s is not None
+    if end_due == math.inf and (request.ttft_target_s is None or has_first):
+        return False
+    missing = request.num_tokens - request.num_computed_tokens
+    prefill_s = max(forecast.prefill_s(missing), forecast.alone_prefill_s(missing))
+    first_s = now_s + prefill_s
+    is_first_due = not has_first and request.ttft_target_s is not None
+    if is_first_due and first_s > request.arrival_s + (request.ttft_target_s or 0.0):
+        return True
+    remaining = forecast.remaining_tokens(request, CAUTIOUS)
+    return first_s + (remaining - 1) * forecast.step_s > end_due

@@ -7,6 +7,13 @@ import math
 import numpy as np
 
 from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.step_time_model import StepFeatures
+
+_FLOOR_STEPS = 2
+"""Steps of the floor after which the better size must be within reach."""
+
+_WORTH_BANKING = 1.05
+"""How much more a second must buy for it to be waited for."""
 
 
 def smallest_slack_s(snapshot: Snapshot) -> float:
@@ -42,6 +49,49 @@ def budget_within(snapshot: Snapshot, seconds: float, floor: int) -> int:
         )
         most = min(most, num_decode + max(tokens, floor))
     return max(edge_below(limits.token_edges, most), min(most, num_decode + floor))
+
+
+def thrifty_budget(snapshot: Snapshot, seconds: float, floor: int) -> int:
+    """As `budget_within`, but small chunks give way to a larger one that a little more slack buys.
+
+    A step costs something however few prompt tokens it holds, so that seconds buy most tokens at
+    some size of chunk. If that size is out of reach now, but not after a step or two of the floor,
+    those come first: rows that decode faster than they need bank the slack that the larger chunk
+    takes. Prompts that fit as they are do not wait for that.
+    """
+    budget = budget_within(snapshot, seconds, floor)
+    num_decode, forecast = len(snapshot.decode_slots), snapshot.forecast
+    if not num_decode or seconds == math.inf:
+        return budget
+    pending = float(snapshot.waiting_columns.work_tokens.sum())
+    pending += sum(r.num_tokens - r.num_computed_tokens for r in snapshot.prefilling)
+    if budget - num_decode >= pending:
+        return budget
+    model, edges = forecast.step_time, np.array(snapshot.limits.token_edges[:-1])
+    first = int(np.searchsorted(edges, num_decode + floor, side="right"))
+    if first >= len(edges):
+        return budget
+    context, before = float(snapshot.decode_starts.sum()), forecast.mean_prefill_context
+    step_s = model.predict_edges_s(num_decode, context, before)[first:]
+    tokens = edges[first:] - num_decode
+    floor_s = model.predict_s(StepFeatures(num_decode, floor, context, floor * before))
+    if floor_s >= seconds:
+        return budget
+    gain = (tokens - floor) / np.maximum(step_s - floor_s, 1e-6)
+    slots = snapshot.decode_slots
+    goal_s = snapshot.columns.tpot_s[slots]
+    goal_s = goal_s[goal_s > 0]
+    if not len(goal_s):
+        return budget
+    banked_s = seconds + _FLOOR_STEPS * (float(goal_s.min()) - floor_s)
+    reach = step_s * model.safety <= banked_s
+    if not reach.any():
+        return budget
+    best = int(np.argmax(np.where(reach, gain, 0.0)))
+    now = int(np.searchsorted(edges, budget, side="right")) - 1 - first
+    if best > now and (now < 0 or gain[best] > _WORTH_BANKING * gain[now]):
+        return min(budget, num_decode + floor)
+    return budget
 
 
 def edge_below(token_edges: tuple[int, ...], num_tokens: int) -> int:

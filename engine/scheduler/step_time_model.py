@@ -11,6 +11,7 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 _SCALES = np.array([1.0, 64.0, 512.0, 65536.0, 1e6])
 """Typical sizes of the features, so that one regularisation suits all of them."""
@@ -68,6 +69,7 @@ class StepTimeModel:
         prefill_token_s: float = 5e-5,
     ) -> None:
         self._edges = list(token_edges[:-1])
+        self._edge_tokens = np.array(self._edges, np.float64)
         num_weights = len(_SCALES) + len(self._edges)
         self._weights = np.zeros(num_weights)
         self._weights[:3] = np.array([fixed_s, decode_row_s, prefill_token_s]) * _SCALES[:3]
@@ -119,6 +121,24 @@ class StepTimeModel:
             low = high
         return best
 
+    def predict_edges_s(
+        self, num_decode: int, decode_context: float, mean_context: float
+    ) -> NDArray[np.float64]:
+        """Expected seconds of a step filled with prompt tokens to each edge but the last.
+
+        Args:
+            mean_context: context before the prompt tokens.
+
+        Returns:
+            float64[edges - 1]; only those of more than `num_decode` tokens mean anything.
+        """
+        token_s = self._prefill_s + self._prefill_context_s * mean_context
+        base_s = self._decode_s * num_decode + self._decode_context_s * decode_context
+        seconds: NDArray[np.float64] = self._edge_intercepts + (
+            base_s + token_s * (self._edge_tokens - num_decode)
+        )
+        return np.maximum(seconds, _LEAST_S) * self._bias
+
     def observe(self, features: StepFeatures, seconds: float) -> None:
         """Learns from one measured step (or iteration) of `seconds` > 0."""
         predicted = self.predict_s(features)
@@ -163,3 +183,4 @@ class StepTimeModel:
         self._decode_context_s, self._prefill_context_s = max(weights[3], 0.0), max(weights[4], 0.0)
         offsets: list[float] = [0.0, *self._weights[len(_SCALES) :].tolist()]
         self._intercepts = [fixed + offset for offset in offsets]
+        self._edge_intercepts = np.array(self._intercepts[:-1])

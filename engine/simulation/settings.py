@@ -87,10 +87,12 @@ def replica_limits(
 
 
 def token_edges(most: int) -> tuple[int, ...]:
-    """Bucket edges as a finely compiled engine has them: four to every doubling from 64 on."""
-    edges = [16, 32, 48, 64]
+    """Bucket edges as a finely compiled engine has them: every 64 tokens up to 1,024, then four to
+    every doubling."""
+    edges = [16, 32]
     while edges[-1] < most:
-        edges.append(edges[-1] + max(16, 1 << (edges[-1].bit_length() - 3)))
+        step = 64 if edges[-1] < 1024 else 1 << (edges[-1].bit_length() - 3)
+        edges.append(edges[-1] // step * step + step)
     return (*(edge for edge in edges if edge < most), most)
 
 

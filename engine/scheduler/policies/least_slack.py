@@ -25,7 +25,7 @@ def make(parameters: Parameters) -> Policy:
     return Policy(
         name="least-slack",
         place=place,
-        choose_victims=last_in_order(place),
+        choose_victims=last_in_order(place, if_in_time=True),
         budget=parameters.static_budget(),
         preempts_for_waiting=True,
         merges_prompts=True,

@@ -6,24 +6,20 @@ Source: Goel et al., "Niyama: Breaking the Silos of LLM Inference Serving", 2025
 from __future__ import annotations
 
 from octavo.engine.request import Request
-from octavo.engine.scheduler.deadlines import is_hopeless, next_due_s
+from octavo.engine.scheduler.deadlines import next_due_s
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Admission, Place, Policy
-from octavo.engine.scheduler.policies.shedding import MAX_LOOKED_AT
+from octavo.engine.scheduler.policies.shedding import MAX_LOOKED_AT, late_ones
 from octavo.engine.scheduler.policies.victims_by_place import last_in_order
 from octavo.engine.scheduler.slack import budget_within, smallest_slack_s
 from octavo.engine.scheduler.snapshot import Snapshot
 
 
-def relegate_hopeless(snapshot: Snapshot) -> Admission:
-    """Sends those behind all others who would be late even if they came next."""
-    demoted: list[Request] = []
-    for request in snapshot.waiting[:MAX_LOOKED_AT]:
-        if not is_hopeless(request, snapshot.now_s, snapshot.forecast):
-            break
-        demoted.append(request)
-    return Admission(demoted=demoted)
+def relegate_late(snapshot: Snapshot) -> Admission:
+    """Sends those behind all others who would be late even if they came next, begun or not."""
+    requests = [*snapshot.prefilling, *snapshot.waiting[:MAX_LOOKED_AT]]
+    return Admission(demoted=late_ones(requests, snapshot))
 
 
 def make(parameters: Parameters) -> Policy:
@@ -42,7 +38,7 @@ def make(parameters: Parameters) -> Policy:
     return Policy(
         name="niyama",
         place=place,
-        admit=relegate_hopeless,
+        admit=relegate_late,
         choose_victims=last_in_order(place),
         budget=budget,
         merges_prompts=True,

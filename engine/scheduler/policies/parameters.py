@@ -83,12 +83,14 @@ class Parameters:
         """
         if self._values:
             key, text = next(iter(self._values.items()))
-            allowed = ", ".join(self._known) or "no parameters"
-            raise InvalidConfigError("scheduling_policy", f"{self.name}:{key}={text}", allowed)
+            allowed = ", ".join(self._known) or "none"
+            raise InvalidConfigError(
+                f"scheduling_policy {self.name}: {key}", text, f"its parameters are {allowed}"
+            )
 
     def _take(self, key: str) -> str | None:
         self._known.append(key)
         return self._values.pop(key, None)
 
     def _refuse(self, key: str, text: str, allowed: str) -> NoReturn:
-        raise InvalidConfigError("scheduling_policy", f"{self.name}:{key}={text}", allowed)
+        raise InvalidConfigError(f"scheduling_policy {self.name}: {key}", text, allowed)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from octavo.engine.request import Request
-from octavo.engine.scheduler.deadlines import is_hopeless
+from octavo.engine.scheduler.deadlines import will_be_late
 from octavo.engine.scheduler.policies.policy import Admission
 from octavo.engine.scheduler.snapshot import Snapshot
 
@@ -14,14 +16,19 @@ HOPELESS = "could no longer meet its target"
 
 
 def shed_hopeless(snapshot: Snapshot) -> Admission:
-    """Rejects those who come next and would be late, up to a few who would not."""
-    rejected: list[tuple[Request, str]] = []
-    num_sound = 0
-    for request in snapshot.waiting[:MAX_LOOKED_AT]:
-        if is_hopeless(request, snapshot.now_s, snapshot.forecast):
-            rejected.append((request, HOPELESS))
-        else:
-            num_sound += 1
-            if num_sound == 4:
-                break
-    return Admission(rejected=rejected)
+    """Rejects those of the queue who would be late if they came next."""
+    late = late_ones(snapshot.waiting[:MAX_LOOKED_AT], snapshot)
+    return Admission(rejected=[(request, HOPELESS) for request in late]) if late else Admission()
+
+
+def shed_begun_too(snapshot: Snapshot) -> Admission:
+    """The same, and gives up prompts under way that will not be done in time."""
+    requests = [*snapshot.prefilling, *snapshot.waiting[:MAX_LOOKED_AT]]
+    late = late_ones(requests, snapshot)
+    return Admission(rejected=[(request, HOPELESS) for request in late]) if late else Admission()
+
+
+def late_ones(requests: Iterable[Request], snapshot: Snapshot) -> list[Request]:
+    """Those who will be late at the present pace even if they are served next."""
+    now_s, forecast = snapshot.now_s, snapshot.forecast
+    return [request for request in requests if will_be_late(request, now_s, forecast)]

@@ -22,7 +22,7 @@ from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Admission, Place, Policy, Refusal
 from octavo.engine.scheduler.policies.shedding import HOPELESS
 from octavo.engine.scheduler.row_columns import Floats
-from octavo.engine.scheduler.slack import budget_within, smallest_slack_s
+from octavo.engine.scheduler.slack import smallest_slack_s, thrifty_budget
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_size import MAX_STEPS_WHILE_WAITING
 from octavo.engine.scheduler.victims import price_rows
@@ -30,6 +30,12 @@ from octavo.engine.scheduler.waiting_columns import WaitingFigures
 
 MOST_RESUME_SHARE = 0.1
 """What bringing its victims back may cost, as a share of what a waiting request takes itself."""
+
+PIN_AFTER = 4
+"""Preemptions after which a row is no waiting request's victim. Two would do to end ping-pong; the
+rules of gain end that already, and on the textbook workload a limit of 2 or 3 costs one of 72
+requests, as rows that are cheap to take again and again (their swaps are free) become untouchable.
+What bounds a wait is `max_wait_s`."""
 
 MAX_REJECTED = 32
 """Requests that one plan rejects; the others' turn comes with the next."""
@@ -42,7 +48,7 @@ def make(parameters: Parameters) -> Policy:
         floor=parameters.integer("floor", 64, least=1),
         patience_s=parameters.number("patience_s", 30.0),
         max_wait_s=parameters.number("max_wait_s", 120.0),
-        pin_after=parameters.integer("pin_after", 4, least=1),
+        pin_after=parameters.integer("pin_after", PIN_AFTER, least=1),
         stickiness=parameters.number("stickiness", 1.0),
         rejects=parameters.choice("late", "reject", "serve") == "reject",
     ).policy(uses_declared_lengths=parameters.declared_lengths())
@@ -173,7 +179,7 @@ class SLOPolicy:
 
     def budget(self, snapshot: Snapshot) -> int:
         """As many tokens as the smallest banked slack of a row allows."""
-        return budget_within(snapshot, smallest_slack_s(snapshot), self.floor)
+        return thrifty_budget(snapshot, smallest_slack_s(snapshot), self.floor)
 
     def num_steps(self, snapshot: Snapshot, limit: int, longest: int, shortest: int) -> int:
         """Iterations of a decode dispatch: few while somebody waits, and none that would keep a

@@ -8,7 +8,7 @@ from octavo.engine.errors import InvalidConfigError
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
-from octavo.engine.scheduler.policies import get_policy
+from octavo.engine.scheduler.policies import get_policy, policy_names
 from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_time_model import StepTimeModel
@@ -74,3 +74,64 @@ def test_victims_come_last_first_down_to_the_one_in_need(snapshot, policy, benef
 def test_an_unknown_policy_is_refused_with_the_known_ones():
     with pytest.raises(InvalidConfigError, match=r"fcfs or .*priority"):
         get_policy("lifo")
+
+
+def test_a_bad_parameter_is_refused_by_name_value_and_what_is_allowed():
+    with pytest.raises(InvalidConfigError) as caught:
+        get_policy("fcfs:token_budget=-3")
+    text = str(caught.value)
+    assert "fcfs: token_budget" in text
+    assert "'-3'" in text
+    assert "an integer of at least 1" in text
+
+
+MY_POLICY = """
+from octavo.engine.scheduler.policies.policy import Policy
+
+
+def place(request, forecast):
+    return (-request.arrival_s,)
+
+
+def make(parameters):
+    return Policy(name="newest-first", place=place, budget=parameters.static_budget())
+"""
+
+
+@pytest.fixture
+def installed_policy(tmp_path, monkeypatch):
+    """A distribution as an installer leaves it: a module, and metadata that names it."""
+    (tmp_path / "newest_first.py").write_text(MY_POLICY)
+    info = tmp_path / "newest_first-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: newest-first\nVersion: 1.0\n")
+    entry_point = "[octavo.scheduling_policies]\nnewest-first = newest_first:make\n"
+    (info / "entry_points.txt").write_text(entry_point)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+@pytest.mark.usefixtures("installed_policy")
+def test_an_installed_distributions_policy_runs_by_its_name(drive, request_of):
+    assert "newest-first" in policy_names()
+    driver = drive(
+        {"max_num_seqs": 1, "max_num_batched_tokens": 16}, policy="newest-first:token_budget=8"
+    )
+    for arrival_s in range(3):
+        driver.add(request_of(f"r{arrival_s}", 8, 2, arrival_s=float(arrival_s)))
+    driver.drain()
+    order = [row.request.request_id for p in driver.plans for row in p.prefill_rows if row.is_new]
+    assert order == ["r2", "r1", "r0"]
+
+
+def test_a_late_request_or_one_that_gave_way_preempts_nobody(snapshot, fakes):
+    """Else two whose urgency changes as they run take each other's pages for ever."""
+    choose = get_policy("edf").choose_victims
+    urgent = fakes.request("urgent", arrival_s=9.0, priority=Priority.NORMAL)
+    urgent.ttft_target_s = 1.0
+    assert names(choose(snapshot, urgent, 0)) == ["r5b"]
+    urgent.metrics.num_preemptions = 1
+    assert choose(snapshot, urgent, 0) == []
+    urgent.metrics.num_preemptions = 0
+    urgent.ttft_target_s = 1e-9
+    snapshot.forecast.step_time.num_observed = 100
+    assert choose(snapshot, urgent, 0) == []
