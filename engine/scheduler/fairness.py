@@ -11,7 +11,8 @@ from octavo.engine.scheduler.live_request import LiveRequest
 DEFAULT_SHARES = (0.2, 0.15, 0.1, 0.05)
 """Shares of the prompt tokens that each class may count on while it has any waiting."""
 
-_WINDOW_TOKENS = 65_536.0
+WINDOW_TOKENS = 65_536.0
+"""Over about how many prompt tokens shares are counted."""
 
 
 class MaximumWait:
@@ -56,14 +57,14 @@ class ClassShares:
 
     def serve(self, priority: int, num_tokens: int) -> None:
         """Counts prompt tokens planned for a class."""
-        keep = 0.5 ** (num_tokens / _WINDOW_TOKENS)
+        keep = 0.5 ** (num_tokens / WINDOW_TOKENS)
         self._served = [served * keep for served in self._served]
         self._served[priority] += num_tokens
 
     def below_share(self) -> list[int]:
         """Classes that were served less than their share, the furthest below first."""
         total = sum(self._served)
-        if total < _WINDOW_TOKENS / 16:
+        if total < WINDOW_TOKENS / 16:
             return []
         lacking = [
             (served / total - share, index)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from octavo.engine.simulation.goodput import Candidate, run_once
+from octavo.engine.simulation.goodput import Candidate, Runs
 from octavo.engine.simulation.settings import Setting
 from octavo.engine.simulation.step_time import StepWork
 
@@ -24,7 +24,7 @@ def goodput_table(
     """
     if not results:
         return ""
-    rates = [row["rate"] for row in results[0]["rates"]]
+    rates = sorted({row["rate"] for result in results for row in result["rates"]})
     thresholds = list(results[0]["goodput"])
     head = [
         "policy",
@@ -35,7 +35,8 @@ def goodput_table(
     for result in results:
         cells = [result["label"]]
         cells += [_estimate(result["goodput"][t], 2) for t in thresholds]
-        cells += [_estimate(row["attainment"], 3) for row in result["rates"]]
+        attained = {row["rate"]: _estimate(row["attainment"], 3) for row in result["rates"]}
+        cells += [attained.get(rate, "-") for rate in rates]
         lines.append("| " + " | ".join(cells) + " |")
     if bounds:
         cells = ["no scheduler exceeds", *("" for _ in thresholds)]
@@ -48,12 +49,14 @@ def detail_table(results: Sequence[Mapping[str, Any]], rate: float) -> str:
     """Latencies and costs at one rate, as a Markdown table; times in milliseconds."""
     head = (
         "policy", "TTFT p50/p99", "TPOT p50/p99", "ITL p99", "e2e p99 s", "worst stall s",
-        "refused", "refused in p50", "preempted", "recompute", "swapped pages", "Jain",
+        "refused", "refused in p50", "swaps", "recomputes", "recomputed", "swapped pages", "Jain",
         "longest wait s",
     )  # fmt: skip
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for result in results:
-        row = next(row for row in result["rates"] if row["rate"] == rate)
+        row = _row_at(result, rate)
+        if row is None:
+            continue
         cells = [
             result["label"], _pair(row["ttft_s"]), _pair(row["tpot_s"]),
             _ms(row["itl_s"], "p99"),
@@ -61,12 +64,77 @@ def detail_table(results: Sequence[Mapping[str, Any]], rate: float) -> str:
             f"{row['worst_stall_s']:.2f}",
             f"{row['num_refused'] / max(1, row['num_requests']):.1%}",
             _ms(row["time_to_refuse_s"], "p50"),
-            f"{row['num_preemptions']:.0f}", f"{row['recompute_share']:.1%}",
+            f"{row.get('num_swaps', 0):.0f}",
+            f"{row.get('num_recomputes', row['num_preemptions']):.0f}",
+            f"{row['recompute_share']:.1%}",
             f"{row['swapped_pages_out']:.0f}", f"{row['jain_index']:.2f}",
             f"{row['longest_wait_s']:.1f}",
         ]  # fmt: skip
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def class_table(results: Sequence[Mapping[str, Any]], rate: float) -> str:
+    """Attainment by class at one rate, as a Markdown table."""
+    rows = {result["label"]: _row_at(result, rate) for result in results}
+    shown = {label: row["classes"] for label, row in rows.items() if row is not None}
+    names = sorted({name for classes in shown.values() for name in classes})
+    lines = [f"| policy | {' | '.join(name or 'all' for name in names)} |"]
+    lines.append("|" + "---|" * (1 + len(names)))
+    for label, classes in shown.items():
+        cells = [f"{classes[n]['attainment']:.3f}" if n in classes else "-" for n in names]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def guarantee_table(results: Sequence[Mapping[str, Any]]) -> str:
+    """Classes' shares and longest waits against what is guaranteed, as a Markdown table.
+
+    Only policies that guarantee anything are in it; empty if none does.
+    """
+    lines = [
+        "| policy | rate | class: share of prompt tokens while it waits (guaranteed), of pages "
+        "| longest stretch waited s | pinned after s | overtaken when over it | kept |",
+        "|" + "---|" * 7,
+    ]
+    for result in results:
+        for row in result["rates"]:
+            if "longest_stretch" not in row:
+                continue
+            wait = row["longest_stretch"]
+            shares = [
+                f"{name} {_share(found['tokens'])} ({found['guaranteed']:.0%}), "
+                f"{_share(found['pages'])}"
+                for name, found in row["class_shares"].items()
+            ]
+            lines.append(
+                f"| {result['label']} | {row['rate']:g} | {'; '.join(shares)} "
+                f"| {wait['longest_s']:.1f} | {wait['max_wait_s']:g} | {wait['num_overtaken']:.0f} "
+                f"| {'yes' if keeps_guarantees(row) else '**no**'} |"
+            )
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def keeps_guarantees(row: Mapping[str, Any]) -> bool:
+    """Whether, at a rate, every class got its share and nobody was overtaken past the bound."""
+    kept = [found["is_kept"] for found in row.get("class_shares", {}).values()]
+    return all(kept) and row.get("longest_stretch", {"is_kept": True})["is_kept"]
+
+
+def ratio_lines(results: Sequence[Mapping[str, Any]], best: str = "slo") -> str:
+    """How many times the goodput of each other policy `best` has, a line a threshold."""
+    found = {result["policy"]: result["goodput"] for result in results}
+    if best not in found:
+        return ""
+    lines = []
+    for threshold, goodput in found[best].items():
+        others = [
+            f"{goodput['mean'] / result['goodput'][threshold]['mean']:.2f} x {result['label']}"
+            for result in results
+            if result["policy"] != best and not result["knows_lengths"]
+        ]
+        lines.append(f"At {float(threshold):.0%}, {best} serves {', '.join(others)}.")
+    return "\n\n".join(lines)
 
 
 def budget_sweep(
@@ -76,19 +144,24 @@ def budget_sweep(
     rate: float,
     policy: str = "fcfs",
     budgets: Iterable[int] = BUDGETS,
+    runs: Runs | None = None,
 ) -> list[dict[str, float]]:
     """Throughput and p99 TPOT of each static token budget, at a rate that saturates."""
+    runs = Runs(setting) if runs is None else runs
+    candidates = [
+        Candidate(policy=policy, token_budget=budget)
+        for budget in budgets
+        if budget >= setting.limits.max_num_seqs
+    ]
+    for candidate in candidates:
+        runs.start(candidate, rate, seed)
     rows = []
-    for budget in budgets:
-        if budget < setting.limits.max_num_seqs:
-            continue
-        report = run_once(setting, Candidate(policy=policy, token_budget=budget), rate, seed)
-        summary = report.summary()
-        tokens = sum(r.num_input + r.num_output for r in report.records if r.is_served)
+    for candidate in candidates:
+        summary = runs.get(candidate, rate, seed)
         rows.append(
             {
-                "token_budget": budget,
-                "tokens_per_s": tokens / report.duration_s,
+                "token_budget": candidate.token_budget or 0,
+                "tokens_per_s": summary["served_tokens_per_s"],
                 "tpot_p99_s": summary["tpot_s"]["p99"] if summary["tpot_s"] else 0.0,
                 "attainment": summary["attainment"],
             }
@@ -104,15 +177,27 @@ def parameter_sweep(
     *,
     seed: int,
     rate: float,
+    runs: Runs | None = None,
 ) -> list[dict[str, float]]:
     """What a policy's parameter does to each class's attainment and longest wait."""
+    runs, values = (Runs(setting) if runs is None else runs), list(values)
+    separator = "," if ":" in policy else ":"
+    candidates = [Candidate(policy=f"{policy}{separator}{parameter}={v:g}") for v in values]
+    for candidate in candidates:
+        runs.start(candidate, rate, seed)
     rows = []
-    for value in values:
-        separator = "," if ":" in policy else ":"
-        candidate = Candidate(policy=f"{policy}{separator}{parameter}={value:g}")
-        summary = run_once(setting, candidate, rate, seed).summary()
-        row = {parameter: value, "longest_wait_s": summary["longest_wait_s"]}
-        for name, figures in summary["classes"].items():
+    for value, candidate in zip(values, candidates, strict=True):
+        summary = runs.get(candidate, rate, seed)
+        classes = summary["classes"]
+        # Interactive is whoever waits for a first token.
+        interactive = [c for name, c in classes.items() if name != "batch"]
+        row = {
+            parameter: value,
+            "longest_wait_s": summary["longest_wait_s"],
+            "interactive on time a second": sum(c["num_on_time"] for c in interactive)
+            / summary["duration_s"],
+        }
+        for name, figures in classes.items():
             row[f"{name or 'all'} attainment"] = figures["attainment"]
             row[f"{name or 'all'} served"] = figures["num_served"] / figures["num_requests"]
         rows.append(row)
@@ -135,6 +220,14 @@ def break_even(setting: Setting, lengths: Iterable[int] | None = None) -> list[d
         swap_s = 2 * setting.link.seconds(-(-length // page))
         rows.append({"num_tokens": length, "swap_s": swap_s, "recompute_s": recompute_s})
     return rows
+
+
+def _row_at(result: Mapping[str, Any], rate: float) -> Mapping[str, Any] | None:
+    return next((row for row in result["rates"] if row["rate"] == rate), None)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"
 
 
 def _estimate(value: Mapping[str, Any], digits: int) -> str:

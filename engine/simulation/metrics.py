@@ -67,6 +67,8 @@ def merge_summaries(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
             merged[name] = None
         elif isinstance(values[0], dict):
             merged[name] = merge_summaries(values)
+        elif isinstance(values[0], bool):
+            merged[name] = all(values)
         elif name.startswith(("worst_", "longest_", "max_")):
             merged[name] = max(values)
         else:

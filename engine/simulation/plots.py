@@ -82,11 +82,13 @@ def plot_attainment(
         results: of `measure_goodput`.
         rate: one of the measured ones; None takes the middle one.
     """
-    rates = [row["rate"] for row in results[0]["rates"]]
+    rates = sorted({row["rate"] for result in results for row in result["rates"]})
     rate = rates[len(rates) // 2] if rate is None else rate
     rows = [
-        (result["label"], next(row for row in result["rates"] if row["rate"] == rate))
+        (result["label"], row)
         for result in results
+        for row in result["rates"]
+        if row["rate"] == rate
     ]
     classes = list(rows[0][1]["classes"])
     figure, axes = _figure(
@@ -143,6 +145,32 @@ def plot_sweep(
     for key, label in lines.items():
         axes.plot([row[x] for row in rows], [row[key] for row in rows], marker="o", label=label)
     axes.legend(fontsize=8)
+    _save(figure, path)
+
+
+def plot_tradeoff(
+    rows: Sequence[Mapping[str, Any]],
+    path: str | Path,
+    *,
+    title: str,
+    parameter: str,
+    x: str,
+    y: str,
+) -> None:
+    """One figure against another as a parameter changes; each point is marked with its value.
+
+    Args:
+        rows: one for each value of the parameter.
+        title: of the plot.
+        parameter, x, y: keys in a row; `x` and `y` also name the axes.
+    """
+    figure, axes = _figure(title, x, y)
+    axes.plot([row[x] for row in rows], [row[y] for row in rows], marker="o", color="black")
+    for row in rows:
+        axes.annotate(
+            f"{row[parameter]:g}", (row[x], row[y]),
+            textcoords="offset points", xytext=(6, 4), fontsize=8,
+        )  # fmt: skip
     _save(figure, path)
 
 

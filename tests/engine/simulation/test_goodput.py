@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,22 @@ from octavo.engine.simulation.goodput import (
     Attainments,
     Candidate,
     Estimate,
+    Runs,
     highest_rate,
     measure_goodput,
     run_once,
-    tune_budget,
+    tune,
 )
 from octavo.engine.simulation.goodput_report import (
     break_even,
     budget_sweep,
+    class_table,
     detail_table,
     goodput_table,
+    guarantee_table,
+    keeps_guarantees,
     parameter_sweep,
+    ratio_lines,
 )
 from octavo.engine.simulation.settings import Setting, replica_limits
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME
@@ -96,8 +102,25 @@ def test_a_token_budget_takes_the_place_of_the_settings(setting: Setting) -> Non
 
 
 def test_tuning_takes_the_budget_that_serves_most(setting: Setting) -> None:
-    tuned = tune_budget(setting, Candidate(policy="fcfs"), (32, 1024), seed=9)
-    assert tuned.token_budget == 1024
+    variants = [Candidate(policy="fcfs", token_budget=budget) for budget in (32, 1024)]
+    assert tune(setting, variants, seed=9).token_budget == 1024
+
+
+def test_runs_are_made_once_wherever_they_are_made(setting: Setting) -> None:
+    made: list[tuple[str, float, int]] = []
+
+    def submit(candidate: Candidate, rate: float, seed: int) -> Future[dict[str, Any]]:
+        made.append((candidate.policy, rate, seed))
+        future: Future[dict[str, Any]] = Future()
+        future.set_result({"attainment": 1.0 if rate <= 3 else 0.0, "figure": rate})
+        return future
+
+    runs = Runs(setting, submit)
+    result = measure_goodput(setting, Candidate(policy="fcfs"), seeds=(1, 2, 3), runs=runs)
+    assert len(made) == len(set(made)) == len(runs)
+    assert result["goodput"]["0.9"]["mean"] == pytest.approx(3.0, rel=0.03)
+    # 16 a second is not tried: nobody was on time at 4.
+    assert [row["rate"] for row in result["rates"]] == [2.0, 4.0]
 
 
 @pytest.fixture
@@ -119,6 +142,12 @@ def test_results_are_shown_as_tables_and_plots(
         "policy", "---", "fcfs", "slo",
     ]  # fmt: skip
     assert "TTFT" in detail_table(results, 4.0)
+    assert "chat" in class_table(results, 4.0)
+    kept = guarantee_table(results)
+    assert "slo" in kept
+    assert "fcfs" not in kept
+    assert all(keeps_guarantees(row) for result in results for row in result["rates"])
+    assert "x fcfs" in ratio_lines(results)
 
     pytest.importorskip("matplotlib")
     from octavo.engine.simulation import plots
@@ -135,9 +164,14 @@ def test_results_are_shown_as_tables_and_plots(
         rows, tmp_path / "sweep.svg", title="Quantum", x="quantum",
         lines={"chat attainment": "chat"},
     )  # fmt: skip
+    plots.plot_tradeoff(
+        rows, tmp_path / "tradeoff.svg", title="Quantum", parameter="quantum",
+        x="longest_wait_s", y="chat attainment",
+    )  # fmt: skip
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == [
         "break_even.svg", "budgets.png", "classes.svg", "goodput.svg", "sweep.svg", "timeline.svg",
+        "tradeoff.svg",
     ]  # fmt: skip
     again = tmp_path / "again.svg"
     plots.plot_goodput(results, again)
