@@ -50,7 +50,8 @@ class EngineConfig:
         gpu_memory_utilization: share of a device's memory the engine may fill.
         watermark: share of pages kept free at admission, so that running rows can grow.
         scheduling_policy: a policy's name, with parameters if need be: "slo",
-            "fcfs:token_budget=512"; see `octavo.engine.scheduler.policies`.
+            "fcfs:token_budget=512". "auto" is first come, first served while no request has a
+            target, and "slo" as soon as one does; see `octavo.engine.scheduler.policies`.
         num_decode_steps: most decode iterations in one dispatch.
         overlap: plan and dispatch step N+1 while N runs.
         tensor_parallel_size: devices that share each layer.
@@ -81,7 +82,7 @@ class EngineConfig:
     host_kv_memory_bytes: int = 0
     gpu_memory_utilization: float = 0.9
     watermark: float = 0.01
-    scheduling_policy: str = "fcfs"
+    scheduling_policy: str = "auto"
     num_decode_steps: int = 4
     overlap: bool = True
     tensor_parallel_size: int = 1

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler.deadlines import has_target
 from octavo.engine.scheduler.decoding_rows import NO_ROWS, DecodingRows, Rows
 from octavo.engine.scheduler.fairness import ClassShares, MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
@@ -55,10 +56,21 @@ class LiveTable:
         self.columns = RowColumns(limits.max_num_seqs)
         self.busy_until_s = 0.0
         self.num_added = 0
+        self.num_with_targets = 0
         self.num_preemptions = 0
         self.num_finished = 0
         self.stop_ids: dict[int, int] = {}
         self._by_id: dict[str, LiveRequest] = {}
+
+    def adopt(self, policy: Policy) -> None:
+        """Goes on by another policy's order, figures and longest wait."""
+        self._place, self._measure = policy.place, policy.measure
+        self.max_wait = MaximumWait(math.inf if policy.max_wait_s is None else policy.max_wait_s)
+        self.waiting.reorder(None if policy.measure is None else self._figures_of)
+        if policy.max_wait_s is not None:
+            for entry in self.waiting:
+                if not entry.is_pinned:
+                    self.max_wait.began(entry)
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -143,6 +155,7 @@ class LiveTable:
         self._by_id[request.request_id] = entry
         for token_id in entry.stop_ids:
             self.stop_ids[token_id] = self.stop_ids.get(token_id, 0) + 1
+        self.num_with_targets += has_target(request)
         self.tenants.enter(request.tenant)
         self._wait(entry, request.arrival_s)
         return entry
@@ -219,6 +232,7 @@ class LiveTable:
                 self.stop_ids[token_id] -= 1
         self.tenants.serve(request.tenant, 0, len(request.output_token_ids))
         self.tenants.leave(request.tenant)
+        self.num_with_targets -= has_target(request)
         self._pinned.discard(request.request_id)
         entry.is_live = False
         request.status = status

@@ -108,6 +108,12 @@ class Planner:
     def num_prefill_tokens(self) -> int:
         return self._prefill.num_tokens
 
+    def adopt(self, policy: Policy) -> None:
+        """Goes on by another policy."""
+        self._policy = policy
+        self.preemption.adopt(policy)
+        self._prefill.adopt(policy)
+
     def plan(self, now_s: float) -> Dispatched | None:
         """The next step, or None if there is nothing to compute or to copy now."""
         draft = self._draft

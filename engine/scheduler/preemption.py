@@ -34,6 +34,10 @@ class Preemption:
         self.num_swaps = 0
         self.num_recomputes = 0
 
+    def adopt(self, policy: Policy) -> None:
+        """Goes on by another policy."""
+        self._policy = policy
+
     def make_room(self, entry: LiveRequest, now_s: float) -> None:
         """For a decode row in need of a page: preempts until one is available, or itself.
 

@@ -72,6 +72,7 @@ class PrefillPlanner:
         self._preemption = preemption
         self._transfers = transfers
         self._draft = draft
+        self._enable_chunked_prefill = enable_chunked_prefill
         self._chunks_prompts = enable_chunked_prefill and policy.chunks_prompts
         self._watermark_pages = watermark_pages
         self._may_admit = False
@@ -79,6 +80,11 @@ class PrefillPlanner:
         self._refused = _Refused(-1, -1, 0)
         self._planned: list[LiveRequest] = []
         self.num_tokens = 0
+
+    def adopt(self, policy: Policy) -> None:
+        """Goes on by another policy."""
+        self._policy = policy
+        self._chunks_prompts = self._enable_chunked_prefill and policy.chunks_prompts
 
     def plan(
         self, snapshot: Snapshot, budget: int, num_admissions: int

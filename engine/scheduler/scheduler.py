@@ -26,6 +26,7 @@ from octavo.engine.errors import DeadlineExceededError, InvalidConfigError, Over
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.committed import Committed, CommittedRows, News
+from octavo.engine.scheduler.deadlines import has_target
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
 from octavo.engine.scheduler.forecast import Forecast
@@ -79,7 +80,7 @@ class Scheduler:
         self,
         limits: StepLimits,
         *,
-        policy: str | Policy = "fcfs",
+        policy: str | Policy = "auto",
         enable_prefix_caching: bool = True,
         enable_chunked_prefill: bool = True,
         watermark: float = 0.01,
@@ -97,6 +98,7 @@ class Scheduler:
             )
         self.limits = limits
         self.policy = get_policy(policy) if isinstance(policy, str) else policy
+        self._without_targets = self.policy
         self._enable_chunked_prefill = enable_chunked_prefill
         self._kv = KVManager(
             num_pages=limits.num_pages,
@@ -147,7 +149,10 @@ class Scheduler:
         )
         if request.deadline_s is not None and request.deadline_s < now_s:
             raise _deadline_passed(request)
-        refusal = self.policy.refuse(self._table.snapshot(now_s), request)
+        policy = self.policy
+        if policy.with_targets is not None and has_target(request):
+            policy = policy.with_targets  # it takes over with the next plan
+        refusal = policy.refuse(self._table.snapshot(now_s), request)
         if refusal is not None:
             raise OverloadedError(
                 f"request {request.request_id} {refusal.reason}", refusal.retry_after_s
@@ -239,6 +244,8 @@ class Scheduler:
             until a dispatched step is committed or a request arrives.
         """
         self._last_s = now_s
+        if self._without_targets.with_targets is not None:
+            self._follow_targets(self._without_targets.with_targets)
         dispatched = self._planner.plan(now_s)
         if dispatched is None:
             return None
@@ -398,6 +405,15 @@ class Scheduler:
         for entry in list(self._table.running):
             self._planner.preemption.preempt(entry, now_s)
         self._kv.forget_prefixes()
+
+    def _follow_targets(self, with_targets: Policy) -> None:
+        """Changes over to the other policy when the first request with a target has come, and back
+        when the last one has ended."""
+        policy = with_targets if self._table.num_with_targets else self._without_targets
+        if policy is not self.policy:
+            self.policy = policy
+            self._table.adopt(policy)
+            self._planner.adopt(policy)
 
     # Figures.
 

@@ -58,6 +58,10 @@ class WaitingColumns:
         table[:, index : size - 1] = table[:, index + 1 : size]
         self._size = size - 1
 
+    def clear(self) -> None:
+        """Takes every row out."""
+        self._size = 0
+
     @property
     def due_s(self) -> Floats:
         return self._column(0)

@@ -90,6 +90,20 @@ class WaitingQueue:
         entry.is_pinned = True
         self.insert(entry)
 
+    def reorder(self, measure: Callable[[LiveRequest], WaitingFigures] | None) -> None:
+        """Puts every entry in its place anew, after places changed.
+
+        Args:
+            measure: as at construction; it takes the place of the one before.
+        """
+        entries, self._entries = self._entries, []
+        self._keys.clear()
+        self.requests.clear()
+        self.columns.clear()
+        self._measure = measure
+        for entry in sorted(entries, key=lambda entry: entry.number):
+            self.insert(entry)
+
     def check_integrity(self) -> None:
         """Asserts that the queue is sorted and its columns agree."""
         assert self._keys == [(entry.place, entry.number) for entry in self._entries]

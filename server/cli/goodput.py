@@ -280,7 +280,7 @@ async def _live(args: argparse.Namespace) -> dict[str, Any]:
         for name in ("model", "num_decode_steps")
         if getattr(args, name) is not None
     }
-    policies = args.policies.split() or [given.get("scheduling_policy", "fcfs")]
+    policies = args.policies.split() or [given.get("scheduling_policy", "auto")]
     results = []
     for policy in policies:
         config = engine_config(None, {**given, "scheduling_policy": policy})

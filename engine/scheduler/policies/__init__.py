@@ -7,6 +7,7 @@ from importlib.metadata import entry_points
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.scheduler.policies import (
+    auto,
     dynamic_batching,
     earliest_deadline,
     fcfs,
@@ -29,6 +30,7 @@ ENTRY_POINT_GROUP = "octavo.scheduling_policies"
 PolicyMaker = Callable[[Parameters], Policy]
 
 POLICIES: dict[str, PolicyMaker] = {
+    "auto": auto.make,
     "static": static_batching.make,
     "dynamic": dynamic_batching.make,
     "orca": orca.make,

@@ -134,6 +134,8 @@ class Policy:
         chunks_prompts: whether a prompt may be split over steps.
         prefills_alone: whether a step with prompts holds no decode rows.
         uses_declared_lengths: whether `Request.known_output_len` is believed.
+        with_targets: the policy that takes over while any live request has a target; None for
+            this one always. Its own `with_targets` is not looked at.
     """
 
     name: str
@@ -155,3 +157,4 @@ class Policy:
     chunks_prompts: bool = True
     prefills_alone: bool = False
     uses_declared_lengths: bool = False
+    with_targets: Policy | None = None
