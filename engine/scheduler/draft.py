@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from octavo.engine.scheduler.step_plan import Decision, PageCopy, Reason
 
+MAX_WAITED = 4096
+"""Waiting requests of which it is kept what they were told to wait for."""
+
 
 class Draft:
     """Notes for the next plan. They are kept until there is one.
@@ -27,6 +30,7 @@ class Draft:
         self.copy_outs: list[PageCopy] = []
         self.copy_ins: list[PageCopy] = []
         self.reasons: list[Reason] = []
+        self._waited: dict[int, str] = {}
 
     def begin(self) -> None:
         """Starts an attempt at a plan."""
@@ -52,6 +56,18 @@ class Draft:
         """Notes a reason, if anybody asked for reasons."""
         if self.explains:
             self.reasons.append(Reason(request_id, decision, text, beneficiary, num_tokens, cost_s))
+
+    def waited(self, number: int, request_id: str, what_for: str) -> None:
+        """Notes that a request was tried and not admitted; once for each reason and wait."""
+        if self.explains and self._waited.get(number) != what_for:
+            self._waited[number] = what_for
+            self.explain(request_id, Decision.WAITED, what_for)
+            if len(self._waited) > MAX_WAITED:
+                del self._waited[next(iter(self._waited))]
+
+    def admitted(self, number: int) -> None:
+        """A request waits no longer."""
+        self._waited.pop(number, None)
 
     def clear(self) -> None:
         """Forgets what a plan has said."""

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.live_request import LiveRequest
 
+if TYPE_CHECKING:
+    from octavo.engine.scheduler.snapshot import Snapshot
+
 DEFAULT_SHARES = (0.2, 0.15, 0.1, 0.05)
-"""Shares of the prompt tokens that each class may count on while it has any waiting."""
+"""Shares of the prompt tokens, and of the pages, that each class may count on while it has any
+waiting."""
 
 WINDOW_TOKENS = 65_536.0
 """Over about how many prompt tokens shares are counted."""
@@ -72,6 +79,26 @@ class ClassShares:
             if served < share * total
         ]
         return [index for _, index in sorted(lacking)]
+
+
+def short_of_pages(snapshot: Snapshot, shares: Sequence[float] = DEFAULT_SHARES) -> list[int]:
+    """Classes that hold less than their share of the pages, the furthest below first.
+
+    Args:
+        shares: of the pool, by class.
+    """
+    num_pages, page_size = snapshot.limits.num_pages - 1, snapshot.limits.page_size
+    if snapshot.num_available_pages * 4 >= num_pages:
+        return []  # there are pages for whoever waits
+    held = np.bincount(
+        snapshot.columns.priority[snapshot.decode_slots],
+        snapshot.decode_starts // page_size + 1,
+        len(Priority),
+    )
+    for request in (*snapshot.prefilling, *snapshot.demoted):
+        held[request.priority] += -(-request.num_tokens // page_size)
+    lacking = held / num_pages - np.array(shares)
+    return [index for index in np.argsort(lacking, kind="stable").tolist() if lacking[index] < 0]
 
 
 class TenantCounters:

@@ -146,6 +146,10 @@ class Planner:
         has_rows = len(decoding.slots) > 0
         if self._max_steps > 1 and has_rows and not prefill_rows and not is_short:
             num_steps = self._choose_num_steps(decoding, now_s)
+            if draft.explains and num_steps > 1:
+                someone_waits = len(self._waiting) > 0
+                text = "while others wait" if someone_waits else "nobody waits"
+                draft.explain("", Decision.NUM_STEPS, text, num_tokens=num_steps)
         if self._kv.host.num_pages:
             # Last: an evicted page is as it was only until this plan's rows write to it.
             self._transfers.spill(now_s)

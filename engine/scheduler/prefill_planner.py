@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.engine.scheduler.draft import Draft
+from octavo.engine.scheduler.fairness import short_of_pages
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.ordering import in_order
@@ -79,6 +80,7 @@ class PrefillPlanner:
         self._num_attempts = 0
         self._refused = _Refused(-1, -1, 0)
         self._planned: list[LiveRequest] = []
+        self._short_of_pages: set[int] = set()
         self.num_tokens = 0
 
     def adopt(self, policy: Policy) -> None:
@@ -100,6 +102,7 @@ class PrefillPlanner:
         most_rows = self._limits.max_prefill_rows
         num_skipped = self._num_attempts = 0
         self._planned = entries
+        self._short_of_pages.clear()
         self._may_admit = num_admissions > 0
         for entry in self._candidates(snapshot):
             if budget <= 0 or len(rows) >= most_rows:
@@ -110,6 +113,9 @@ class PrefillPlanner:
                 ):
                     num_skipped += 1
                     is_over = num_skipped > self._policy.max_skipped or entry.is_pinned
+                    # What comes free is kept for a class that holds less than its share.
+                    is_over |= entry.request.priority in self._short_of_pages
+                    self._draft.waited(entry.number, entry.request.request_id, self._lacked)
                     self._may_admit = not (is_over or self._is_full)
                     continue
                 num_admissions -= 1
@@ -142,7 +148,7 @@ class PrefillPlanner:
                 if self._may_admit:
                     yield entry
             return
-        yield from self._entitled()
+        yield from self._entitled(snapshot)
         index = 0
         for entry in prefilling:
             if policy.merges_prompts:
@@ -157,7 +163,7 @@ class PrefillPlanner:
             yield entry
             index += entry.request.slot is None
 
-    def _entitled(self) -> Iterator[LiveRequest]:
+    def _entitled(self, snapshot: Snapshot) -> Iterator[LiveRequest]:
         """The first of each class that is below its guaranteed share, the furthest below first.
 
         Nobody, as long as somebody has waited his longest: the pinned come first.
@@ -165,12 +171,23 @@ class PrefillPlanner:
         queue = self._waiting
         if not len(queue.columns) or queue.head.is_pinned:
             return
-        for priority in self._table.shares.below_share():
+        below = self._table.shares.below_share()
+        lacking = short_of_pages(snapshot)
+        for priority in dict.fromkeys((*below, *lacking)):
             found = np.nonzero(queue.columns.priority == priority)[0]
-            if len(found) and self._may_admit:
-                entry = queue[int(found[0])]
-                if not entry.is_demoted:
-                    yield entry
+            if not len(found) or not self._may_admit:
+                continue
+            entry = queue[int(found[0])]
+            # Pages are short for it if they would not be enough for two of its size to grow.
+            num_pages = 2 * self._kv.num_pages_for(entry.request.num_tokens)
+            is_short = priority in lacking and self._kv.num_available < num_pages + len(
+                self._running
+            )
+            if entry.is_demoted or not (is_short or priority in below):
+                continue
+            if is_short:
+                self._short_of_pages.add(priority)
+            yield entry
 
     def _try_to_admit(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:
         """Admits a waiting request if step and pool have room for it, or can be given room."""
@@ -202,6 +219,11 @@ class PrefillPlanner:
                 return False
         self._admit(entry, matched, snapshot)
         return True
+
+    @property
+    def _lacked(self) -> str:
+        """Why nobody more was admitted just now."""
+        return "for pages" if self._running.has_free_slot else "for a row"
 
     @property
     def _is_full(self) -> bool:
@@ -244,6 +266,7 @@ class PrefillPlanner:
             self._transfers.recall(entry, recalled, num_matched, now_s)
             self._running.begin_arrival(entry)
         if self._draft.explains:
+            self._draft.admitted(entry.number)
             self._draft.explain(
                 request.request_id,
                 Decision.RESUMED if was_preempted else Decision.ADMITTED,

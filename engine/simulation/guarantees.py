@@ -40,9 +40,11 @@ def waits(report: SimulationReport) -> list[Stretch]:
     for step in report.timeline:
         for request_id in step.plan.preempted:
             open_since[request_id] = step.begin_s
-        for row in step.plan.prefill_rows:
-            name = row.request.request_id
-            if row.is_new and name in open_since:
+        begun = [row.request.request_id for row in step.plan.prefill_rows if row.is_new]
+        # Whose pages are on their way has a row already.
+        begun += [copy.request_id for copy in step.plan.copy_ins if copy.request_id]
+        for name in begun:
+            if name in open_since:
                 since_s = open_since.pop(name)
                 found.append(Stretch(name, priority[name], since_s, max(since_s, step.begin_s)))
     for record in report.records:
@@ -124,17 +126,22 @@ def longest_wait(report: SimulationReport, max_wait_s: float) -> dict[str, Any]:
     overtaken = 0
     if max_wait_s < math.inf and longest_s > max_wait_s:
         overdue = [s for s in stretches if s.until_s - s.since_s > max_wait_s]
+        # Once over the bound, a request keeps its claim if it is preempted.
+        claims: dict[str, float] = {}
+        for stretch in overdue:
+            claims.setdefault(stretch.request_id, stretch.since_s + max_wait_s)
         since = {(s.request_id, s.until_s): s.since_s for s in stretches}
         before_s = 0.0
         for step in report.timeline:
-            # A plan is made no earlier than the step before it began.
-            over = [
-                s for s in overdue if s.since_s + max_wait_s < before_s and s.until_s > step.begin_s
-            ]
-            for row in step.plan.prefill_rows:
-                if row.is_new and over:
-                    since_s = since.get((row.request.request_id, step.begin_s), step.begin_s)
-                    overtaken += step.begin_s - since_s < max_wait_s
+            begun = [row.request.request_id for row in step.plan.prefill_rows if row.is_new]
+            if begun and any(
+                # A plan is made no earlier than the step before it began.
+                s.since_s + max_wait_s < before_s and s.until_s > step.begin_s
+                for s in overdue
+            ):
+                for name in begun:
+                    if claims.get(name, math.inf) > step.begin_s:
+                        overtaken += (name, step.begin_s) in since
             before_s = step.begin_s
     return {
         "longest_s": longest_s,

@@ -105,3 +105,35 @@ def test_the_overdue_are_served_in_the_order_of_their_wait(drive, request_of):
     order = [row.request.request_id for p in driver.plans for row in p.prefill_rows if row.is_new]
     assert None not in first
     assert [name for name in order if name.startswith("w")] == ["w0", "w1", "w2"]
+
+
+def test_a_class_with_too_few_pages_gets_what_comes_free_before_anybody_else(drive, request_of):
+    """Small urgent requests would take each page as it comes free from one that needs several."""
+    driver = drive(
+        {"num_pages": 33, "max_num_seqs": 16, "max_num_batched_tokens": 16},
+        policy="slo:late=serve",
+        step_time=constant_machine(),
+        enable_prefix_caching=False,
+    )
+
+    def urgent(number):
+        driver.add(
+            request_of(f"u{number}", [number % 20] * 8, 8, arrival_s=driver.now_s,
+                       ttft_target_s=1.0, priority=Priority.HIGH)
+        )  # fmt: skip
+
+    for number in range(12):
+        urgent(number)
+    for _ in range(4):
+        driver.turn()
+    plain = driver.add(request_of("low", [21] * 24, 4, arrival_s=driver.now_s,
+                                  priority=Priority.LOW))  # fmt: skip
+    for number in range(12, 40):
+        driver.now_s += STEP_S
+        urgent(number)
+        driver.turn()
+        if plain.metrics.first_scheduled_s is not None:
+            break
+    waited_s = plain.metrics.first_scheduled_s - plain.arrival_s
+    assert waited_s < 20 * STEP_S
+    driver.drain()
