@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from octavo.engine.scheduler.policies import get_policy
@@ -94,6 +97,7 @@ def run_once(
 
 def run_summary(setting: Setting, candidate: Candidate, rate: float, seed: int) -> dict[str, Any]:
     """Figures of one run, with whether it kept what the scheduler guarantees. Fit for JSON."""
+    begun_s = time.process_time()
     report = run_once(setting, candidate, rate, seed, keep_timeline=True)
     load, max_wait_s = report.load, get_policy(candidate.policy).max_wait_s
     tokens = sum(r.num_input + r.num_output for r in report.records if r.is_served)
@@ -103,6 +107,7 @@ def run_summary(setting: Setting, candidate: Candidate, rate: float, seed: int) 
         "num_swaps": load.num_swaps,
         "num_recomputes": load.num_recomputes,
     }
+    summary["run_s"] = time.process_time() - begun_s
     if max_wait_s is not None:
         summary["class_shares"] = class_shares(report)
         summary["longest_stretch"] = longest_wait(report, max_wait_s)
@@ -116,13 +121,27 @@ class Runs:
         setting: of all runs.
         submit: begins a run elsewhere, such as in another process; None makes it here, when its
             summary is asked for.
+        path: a file that finished runs are kept in, so that a comparison that was broken off goes
+            on where it stood. It says nothing of the code's state: another state, another file.
+
+    Attributes:
+        run_s: seconds that all runs took together, those read from the file included.
     """
 
-    def __init__(self, setting: Setting, submit: Submit | None = None) -> None:
+    def __init__(
+        self, setting: Setting, submit: Submit | None = None, path: Path | None = None
+    ) -> None:
         self._setting = setting
         self._submit = submit
+        self._path = path
         self._begun: dict[tuple[Any, ...], Future[dict[str, Any]]] = {}
+        self._kept: dict[str, dict[str, Any]] = {}
         self._lock = threading.Lock()
+        self.run_s = 0.0
+        if path is not None and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                kept = json.loads(line)
+                self._kept[kept["run"]] = kept["summary"]
 
     def __len__(self) -> int:
         return len(self._begun)
@@ -133,12 +152,26 @@ class Runs:
         with self._lock:
             future = self._begun.get(key)
             if future is None:
-                if self._submit is not None:
+                name = f"{self._setting.name} {key}"
+                if name in self._kept:
+                    future = Future()
+                    future.set_result(self._kept[name])
+                elif self._submit is not None:
                     future = self._submit(candidate, key[-2], seed)
                 else:
                     future = Future()
                 self._begun[key] = future
+                future.add_done_callback(functools.partial(self._keep, name))
         return future
+
+    def _keep(self, name: str, future: Future[dict[str, Any]]) -> None:
+        if future.cancelled() or future.exception() is not None:
+            return
+        summary = future.result()
+        self.run_s += summary.get("run_s", 0.0)
+        if self._path is not None and name not in self._kept:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps({"run": name, "summary": summary}) + "\n")
 
     def get(self, candidate: Candidate, rate: float, seed: int) -> dict[str, Any]:
         """The summary of a run, made now if it was not made before."""

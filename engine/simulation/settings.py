@@ -117,7 +117,7 @@ def azure_setting(trace_dir: str | Path) -> Setting:
         step_time=NIYAMA_STEP_TIME,
         link=SwapLink(),
         traffic=_azure_traffic(trace_dir),
-        rates=(1.66, 2.69, 3.65, 4.81, 8.41, 12.0, 16.8),
+        rates=(1.66, 2.69, 3.65, 4.81, 8.41, 16.8),
         max_tokens=2048,
     )
 

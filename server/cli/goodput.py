@@ -65,6 +65,7 @@ def add_parser(kinds: Any) -> None:
     parser.add_argument("--tolerance", type=float, default=0.04, help="of rates (default 0.04)")
     parser.add_argument("--no-oracle", action="store_true", help="leave out slo with true lengths")
     parser.add_argument("--jobs", type=int, default=0, help="processes (default: one a core)")
+    parser.add_argument("--resume", metavar="FILE", help="keep runs there; go on where it ends")
     parser.add_argument("--output", metavar="DIR", help="write table, figures and plots there")
     parser.add_argument("--no-plots", action="store_true", help="leave out plots (no matplotlib)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -119,7 +120,7 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
             for rate in rates
         }
         wall_s = time.perf_counter() - begun_s
-        num_runs = len(runs)
+        num_runs, run_s = len(runs), runs.run_s
         sweeps = _sweeps(args, setting, runs) if args.output else {}
     guarantees = guarantee_table(results)
     parts = [
@@ -130,12 +131,14 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
         "On time by class:",
         class_table(results, middle),
         guarantees and f"What is guaranteed:\n\n{guarantees}",
-        f"{args.seeds} seeds, {num_runs} runs, {jobs} processes, {wall_s:.0f} s.",
+        f"{args.seeds} seeds, {num_runs} runs, {run_s:.0f} core-seconds; "
+        f"{jobs} processes, {wall_s:.0f} s.",
     ]
     return {
         "setting": setting.name,
         "wall_s": wall_s,
         "num_runs": num_runs,
+        "run_s": run_s,
         "jobs": jobs,
         "bounds": [{"rate": rate, "attainment": bound} for rate, bound in bounds.items()],
         "guarantees_kept": all(
@@ -154,9 +157,10 @@ def _runs(args: argparse.Namespace, setting: Setting) -> Iterator[tuple[Runs, in
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     jobs = args.jobs or cores or 1
+    path = Path(args.resume) if args.resume else None
     if jobs == 1:
         quiet_faults()
-        yield Runs(setting), 1
+        yield Runs(setting, path=path), 1
         return
     plain = {name: value for name, value in vars(args).items() if not callable(value)}
     with ProcessPoolExecutor(
@@ -165,7 +169,7 @@ def _runs(args: argparse.Namespace, setting: Setting) -> Iterator[tuple[Runs, in
         initializer=_prepare,
         initargs=(argparse.Namespace(**plain),),
     ) as pool:
-        yield Runs(setting, functools.partial(pool.submit, _run)), jobs
+        yield Runs(setting, functools.partial(pool.submit, _run), path), jobs
 
 
 _setting: Setting | None = None
