@@ -1,0 +1,108 @@
+"""What is guaranteed is found from the steps as they ran, and a broken promise is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from octavo.engine.request import Priority
+from octavo.engine.scheduler.scheduler import Scheduler
+from octavo.engine.scheduler.step_plan import Decision, DecodeRows
+from octavo.engine.simulation.guarantees import class_shares, longest_wait, waits
+from octavo.engine.simulation.request_record import RequestRecord
+from octavo.engine.simulation.simulate import SimulationReport, simulate
+from octavo.engine.simulation.step_time import ConstantStepTime
+from octavo.engine.simulation.traffic import Arrival, TrafficClass
+
+NORMAL = TrafficClass(name="chat", priority=Priority.NORMAL)
+LOW = TrafficClass(name="batch", priority=Priority.LOW)
+
+
+def record(name: str, arrival_s: float, traffic_class: TrafficClass = NORMAL) -> RequestRecord:
+    return RequestRecord(
+        request_id=name, arrival_s=arrival_s, num_input=10, traffic_class=traffic_class,
+        finished_s=100.0,
+    )  # fmt: skip
+
+
+def step(
+    begin_s: float, begun: tuple[str, ...], preempted: tuple[str, ...] = (), num_tokens: int = 10
+) -> Any:
+    rows = tuple(
+        SimpleNamespace(request=SimpleNamespace(request_id=n), is_new=True, num_tokens=num_tokens)
+        for n in begun
+    )
+    plan = SimpleNamespace(
+        preempted=preempted, prefill_rows=rows, copy_ins=(), decode_rows=DecodeRows.of(())
+    )
+    return SimpleNamespace(plan=plan, begin_s=begin_s, end_s=begin_s + 1.0)
+
+
+def run_of(records: list[RequestRecord], *steps: Any) -> SimulationReport:
+    return SimulationReport(
+        records=records, timeline=list(steps), duration_s=100.0, gaps_s=None, busy_s=0.0,
+        num_steps=len(steps), num_prefill_tokens=0, num_swapped_pages=(0, 0), num_faults=(0, 0),
+        num_held_back=0, load=None,
+    )  # fmt: skip
+
+
+def test_a_wait_ends_with_a_row_and_begins_again_with_a_preemption() -> None:
+    report = run_of(
+        [record("a", 0.0)], step(2.0, ("a",)), step(5.0, (), preempted=("a",)), step(9.0, ("a",))
+    )
+    assert [(s.since_s, s.until_s) for s in waits(report)] == [(0.0, 2.0), (5.0, 9.0)]
+
+
+def test_whoever_comes_before_one_over_the_bound_is_counted() -> None:
+    records = [record("old", 0.0), record("new", 5.0)]
+    in_order = run_of(records, step(4.0, ()), step(6.0, ("old",)), step(7.0, ("new",)))
+    assert longest_wait(in_order, 3.0) == {
+        "longest_s": 6.0, "max_wait_s": 3.0, "num_overtaken": 0, "is_kept": True,
+    }  # fmt: skip
+    overtaken = run_of(records, step(4.0, ()), step(6.0, ("new",)), step(7.0, ("old",)))
+    assert longest_wait(overtaken, 3.0)["num_overtaken"] == 1
+    assert longest_wait(overtaken, 30.0)["is_kept"]
+
+
+def test_a_class_that_waits_while_others_take_everything_is_below_its_share() -> None:
+    records = [record(str(n), float(n)) for n in range(50)] + [record("low", 0.0, LOW)]
+    steps = [step(float(n) + 1, (str(n),), num_tokens=100_000) for n in range(50)]
+    found = class_shares(run_of(records, *steps, step(60.0, ("low",))))
+    assert found["LOW"]["tokens"] == 0.0
+    assert not found["LOW"]["is_kept"]
+    assert found["NORMAL"]["is_kept"]
+
+
+def test_slo_keeps_what_it_promises_and_says_who_waited(
+    make_scheduler: Callable[..., Scheduler],
+) -> None:
+    arrivals = [
+        Arrival(
+            request_id=str(n), arrival_s=0.05 * n, num_input=40, num_output=30,
+            traffic_class=LOW if n % 4 == 0 else NORMAL,
+        )
+        for n in range(60)
+    ]  # fmt: skip
+    scheduler = make_scheduler(policy="slo:max_wait_s=0.5,late=serve", explain=True)
+    report = simulate(arrivals, scheduler, ConstantStepTime(0.02), keep_timeline=True)
+    wait = longest_wait(report, 0.5)
+    assert wait["longest_s"] > 0.5
+    assert wait["is_kept"]
+    assert all(found["is_kept"] for found in class_shares(report).values())
+    traces = [scheduler.trace(str(n)) for n in range(60)]
+    assert any(e.decision is Decision.WAITED and e.text == "for a row" for t in traces for e in t)
+
+
+def test_a_plan_says_why_it_runs_several_iterations(
+    make_scheduler: Callable[..., Scheduler], small_limits: Any
+) -> None:
+    import dataclasses
+
+    limits = dataclasses.replace(small_limits, max_num_steps=4)
+    scheduler = make_scheduler(limits=limits, policy="slo", num_decode_steps=4, explain=True)
+    arrivals = [Arrival(request_id="a", arrival_s=0.0, num_input=8, num_output=20)]
+    report = simulate(arrivals, scheduler, ConstantStepTime(0.02), keep_timeline=True)
+    reasons = [reason for step in report.timeline for reason in step.plan.reasons]
+    told = [reason for reason in reasons if reason.decision is Decision.NUM_STEPS]
+    assert (told[0].text, told[0].num_tokens) == ("nobody waits", 4)
