@@ -83,7 +83,7 @@ def thrifty_budget(snapshot: Snapshot, seconds: float, floor: int) -> int:
     goal_s = goal_s[goal_s > 0]
     if not len(goal_s):
         return budget
-    banked_s = seconds + _FLOOR_STEPS * (float(goal_s.min()) - floor_s)
+    banked_s = seconds + _FLOOR_STEPS * (float(np.min(goal_s)) - floor_s)
     reach = step_s * model.safety <= banked_s
     if not reach.any():
         return budget

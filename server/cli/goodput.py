@@ -10,14 +10,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import functools
 import json
 import multiprocessing
 import os
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +168,11 @@ def _runs(args: argparse.Namespace, setting: Setting) -> Iterator[tuple[Runs, in
         initializer=_prepare,
         initargs=(argparse.Namespace(**plain),),
     ) as pool:
-        yield Runs(setting, functools.partial(pool.submit, _run), path), jobs
+
+        def submit(candidate: Candidate, rate: float, seed: int) -> Future[dict[str, Any]]:
+            return pool.submit(_run, candidate, rate, seed)
+
+        yield Runs(setting, submit, path), jobs
 
 
 _setting: Setting | None = None

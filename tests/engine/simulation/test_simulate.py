@@ -217,7 +217,9 @@ def test_a_run_may_end_when_nobody_left_can_be_on_time(
         kv_tokens=1024, num_rows=4, max_num_batched_tokens=64, max_model_len=512
     )
     whole, cut = (
-        simulate(arrivals, Scheduler(limits), NIYAMA_STEP_TIME, stops_when_all_late=stops)
+        simulate(
+            arrivals, Scheduler(limits, policy="fcfs"), NIYAMA_STEP_TIME, stops_when_all_late=stops
+        )
         for stops in (False, True)
     )
     assert cut.duration_s < 0.5 * whole.duration_s
