@@ -58,6 +58,10 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._error: Exception | None = None
+        self.num_turns = 0
+        """Turns that the engine's thread has begun."""
+        self.is_in_turn = False
+        """Whether it is in one, and not waiting for work."""
 
     @property
     def is_ready(self) -> bool:
@@ -203,6 +207,7 @@ class AsyncEngine:
         try:
             while not self._stopping:
                 self._wait_for_work()
+                self.num_turns, self.is_in_turn = self.num_turns + 1, True
                 while self._commands:
                     self._commands.popleft()()
                 outputs = self.engine.step()
@@ -216,6 +221,7 @@ class AsyncEngine:
     def _wait_for_work(self) -> None:
         if self.engine.has_unfinished:
             return
+        self.is_in_turn = False
         with self._wake:
             while not (self._commands or self._stopping):
                 self._wake.wait()

@@ -188,6 +188,13 @@ class Engine:
             num_projected_pages=load.num_projected_pages,
             num_rejected=load.num_rejected,
             num_swaps=load.num_swaps,
+            num_step_tokens=stats.num_tokens,
+            num_step_slots=stats.num_padded_tokens,
+            steps_by_tokens=tuple(stats.steps_by_tokens),
+            device_busy_s=stats.busy_s,
+            device_idle_s=stats.idle_s,
+            num_step_times=self.scheduler.forecast.step_time.num_observed,
+            step_time_error=self.scheduler.forecast.step_time.error_sum,
             predicted_ttft_s=self.scheduler.predict_ttft_s(num_prompt_tokens, now_s, priority),
         )
 

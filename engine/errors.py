@@ -5,6 +5,7 @@
     OctavoError
     ├── InvalidRequestError        a request that can never be served      INVALID_ARGUMENT    400
     │   └── UnknownModelError      the named model is not the one served   NOT_FOUND           404
+    ├── UnauthenticatedError       no token that the server knows          UNAUTHENTICATED     401
     ├── DuplicateRequestError      the request id is already in flight     ALREADY_EXISTS      409
     ├── OverloadedError            a good request, but not now             RESOURCE_EXHAUSTED  429
     ├── DeadlineExceededError      the client's own deadline has passed    DEADLINE_EXCEEDED   504
@@ -54,6 +55,13 @@ class UnknownModelError(InvalidRequestError):
 
     grpc_status = "NOT_FOUND"
     http_status = 404
+
+
+class UnauthenticatedError(OctavoError):
+    """The caller showed no token, or none that the server knows."""
+
+    grpc_status = "UNAUTHENTICATED"
+    http_status = 401
 
 
 class DuplicateRequestError(OctavoError, ValueError):

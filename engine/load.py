@@ -32,6 +32,12 @@ class EngineLoad:
             that the running requests are expected to hold together.
         num_rejected: requests refused or given up for lack of capacity.
         num_swaps: preemptions whose pages went to host memory.
+        num_step_tokens, num_step_slots: tokens computed, and token slots of their programs.
+        steps_by_tokens: at k, the steps that computed from 2**(k-1) to 2**k - 1 tokens.
+        device_busy_s, device_idle_s: time with a step on the device, and without one while one was
+            wanted.
+        num_step_times, step_time_error: steps whose time was predicted, and the sum of the
+            predictions' relative errors.
         predicted_ttft_s: seconds until a new request of the asked size and class would have its
             first token.
     """
@@ -57,4 +63,11 @@ class EngineLoad:
     num_projected_pages: int
     num_rejected: int
     num_swaps: int
+    num_step_tokens: int
+    num_step_slots: int
+    steps_by_tokens: tuple[int, ...]
+    device_busy_s: float
+    device_idle_s: float
+    num_step_times: int
+    step_time_error: float
     predicted_ttft_s: float

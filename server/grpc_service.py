@@ -28,10 +28,12 @@ from octavo.engine.errors import (
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import Targets
+from octavo.server.front import Front
 from octavo.server.output_message import OutputEncoder
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.sampling_message import sampling_params_from_message
 from octavo.server.server_info import model_info, server_info
+from octavo.server.slo_headers import KINDS, read_targets
 from octavo.server.status import status_of
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["OctavoService"].full_name
 MAX_NAME_CHARS = 256
 """Of request ids, tenants and cache salts."""
 
+_TARGET_FIELDS = tuple(f"{kind}_target_ms" for kind in KINDS)
 _log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -48,19 +51,14 @@ Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 class OctavoService:
-    """The methods of octavo.v1.OctavoService over one engine.
+    """The methods of octavo.v1.OctavoService.
 
-    Attributes:
-        engine: None until the model is loaded: calls are then refused as UNAVAILABLE.
-        draining: set to refuse new generations while those in flight finish.
-        num_inflight: generations being answered.
+    Args:
+        front: the engine's door.
     """
 
-    def __init__(self) -> None:
-        self.engine: AsyncEngine | None = None
-        self.draining = False
-        self.num_inflight = 0
-        self._started_s = time.monotonic()
+    def __init__(self, front: Front) -> None:
+        self._front = front
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
@@ -106,11 +104,11 @@ class OctavoService:
     async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """Cancels a request by its id."""
         _check_name("request_id", request.request_id, low=1)
-        return pb.AbortResponse(aborted=await self._ready().abort(request.request_id))
+        return pb.AbortResponse(aborted=await self._front.ready_engine().abort(request.request_id))
 
     async def tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Token ids of a text."""
-        engine = self._ready()
+        engine = self._front.ready_engine()
         _check_model(request, engine)
         special = not request.HasField("add_special_tokens") or request.add_special_tokens
         token_ids = await asyncio.to_thread(
@@ -122,7 +120,7 @@ class OctavoService:
         self, request: pb.DetokenizeRequest, context: Context
     ) -> pb.DetokenizeResponse:
         """Text of token ids."""
-        engine = self._ready()
+        engine = self._front.ready_engine()
         _check_model(request, engine)
         vocab_size = engine.model_config.vocab_size
         for token_id in request.token_ids:
@@ -138,14 +136,16 @@ class OctavoService:
         self, request: pb.GetModelInfoRequest, context: Context
     ) -> pb.GetModelInfoResponse:
         """What is served."""
-        return model_info(self._ready())
+        return model_info(self._front.ready_engine())
 
     async def get_server_info(
         self, request: pb.GetServerInfoRequest, context: Context
     ) -> pb.GetServerInfoResponse:
         """What serves it."""
         return server_info(
-            self._ready(), uptime_s=time.monotonic() - self._started_s, draining=self.draining
+            self._front.ready_engine(),
+            uptime_s=time.monotonic() - self._front.started_s,
+            draining=self._front.draining,
         )
 
     async def get_load(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:
@@ -153,7 +153,7 @@ class OctavoService:
         size = request.num_prompt_tokens if request.HasField("num_prompt_tokens") else 1
         if size < 1:
             raise InvalidRequestError("num_prompt_tokens", size, "at least 1")
-        load = self._ready().load(size, _priority(request))
+        load = self._front.ready_engine().load(size, _priority(request))
         return pb.GetLoadResponse(
             num_running=load.num_running,
             num_waiting=load.num_waiting,
@@ -188,14 +188,12 @@ class OctavoService:
         kind: RequestOutputKind | None,
         write: Callable[[pb.GenerateResponse], Awaitable[None]],
     ) -> None:
-        engine = self._ready()
-        if self.draining:
-            raise EngineDeadError("the server is draining: ask another one")
+        engine = self._front.ready_engine()
         _check_model(request, engine)
         params = sampling_params_from_message(request.sampling_params)
         if kind is not None:
             params = params.replace(output_kind=kind)
-        stream: Any = engine.generate(
+        stream = self._front.generate(
             _prompt(request),
             params,
             _request_id(request),
@@ -206,20 +204,9 @@ class OctavoService:
             cache_salt=_check_name("cache_salt", request.cache_salt),
         )
         encoder = _encoder(engine, params)
-        self.num_inflight += 1
-        try:
-            async with contextlib.aclosing(stream) as outputs:
-                async for output in outputs:
-                    if output.error is not None:
-                        raise output.error
-                    await write(encoder.encode(output))
-        finally:
-            self.num_inflight -= 1
-
-    def _ready(self) -> AsyncEngine:
-        if self.engine is None:
-            raise EngineDeadError("the model is still loading")
-        return self.engine
+        async with contextlib.aclosing(stream) as outputs:
+            async for output in outputs:
+                await write(encoder.encode(output))
 
 
 def _encoder(engine: AsyncEngine, params: SamplingParams) -> OutputEncoder:
@@ -264,24 +251,8 @@ def _timeout_s(request: pb.GenerateRequest, remaining_s: float | None) -> float 
 
 def _targets(request: pb.GenerateRequest, metadata: Iterable[tuple[str, str | bytes]]) -> Targets:
     """From the request's fields, and from metadata where a field is not given."""
-    headers = dict(metadata)
-    seconds: dict[str, float] = {}
-    for kind in ("ttft", "tpot", "e2e"):
-        name, header = f"{kind}_target_ms", f"x-slo-{kind}-ms"
-        if request.HasField(name):
-            value: Any = getattr(request, name)
-        elif header in headers:
-            name, value = header, headers[header]
-        else:
-            continue
-        try:
-            milliseconds = float(value)
-        except ValueError:
-            milliseconds = math.nan
-        if not (math.isfinite(milliseconds) and milliseconds > 0):
-            raise InvalidRequestError(name, value, "a finite number of milliseconds above 0")
-        seconds[f"{kind}_target_s"] = milliseconds / 1e3
-    return Targets(**seconds)
+    names = [name for name in _TARGET_FIELDS if request.HasField(name)]
+    return read_targets(dict(metadata), {name: getattr(request, name) for name in names})
 
 
 def _check_model(request: Any, engine: AsyncEngine) -> None:

@@ -1,9 +1,9 @@
 """A server's life: bind, load, serve, drain, stop.
 
-The port is bound before the model is loaded, so that health checks can read NOT_SERVING meanwhile.
+The ports are bound before the model is loaded, so that health checks read NOT_SERVING meanwhile.
 SIGTERM or SIGINT while loading ends the process at once (nothing is in flight); afterwards the
 first one drains: health turns NOT_SERVING, new generations are refused, those in flight finish for
-up to `drain_s`. A second one stops at once.
+up to `drain_timeout_s`. A second one stops at once.
 """
 
 from __future__ import annotations
@@ -23,95 +23,99 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.server.auth import TokenFile
+from octavo.server.front import Front
+from octavo.server.grpc_auth import TokenInterceptor
 from octavo.server.grpc_service import SERVICE, OctavoService
+from octavo.server.serve_config import SPARE_CALLS, ServeConfig
+from octavo.server.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
+    from octavo.server.http.server import HttpServer
 
 HEALTH_PERIOD_S = 0.5
 """How often the engine's own health is read."""
 STOP_GRACE_S = 1.0
 """For the last answers to leave, once nothing is generated any more."""
+ENGINE_STOP_S = 10.0
+"""For the engine's thread to end its last step."""
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeConfig:
-    """How a server listens and stops. Immutable; checked on construction.
+class Addresses:
+    """Where a server listens.
 
     Attributes:
-        host: address to bind.
-        grpc_port: port to bind; 0 takes a free one.
-        max_message_bytes: largest request accepted.
-        drain_s: seconds that requests in flight get to finish when the server is told to stop.
-        keepalive_s: a client silent this long is pinged, and dropped if it does not answer.
+        grpc: host and port.
+        http: URL, or None without HTTP.
     """
 
-    host: str = "127.0.0.1"
-    grpc_port: int = 50051
-    max_message_bytes: int = 4 * 1024 * 1024
-    drain_s: float = 30.0
-    keepalive_s: float = 30.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.grpc_port <= 65535:
-            raise InvalidConfigError("grpc_port", self.grpc_port, "0 (any free port) to 65535")
-        if self.max_message_bytes < 1024:
-            raise InvalidConfigError("max_message_bytes", self.max_message_bytes, "at least 1024")
-        if not 0 <= self.drain_s < float("inf"):
-            raise InvalidConfigError("drain_s", self.drain_s, "a finite number of at least 0")
-        if not 0 < self.keepalive_s < float("inf"):
-            raise InvalidConfigError("keepalive_s", self.keepalive_s, "a finite number above 0")
-
-    def channel_options(self) -> list[tuple[str, int]]:
-        """gRPC server options."""
-        return [
-            ("grpc.max_receive_message_length", self.max_message_bytes),
-            ("grpc.max_send_message_length", -1),
-            # Two servers on one port would silently share its calls.
-            ("grpc.so_reuseport", 0),
-            ("grpc.keepalive_time_ms", int(self.keepalive_s * 1000)),
-            ("grpc.keepalive_timeout_ms", int(self.keepalive_s * 1000)),
-        ]
+    grpc: str
+    http: str | None
 
 
 class OctavoServer:
-    """The gRPC server of one engine: `bind`, `attach` an engine, `drain_and_stop`."""
+    """The servers of one engine: `bind`, `attach` an engine, `drain_and_stop`.
 
-    def __init__(self, config: ServeConfig) -> None:
+    Args:
+        config: how to listen and stop.
+        log_prompts: whether the log of requests may hold their prompts.
+
+    Raises:
+        InvalidConfigError: a file that the configuration names cannot be used, or HTTP is wanted
+            and its packages are not installed.
+    """
+
+    def __init__(self, config: ServeConfig, *, log_prompts: bool = False) -> None:
         self._config = config
-        self._service = OctavoService()
-        self._health = health.aio.HealthServicer()
-        self._server = grpc.aio.server(options=config.channel_options())
-        self._server.add_generic_rpc_handlers((self._service.handlers(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server
+        self.front = Front(
+            max_concurrent_requests=config.max_concurrent_requests,
+            request_timeout_s=config.request_timeout_s,
+            log_prompts=log_prompts,
         )
+        tokens = None if config.token_file is None else TokenFile(config.token_file)
+        self._credentials = config.grpc_credentials()
+        self._health = health.aio.HealthServicer()
+        self._grpc = grpc.aio.server(
+            options=config.channel_options(),
+            interceptors=() if tokens is None else (TokenInterceptor(tokens),),
+            maximum_concurrent_rpcs=config.max_concurrent_requests + SPARE_CALLS,
+        )
+        self._grpc.add_generic_rpc_handlers((OctavoService(self.front).handlers(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        reflection.enable_server_reflection(
+            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
+        )
+        self._http = None if config.http_port is None else _http_server(config, self.front, tokens)
         self._serving = False
         self._watch: asyncio.Task[None] | None = None
 
-    async def bind(self) -> str:
+    async def bind(self) -> Addresses:
         """Listens, not serving yet.
 
-        Returns: the bound address, with its real port.
-
         Raises:
-            InvalidConfigError: the address cannot be bound.
+            InvalidConfigError: an address cannot be bound.
         """
         await self._set_serving(False)
-        host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
-        address = f"{host}:{self._config.grpc_port}"
+        config = self._config
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        address = f"{host}:{config.grpc_port}"
         try:
-            port = self._server.add_insecure_port(address)
+            if self._credentials is None:
+                port = self._grpc.add_insecure_port(address)
+            else:
+                port = self._grpc.add_secure_port(address, self._credentials)
         except RuntimeError as error:
             raise InvalidConfigError(
                 "grpc_port", address, "an address of this machine whose port is free"
             ) from error
-        await self._server.start()
-        return f"{host}:{port}"
+        await self._grpc.start()
+        http = None if self._http is None else await self._http.start()
+        return Addresses(grpc=f"{host}:{port}", http=http)
 
     async def attach(self, engine: AsyncEngine) -> None:
         """Starts the engine and serves."""
@@ -119,42 +123,61 @@ class OctavoServer:
         gc.collect()
         gc.freeze()
         await engine.start()
-        self._service.engine = engine
-        await self._set_serving(engine.is_ready and engine.is_healthy)
+        self.front.engine = engine
+        await self._set_serving(self.front.is_ready)
         self._watch = asyncio.create_task(self._watch_engine(engine))
 
-    async def drain_and_stop(self, *, hurry: asyncio.Event | None = None) -> None:
+    async def drain_and_stop(self, *, hurry: asyncio.Event | None = None) -> bool:
         """Refuses new work, lets what is in flight finish, stops.
 
         Args:
             hurry: when set, what is in flight is cancelled at once.
+
+        Returns: whether the engine's thread ended, too; if not, it hangs in a step.
         """
-        self._service.draining = True
+        self.front.draining = True
+        await self._health.enter_graceful_shutdown()
+        await self._idle(self._config.drain_timeout_s, hurry)
+        if self.front.num_inflight:
+            _log.warning("cutting off %d requests", self.front.num_inflight)
         if self._watch is not None:
             self._watch.cancel()
-        await self._health.enter_graceful_shutdown()
-        await self._idle(self._config.drain_s, hurry)
-        await self._server.stop(0 if self._service.num_inflight else STOP_GRACE_S)
+        stops = [self._grpc.stop(0 if self.front.num_inflight else STOP_GRACE_S)]
+        if self._http is not None:
+            stops.append(self._http.stop(0 if self.front.num_inflight else STOP_GRACE_S))
+        await asyncio.gather(*stops)
         # Calls that were cut off are cancelled by now: their requests end before the engine does.
         await self._idle(STOP_GRACE_S)
-        if self._service.engine is not None:
-            await self._service.engine.shutdown()
+        if self.front.engine is None:
+            return True
+        ending = asyncio.create_task(self.front.engine.shutdown())
+        await asyncio.wait({ending}, timeout=ENGINE_STOP_S)
+        if not ending.done():
+            _log.critical("the engine's thread hangs in a step: leaving it")
+            return False
+        await ending
+        return True
 
     async def _idle(self, timeout_s: float, hurry: asyncio.Event | None = None) -> None:
         """Waits until nothing is in flight, for `timeout_s`, or until `hurry` is set."""
         end_s = time.monotonic() + timeout_s
-        while self._service.num_inflight and time.monotonic() < end_s:
+        while self.front.num_inflight and time.monotonic() < end_s:
             if hurry is not None and hurry.is_set():
                 return
             await asyncio.sleep(0.02)
 
     async def _watch_engine(self, engine: AsyncEngine) -> None:
+        watchdog = Watchdog(engine, self._config.stuck_after_s)
         while True:
-            await self._set_serving(engine.is_ready and engine.is_healthy)
+            try:
+                self.front.stuck = watchdog.look()
+                await self._set_serving(self.front.is_ready)
+            except Exception:
+                _log.exception("the engine's health could not be read")
             await asyncio.sleep(HEALTH_PERIOD_S)
 
     async def _set_serving(self, serving: bool) -> None:
-        if self._serving and not serving:
+        if self._serving and not serving and not self.front.draining:
             _log.error("the engine is not healthy any more: health is NOT_SERVING")
         self._serving = serving
         status = health_pb2.HealthCheckResponse.ServingStatus
@@ -162,24 +185,37 @@ class OctavoServer:
             await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
 
+def _http_server(config: ServeConfig, front: Front, tokens: TokenFile | None) -> HttpServer:
+    try:
+        from octavo.server.http.server import HttpServer
+    except ImportError as error:
+        allowed = f"not given, unless octavo[http] is installed ({error})"
+        raise InvalidConfigError("http_port", config.http_port, allowed) from error
+    return HttpServer(config, front, tokens)
+
+
 async def serve(
     make_engine: Callable[[], AsyncEngine],
     config: ServeConfig,
     *,
-    announce: Callable[[str, AsyncEngine], None],
-) -> None:
+    announce: Callable[[Addresses, AsyncEngine], None],
+    log_prompts: bool = False,
+) -> bool:
     """Runs a server until SIGTERM or SIGINT.
 
     Args:
         make_engine: builds the engine; runs in a thread of its own.
-        announce: called once with the bound address when the server is ready.
+        announce: called once with the bound addresses when the server is ready.
+        log_prompts: whether the log of requests may hold their prompts.
+
+    Returns: whether everything ended; if not, the engine's thread hangs.
 
     Raises:
-        InvalidConfigError: the address cannot be bound.
+        InvalidConfigError: an address cannot be bound.
         OctavoError: whatever `make_engine` raised.
     """
-    server = OctavoServer(config)
-    address = await server.bind()
+    server = OctavoServer(config, log_prompts=log_prompts)
+    addresses = await server.bind()
     with _Signals() as signals:
         try:
             engine = await _in_daemon_thread(make_engine)
@@ -188,10 +224,10 @@ async def serve(
             await server.drain_and_stop()
             raise
         signals.catch()
-        announce(address, engine)
+        announce(addresses, engine)
         await signals.stop.wait()
-        _log.info("draining")
-        await server.drain_and_stop(hurry=signals.hurry)
+        _log.warning("draining: %d requests in flight", server.front.num_inflight)
+        return await server.drain_and_stop(hurry=signals.hurry)
 
 
 class _Signals:

@@ -25,6 +25,7 @@ from octavo.engine.errors import (
     OctavoError,
     OverloadedError,
     StepFailedError,
+    UnauthenticatedError,
     UnknownModelError,
     UnsupportedModelError,
     shorten,
@@ -42,7 +43,7 @@ def status_of(error: OctavoError) -> status_pb2.Status:
     status = status_pb2.Status(
         code=code_pb2.Code.Value(error.grpc_status), message=_clean(str(error))
     )
-    info = error_details_pb2.ErrorInfo(reason=_reason(type(error)), domain=DOMAIN)
+    info = error_details_pb2.ErrorInfo(reason=reason_of(type(error)), domain=DOMAIN)
     info.metadata.update({key: _clean(text) for key, text in _arguments(error).items()})
     _attach(status, info)
     if isinstance(error, InvalidRequestError):
@@ -78,6 +79,8 @@ def error_of(call_error: grpc.RpcError) -> OctavoError:
         return DeadlineExceededError(text)
     if code is grpc.StatusCode.UNAVAILABLE:
         return EngineDeadError(text)
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return UnauthenticatedError(text)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED and (found := _TOO_LARGE.search(text)):
         size, limit = found.groups()
         return InvalidRequestError(
@@ -106,7 +109,7 @@ def _attach(status: status_pb2.Status, detail: Any) -> None:
     status.details.add().Pack(detail)
 
 
-def _reason(kind: type[OctavoError]) -> str:
+def reason_of(kind: type[OctavoError]) -> str:
     """InvalidRequestError -> INVALID_REQUEST."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__.removesuffix("Error")).upper()
 
@@ -137,20 +140,21 @@ def _plain(kind: type[OctavoError]) -> Callable[[str, Mapping[str, str]], Octavo
 
 
 _REBUILD: dict[str, Callable[[str, Mapping[str, str]], OctavoError]] = {
-    _reason(InvalidRequestError): _fielded(InvalidRequestError),
-    _reason(UnknownModelError): _fielded(UnknownModelError),
-    _reason(InvalidConfigError): _fielded(InvalidConfigError),
-    _reason(DuplicateRequestError): lambda text, data: DuplicateRequestError(data["request_id"]),
-    _reason(OverloadedError): lambda text, data: OverloadedError(
+    reason_of(InvalidRequestError): _fielded(InvalidRequestError),
+    reason_of(UnknownModelError): _fielded(UnknownModelError),
+    reason_of(InvalidConfigError): _fielded(InvalidConfigError),
+    reason_of(DuplicateRequestError): lambda text, data: DuplicateRequestError(data["request_id"]),
+    reason_of(OverloadedError): lambda text, data: OverloadedError(
         data["reason"], float(data["retry_after_s"])
     ),
     **{
-        _reason(kind): _plain(kind)
+        reason_of(kind): _plain(kind)
         for kind in (
             DeadlineExceededError,
             ModelLoadError,
             UnsupportedModelError,
             StepFailedError,
+            UnauthenticatedError,
             EngineDeadError,
             OctavoError,
         )

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -79,6 +79,7 @@ class ExecutorStats:
         num_tokens, num_padded_tokens: tokens computed for requests, and slots of programs in all.
         busy_s, idle_s: time with a step queued or running, and time without one between two steps
             of which the second was already wanted.
+        steps_by_tokens: dispatches by the bit length of their number of tokens.
     """
 
     num_steps: int = 0
@@ -86,6 +87,7 @@ class ExecutorStats:
     num_padded_tokens: int = 0
     busy_s: float = 0.0
     idle_s: float = 0.0
+    steps_by_tokens: list[int] = field(default_factory=lambda: [0] * 24)
 
 
 class DeviceExecutor:
@@ -191,6 +193,7 @@ class DeviceExecutor:
         self._num_in_flight += 1
         self.stats.num_steps += 1
         self.stats.num_tokens += plan.num_tokens
+        self.stats.steps_by_tokens[plan.num_tokens.bit_length()] += 1
         self.stats.num_padded_tokens += shape.num_tokens
         return DispatchedStep(plan, shape, order, output, now_s)
 

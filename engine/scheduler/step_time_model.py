@@ -55,6 +55,7 @@ class StepTimeModel:
 
     Attributes:
         num_observed: steps learned from.
+        error_sum: of the predictions' relative errors, measured over predicted.
         safety: the 95th percentile factor, ≥ 1.
 
     Source: Kulhavý, "Restricted exponential forgetting in real-time identification", 1987.
@@ -82,6 +83,7 @@ class StepTimeModel:
         self._bias = 1.0
         self._safety = 1.1
         self.num_observed = 0
+        self.error_sum = 0.0
         self._publish()
 
     def predict_s(self, features: StepFeatures) -> float:
@@ -143,6 +145,7 @@ class StepTimeModel:
         """Learns from one measured step (or iteration) of `seconds` > 0."""
         predicted = self.predict_s(features)
         ratio = seconds / predicted
+        self.error_sum += abs(ratio - 1.0)
         if self.num_observed >= 16:
             # A step that hung says nothing about the next one's arithmetic.
             seconds = min(seconds, _MAX_RATIO * predicted)

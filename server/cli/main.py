@@ -20,7 +20,7 @@ from octavo.engine.errors import InvalidConfigError, InvalidRequestError, Octavo
 COMMANDS = {
     "generate": "generate text from prompts",
     "chat": "talk to a model",
-    "serve": "serve a model over gRPC",
+    "serve": "serve a model over gRPC and HTTP",
     "convert": "write a checkpoint that opens faster",
     "models": "list packaged models and supported architectures",
     "plan": "size KV cache and memory from a model's config alone",

@@ -1,79 +1,90 @@
-"""`octavo serve`: a model over gRPC."""
+"""`octavo serve`: a model over gRPC and HTTP."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
+import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from octavo.server.cli.engine_args import add_engine_args, engine_args
+from octavo.engine.config import EngineConfig
+from octavo.server.cli.dataclass_args import add_dataclass_args, given_args
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
+    from octavo.server.cli.settings import Settings
+    from octavo.server.serve import Addresses
+
+_PREFIX = "setting_"
+_ALIASES = {"drain_timeout_s": ("--drain-timeout", "--drain-s")}
+CONFIG_VARIABLE = "OCTAVO_CONFIG"
 
 
 def add_parser(subparsers: Any) -> None:
     """Adds the command's parser."""
+    from octavo.server.logs import LogConfig
+    from octavo.server.serve_config import ServeConfig
+
     parser = subparsers.add_parser(
         "serve",
-        description="Serve a model over gRPC. Prints one line with the bound address when ready. "
-        "SIGTERM or SIGINT drains, a second one stops at once.",
+        description="Serve a model over gRPC and, with --http-port, over OpenAI's HTTP API. Prints "
+        "a line with each bound address when ready. SIGTERM or SIGINT drains, a second one stops "
+        "at once. Every setting may also stand in the environment (OCTAVO_MAX_NUM_SEQS for "
+        "--max-num-seqs) and in a YAML file (max_num_seqs); an option goes before the environment, "
+        "the environment before the file.",
     )
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to bind (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--grpc-port", type=int, default=50051, help="0 takes a free port (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--max-message-bytes", type=int, default=4 * 1024 * 1024,
-        help="largest request accepted (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--drain-s", type=float, default=30.0,
-        help="seconds that requests in flight get to finish (default: %(default)s)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--log-level", default="warning", choices=("debug", "info", "warning", "error"),
-        help="(default: %(default)s)",
-    )  # fmt: skip
+    parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
     parser.add_argument(
         "--record", metavar="FILE",
         help="write every request, plan and result there, for `octavo simulate --replay`; "
         "it holds prompts",
     )  # fmt: skip
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
-    add_engine_args(parser)
+    serving = parser.add_argument_group("serving")
+    add_dataclass_args(serving, ServeConfig, prefix=_PREFIX, aliases=_ALIASES)
+    add_dataclass_args(parser.add_argument_group("logging"), LogConfig, prefix=_PREFIX)
+    add_dataclass_args(parser.add_argument_group("engine"), EngineConfig, prefix=_PREFIX)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until told to stop; 0."""
-    from octavo.engine.config import EngineConfig
-    from octavo.server.serve import ServeConfig, serve
+    from octavo.server.cli.settings import SECTIONS, read_settings
+    from octavo.server.logs import start_logging
 
-    logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(name)s %(message)s")
-    engine_config = EngineConfig(**engine_args(args))
-    config = ServeConfig(
-        host=args.host,
-        grpc_port=args.grpc_port,
-        max_message_bytes=args.max_message_bytes,
-        drain_s=args.drain_s,
-    )
+    given: dict[str, Any] = {}
+    for kind in SECTIONS:
+        given |= given_args(args, kind, _PREFIX)
+    settings = read_settings(given, os.environ, args.config or os.environ.get(CONFIG_VARIABLE))
+    start_logging(settings.log)
 
     def make_engine() -> AsyncEngine:
         from octavo.engine.async_engine import AsyncEngine
 
-        engine = AsyncEngine(engine_config, progress=not args.quiet)
+        engine = AsyncEngine(settings.engine, progress=not args.quiet)
         if args.record is not None:
             from octavo.engine.event_log import start_log
 
-            start_log(engine.engine.core, engine_config, args.record)
+            start_log(engine.engine.core, settings.engine, args.record)
         return engine
 
-    asyncio.run(serve(make_engine, config, announce=_announce))
+    asyncio.run(_serve(make_engine, settings))
     return 0
 
 
-def _announce(address: str, engine: AsyncEngine) -> None:
-    print(f"octavo: serving {engine.model_name} over gRPC on {address}", flush=True)
+async def _serve(make_engine: Callable[[], AsyncEngine], settings: Settings) -> None:
+    from octavo.server.serve import serve
+
+    ended = await serve(
+        make_engine, settings.serve, announce=_announce, log_prompts=settings.log.log_prompts
+    )
+    if not ended:
+        # A thread that hangs in a step would keep the interpreter from exiting, too.
+        os._exit(1)
+
+
+def _announce(addresses: Addresses, engine: AsyncEngine) -> None:
+    lines = [f"octavo: serving {engine.model_name} over gRPC on {addresses.grpc}"]
+    if addresses.http is not None:
+        lines.append(f"octavo: serving {engine.model_name} over HTTP on {addresses.http}")
+    print("\n".join(lines), flush=True)

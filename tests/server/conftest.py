@@ -5,10 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import grpc
 import numpy as np
@@ -23,7 +29,8 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.scheduler.load import QueueLoad
 from octavo.server.client import AsyncOctavoClient
-from octavo.server.serve import OctavoServer, ServeConfig
+from octavo.server.serve import OctavoServer
+from octavo.server.serve_config import ServeConfig
 
 
 class CountingEngine:
@@ -49,6 +56,8 @@ class CountingEngine:
         )
         self.is_ready = False
         self.is_healthy = True
+        self.num_turns = 0
+        self.is_in_turn = False
         self.seen: list[dict[str, Any]] = []
         self.live: set[str] = set()
         self.failure: Exception | None = None
@@ -153,8 +162,8 @@ def on_stand() -> Callable[[Callable[[Stand], Awaitable[None]]], None]:
     def run(scenario: Callable[[Stand], Awaitable[None]]) -> None:
         async def main() -> None:
             engine = CountingEngine()
-            server = OctavoServer(ServeConfig(grpc_port=0, drain_s=20.0))
-            stand = Stand(await server.bind(), server, engine)
+            server = OctavoServer(ServeConfig(grpc_port=0, drain_timeout_s=20.0))
+            stand = Stand((await server.bind()).grpc, server, engine)
             await server.attach(engine)  # type: ignore[arg-type]
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(server.drain_and_stop)
@@ -166,6 +175,76 @@ def on_stand() -> Callable[[Callable[[Stand], Awaitable[None]]], None]:
         asyncio.run(main())
 
     return run
+
+
+@dataclass
+class Process:
+    """A server process."""
+
+    popen: subprocess.Popen[str]
+    grpc: str
+    http: str
+    stderr: Path
+
+    def ended(self, timeout_s: float = 60.0) -> int:
+        """Its exit status, once it has ended."""
+        return self.popen.wait(timeout=timeout_s)
+
+
+START_S = 300.0
+"""For a server to be ready on a busy machine with cold caches."""
+
+
+@contextlib.contextmanager
+def server_process(
+    *args: str, log: Path, environ: dict[str, str] | None = None
+) -> Iterator[Process]:
+    """`octavo serve` with these arguments and free ports, from ready until the end of the block."""
+    command = [sys.executable, "-m", "octavo.server.cli.main", "serve", "--quiet", *args]
+    command += ["--grpc-port", "0", "--http-port", "0"]
+    with log.open("w") as stderr:
+        popen = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True,
+            env=os.environ | (environ or {}),
+        )  # fmt: skip
+        try:
+            assert popen.stdout is not None
+            lines = read_lines(popen.stdout, 2)
+            addresses = [lines.get(timeout=START_S) for _ in range(2)]
+            assert all(addresses), log.read_text()
+            grpc_address, http_url = [line.split()[-1] for line in addresses]
+            yield Process(popen, grpc_address, http_url, log)
+        finally:
+            popen.kill()
+            popen.communicate()
+
+
+def read_lines(pipe: IO[str], count: int) -> queue.Queue[str]:
+    """Its next lines as they come; empty ones after its end."""
+    lines: queue.Queue[str] = queue.Queue()
+
+    def read() -> None:
+        for _ in range(count):
+            lines.put(pipe.readline())
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+TINY_ARGS = (
+    *("--served-model-name", "tiny", "--max-num-seqs", "8", "--max-num-batched-tokens", "32"),
+    *("--max-model-len", "512", "--num-kv-pages", "160", "--block-size", "16"),
+    *("--warm-up", "full", "--fail-on-compile"),
+)
+"""Engine arguments that make a tiny model's server ready soon."""
+
+
+@pytest.fixture(scope="session")
+def live(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """A server process over the tiny model, shared by all tests that leave it as it was."""
+    log = tmp_path_factory.mktemp("live") / "stderr"
+    with server_process("--model", str(tiny_model), *TINY_ARGS, log=log) as process:
+        yield process
 
 
 TINY_CONFIG = {

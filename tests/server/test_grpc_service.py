@@ -25,7 +25,8 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import Targets
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
-from octavo.server.serve import HEALTH_PERIOD_S, OctavoServer, ServeConfig
+from octavo.server.serve import HEALTH_PERIOD_S, OctavoServer
+from octavo.server.serve_config import ServeConfig
 
 GENERATE = "/octavo.v1.OctavoService/Generate"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -316,7 +317,7 @@ def test_health_follows_the_engine(on_stand):
 def test_before_the_model_is_loaded_calls_are_unavailable(on_stand):
     async def scenario(stand):
         loading = OctavoServer(ServeConfig(grpc_port=0))
-        async with grpc.aio.insecure_channel(await loading.bind()) as channel:
+        async with grpc.aio.insecure_channel((await loading.bind()).grpc) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             assert (await stub.Check(health_pb2.HealthCheckRequest())).status == NOT_SERVING
             with pytest.raises(grpc.aio.AioRpcError) as caught:

@@ -1,0 +1,124 @@
+"""The server's settings from a file, the environment and options, in that order of rising weight.
+
+A setting has one name everywhere: `max_num_seqs` in the file, OCTAVO_MAX_NUM_SEQS in the
+environment, `--max-num-seqs` as an option.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfigError
+from octavo.server.cli.dataclass_args import is_optional, kind_of
+from octavo.server.logs import LogConfig
+from octavo.server.serve_config import ServeConfig
+
+SECTIONS: tuple[type, ...] = (ServeConfig, LogConfig, EngineConfig)
+PREFIX = "OCTAVO_"
+
+_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All of a server's settings.
+
+    Attributes:
+        serve, log, engine: by what they are for.
+    """
+
+    serve: ServeConfig
+    log: LogConfig
+    engine: EngineConfig
+
+
+def setting_kinds() -> dict[str, type]:
+    """Setting -> the dataclass it belongs to."""
+    return {field.name: kind for kind in SECTIONS for field in dataclasses.fields(kind)}
+
+
+def read_settings(
+    options: Mapping[str, Any], environ: Mapping[str, str], file: str | None
+) -> Settings:
+    """Puts settings together.
+
+    Args:
+        options: those given as options, by name.
+        environ: the process's environment.
+        file: path of a YAML file, or None.
+
+    Raises:
+        InvalidConfigError: an unknown setting in the file, or a value that cannot work.
+    """
+    kinds = setting_kinds()
+    values = ({} if file is None else _read_file(file, kinds)) | _read_environment(environ, kinds)
+    values |= options
+    made = [
+        kind(**{name: value for name, value in values.items() if kinds[name] is kind})
+        for kind in SECTIONS
+    ]
+    serve, log, engine = made
+    return Settings(serve=serve, log=log, engine=engine)
+
+
+def _read_file(path: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(Path(path).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidConfigError("config", path, f"a readable YAML file ({error})") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InvalidConfigError("config", path, "a YAML mapping of settings to values")
+    values = {}
+    for key, value in content.items():
+        name = str(key).replace("-", "_")
+        if name not in kinds:
+            raise InvalidConfigError(str(key), value, f"a setting: {', '.join(sorted(kinds))}")
+        values[name] = _typed(kinds[name], name, value)
+    return values
+
+
+def _read_environment(environ: Mapping[str, str], kinds: Mapping[str, type]) -> dict[str, Any]:
+    return {
+        name: _parse(kind, name, environ[PREFIX + name.upper()])
+        for name, kind in kinds.items()
+        if PREFIX + name.upper() in environ
+    }
+
+
+def _typed(kind: type, name: str, value: object) -> object:
+    """A value as YAML read it, checked."""
+    wanted = kind_of(kind, name)
+    if value is None and is_optional(kind, name):
+        return None
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not wanted:
+        raise InvalidConfigError(name, value, _name_of(wanted))
+    return value
+
+
+def _parse(kind: type, name: str, text: str) -> object:
+    """A value from a variable's text."""
+    wanted = kind_of(kind, name)
+    if is_optional(kind, name) and text.lower() in ("", "none"):
+        return None
+    if wanted is bool:
+        if text.lower() not in (*_TRUE, *_FALSE):
+            raise InvalidConfigError(PREFIX + name.upper(), text, "true or false")
+        return text.lower() in _TRUE
+    try:
+        return wanted(text)
+    except ValueError:
+        raise InvalidConfigError(PREFIX + name.upper(), text, _name_of(wanted)) from None
+
+
+def _name_of(kind: type) -> str:
+    return {int: "an integer", float: "a number", bool: "true or false", str: "text"}[kind]

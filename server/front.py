@@ -1,0 +1,177 @@
+"""The door that every protocol shares: readiness, draining, the limit of requests, what is counted.
+
+A protocol's own module reads its messages and writes its answers; between the two it calls
+`Front.generate`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+
+from octavo.engine.errors import EngineDeadError, OctavoError, OverloadedError
+from octavo.engine.input_processor import Prompt
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.request import Priority
+from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.targets import NO_TARGETS, Targets
+from octavo.server.request_stats import RequestStats, RequestWatch
+
+if TYPE_CHECKING:
+    from octavo.engine.async_engine import AsyncEngine
+
+RETRY_AFTER_S = 1.0
+"""When the server holds all the requests it takes: some will have ended by then."""
+
+request_log = logging.getLogger("octavo.request")
+"""One line a request, when it has ended; never its text unless the server was told to."""
+
+
+class Front:
+    """One engine's door. Lives in the event loop.
+
+    Args:
+        max_concurrent_requests: more are refused at once.
+        request_timeout_s: most seconds a request may take; None sets no limit.
+        log_prompts: whether the log of requests may hold their prompts.
+
+    Attributes:
+        engine: None until the model is loaded: calls are then refused.
+        draining: set to refuse new generations while those in flight finish.
+        stuck: set while the engine's thread has been in one step for too long.
+        num_inflight: generations being answered.
+        stats: what became of requests.
+        started_s: monotonic clock at the start.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_concurrent_requests: int = 2048,
+        request_timeout_s: float | None = None,
+        log_prompts: bool = False,
+    ) -> None:
+        self.engine: AsyncEngine | None = None
+        self.draining = False
+        self.stuck = False
+        self.num_inflight = 0
+        self.stats = RequestStats()
+        self.started_s = time.monotonic()
+        self._max_concurrent_requests = max_concurrent_requests
+        self._request_timeout_s = request_timeout_s
+        self._log_prompts = log_prompts
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process does what it should: a dead or stuck engine is no life."""
+        return not self.stuck and (self.engine is None or self.engine.is_healthy)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are served."""
+        engine = self.engine
+        return engine is not None and engine.is_ready and self.is_alive and not self.draining
+
+    def ready_engine(self) -> AsyncEngine:
+        """The engine.
+
+        Raises:
+            EngineDeadError: the model is still loading.
+        """
+        if self.engine is None:
+            raise EngineDeadError("the model is still loading")
+        return self.engine
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        priority: Priority = Priority.NORMAL,
+        timeout_s: float | None = None,
+        targets: Targets = NO_TARGETS,
+        tenant: str = "",
+        cache_salt: str = "",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """`AsyncEngine.generate` behind the door. Leaving the iteration early cancels the request.
+
+        Raises: as `AsyncEngine.generate`; also
+            EngineDeadError: loading or draining.
+            OverloadedError: the server holds all the requests it takes.
+        """
+        is_delta = params.output_kind is RequestOutputKind.DELTA
+        watch = RequestWatch(self.stats, priority, targets, is_delta=is_delta)
+        try:
+            engine = self.ready_engine()
+            self._check_open()
+            if self._request_timeout_s is not None:
+                bounds = (self._request_timeout_s, timeout_s)
+                timeout_s = min(bound for bound in bounds if bound is not None)
+            stream: Any = engine.generate(
+                prompt,
+                params,
+                request_id,
+                priority=priority,
+                timeout_s=timeout_s,
+                targets=targets,
+                tenant=tenant,
+                cache_salt=cache_salt,
+            )
+            self.num_inflight += 1
+            try:
+                async with contextlib.aclosing(stream) as outputs:
+                    async for output in outputs:
+                        watch.saw(output)
+                        yield output
+            finally:
+                self.num_inflight -= 1
+        except OctavoError as error:
+            watch.failed(error)
+            self._log(request_id, watch, prompt, error)
+            raise
+        except BaseException:
+            watch.cancelled()
+            self._log(request_id, watch, prompt)
+            raise
+        self._log(request_id, watch, prompt)
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise EngineDeadError("the server is draining: ask another one")
+        if self.num_inflight >= self._max_concurrent_requests:
+            most = self._max_concurrent_requests
+            raise OverloadedError(f"the server holds {most} requests, its most", RETRY_AFTER_S)
+
+    def _log(
+        self,
+        request_id: str,
+        watch: RequestWatch,
+        prompt: Prompt,
+        error: OctavoError | None = None,
+    ) -> None:
+        if not request_log.isEnabledFor(logging.INFO):
+            return
+        fields: dict[str, object] = {
+            "request_id": request_id,
+            "finish_reason": watch.finish_reason,
+            "generation_tokens": watch.num_tokens,
+        }
+        if watch.newest is not None:
+            moments = watch.newest.metrics
+            fields["prompt_tokens"] = len(watch.newest.prompt_token_ids)
+            fields["cached_tokens"] = watch.newest.num_cached_tokens
+            fields["num_preemptions"] = moments.num_preemptions
+            if moments.ttft_s is not None:
+                fields["ttft_s"] = round(moments.ttft_s, 6)
+            if moments.last_token_s is not None:
+                fields["e2e_s"] = round(moments.last_token_s - moments.arrival_s, 6)
+        if error is not None:
+            # Its message may quote what the client sent.
+            fields["error"] = str(error) if self._log_prompts else type(error).__name__
+        if self._log_prompts:
+            fields["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
+        request_log.info("request ended", extra={"fields": fields})

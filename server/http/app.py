@@ -1,0 +1,43 @@
+"""The application: routes, errors in one shape, and the gate in front."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from octavo.engine.errors import OctavoError
+from octavo.server.auth import TokenFile
+from octavo.server.front import Front
+from octavo.server.http.errors import on_http_exception, on_invalid_body, on_octavo_error
+from octavo.server.http.gate import Gate
+from octavo.server.http.generation import generation_routes
+from octavo.server.http.information import information_routes
+from octavo.server.serve_config import ServeConfig
+from octavo.server.server_info import octavo_version
+
+
+def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASGIApp:
+    """The ASGI application.
+
+    Args:
+        config: limits of bodies.
+        front: the engine's door.
+        tokens: that open the server; None lets everybody in.
+    """
+    app = FastAPI(
+        title="Octavo", version=octavo_version(), docs_url=None, redoc_url=None,
+        description="Language models behind OpenAI's HTTP API.",
+    )  # fmt: skip
+    app.add_exception_handler(OctavoError, on_octavo_error)
+    app.add_exception_handler(RequestValidationError, on_invalid_body)
+    app.add_exception_handler(HTTPException, on_http_exception)
+    app.include_router(generation_routes(front))
+    app.include_router(information_routes(front))
+    return Gate(
+        app,
+        tokens=tokens,
+        max_body_bytes=config.max_message_bytes,
+        receive_timeout_s=config.receive_timeout_s,
+    )

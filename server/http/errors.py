@@ -1,0 +1,130 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import uuid
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.engine.errors import InvalidRequestError, OctavoError, OverloadedError, shorten
+from octavo.server.status import reason_of
+
+_TYPES = {
+    401: "authentication_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+    503: "unavailable_error",
+    504: "timeout_error",
+}
+_CODES = {"unknown_model": "model_not_found", "unauthenticated": "invalid_api_key"}
+_HTTP_CODES = {
+    400: "invalid_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "request_too_large",
+}
+
+_log = logging.getLogger(__name__)
+
+
+def error_body(
+    status: int, message: str, *, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """The object that says what went wrong."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "internal_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def body_of(error: OctavoError) -> dict[str, Any]:
+    """The object of a typed error."""
+    reason = reason_of(type(error)).lower()
+    param = error.field if isinstance(error, InvalidRequestError) else None
+    return error_body(error.http_status, str(error), param=param, code=_CODES.get(reason, reason))
+
+
+def body_of_http(error: HTTPException) -> dict[str, Any]:
+    """The object of an error that HTTP alone knows: no such path, a body that is too large."""
+    code = _HTTP_CODES.get(error.status_code, "http_error")
+    return error_body(error.status_code, error.detail, code=code)
+
+
+def headers_of(error: OctavoError) -> dict[str, str]:
+    """Headers that go with a typed error."""
+    if isinstance(error, OverloadedError):
+        # The header knows whole seconds alone; `retry-after-ms` is OpenAI's own finer one.
+        return {
+            "retry-after": str(max(1, math.ceil(error.retry_after_s))),
+            "retry-after-ms": str(max(1, round(error.retry_after_s * 1e3))),
+        }
+    if error.http_status == HTTPStatus.UNAUTHORIZED:
+        return {"www-authenticate": "Bearer"}
+    if error.http_status == HTTPStatus.SERVICE_UNAVAILABLE:
+        return {"retry-after": "1"}
+    return {}
+
+
+def encode(content: object) -> bytes:
+    """JSON in UTF-8; half a surrogate pair, which no UTF-8 can hold, becomes a question mark."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
+
+
+def json_response(
+    content: object, status: int = 200, headers: dict[str, str] | None = None
+) -> Response:
+    """A response of JSON."""
+    return Response(encode(content), status, headers, media_type="application/json")
+
+
+def error_response(error: OctavoError) -> Response:
+    """The answer to a typed error."""
+    return json_response(body_of(error), error.http_status, headers_of(error))
+
+
+def incident() -> bytes:
+    """Logs the exception being handled under a number; the body that tells of that number alone."""
+    number = uuid.uuid4().hex[:12]
+    _log.exception("incident %s", number)
+    message = f"internal error, incident {number} in the log"
+    return encode(error_body(500, message, code="internal"))
+
+
+async def on_octavo_error(request: Request, error: Exception) -> Response:
+    """For `add_exception_handler`."""
+    assert isinstance(error, OctavoError)
+    return error_response(error)
+
+
+async def on_invalid_body(request: Request, error: Exception) -> Response:
+    """For `add_exception_handler`: names the first field that is wrong, as every error does."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    path = [str(part) for part in first["loc"][1:] if not str(part).startswith("function-")]
+    if first["type"] == "json_invalid":
+        wrong = InvalidRequestError("body", "this", f"JSON ({first['ctx']['error']})")
+    elif first["type"] == "missing":
+        field = ".".join(path) or "body"
+        wrong = InvalidRequestError(field, None, "given: it is required")
+    elif first["type"] == "extra_forbidden":
+        wrong = InvalidRequestError(path[0], first["input"], "not given: it is not known here")
+    else:
+        # Which branch of a union failed says nothing to whoever wrote the field.
+        field = (path or ["body"])[0]
+        wrong = InvalidRequestError(field, shorten(first["input"]), first["msg"])
+    return error_response(wrong)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """For `add_exception_handler`: no such path, no such method, a body that cannot be read."""
+    assert isinstance(error, HTTPException)
+    return json_response(body_of_http(error), error.status_code, dict(error.headers or {}))

@@ -1,0 +1,142 @@
+"""POST /v1/completions and /v1/chat/completions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from octavo.engine.errors import InvalidRequestError
+from octavo.engine.input_processor import Prompt
+from octavo.server.front import Front
+from octavo.server.http.answers import ChatAnswer, CompletionAnswer, Usage
+from octavo.server.http.errors import json_response
+from octavo.server.http.protocol import ChatRequest, CompletionRequest
+from octavo.server.http.sampling import (
+    Ask,
+    chat_ask,
+    check_model,
+    completion_ask,
+    prompts_of,
+    request_id_of,
+)
+from octavo.server.http.streaming import (
+    CLIENT_CLOSED,
+    DONE,
+    EventStream,
+    event,
+    merge,
+    unless_gone,
+)
+
+LONG_CHAT_CHARS = 16_384
+"""Characters of messages above which the event loop does not render and tokenize them itself."""
+
+
+def generation_routes(front: Front) -> APIRouter:
+    """The routes that generate."""
+    router = APIRouter()
+
+    @router.post("/v1/completions")
+    async def completions(request: Request, body: CompletionRequest) -> Response:
+        """Continues a text, or several."""
+        engine = front.ready_engine()
+        check_model(body.model, engine)
+        ask = completion_ask(body, request.headers)
+        prompts = prompts_of(body.prompt)
+        echoes = None
+        if body.echo:
+            echoes = [p if isinstance(p, str) else engine.tokenizer.decode(p) for p in prompts]
+        request_id = request_id_of(request.headers, "cmpl")
+        answer = CompletionAnswer(request_id, engine.model_name, ask.params.n, echoes)
+        return await _respond(front, request, request_id, prompts, ask, answer)
+
+    @router.post("/v1/chat/completions")
+    async def chat(request: Request, body: ChatRequest) -> Response:
+        """Answers a conversation."""
+        engine = front.ready_engine()
+        check_model(body.model, engine)
+        ask = chat_ask(body, request.headers)
+        variables = dict(body.chat_template_kwargs or {})
+        generates = body.add_generation_prompt is not False
+        for name in ("messages", "add_generation_prompt"):
+            if name in variables:
+                raise InvalidRequestError("chat_template_kwargs", name, "names other than this one")
+
+        def tokenize() -> list[int]:
+            return engine.tokenizer.encode_chat(
+                body.messages, add_generation_prompt=generates, **variables
+            )
+
+        is_long = sum(len(str(message)) for message in body.messages) > LONG_CHAT_CHARS
+        prompt = await asyncio.to_thread(tokenize) if is_long else tokenize()
+        request_id = request_id_of(request.headers, "chatcmpl")
+        answer = ChatAnswer(
+            request_id, engine.model_name, ask.params.n, engine.tokenizer, ask.params.logprobs or 0
+        )
+        return await _respond(front, request, request_id, [prompt], ask, answer)
+
+    return router
+
+
+async def _respond(
+    front: Front,
+    request: Request,
+    request_id: str,
+    prompts: list[Prompt],
+    ask: Ask,
+    answer: CompletionAnswer,
+) -> Response:
+    """The answer, whole or as a stream whose first event is known."""
+    headers = {"x-request-id": request_id}
+    outputs = merge(
+        [
+            front.generate(
+                prompt,
+                ask.params,
+                request_id if len(prompts) == 1 else f"{request_id}-{place}",
+                **ask.options,
+            )
+            for place, prompt in enumerate(prompts)
+        ]
+    )
+    usage = Usage(len(prompts))
+    if ask.stream:
+        events = _events(outputs, answer, usage, ask.include_usage)
+        first = await unless_gone(request, anext(events))
+        if first is not None:
+            return EventStream(first, events, headers)
+        await events.aclose()
+    else:
+        content = await unless_gone(request, _whole(outputs, answer, usage))
+        if content is not None:
+            return json_response(content, headers=headers)
+    return Response(status_code=CLIENT_CLOSED)
+
+
+async def _whole(
+    outputs: AsyncGenerator[Any, None], answer: CompletionAnswer, usage: Usage
+) -> dict[str, Any]:
+    choices = []
+    async for place, output in outputs:
+        usage.saw(place, output)
+        choices += [answer.choice(place, completion) for completion in output.outputs]
+    return answer.whole(choices, usage)
+
+
+async def _events(
+    outputs: AsyncGenerator[Any, None], answer: CompletionAnswer, usage: Usage, tells_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    try:
+        async for place, output in outputs:
+            usage.saw(place, output)
+            if choices := answer.parts(place, output):
+                yield event(answer.part(choices))
+    finally:
+        await outputs.aclose()
+    if tells_usage:
+        yield event(answer.part([], usage))
+    yield DONE

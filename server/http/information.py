@@ -1,0 +1,135 @@
+"""What the server tells of itself: models, tokens, health, load, metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from octavo.engine.errors import InvalidRequestError
+from octavo.engine.request import Priority
+from octavo.server.front import Front
+from octavo.server.http.errors import error_body, json_response
+from octavo.server.http.metrics import CONTENT_TYPE, Exposition
+from octavo.server.http.protocol import DetokenizeRequest, TokenizeRequest
+from octavo.server.http.sampling import check_model
+
+
+def information_routes(front: Front) -> APIRouter:
+    """The routes that generate nothing."""
+    router = APIRouter()
+    exposition = Exposition(front)
+    created = int(time.time())
+
+    def model() -> dict[str, Any]:
+        engine = front.ready_engine()
+        return {
+            "id": engine.model_name,
+            "object": "model",
+            "created": created,
+            "owned_by": "octavo",
+            "max_model_len": engine.max_model_len,
+        }
+
+    @router.get("/v1/models")
+    async def models() -> Response:
+        """The served model."""
+        return json_response({"object": "list", "data": [model()]})
+
+    @router.get("/v1/models/{name:path}")
+    async def one_model(name: str) -> Response:
+        """The served model, if it has this name."""
+        check_model(name, front.ready_engine())
+        return json_response(model())
+
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """Token ids of a text, or of a conversation as the model reads it."""
+        engine = front.ready_engine()
+        check_model(body.model, engine)
+        if (body.prompt is None) == (body.messages is None):
+            given = "neither" if body.prompt is None else "both"
+            raise InvalidRequestError("prompt", given, "exactly one of prompt and messages")
+
+        def work() -> list[int]:
+            if body.messages is not None:
+                return engine.tokenizer.encode_chat(
+                    body.messages, add_generation_prompt=body.add_generation_prompt
+                )
+            assert body.prompt is not None
+            return engine.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+
+        tokens = await asyncio.to_thread(work)
+        return json_response(
+            {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens}
+        )
+
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """Text of token ids."""
+        engine = front.ready_engine()
+        check_model(body.model, engine)
+        size = engine.model_config.vocab_size
+        bad = next((token for token in body.tokens if not 0 <= token < size), None)
+        if bad is not None:
+            raise InvalidRequestError("tokens", bad, f"ids from 0 to {size - 1}")
+        text = await asyncio.to_thread(
+            engine.tokenizer.decode, body.tokens, skip_special_tokens=body.skip_special_tokens
+        )
+        return json_response({"prompt": text})
+
+    @router.get("/health")
+    async def health() -> Response:
+        """Liveness: 200 unless the engine broke or is stuck; true while loading and draining."""
+        if front.is_alive:
+            return json_response({"status": "alive"})
+        what = "stuck in a step" if front.stuck else "broken"
+        return json_response(error_body(503, f"the engine is {what}", code="engine_dead"), 503)
+
+    @router.get("/ready")
+    async def ready() -> Response:
+        """Readiness: 200 while new requests are served."""
+        if front.is_ready:
+            return json_response({"status": "ready"})
+        return json_response(error_body(503, _why_not_ready(front), code="not_ready"), 503)
+
+    @router.get("/v1/load")
+    async def load(request: Request) -> Response:
+        """Queues and pages, and when a request of the asked size and class would first speak.
+
+        Query: `num_prompt_tokens` (1), `priority` (normal).
+        """
+        size = request.query_params.get("num_prompt_tokens", "1")
+        if not size.isdecimal() or not 1 <= len(size) <= 9 or int(size) < 1:
+            raise InvalidRequestError("num_prompt_tokens", size, "an integer from 1 to 999999999")
+        priority = Priority.parse(_number_or_name(request.query_params.get("priority")))
+        figures = dataclasses.asdict(front.ready_engine().load(int(size), priority))
+        figures["queues"] = {
+            Priority(key).name.lower(): queue for key, queue in figures["queues"].items()
+        }
+        return json_response(
+            figures | {"num_inflight": front.num_inflight, "draining": front.draining}
+        )
+
+    @router.get("/metrics")
+    async def metrics() -> Response:
+        """Prometheus' text format."""
+        return Response(exposition.render(), headers={"content-type": CONTENT_TYPE})
+
+    return router
+
+
+def _why_not_ready(front: Front) -> str:
+    if front.engine is None:
+        return "the model is still loading"
+    if front.draining:
+        return "the server is draining"
+    return "the engine is stuck in a step" if front.stuck else "the engine is broken"
+
+
+def _number_or_name(value: str | None) -> str | int | None:
+    return int(value) if value is not None and value.isdecimal() and len(value) < 4 else value

@@ -1,0 +1,131 @@
+"""Bodies of requests: OpenAI's fields, and Octavo's beside them.
+
+A field that is not known is refused, so that nobody believes in an option that does nothing.
+Ranges are checked where they are known: by `SamplingParams` and the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+
+_STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+Prompts = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [*_STRINGS["anyOf"], _TOKENS, {"type": "array", "items": _TOKENS}]}),
+]
+"""Text or token ids, or a list of either; checked by hand: a union's errors help nobody."""
+Strings = Annotated[Any, WithJsonSchema({"anyOf": [*_STRINGS["anyOf"], {"type": "null"}]})]
+Integers = Annotated[list[int], FailFast()]
+Messages = Annotated[list[dict[str, Any]], FailFast()]
+
+
+class Body(BaseModel):
+    """A JSON object without unknown fields; a number is no string and a string no number."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Body):
+    """Options of a stream."""
+
+    include_usage: bool = False
+
+
+class ResponseFormat(Body):
+    """What the text must be; only "text" is served."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    type: str
+
+
+class Generation(Body):
+    """What completions and chats have in common."""
+
+    model: str | None = Field(None, description="The served model's name; any, if not given.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=64)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    stop: Strings = Field(None, description="Up to 16 strings that end the text.")
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = Field(None, description="Token id -> -100 to 100.")
+    response_format: ResponseFormat | None = None
+    user: str | None = Field(None, description="Accepted, not used.")
+    metadata: dict[str, Any] | None = Field(None, description="Accepted, not used.")
+    store: bool | None = Field(None, description="Accepted, not used: nothing is stored.")
+
+    # Octavo's own.
+    top_k: int | None = None
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    min_tokens: int | None = Field(None, ge=0)
+    stop_token_ids: Integers | None = None
+    allowed_token_ids: Integers | None = None
+    bad_words: Strings = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    priority: str | int | None = Field(
+        None, description="realtime, high, normal or low, or 0 to 3, 0 served first."
+    )
+    timeout_s: float | None = Field(
+        None, description="Seconds after which the answer is worthless."
+    )
+    tenant: str | None = Field(None, description="Whose share of the server the request takes.")
+    cache_salt: str | None = Field(
+        None, description="Prompts share cached pages only under the same salt."
+    )
+
+
+class CompletionRequest(Generation):
+    """POST /v1/completions."""
+
+    prompt: Prompts
+    max_tokens: int | None = Field(None, ge=1, description="16, if not given.")
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool | None = None
+    suffix: str | None = Field(None, description="Refused: no infilling.")
+    best_of: int | None = Field(None, description="Only n, or not given.")
+
+
+class ChatRequest(Generation):
+    """POST /v1/chat/completions."""
+
+    messages: Messages
+    max_completion_tokens: int | None = Field(
+        None, ge=1, description="As much as the context allows, if not given."
+    )
+    max_tokens: int | None = Field(None, ge=1, description="Old name of max_completion_tokens.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Further names for the model's chat template."
+    )
+    add_generation_prompt: bool | None = None
+    tools: list[Any] | None = Field(None, description="Refused unless empty.")
+    tool_choice: Literal["none", "auto"] | None = None
+
+
+class TokenizeRequest(Body):
+    """POST /tokenize: exactly one of prompt and messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class DetokenizeRequest(Body):
+    """POST /detokenize."""
+
+    model: str | None = None
+    tokens: Integers
+    skip_special_tokens: bool = False

@@ -1,0 +1,173 @@
+"""From bodies to what the engine takes: parameters, prompts, class, deadline and targets."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo.engine.errors import InvalidRequestError, UnknownModelError
+from octavo.engine.input_processor import Prompt
+from octavo.engine.request import Priority
+from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.targets import Targets
+from octavo.server.http.protocol import ChatRequest, CompletionRequest, Generation
+from octavo.server.slo_headers import read_targets
+
+if TYPE_CHECKING:
+    from octavo.engine.async_engine import AsyncEngine
+
+MAX_PROMPTS = 128
+MAX_NAME_CHARS = 256
+MAX_CHAT_LOGPROBS = 20
+
+_SAME_NAMES = (
+    *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"),
+    *("logit_bias", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids"),
+    *("allowed_token_ids", "ignore_eos", "skip_special_tokens", "include_stop_str_in_output"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """A body as the engine takes it.
+
+    Attributes:
+        params: how tokens are chosen.
+        options: keyword arguments of `Front.generate`.
+        stream: whether the answer comes piece by piece.
+        include_usage: whether a stream ends with the count of tokens.
+    """
+
+    params: SamplingParams
+    options: dict[str, Any]
+    stream: bool
+    include_usage: bool
+
+
+def completion_ask(body: CompletionRequest, headers: Mapping[str, str]) -> Ask:
+    """Of a completion.
+
+    Raises:
+        InvalidRequestError: a value that cannot be served; names the field.
+    """
+    if body.suffix:
+        raise InvalidRequestError("suffix", body.suffix, "not given: infilling is not served")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise InvalidRequestError("best_of", body.best_of, f"n ({body.n or 1}), or not given")
+    if body.echo and body.logprobs is not None:
+        raise InvalidRequestError("echo", True, "false, or not together with logprobs")
+    extra: dict[str, Any] = {"logprobs": body.logprobs}
+    if body.max_tokens is not None:
+        extra["max_tokens"] = body.max_tokens
+    return _ask(body, headers, extra)
+
+
+def chat_ask(body: ChatRequest, headers: Mapping[str, str]) -> Ask:
+    """Of a chat. Raises as `completion_ask`."""
+    if body.tools:
+        raise InvalidRequestError("tools", "a list", "empty or not given: tools are not served")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequestError("top_logprobs", body.top_logprobs, "given with logprobs = true")
+    limit = body.max_completion_tokens
+    if limit is not None and body.max_tokens is not None and body.max_tokens != limit:
+        raise InvalidRequestError(
+            "max_tokens", body.max_tokens, "max_completion_tokens, or not given"
+        )
+    extra: dict[str, Any] = {"max_tokens": body.max_tokens if limit is None else limit}
+    if body.logprobs:
+        extra["logprobs"] = body.top_logprobs or 0
+    return _ask(body, headers, extra)
+
+
+def prompts_of(value: object) -> list[Prompt]:
+    """The prompts of a completion.
+
+    Raises:
+        InvalidRequestError: neither text nor token ids nor a list of them, or too many.
+    """
+    allowed = "text or token ids, or a list of texts or of lists of token ids"
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise InvalidRequestError("prompt", value, allowed)
+    if isinstance(value[0], int):
+        return [value]
+    if len(value) > MAX_PROMPTS:
+        raise InvalidRequestError("prompt", f"{len(value)} prompts", f"at most {MAX_PROMPTS}")
+    kind = type(value[0])
+    if kind not in (str, list) or any(type(item) is not kind for item in value):
+        raise InvalidRequestError("prompt", value, allowed)
+    return value
+
+
+def check_model(model: str | None, engine: AsyncEngine) -> None:
+    """Raises UnknownModelError unless the model is the served one or not named."""
+    if model is not None and model != engine.model_name:
+        raise UnknownModelError("model", model, f"{engine.model_name!r}, or not given")
+
+
+def request_id_of(headers: Mapping[str, str], kind: str) -> str:
+    """The client's own id (`x-request-id`), or a new one."""
+    given = headers.get("x-request-id")
+    if given is None:
+        return f"{kind}-{uuid.uuid4().hex}"
+    if not 1 <= len(given) <= MAX_NAME_CHARS // 2 or not given.isprintable():
+        raise InvalidRequestError(
+            "x-request-id", given, f"1 to {MAX_NAME_CHARS // 2} printable characters"
+        )
+    return given
+
+
+def _ask(body: Generation, headers: Mapping[str, str], extra: dict[str, Any]) -> Ask:
+    if body.response_format is not None and body.response_format.type != "text":
+        raise InvalidRequestError(
+            "response_format", body.response_format.type, "'text': no other format is served yet"
+        )
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError("stream_options", "an object", "given only with stream = true")
+    values = {
+        name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None
+    } | extra
+    for name in ("stop", "bad_words"):
+        if (value := getattr(body, name)) is not None:
+            values[name] = _strings(name, value)
+    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    options = {
+        "priority": Priority.parse(body.priority),
+        "timeout_s": _timeout(body.timeout_s),
+        "targets": _targets(headers),
+        "tenant": _name("tenant", body.tenant),
+        "cache_salt": _name("cache_salt", body.cache_salt),
+    }
+    return Ask(
+        params=SamplingParams(**values, output_kind=kind),
+        options=options,
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+    )
+
+
+def _strings(name: str, value: object) -> tuple[str, ...]:
+    items = (value,) if isinstance(value, str) else value
+    if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
+        raise InvalidRequestError(name, value, "a string or a list of strings")
+    return tuple(items)
+
+
+def _targets(headers: Mapping[str, str]) -> Targets:
+    return read_targets(headers, {})
+
+
+def _timeout(timeout_s: float | None) -> float | None:
+    if timeout_s is not None and not math.isfinite(timeout_s):
+        raise InvalidRequestError("timeout_s", timeout_s, "a finite number of seconds")
+    return timeout_s
+
+
+def _name(name: str, value: str | None) -> str:
+    if value is not None and len(value) > MAX_NAME_CHARS:
+        raise InvalidRequestError(name, value, f"at most {MAX_NAME_CHARS} characters")
+    return value or ""

@@ -1,0 +1,92 @@
+"""uvicorn inside the event loop that gRPC runs in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.server.auth import TokenFile
+from octavo.server.front import Front
+from octavo.server.http.app import make_app
+from octavo.server.http.connection import timed_protocol
+from octavo.server.serve_config import SPARE_CALLS, ServeConfig
+
+BACKLOG = 2048
+
+
+class HttpServer:
+    """The HTTP API on a port of its own.
+
+    Args:
+        config: where and how to listen.
+        front: the engine's door.
+        tokens: that open the server; None lets everybody in.
+    """
+
+    def __init__(self, config: ServeConfig, front: Front, tokens: TokenFile | None) -> None:
+        self._config = config
+        self._server = _Server(
+            uvicorn.Config(
+                make_app(config, front, tokens),
+                http=timed_protocol(config.receive_timeout_s),
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                limit_concurrency=config.max_concurrent_requests + SPARE_CALLS,
+                timeout_keep_alive=max(1, round(config.keepalive_s)),
+                h11_max_incomplete_event_size=config.max_header_bytes,
+                **config.uvicorn_tls(),
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> str:
+        """Listens.
+
+        Returns: the URL, with the real port.
+
+        Raises:
+            InvalidConfigError: the address cannot be bound.
+        """
+        host, port = self._config.host, self._config.http_port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+            listener.listen(BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise InvalidConfigError(
+                "http_port", f"{host}:{port}", "an address of this machine whose port is free"
+            ) from error
+        self._task = asyncio.create_task(self._server.serve([listener]))
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(0.005)
+        scheme = "http" if self._config.tls_cert is None else "https"
+        name = f"[{host}]" if ":" in host else host
+        return f"{scheme}://{name}:{listener.getsockname()[1]}"
+
+    async def stop(self, grace_s: float) -> None:
+        """Closes the port; answers being sent get `grace_s` seconds."""
+        if self._task is None:
+            return
+        self._server.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]
+        self._server.should_exit = True
+        await self._task
+
+
+class _Server(uvicorn.Server):
+    """Leaves the process's signals to whoever runs the loop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

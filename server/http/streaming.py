@@ -1,0 +1,138 @@
+"""Answers that end when their client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.engine.errors import OctavoError
+from octavo.engine.outputs import RequestOutput
+from octavo.server.http.errors import body_of, encode, incident
+
+DONE = b"data: [DONE]\n\n"
+CLIENT_CLOSED = 499
+"""Status of an answer that nobody reads; nginx's number."""
+
+_T = TypeVar("_T")
+
+
+def event(content: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode(content) + b"\n\n"
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T | None:
+    """The work's result, or None if the client left first: the work is then cancelled."""
+    task = asyncio.ensure_future(work)
+    return await _race(task, request.receive)
+
+
+class EventStream(Response):
+    """Server-sent events; the first one is known already, so that errors before it had a status.
+
+    Args:
+        first: the first event.
+        events: the rest; closed when the client leaves.
+        headers: of the response.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, first: bytes, events: AsyncGenerator[bytes, None], headers: dict[str, str]
+    ) -> None:
+        super().__init__(None, 200, {"cache-control": "no-cache", **headers})
+        # A length was set for the empty body.
+        self.raw_headers = [item for item in self.raw_headers if item[0] != b"content-length"]
+        self._first = first
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends until the events end or the client leaves."""
+        async with contextlib.aclosing(self._events):
+            task = asyncio.ensure_future(self._send_all(send))
+            await _race(task, receive)
+
+    async def _send_all(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        await _send_part(send, self._first)
+        try:
+            async for data in self._events:
+                await _send_part(send, data)
+        except OctavoError as error:
+            await _send_part(send, event(body_of(error)))
+        except Exception:
+            await _send_part(send, b"data: " + incident() + b"\n\n")
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def _send_part(send: Send, data: bytes) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _race(task: asyncio.Future[_T], receive: Receive) -> _T | None:
+    """The task's result; None, and the task cancelled, if the client leaves first."""
+    gone = asyncio.ensure_future(_until_gone(receive))
+    both: list[asyncio.Future[Any]] = [task, gone]
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def merge(
+    streams: Sequence[AsyncGenerator[RequestOutput, None]],
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """Outputs of several streams as they come, each with its stream's place.
+
+    The first error ends all of them.
+    """
+    if len(streams) == 1:
+        async with contextlib.aclosing(streams[0]) as only:
+            async for output in only:
+                yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, RequestOutput] | BaseException | None] = asyncio.Queue()
+
+    async def read(place: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
+        try:
+            async with contextlib.aclosing(stream):
+                async for output in stream:
+                    queue.put_nowait((place, output))
+        except Exception as error:
+            queue.put_nowait(error)
+        else:
+            queue.put_nowait(None)
+
+    tasks = [asyncio.create_task(read(*item)) for item in enumerate(streams)]
+    try:
+        num_open = len(tasks)
+        while num_open:
+            item = await queue.get()
+            if item is None:
+                num_open -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

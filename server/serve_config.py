@@ -1,0 +1,153 @@
+"""How a server listens, whom it lets in, and how it stops."""
+
+from __future__ import annotations
+
+import math
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.engine.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    import grpc
+
+SPARE_CALLS = 1024
+"""Calls above the limit of requests that may be open: health, load and metrics among them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """A server's own settings. Immutable; checked on construction.
+
+    Attributes:
+        host: address to bind.
+        grpc_port: port of the gRPC services; 0 takes a free one.
+        http_port: port of the OpenAI-compatible HTTP API; 0 takes a free one, none is no HTTP.
+        max_message_bytes: largest gRPC message and HTTP body accepted.
+        max_header_bytes: largest HTTP header accepted.
+        max_concurrent_requests: most requests in flight; more are refused at once.
+        request_timeout_s: most seconds a request may take; none sets no limit.
+        receive_timeout_s: seconds in which an HTTP header, and then its body, must arrive.
+        drain_timeout_s: seconds that requests in flight get to finish when the server is told to
+            stop.
+        keepalive_s: a gRPC client silent this long is pinged, and dropped if it does not answer; an
+            HTTP connection idle this long is closed.
+        stuck_after_s: seconds in one engine step after which the server calls itself dead.
+        token_file: bearer tokens, one a line, read again when the file changes; none lets everybody
+            in.
+        tls_cert, tls_key: certificate chain and its key, PEM files, given together.
+        tls_client_ca: certificates that sign clients' own, PEM file; clients must then show one.
+    """
+
+    host: str = "127.0.0.1"
+    grpc_port: int = 50051
+    http_port: int | None = None
+    max_message_bytes: int = 4 * 1024 * 1024
+    max_header_bytes: int = 64 * 1024
+    max_concurrent_requests: int = 2048
+    request_timeout_s: float | None = None
+    receive_timeout_s: float = 30.0
+    drain_timeout_s: float = 30.0
+    keepalive_s: float = 30.0
+    stuck_after_s: float = 120.0
+    token_file: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+
+    def __post_init__(self) -> None:
+        _integer("grpc_port", self.grpc_port, 0, 65535)
+        if self.http_port is not None:
+            _integer("http_port", self.http_port, 0, 65535)
+            if self.http_port and self.http_port == self.grpc_port:
+                raise InvalidConfigError("http_port", self.http_port, "a port other than grpc_port")
+        _integer("max_message_bytes", self.max_message_bytes, 1024, 2**31 - 1)
+        _integer("max_header_bytes", self.max_header_bytes, 1024, 2**31 - 1)
+        _integer("max_concurrent_requests", self.max_concurrent_requests, 1, 10**6)
+        if self.request_timeout_s is not None:
+            _seconds("request_timeout_s", self.request_timeout_s, above_zero=True)
+        _seconds("drain_timeout_s", self.drain_timeout_s, above_zero=False)
+        for name in ("receive_timeout_s", "keepalive_s", "stuck_after_s"):
+            _seconds(name, getattr(self, name), above_zero=True)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidConfigError("tls_key", self.tls_key, "given together with tls_cert")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise InvalidConfigError("tls_client_ca", self.tls_client_ca, "given with tls_cert")
+
+    def channel_options(self) -> list[tuple[str, int]]:
+        """gRPC server options."""
+        keepalive_ms = int(self.keepalive_s * 1000)
+        return [
+            ("grpc.max_receive_message_length", self.max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            # Two servers on one port would silently share its calls.
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_time_ms", keepalive_ms),
+            ("grpc.keepalive_timeout_ms", keepalive_ms),
+            ("grpc.keepalive_permit_without_calls", 1),
+            # Idle clients and load balancers may ping as often as every 5 s and keep their
+            # connection: the default allows one ping in 5 minutes and then hangs up.
+            ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+            ("grpc.http2.max_ping_strikes", 10),
+        ]
+
+    def grpc_credentials(self) -> grpc.ServerCredentials | None:
+        """What gRPC's secure port takes; None without TLS.
+
+        Raises:
+            InvalidConfigError: a file cannot be read, or holds no certificate.
+        """
+        if self.tls_cert is None or self.tls_key is None:
+            return None
+        import grpc  # which `--help` does not need
+
+        self._check_tls()
+        client_ca = self.tls_client_ca
+        return grpc.ssl_server_credentials(
+            [(Path(self.tls_key).read_bytes(), Path(self.tls_cert).read_bytes())],
+            root_certificates=None if client_ca is None else Path(client_ca).read_bytes(),
+            require_client_auth=client_ca is not None,
+        )
+
+    def uvicorn_tls(self) -> dict[str, Any]:
+        """uvicorn's arguments for TLS."""
+        if self.tls_cert is None:
+            return {}
+        self._check_tls()
+        needed = ssl.CERT_NONE if self.tls_client_ca is None else ssl.CERT_REQUIRED
+        return {
+            "ssl_certfile": self.tls_cert,
+            "ssl_keyfile": self.tls_key,
+            "ssl_ca_certs": self.tls_client_ca,
+            "ssl_cert_reqs": int(needed),
+        }
+
+    def _check_tls(self) -> None:
+        """Loads the files once, because gRPC says nothing of bad ones."""
+        assert self.tls_cert is not None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+        except (OSError, ssl.SSLError) as error:
+            allowed = f"a PEM certificate chain that fits tls_key ({error})"
+            raise InvalidConfigError("tls_cert", self.tls_cert, allowed) from error
+        if self.tls_client_ca is not None:
+            try:
+                context.load_verify_locations(self.tls_client_ca)
+            except (OSError, ssl.SSLError) as error:
+                allowed = f"PEM certificates ({error})"
+                raise InvalidConfigError("tls_client_ca", self.tls_client_ca, allowed) from error
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidConfigError(name, value, f"an integer from {low} to {high}")
+
+
+def _seconds(name: str, value: Any, *, above_zero: bool) -> None:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < 0 or (above_zero and value == 0):
+        least = "above 0" if above_zero else "of at least 0"
+        raise InvalidConfigError(name, value, f"a finite number of seconds {least}")

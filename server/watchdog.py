@@ -1,0 +1,61 @@
+"""Notices a step that never ends: the engine's thread is alive, and yet nobody is served."""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from octavo.engine.async_engine import AsyncEngine
+
+_log = logging.getLogger(__name__)
+
+
+class Watchdog:
+    """Compares the engine's turns between looks.
+
+    Args:
+        engine: to be watched.
+        stuck_after_s: seconds in one turn after which it is stuck. Longer than any step, and than a
+            compilation that a step waits for.
+        clock: seconds.
+        file: stacks of all threads are written there, once each time it gets stuck; None takes
+            standard error.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        stuck_after_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        file: TextIO | None = None,
+    ) -> None:
+        self._engine = engine
+        self._stuck_after_s = stuck_after_s
+        self._clock = clock
+        self._file = file
+        self._num_turns = -1
+        self._since_s = clock()
+        self._stuck = False
+
+    def look(self) -> bool:
+        """Whether the engine is stuck now. To be called every now and then."""
+        num_turns, now_s = self._engine.num_turns, self._clock()
+        if num_turns != self._num_turns or not self._engine.is_in_turn:
+            self._num_turns, self._since_s = num_turns, now_s
+            if self._stuck:
+                _log.warning("the engine's thread moves again")
+            self._stuck = False
+        elif not self._stuck and now_s - self._since_s > self._stuck_after_s:
+            self._stuck = True
+            _log.critical(
+                "the engine's thread has been in one turn for %.0f s: stacks follow",
+                now_s - self._since_s,
+            )
+            faulthandler.dump_traceback(self._file or sys.stderr, all_threads=True)
+        return self._stuck
