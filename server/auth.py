@@ -93,13 +93,12 @@ class TokenFile:
             raise InvalidConfigError(
                 "token_file", str(self._path), "a file with at least one token"
             )
-        if min(map(len, tokens)) < MIN_TOKEN_CHARS:
+        if any(len(token) < MIN_TOKEN_CHARS or not token.isascii() for token in tokens):
             # Never the token itself.
-            raise InvalidConfigError(
-                "token_file", str(self._path), f"tokens of at least {MIN_TOKEN_CHARS} characters"
-            )
+            allowed = f"tokens of at least {MIN_TOKEN_CHARS} ASCII characters"
+            raise InvalidConfigError("token_file", str(self._path), allowed)
         return tuple(map(_digest, tokens))
 
 
 def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()

@@ -191,9 +191,16 @@ def _logprobs(
             max(entry[token_id].logprob, LEAST_LOGPROB)
             for token_id, entry in zip(token_ids, scores, strict=True)
         ],
-        "top_logprobs": [
-            {score.decoded_token or "": max(score.logprob, LEAST_LOGPROB) for score in e.values()}
-            for e in scores
-        ],
+        "top_logprobs": [_by_text(entry) for entry in scores],
         "text_offset": offsets,
     }
+
+
+def _by_text(scores: TokenLogprobs) -> dict[str, float]:
+    """Log-probabilities by text; of tokens that spell alike, such as parts of characters, the
+    likeliest."""
+    by_text: dict[str, float] = {}
+    for score in scores.values():
+        text, value = score.decoded_token or "", max(score.logprob, LEAST_LOGPROB)
+        by_text[text] = max(value, by_text.get(text, LEAST_LOGPROB))
+    return by_text

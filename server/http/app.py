@@ -38,6 +38,7 @@ def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASG
     return Gate(
         app,
         tokens=tokens,
+        max_header_bytes=config.max_header_bytes,
         max_body_bytes=config.max_message_bytes,
         receive_timeout_s=config.receive_timeout_s,
     )

@@ -30,8 +30,6 @@ _HTTP_CODES = {
     400: "invalid_request",
     404: "not_found",
     405: "method_not_allowed",
-    408: "request_timeout",
-    413: "request_too_large",
 }
 
 _log = logging.getLogger(__name__)
@@ -53,7 +51,7 @@ def body_of(error: OctavoError) -> dict[str, Any]:
 
 
 def body_of_http(error: HTTPException) -> dict[str, Any]:
-    """The object of an error that HTTP alone knows: no such path, a body that is too large."""
+    """The object of an error that HTTP alone knows: no such path, no such method."""
     code = _HTTP_CODES.get(error.status_code, "http_error")
     return error_body(error.status_code, error.detail, code=code)
 

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
-from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine.errors import OctavoError
 from octavo.server.auth import TokenFile
-from octavo.server.http.errors import body_of, body_of_http, encode, headers_of, incident
+from octavo.server.http.errors import body_of, encode, error_body, headers_of, incident
 
 OPEN_PATHS = frozenset(("/health", "/ready"))
 """What load balancers ask for without a token."""
 
-_CLOSE = {"connection": "close"}
-"""What was not read of a body would be taken for the next request."""
+DISCARD_BYTES = 64 * 1024 * 1024
+DISCARD_S = 2.0
+"""Of a refused body that are read and dropped, so that its sender comes to read the answer."""
+
+
+class _RefusedError(BaseException):
+    """A header or body that is too large or too slow; carries the answer.
+
+    Not an `Exception`: the framework would take it for a body that does not parse.
+    """
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
 
 
 class Gate:
@@ -24,7 +36,7 @@ class Gate:
     Args:
         app: what lies behind.
         tokens: that open the server; None lets everybody in.
-        max_body_bytes: largest body accepted.
+        max_header_bytes, max_body_bytes: largest accepted.
         receive_timeout_s: seconds in which a body must arrive.
     """
 
@@ -33,11 +45,13 @@ class Gate:
         app: ASGIApp,
         *,
         tokens: TokenFile | None,
+        max_header_bytes: int,
         max_body_bytes: int,
         receive_timeout_s: float,
     ) -> None:
         self._app = app
         self._tokens = tokens
+        self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
         self._receive_timeout_s = receive_timeout_s
 
@@ -52,40 +66,55 @@ class Gate:
             started = True
             await send(message)
 
+        body = _Body(receive, self._max_body_bytes, self._receive_timeout_s)
         try:
+            self._check_header(scope)
             if self._tokens is not None and scope["path"] not in OPEN_PATHS:
                 self._tokens.check(_header(scope, b"authorization"))
-            body = _Body(
-                receive, _length(scope, self._max_body_bytes), self._max_body_bytes,
-                self._receive_timeout_s,
-            )  # fmt: skip
+            body.declare(scope)
             await self._app(scope, body.receive, watched_send)
         except OctavoError as error:
-            await _answer(send, error.http_status, encode(body_of(error)), headers_of(error))
-        except HTTPException as error:
-            await _answer(
-                send, error.status_code, encode(body_of_http(error)), dict(error.headers or {})
-            )
+            text = encode(body_of(error))
+            await _answer(send, error.http_status, text, headers_of(error), body)
+        except _RefusedError as error:
+            text = encode(error_body(error.status, str(error), code=error.code))
+            await _answer(send, error.status, text, {"connection": "close"}, body)
         except Exception:
             text = incident()
             if not started:
-                await _answer(send, 500, text, {})
+                await _answer(send, 500, text, {}, body)
+
+    def _check_header(self, scope: Scope) -> None:
+        size = sum([len(key) + len(value) + 4 for key, value in scope["headers"]])
+        if size + len(scope.get("raw_path") or b"") + len(scope["query_string"]) > (
+            self._max_header_bytes
+        ):
+            raise _RefusedError(
+                431, f"the header has more than {self._max_header_bytes} bytes", "header_too_large"
+            )
 
 
 class _Body:
     """Counts and times a body while it is received."""
 
-    def __init__(
-        self, receive: Receive, num_left: int | None, max_bytes: int, timeout_s: float
-    ) -> None:
+    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._num_bytes = 0
         self._end_s: float | None = None
-        self._done = num_left == 0
+        self._done = False
+
+    def declare(self, scope: Scope) -> None:
+        """Takes note of the length that the header declares."""
+        header = _header(scope, b"content-length")
+        if header is None:
+            self._done = _header(scope, b"transfer-encoding") is None
+        elif header.isdecimal() and int(header) > self._max_bytes:
+            raise self._too_large(header)
 
     async def receive(self) -> Message:
+        """The next message, for the application."""
         if self._done:
             return await self._receive()
         loop = asyncio.get_running_loop()
@@ -93,34 +122,34 @@ class _Body:
             self._end_s = loop.time() + self._timeout_s
         try:
             async with asyncio.timeout_at(self._end_s):
-                message = await self._receive()
+                message = await self._next()
         except TimeoutError:
-            raise HTTPException(
-                408, f"the body did not arrive within {self._timeout_s:g} s", _CLOSE
+            raise _RefusedError(
+                408, f"the body did not arrive within {self._timeout_s:g} s", "request_timeout"
             ) from None
-        if message["type"] != "http.request":
-            self._done = True
-            return message
-        self._num_bytes += len(message.get("body", b""))
         if self._num_bytes > self._max_bytes:
-            raise _too_large(f"more than {self._max_bytes}", self._max_bytes)
+            raise self._too_large(f"more than {self._max_bytes}")
+        return message
+
+    async def discard(self) -> None:
+        """Reads what is left of it, within limits."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_S):
+                while not self._done and self._num_bytes < DISCARD_BYTES:
+                    await self._next()
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
         self._done = not message.get("more_body", False)
         return message
 
-
-def _length(scope: Scope, most: int) -> int | None:
-    """The declared length of the body; None if it is sent in chunks."""
-    header = _header(scope, b"content-length")
-    if header is None:
-        return None if _header(scope, b"transfer-encoding") else 0
-    length = int(header) if header.isdecimal() else 0
-    if length > most:
-        raise _too_large(str(length), most)
-    return length
-
-
-def _too_large(size: str, most: int) -> HTTPException:
-    return HTTPException(413, f"the body has {size} bytes: at most {most} are accepted", _CLOSE)
+    def _too_large(self, size: str) -> _RefusedError:
+        return _RefusedError(
+            413,
+            f"the body has {size} bytes: at most {self._max_bytes} are accepted",
+            "request_too_large",
+        )
 
 
 def _header(scope: Scope, name: bytes) -> str | None:
@@ -130,8 +159,16 @@ def _header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def _answer(send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
-    given = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+async def _answer(
+    send: Send, status: int, content: bytes, headers: dict[str, str], body: _Body
+) -> None:
+    """Answers before the application could; what is left of the request's body is dropped first.
+
+    A connection closed with bytes unread is reset, and the answer is lost with it.
+    """
+    given = {"content-type": "application/json", "content-length": str(len(content)), **headers}
     raw = [(key.encode(), value.encode()) for key, value in given.items()]
     await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
+    await send({"type": "http.response.body", "body": content, "more_body": True})
+    await body.discard()
+    await send({"type": "http.response.body", "body": b""})

@@ -56,7 +56,7 @@ _COUNTERS = {
     "prefix_cache_queries": ("prefix_cache_queries", "Prompt tokens looked up in the cache."),
     "prefix_cache_hits": ("prefix_cache_hits", "Prompt tokens found in the cache."),
     "engine_steps": ("num_steps", "Steps dispatched."),
-    "step_tokens": ("num_step_tokens", "Tokens computed, prompts' and generated."),
+    "step_tokens": ("num_step_tokens", "Tokens computed, in each step's first iteration."),
     "step_token_slots": ("num_step_slots", "Token slots of dispatched programs."),
     "compiles_after_ready": (
         "compiles_after_ready",

@@ -29,7 +29,7 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.scheduler.load import QueueLoad
 from octavo.server.client import AsyncOctavoClient
-from octavo.server.serve import OctavoServer
+from octavo.server.serve import Addresses, OctavoServer
 from octavo.server.serve_config import ServeConfig
 
 
@@ -141,12 +141,13 @@ class CountingEngine:
 class Stand:
     """An in-process server, its engine, and a client of it."""
 
-    def __init__(self, address: str, server: OctavoServer, engine: CountingEngine) -> None:
-        self.address = address
+    def __init__(self, addresses: Addresses, server: OctavoServer, engine: CountingEngine) -> None:
+        self.address = addresses.grpc
+        self.http = addresses.http
         self.server = server
         self.engine = engine
-        self.client = AsyncOctavoClient(address)
-        self.channel = grpc.aio.insecure_channel(address)
+        self.client = AsyncOctavoClient(self.address)
+        self.channel = grpc.aio.insecure_channel(self.address)
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Waits for a condition that other tasks bring about."""
@@ -156,14 +157,18 @@ class Stand:
 
 
 @pytest.fixture
-def on_stand() -> Callable[[Callable[[Stand], Awaitable[None]]], None]:
-    """Runs a coroutine function against a fresh server over a `CountingEngine`."""
+def on_stand() -> Callable[..., None]:
+    """Runs a coroutine function against a fresh server over a `CountingEngine`.
 
-    def run(scenario: Callable[[Stand], Awaitable[None]]) -> None:
+    Keyword arguments are the server's settings.
+    """
+
+    def run(scenario: Callable[[Stand], Awaitable[None]], **config: Any) -> None:
         async def main() -> None:
             engine = CountingEngine()
-            server = OctavoServer(ServeConfig(grpc_port=0, drain_timeout_s=20.0))
-            stand = Stand((await server.bind()).grpc, server, engine)
+            settings = {"grpc_port": 0, "drain_timeout_s": 20.0} | config
+            server = OctavoServer(ServeConfig(**settings))
+            stand = Stand(await server.bind(), server, engine)
             await server.attach(engine)  # type: ignore[arg-type]
             async with contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(server.drain_and_stop)

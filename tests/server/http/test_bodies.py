@@ -1,0 +1,198 @@
+"""Bodies that no client should send: an honest answer, and everybody else is served on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+JSON = {"content-type": "application/json"}
+ROUTES = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+
+
+@pytest.fixture(scope="module")
+def http(live):
+    with httpx.Client(base_url=live.http, timeout=60) as client:
+        yield client
+
+
+def error(answer: httpx.Response) -> dict[str, Any]:
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return body["error"]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b"3",
+        b'"text"',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"prompt": ' + b"9" * 5000 + b"}",
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": 1e999}',
+        b'{"prompt": "x", "seed": ' + b"9" * 400 + b"}",
+        b'{"prompt": "x", "\\ud800": 1}',
+        b'{"prompt": [' + b"true," * 50 + b"true]}",
+    ],
+    ids=range(15),
+)
+def test_malformed_bodies_are_the_clients_fault(http, raw):
+    for route in ROUTES[:2]:
+        answer = http.post(route, content=raw, headers=JSON)
+        assert answer.status_code == 400
+        assert error(answer)["type"] == "invalid_request_error"
+
+
+def test_half_a_surrogate_pair_is_no_text(http):
+    answer = http.post("/tokenize", content=b'{"prompt": "\\ud800"}', headers=JSON)
+    assert answer.status_code == 400
+    assert error(answer)["param"] == "prompt"
+
+
+def test_a_body_over_the_limit_is_refused_declared_or_not(http):
+    def pieces():
+        for _ in range(6):
+            yield b" " * (1 << 20)
+
+    assert error(http.post("/tokenize", content=b" " * (5 << 20)))["code"] == "request_too_large"
+    answer = http.post("/tokenize", content=pieces(), headers=JSON)
+    assert answer.status_code == 413
+    assert answer.headers["connection"] == "close"
+    assert error(answer)["code"] == "request_too_large"
+
+
+def test_paths_and_methods_that_are_not_there(http):
+    answer = http.get("/v2/completions")
+    assert (answer.status_code, error(answer)["code"]) == (404, "not_found")
+    answer = http.get("/v1/completions")
+    assert (answer.status_code, error(answer)["code"]) == (405, "method_not_allowed")
+
+
+def test_text_and_tokens_go_both_ways(http):
+    tokens = http.post("/tokenize", json={"prompt": "häuser"}).json()
+    assert tokens["count"] == len(tokens["tokens"]) == 7
+    assert tokens["max_model_len"] == 512
+    back = http.post("/detokenize", json={"tokens": tokens["tokens"]}).json()
+    assert back == {"prompt": "häuser"}
+    for bad in ([-1], [100_000], ["x"], [True], "x"):
+        answer = http.post("/detokenize", json={"tokens": bad})
+        assert (answer.status_code, error(answer)["param"]) == (400, "tokens")
+    answer = http.post("/tokenize", json={"prompt": "x", "messages": []})
+    assert error(answer)["param"] == "prompt"
+
+
+def test_load_answers_for_a_size_and_a_class(http):
+    small = http.get("/v1/load").json()
+    large = http.get("/v1/load", params={"num_prompt_tokens": 500, "priority": "high"}).json()
+    assert large["predicted_ttft_s"] > small["predicted_ttft_s"] > 0
+    assert set(small["queues"]) == {"realtime", "high", "normal", "low"}
+    for query in ({"num_prompt_tokens": "0"}, {"num_prompt_tokens": "x"}, {"priority": "9"}):
+        assert http.get("/v1/load", params=query).status_code == 400
+
+
+def test_the_api_document_names_every_field(http):
+    document = http.get("/openapi.json").json()
+    assert {*ROUTES, "/v1/models", "/v1/load", "/health", "/metrics"} <= set(document["paths"])
+    fields = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert {"messages", "max_completion_tokens", "top_logprobs", "priority"} <= set(fields)
+
+
+def test_a_header_over_the_limit_is_refused(http):
+    answer = http.get("/health", headers={"x-long": "x" * 100_000})
+    assert answer.status_code == 431
+    assert error(answer)["code"] == "header_too_large"
+    assert http.get("/health").status_code == 200
+
+
+def raw_connection(live) -> socket.socket:
+    host, port = live.http.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def test_a_body_that_never_comes_leaves_others_alone(live, http):
+    with contextlib.closing(raw_connection(live)) as slow:
+        slow.sendall(b"POST /tokenize HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{")
+        assert http.post("/tokenize", json={"prompt": "x"}).status_code == 200
+    assert http.get("/v1/load").json()["num_inflight"] == 0
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=6)
+    | st.sampled_from(["user", "tiny", "high", "text", 16, 0.5]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=5,
+)
+GOOD = {
+    "/v1/completions": {"prompt": "ab", "max_tokens": 1},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 1
+    },
+    "/tokenize": {"prompt": "ab"},
+    "/detokenize": {"tokens": [40]},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fields(http) -> dict[str, list[str]]:
+    schemas = http.get("/openapi.json").json()["components"]["schemas"]
+    kinds = ("CompletionRequest", "ChatRequest", "TokenizeRequest", "DetokenizeRequest")
+    return {
+        route: sorted(schemas[kind]["properties"])
+        for route, kind in zip(ROUTES, kinds, strict=True)
+    }
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@given(data=st.data())
+def test_no_value_of_any_field_breaks_the_server(http, fields, route, data):
+    names = [name for name in fields[route] if "max_" not in name]
+    change = data.draw(st.dictionaries(st.sampled_from(names), VALUES, min_size=1, max_size=3))
+    content = json.dumps(GOOD[route] | change).encode()
+    answer = http.post(route, content=content, headers=JSON)
+    if answer.status_code == 504:
+        assert "timeout_s" in change
+        return
+    assert answer.status_code in (200, 400, 404), (content, answer.text)
+    if answer.status_code != 200:
+        error(answer)
+
+
+@given(
+    route=st.sampled_from(ROUTES),
+    cut=st.integers(0, 60),
+    byte=st.integers(0, 255),
+    at=st.integers(0),
+)
+def test_no_bytes_break_the_server(http, route, cut, byte, at):
+    content = bytearray(json.dumps(GOOD[route]).encode())
+    content[at % len(content)] = byte
+    answer = http.post(route, content=bytes(content[: len(content) - cut]), headers=JSON)
+    assert answer.status_code in (200, 400, 404), (content, answer.text)
+
+
+def test_after_all_this_nothing_is_held(http):
+    end_s = time.monotonic() + 60
+    while (load := http.get("/v1/load").json())["num_free_pages"] != load["num_total_pages"]:
+        assert time.monotonic() < end_s
+    assert load["num_inflight"] == load["num_running"] == 0
+    assert http.get("/health").status_code == http.get("/ready").status_code == 200

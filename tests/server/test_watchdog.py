@@ -1,0 +1,98 @@
+"""A step that never ends is noticed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.sampling_params import SamplingParams
+from octavo.server.watchdog import Watchdog
+
+
+@pytest.fixture
+def stand(tmp_path):
+    with (tmp_path / "stacks").open("w") as file:
+        engine = SimpleNamespace(num_turns=0, is_in_turn=False)
+        clock = SimpleNamespace(now_s=0.0)
+        watchdog = Watchdog(engine, 10.0, clock=lambda: clock.now_s, file=file)
+
+        def look(now_s: float, num_turns: int, is_in_turn: bool) -> bool:
+            clock.now_s, engine.num_turns, engine.is_in_turn = now_s, num_turns, is_in_turn
+            return watchdog.look()
+
+        yield SimpleNamespace(look=look, stacks=lambda: (tmp_path / "stacks").read_text())
+
+
+def test_an_engine_without_work_is_not_stuck(stand):
+    assert not any(stand.look(float(now_s), 5, False) for now_s in range(0, 1000, 50))
+
+
+def test_an_engine_that_turns_is_not_stuck(stand):
+    assert not any(stand.look(9.0 * turn, turn, True) for turn in range(20))
+
+
+def test_one_long_turn_is_stuck_until_the_next(stand):
+    assert not stand.look(0.0, 1, True)
+    assert not stand.look(10.0, 1, True)
+    assert stand.stacks() == ""
+    assert stand.look(10.5, 1, True)
+    assert stand.look(99.0, 1, True)
+    assert stand.stacks().count("most recent call first") >= 1
+    assert not stand.look(99.5, 2, True)
+    assert not stand.look(109.0, 2, True)
+    assert stand.look(110.0, 2, True)
+
+
+def test_work_after_long_idleness_is_not_stuck(stand):
+    assert not stand.look(0.0, 5, False)
+    assert not stand.look(500.0, 6, True)
+    assert not stand.look(505.0, 6, True)
+
+
+def test_a_real_engine_whose_device_hangs_is_stuck(tiny_model, tmp_path, monkeypatch):
+    """The engine's own thread, blocked inside a step."""
+
+    async def main() -> None:
+        engine = AsyncEngine(
+            model=str(tiny_model), max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64,
+            num_kv_pages=16, block_size=8, warm_up="coarse",
+        )  # fmt: skip
+        hang, entered = threading.Event(), threading.Event()
+        result = engine.engine.executor.result
+
+        def hanging_result(handle):
+            entered.set()
+            hang.wait()
+            return result(handle)
+
+        monkeypatch.setattr(engine.engine.executor, "result", hanging_result)
+        now_s = 0.0
+        with (tmp_path / "stacks").open("w") as file:
+            watchdog = Watchdog(engine, 10.0, clock=lambda: now_s, file=file)
+            answer = asyncio.create_task(collect(engine))
+            try:
+                await asyncio.to_thread(entered.wait)
+                assert not watchdog.look()
+                now_s = 11.0
+                assert watchdog.look()
+            finally:
+                hang.set()
+            assert (await answer).finished
+            while engine.is_in_turn:
+                await asyncio.sleep(0.01)
+            now_s = 50.0
+            assert not watchdog.look()
+        assert "hanging_result" in (tmp_path / "stacks").read_text()
+        await engine.shutdown()
+
+    asyncio.run(main())
+
+
+async def collect(engine: AsyncEngine):
+    async for output in engine.generate("abc", SamplingParams(max_tokens=3, ignore_eos=True)):
+        last = output
+    return last
