@@ -28,7 +28,7 @@ def add_dataclass_args(
         leave_out: fields that get no option.
         aliases: field -> further spellings of its option.
     """
-    descriptions = _descriptions(kind)
+    descriptions = descriptions_of(kind)
     for field in dataclasses.fields(kind):
         if field.name in leave_out:
             continue
@@ -72,7 +72,7 @@ def is_optional(kind: type, name: str) -> bool:
     return type(None) in typing.get_args(typing.get_type_hints(kind)[name])
 
 
-def _descriptions(kind: type) -> dict[str, str]:
+def descriptions_of(kind: type) -> dict[str, str]:
     """Field -> its entry under "Attributes:" in the class's docstring."""
     text = inspect.getdoc(kind) or ""
     entries = re.findall(

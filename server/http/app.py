@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 from octavo.engine.errors import OctavoError
 from octavo.server.auth import TokenFile
 from octavo.server.front import Front
-from octavo.server.http.errors import on_http_exception, on_invalid_body, on_octavo_error
+from octavo.server.http.errors import on_bug, on_http_exception, on_invalid_body, on_octavo_error
 from octavo.server.http.gate import Gate
 from octavo.server.http.generation import generation_routes
 from octavo.server.http.information import information_routes
@@ -30,6 +30,7 @@ def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASG
         title="Octavo", version=octavo_version(), docs_url=None, redoc_url=None,
         description="Language models behind OpenAI's HTTP API.",
     )  # fmt: skip
+    app.add_exception_handler(Exception, on_bug)
     app.add_exception_handler(OctavoError, on_octavo_error)
     app.add_exception_handler(RequestValidationError, on_invalid_body)
     app.add_exception_handler(HTTPException, on_http_exception)

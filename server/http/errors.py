@@ -14,7 +14,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.engine.errors import InvalidRequestError, OctavoError, OverloadedError, shorten
+from octavo.engine.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OctavoError,
+    OverloadedError,
+    shorten,
+)
 from octavo.server.status import reason_of
 
 _TYPES = {
@@ -31,6 +37,8 @@ _HTTP_CODES = {
     404: "not_found",
     405: "method_not_allowed",
 }
+INCIDENT = "octavo.incident"
+"""Of a request's scope: its incident is logged already."""
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +79,11 @@ def headers_of(error: OctavoError) -> dict[str, str]:
     return {}
 
 
+def cut_off() -> OctavoError:
+    """Of an answer that did not end before the server had to."""
+    return EngineDeadError("the server stopped before the answer was complete: ask another one")
+
+
 def encode(content: object) -> bytes:
     """JSON in UTF-8; half a surrogate pair, which no UTF-8 can hold, becomes a question mark."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -95,6 +108,12 @@ def incident() -> bytes:
     _log.exception("incident %s", number)
     message = f"internal error, incident {number} in the log"
     return encode(error_body(500, message, code="internal"))
+
+
+async def on_bug(request: Request, error: Exception) -> Response:
+    """For `add_exception_handler`: what nobody raised on purpose."""
+    request.scope[INCIDENT] = True
+    return Response(incident(), 500, media_type="application/json")
 
 
 async def on_octavo_error(request: Request, error: Exception) -> Response:

@@ -9,7 +9,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine.errors import OctavoError
 from octavo.server.auth import TokenFile
-from octavo.server.http.errors import body_of, encode, error_body, headers_of, incident
+from octavo.server.http.errors import (
+    INCIDENT,
+    body_of,
+    cut_off,
+    encode,
+    error_body,
+    headers_of,
+    incident,
+)
 
 OPEN_PATHS = frozenset(("/health", "/ready"))
 """What load balancers ask for without a token."""
@@ -79,10 +87,17 @@ class Gate:
         except _RefusedError as error:
             text = encode(error_body(error.status, str(error), code=error.code))
             await _answer(send, error.status, text, {"connection": "close"}, body)
-        except Exception:
-            text = incident()
+        except asyncio.CancelledError:
+            # The server stops, and the time to finish is over.
             if not started:
-                await _answer(send, 500, text, {}, body)
+                error = cut_off()
+                text = encode(body_of(error))
+                await _answer(send, error.http_status, text, headers_of(error), body)
+        except Exception:
+            if INCIDENT not in scope:
+                text = incident()
+                if not started:
+                    await _answer(send, 500, text, {}, body)
 
     def _check_header(self, scope: Scope) -> None:
         size = sum([len(key) + len(value) + 4 for key, value in scope["headers"]])
@@ -124,6 +139,7 @@ class _Body:
             async with asyncio.timeout_at(self._end_s):
                 message = await self._next()
         except TimeoutError:
+            self._done = True  # there is nothing to wait for any more
             raise _RefusedError(
                 408, f"the body did not arrive within {self._timeout_s:g} s", "request_timeout"
             ) from None

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.engine.errors import OctavoError
 from octavo.engine.outputs import RequestOutput
-from octavo.server.http.errors import body_of, encode, incident
+from octavo.server.http.errors import body_of, cut_off, encode, incident
 
 DONE = b"data: [DONE]\n\n"
 CLIENT_CLOSED = 499
@@ -57,7 +57,12 @@ class EventStream(Response):
         """Sends until the events end or the client leaves."""
         async with contextlib.aclosing(self._events):
             task = asyncio.ensure_future(self._send_all(send))
-            await _race(task, receive)
+            try:
+                await _race(task, receive)
+            except asyncio.CancelledError:
+                # The server stops, and the time to finish is over.
+                await _send_part(send, event(body_of(cut_off())))
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}

@@ -201,10 +201,9 @@ START_S = 300.0
 
 
 @contextlib.contextmanager
-def server_process(
+def _server_process(
     *args: str, log: Path, environ: dict[str, str] | None = None
 ) -> Iterator[Process]:
-    """`octavo serve` with these arguments and free ports, from ready until the end of the block."""
     command = [sys.executable, "-m", "octavo.server.cli.main", "serve", "--quiet", *args]
     command += ["--grpc-port", "0", "--http-port", "0"]
     with log.open("w") as stderr:
@@ -241,14 +240,25 @@ TINY_ARGS = (
     *("--max-model-len", "512", "--num-kv-pages", "160", "--block-size", "16"),
     *("--warm-up", "full", "--fail-on-compile"),
 )
-"""Engine arguments that make a tiny model's server ready soon."""
+
+
+@pytest.fixture(scope="session")
+def server_process() -> Callable[..., contextlib.AbstractContextManager[Process]]:
+    """`octavo serve` with these arguments and free ports, from ready until the block's end."""
+    return _server_process
+
+
+@pytest.fixture(scope="session")
+def tiny_args() -> tuple[str, ...]:
+    """Engine arguments that make a tiny model's server ready soon."""
+    return TINY_ARGS
 
 
 @pytest.fixture(scope="session")
 def live(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """A server process over the tiny model, shared by all tests that leave it as it was."""
     log = tmp_path_factory.mktemp("live") / "stderr"
-    with server_process("--model", str(tiny_model), *TINY_ARGS, log=log) as process:
+    with _server_process("--model", str(tiny_model), *TINY_ARGS, log=log) as process:
         yield process
 
 
