@@ -19,8 +19,8 @@ from octavo.server.http.errors import (
     incident,
 )
 
-OPEN_PATHS = frozenset(("/health", "/ready"))
-"""What load balancers ask for without a token."""
+OPEN_PATHS = frozenset(("/", "/health", "/ready"))
+"""What load balancers ask for without a token, and the status page, which holds no figures itself."""
 
 DISCARD_BYTES = 64 * 1024 * 1024
 DISCARD_S = 2.0
@@ -90,9 +90,9 @@ class Gate:
         except asyncio.CancelledError:
             # The server stops, and the time to finish is over.
             if not started:
-                error = cut_off()
-                text = encode(body_of(error))
-                await _answer(send, error.http_status, text, headers_of(error), body)
+                end = cut_off()
+                text = encode(body_of(end))
+                await _answer(send, end.http_status, text, headers_of(end), body)
         except Exception:
             if INCIDENT not in scope:
                 text = incident()

@@ -1,0 +1,46 @@
+"""The page that a person looks at."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+
+import httpx
+import pytest
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+def test_the_page_loads_nothing_from_anywhere(live):
+    answer = httpx.get(live.http + "/")
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert not re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?!#)\S+""", answer.text)
+    assert "http" not in answer.text.replace("http-equiv", "")
+    assert "innerHTML" not in answer.text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_a_browser_shows_the_load(live):
+    body = {"prompt": "abc", "max_tokens": 20, "ignore_eos": True, "priority": "high"}
+    for _ in range(3):
+        httpx.post(f"{live.http}/v1/completions", json=body, timeout=60)
+    done = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+            *("--enable-logging=stderr", "--virtual-time-budget=7000", "--dump-dom"),
+            live.http + "/",
+        ],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr
+    page = done.stdout
+    assert 'id="state" class="ready">ready<' in page
+    assert 'id="model">tiny<' in page
+    assert 'id="running">0<' in page
+    assert "of 159 held" in page
+    for word in ("realtime", "first token", "again"):
+        assert f"{word}<" in page
+    assert re.search(r"<td>length</td><td>\d+</td>", page)
+    assert re.search(r'<polyline id="rates" points="[\d., ]+"', page)
