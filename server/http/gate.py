@@ -20,7 +20,7 @@ from octavo.server.http.errors import (
 )
 
 OPEN_PATHS = frozenset(("/", "/health", "/ready"))
-"""What load balancers ask for without a token, and the status page, which holds no figures itself."""
+"""Needs no token: what load balancers ask, and the status page, which holds no figures itself."""
 
 DISCARD_BYTES = 64 * 1024 * 1024
 DISCARD_S = 2.0

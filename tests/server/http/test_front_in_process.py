@@ -278,6 +278,17 @@ def test_a_client_that_reads_nothing_holds_only_itself(on_stand):
     on_stand(scenario, http_port=0)
 
 
+def test_a_streams_events_do_not_wait_for_acknowledgements(on_stand):
+    async def scenario(stand):
+        async with client_of(stand) as client:
+            await client.get("/health")
+            [connection] = stand.server._http._server.server_state.connections
+            accepted = connection.transport.get_extra_info("socket")
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    on_stand(scenario, http_port=0)
+
+
 def test_two_servers_never_share_a_port(on_stand):
     async def scenario(stand):
         port = int(stand.http.rsplit(":", 1)[1])
