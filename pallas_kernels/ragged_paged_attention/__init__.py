@@ -6,16 +6,20 @@ own keys and values are written first. Choose a backend by name with `ragged_pag
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import jax
 
+from octavo.pallas_kernels.ragged_paged_attention.backends import BACKENDS, Backend
 from octavo.pallas_kernels.ragged_paged_attention.batch import (
     AttentionParams,
     PagedKV,
     RaggedBatch,
 )
+from octavo.pallas_kernels.ragged_paged_attention.kernel_gpu import attend_mosaic_gpu
+from octavo.pallas_kernels.ragged_paged_attention.kernel_tpu import attend_mosaic_tpu
 from octavo.pallas_kernels.ragged_paged_attention.kv_write import write_kv
+from octavo.pallas_kernels.ragged_paged_attention.kv_write_tpu import write_kv_mosaic_tpu
 from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
 from octavo.pallas_kernels.ragged_paged_attention.xla import attend_xla
 
@@ -27,8 +31,6 @@ __all__ = [
     "ragged_paged_attention",
 ]
 
-Backend = Literal["xla", "reference"]
-
 
 def ragged_paged_attention(
     q: jax.Array,
@@ -38,8 +40,10 @@ def ragged_paged_attention(
     batch: RaggedBatch,
     params: AttentionParams,
     *,
+    sinks: jax.Array | None = None,
     backend: Backend = "xla",
     decode_only: bool = False,
+    interpret: Any = False,
 ) -> tuple[jax.Array, PagedKV]:
     """Writes the step's KV and attends over it.
 
@@ -50,8 +54,11 @@ def ragged_paged_attention(
         kv: pool [N, 2, Hkv, P, D], updated in place under donation.
         batch: which token is whose; see `RaggedBatch`.
         params: scale, window, soft cap.
-        backend: "xla" or "reference".
+        sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
+        backend: see `octavo.pallas_kernels.ragged_paged_attention.backends`, which also says what
+            each takes: the engine asks it when it is built.
         decode_only: the caller promises that every row has one token.
+        interpret: run a Pallas kernel in its interpreter (tests).
 
     Returns:
         ([T, Hq, D] in q's dtype, the updated pool). Padding tokens hold finite garbage.
@@ -63,11 +70,26 @@ def ragged_paged_attention(
         raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape}: want [T, Hq, D], [T, Hkv, D] x 2")
     if kv.num_kv_heads != k.shape[1] or kv.head_dim != q.shape[2]:
         raise ValueError(f"pool {kv.pages.shape} does not hold heads like k {k.shape}")
+    if sinks is not None and sinks.shape != (q.shape[1],):
+        raise ValueError(f"sinks {sinks.shape}: want one a query head, ({q.shape[1]},)")
+    if backend not in BACKENDS:
+        raise ValueError(f"attention backend {backend!r}: want one of {', '.join(BACKENDS)}")
     with jax.named_scope("kv_write"):
-        kv = write_kv(kv, k, v, batch)
+        if backend == "mosaic_tpu":
+            kv = write_kv_mosaic_tpu(kv, k, v, batch, decode_only=decode_only, interpret=interpret)
+        else:
+            kv = write_kv(kv, k, v, batch)
     with jax.named_scope("paged_attention"):
-        if backend == "xla":
-            return attend_xla(q, kv, batch, params, decode_only=decode_only), kv
-        if backend == "reference":
-            return attend_reference(q, kv, batch, params), kv
-    raise ValueError(f"attention backend {backend!r}: want 'xla' or 'reference'")
+        if backend == "mosaic_tpu":
+            out = attend_mosaic_tpu(
+                q, kv, batch, params, sinks=sinks, decode_only=decode_only, interpret=interpret
+            )
+        elif backend == "mosaic_gpu":
+            out = attend_mosaic_gpu(
+                q, kv, batch, params, sinks=sinks, decode_only=decode_only, interpret=interpret
+            )
+        elif backend == "xla":
+            out = attend_xla(q, kv, batch, params, sinks=sinks, decode_only=decode_only)
+        else:
+            out = attend_reference(q, kv, batch, params, sinks=sinks)
+    return out, kv

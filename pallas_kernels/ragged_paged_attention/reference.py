@@ -13,7 +13,12 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
 
 
 def attend_reference(
-    q: jax.Array, kv: PagedKV, batch: RaggedBatch, params: AttentionParams
+    q: jax.Array,
+    kv: PagedKV,
+    batch: RaggedBatch,
+    params: AttentionParams,
+    *,
+    sinks: jax.Array | None = None,
 ) -> jax.Array:
     """Attention of packed queries over their rows' pages, one dense softmax a token.
 
@@ -24,6 +29,7 @@ def attend_reference(
         kv: pool [N, 2, Hkv, P, D], the step's own KV already written.
         batch: see `RaggedBatch`.
         params: see `AttentionParams`.
+        sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
 
     Returns:
         [T, Hq, D] in q's dtype; zeros for padding tokens and idle rows.
@@ -55,6 +61,10 @@ def attend_reference(
     scores = jnp.where(visible[:, None, None, :], scores, -jnp.inf)
     live = (token < batch.cu_q_lens[batch.num_rows]) & (batch.kv_lens[rows] > 0)
     scores = jnp.where(live[:, None, None, None], scores, 0.0)
+    if sinks is not None:  # one more key, whose value is zero
+        sink = sinks.astype(jnp.float32).reshape(1, num_kv_heads, group, 1)
+        scores = jnp.append(scores, jnp.broadcast_to(sink, (*scores.shape[:3], 1)), axis=-1)
+        values = jnp.pad(values, ((0, 0), (0, 0), (0, 1), (0, 0)))
     out = jnp.einsum("thgk,thkd->thgd", jax.nn.softmax(scores, axis=-1), values)
     out = jnp.where(live[:, None, None, None], out, 0.0)
     return out.reshape(num_tokens, num_heads, head_dim).astype(q.dtype)

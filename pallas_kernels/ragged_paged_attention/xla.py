@@ -44,6 +44,7 @@ def attend_xla(
     batch: RaggedBatch,
     params: AttentionParams,
     *,
+    sinks: jax.Array | None = None,
     decode_only: bool = False,
 ) -> jax.Array:
     """Attention of packed queries over their rows' pages.
@@ -53,15 +54,16 @@ def attend_xla(
         kv: pool [N, 2, Hkv, P, D], the step's own KV already written.
         batch: see `RaggedBatch`.
         params: see `AttentionParams`.
+        sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
         decode_only: every row has one token (T = S): leaves the prefill half out.
 
     Returns:
         [T, Hq, D] in q's dtype; padding tokens hold finite garbage.
     """
-    out = _decode(q, kv, batch, params)
+    out = _decode(q, kv, batch, params, sinks)
     if decode_only:
         return out
-    return _prefill(q, kv, batch, params, out)
+    return _prefill(q, kv, batch, params, sinks, out)
 
 
 class _Softmax(NamedTuple):
@@ -106,17 +108,29 @@ class _Softmax(NamedTuple):
             self.acc * shrink + acc,
         )
 
-    def result(self) -> jax.Array:
-        return self.acc / jnp.maximum(self.total, 1e-30)
+    def result(self, sinks: jax.Array | None = None) -> jax.Array:
+        """Numerator over denominator; `sinks` [..., 1] are logits of keys without a value."""
+        if sinks is None:
+            return self.acc / jnp.maximum(self.total, 1e-30)
+        peak = jnp.maximum(self.peak, sinks)
+        shrink = jnp.exp(self.peak - peak)
+        return self.acc * shrink / (self.total * shrink + jnp.exp(sinks - peak))
 
 
-def _decode(q: jax.Array, kv: PagedKV, batch: RaggedBatch, params: AttentionParams) -> jax.Array:
+def _decode(
+    q: jax.Array,
+    kv: PagedKV,
+    batch: RaggedBatch,
+    params: AttentionParams,
+    sinks: jax.Array | None,
+) -> jax.Array:
     num_tokens, num_heads, head_dim = q.shape
     num_rows = min(batch.kv_lens.shape[0], num_tokens)
     pages, block = _blocks(kv, batch, DECODE_BLOCK_TOKENS)
     rows = min(ROW_GROUP, num_rows)
     num_kv_heads = kv.num_kv_heads
     group = num_heads // num_kv_heads
+    sink_rows = None if sinks is None else sinks.reshape(1, num_kv_heads, group, 1)
 
     def one_group(index: jax.Array, out: jax.Array) -> jax.Array:
         # The last group starts early when rows do not divide: rows done twice get the same result.
@@ -149,7 +163,9 @@ def _decode(q: jax.Array, kv: PagedKV, batch: RaggedBatch, params: AttentionPara
             start, stop, one_block, _Softmax.start(rows, num_kv_heads, group, head_dim)
         )
         return lax.dynamic_update_slice(
-            out, softmax.result().reshape(rows, num_heads, head_dim).astype(q.dtype), (first, 0, 0)
+            out,
+            softmax.result(sink_rows).reshape(rows, num_heads, head_dim).astype(q.dtype),
+            (first, 0, 0),
         )
 
     num_groups = lax.div(batch.num_decode_rows + rows - 1, rows)
@@ -157,13 +173,21 @@ def _decode(q: jax.Array, kv: PagedKV, batch: RaggedBatch, params: AttentionPara
 
 
 def _prefill(
-    q: jax.Array, kv: PagedKV, batch: RaggedBatch, params: AttentionParams, out: jax.Array
+    q: jax.Array,
+    kv: PagedKV,
+    batch: RaggedBatch,
+    params: AttentionParams,
+    sinks: jax.Array | None,
+    out: jax.Array,
 ) -> jax.Array:
     num_tokens, num_heads, head_dim = q.shape
     tile = min(QUERY_TILE, num_tokens)
     pages, block = _blocks(kv, batch, PREFILL_BLOCK_TOKENS)
     num_kv_heads = kv.num_kv_heads
     group = num_heads // num_kv_heads
+    sink_rows = None
+    if sinks is not None:  # queries of a tile lie head by head
+        sink_rows = jnp.repeat(sinks.reshape(1, num_kv_heads, group), tile, axis=2)[..., None]
     # A tile may run past the last token: pad, so that slices are never shifted back.
     q = jnp.pad(q, ((0, tile), (0, 0), (0, 0)))
     out = jnp.pad(out, ((0, tile), (0, 0), (0, 0)))
@@ -198,7 +222,7 @@ def _prefill(
             softmax = lax.fori_loop(
                 start, stop, one_block, _Softmax.start(1, num_kv_heads, group * tile, head_dim)
             )
-            result = softmax.result().reshape(num_kv_heads, group, tile, head_dim)
+            result = softmax.result(sink_rows).reshape(num_kv_heads, group, tile, head_dim)
             result = result.transpose(2, 0, 1, 3).reshape(tile, num_heads, head_dim)
             return lax.dynamic_update_slice(out, result.astype(q.dtype), (token, 0, 0))
 

@@ -1,0 +1,137 @@
+"""Which attention runs where: every implementation's limits, asked when an engine is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import jax.numpy as jnp
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
+from octavo.pallas_kernels.ragged_paged_attention.kv_write_tpu import sublane_tile
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
+
+Backend = Literal["xla", "reference", "mosaic_tpu", "mosaic_gpu"]
+BACKENDS: tuple[Backend, ...] = get_args(Backend)
+HEAD_DIMS = {"mosaic_tpu": (64, 96, 128, 256), "mosaic_gpu": (64, 128, 256)}
+PAGE_SIZES = (16, 32, 64, 128, 256)
+MAX_GROUP_GPU = 64
+PLATFORMS = {"mosaic_tpu": ("tpu",), "mosaic_gpu": ("gpu", "cuda")}
+HOPPER = ("H100", "H200", "GH200", "H20", "H800")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape:
+    """What an engine asks of attention, on one device.
+
+    Attributes:
+        num_heads, num_kv_heads: on one device.
+        page_size: tokens.
+        max_tokens: most tokens of a step.
+        q_dtype, kv_dtype: of queries and of the pool.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    max_tokens: int
+    q_dtype: Any
+    kv_dtype: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an implementation cannot serve a shape: what was asked, and what it takes."""
+
+    field: str
+    value: Any
+    allowed: str
+
+
+def refusal(
+    backend: Backend, shape: AttentionShape, *, platform: str, device_kind: str
+) -> Refusal | None:
+    """The first thing that a backend cannot take; None when it takes all.
+
+    Args:
+        platform, device_kind: of the device, as JAX names them.
+    """
+    if backend in ("xla", "reference"):
+        return None
+    if platform not in PLATFORMS[backend]:
+        wants = "a TPU" if backend == "mosaic_tpu" else "an NVIDIA Hopper GPU"
+        return Refusal("attention_backend", backend, f"{wants}; this device is {device_kind!r}")
+    if shape.head_dim not in HEAD_DIMS[backend]:
+        return Refusal("head_dim", shape.head_dim, _one_of(HEAD_DIMS[backend]))
+    if shape.page_size not in PAGE_SIZES:
+        return Refusal("block_size", shape.page_size, _one_of(PAGE_SIZES))
+    if backend == "mosaic_tpu":
+        return _tpu_refusal(shape, device_kind)
+    return _gpu_refusal(shape, device_kind)
+
+
+def choose_backend(
+    requested: str, shape: AttentionShape, *, platform: str, device_kind: str
+) -> Backend:
+    """The backend for `--attention-backend`.
+
+    Args:
+        requested: "auto" or a backend's name. "auto" takes the device's own kernel where it takes
+            the shape, and XLA otherwise.
+
+    Raises:
+        InvalidConfigError: the named backend cannot serve the shape on this device.
+    """
+    if requested == "auto":
+        for backend in ("mosaic_tpu", "mosaic_gpu"):
+            if platform in PLATFORMS[backend]:
+                why = refusal(backend, shape, platform=platform, device_kind=device_kind)
+                return backend if why is None else "xla"
+        return "xla"
+    if requested not in BACKENDS:
+        raise InvalidConfigError("attention_backend", requested, f"auto, {', '.join(BACKENDS)}")
+    why = refusal(requested, shape, platform=platform, device_kind=device_kind)
+    if why is not None:
+        raise InvalidConfigError(
+            why.field,
+            why.value,
+            f"{why.allowed} (with attention_backend={requested}; attention_backend=xla takes it)",
+        )
+    return requested
+
+
+def _tpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
+    dtypes = ("float32", "bfloat16")
+    for field, dtype in (("dtype", shape.q_dtype), ("kv_cache_dtype", shape.kv_dtype)):
+        if jnp.dtype(dtype).name not in dtypes:
+            return Refusal(field, jnp.dtype(dtype).name, _one_of(dtypes))
+    if shape.page_size % sublane_tile(shape.kv_dtype):
+        allowed = f"a multiple of {sublane_tile(shape.kv_dtype)}"
+        return Refusal("block_size", shape.page_size, allowed)
+    q_shape = (shape.max_tokens, shape.num_heads, shape.head_dim)
+    pool_shape = (2, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
+    try:
+        choose_tpu_tiles(q_shape, shape.q_dtype, pool_shape, shape.kv_dtype, device_kind)
+    except ValueError as error:
+        return Refusal("num_kv_heads", shape.num_kv_heads, f"fewer on a device: {error}")
+    return None
+
+
+def _gpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
+    if not has_mosaic_gpu_kernels():
+        return Refusal("attention_backend", "mosaic_gpu", "JAX 0.11 or newer, or another backend")
+    if not any(name in device_kind for name in HOPPER):
+        return Refusal("attention_backend", "mosaic_gpu", f"a Hopper GPU, not {device_kind!r}")
+    for field, dtype in (("dtype", shape.q_dtype), ("kv_cache_dtype", shape.kv_dtype)):
+        if jnp.dtype(dtype).name != "bfloat16":
+            return Refusal(field, jnp.dtype(dtype).name, "bfloat16")
+    group = shape.num_heads // shape.num_kv_heads
+    if group > MAX_GROUP_GPU:
+        return Refusal("num_heads / num_kv_heads", group, f"at most {MAX_GROUP_GPU}")
+    return None
+
+
+def _one_of(values: tuple[Any, ...]) -> str:
+    return f"one of {', '.join(str(v) for v in values)}"

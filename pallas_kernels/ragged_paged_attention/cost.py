@@ -1,0 +1,36 @@
+"""What attention must cost: the two floors, bytes and floating-point operations."""
+
+from __future__ import annotations
+
+from jax.experimental import pallas as pl
+
+
+def attention_cost(
+    *,
+    num_queries: int,
+    context: int,
+    kv_reads: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_itemsize: int,
+    kv_itemsize: int,
+) -> pl.CostEstimate:
+    """Cost of `num_queries` queries that each see `context` keys.
+
+    Args:
+        num_queries: query tokens.
+        context: keys each sees.
+        kv_reads: times a context's KV is read from memory: rows for decode, tiles for prefill.
+        q_itemsize, kv_itemsize: bytes a number.
+
+    Returns:
+        Two products of 2 · D operations a (query head, key); queries read, outputs written, and
+        keys and values read `kv_reads` times.
+    """
+    return pl.CostEstimate(
+        flops=4 * num_queries * num_heads * head_dim * context,
+        transcendentals=num_queries * num_heads * context,
+        bytes_accessed=2 * num_queries * num_heads * head_dim * q_itemsize
+        + 2 * kv_reads * context * num_kv_heads * head_dim * kv_itemsize,
+    )

@@ -1,0 +1,59 @@
+"""Ragged paged attention for NVIDIA Hopper (Pallas Mosaic GPU): the XLA side of two kernels.
+
+Decode rows and prefill chunks are two kernels that write disjoint tokens, each over a worklist
+computed from the lengths: see `decode_gpu` and `prefill_gpu`.
+
+Speed on hardware: not yet measured. See docs/kernels/ragged_paged_attention.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from octavo.pallas_kernels.ragged_paged_attention.batch import (
+    AttentionParams,
+    PagedKV,
+    RaggedBatch,
+)
+
+
+def attend_mosaic_gpu(
+    q: jax.Array,
+    kv: PagedKV,
+    batch: RaggedBatch,
+    params: AttentionParams,
+    *,
+    sinks: jax.Array | None = None,
+    decode_only: bool = False,
+    interpret: Any = False,
+) -> jax.Array:
+    """Attention of packed queries over their rows' pages.
+
+    Args:
+        q: [T, Hq, D] packed queries, bfloat16.
+        kv: pool [N, 2, Hkv, P, D] bfloat16, the step's own KV already written.
+        batch: see `RaggedBatch`.
+        params: see `AttentionParams`.
+        sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
+        decode_only: every row has one token (T = S): leaves the prefill half out.
+        interpret: run in Pallas' interpreter (JAX 0.11 on).
+
+    Returns:
+        [T, Hq, D] in q's dtype; zeros for padding tokens and idle rows.
+    """
+    # Imported here: JAX before 0.11 has no such kernels.
+    from octavo.pallas_kernels.ragged_paged_attention.decode_gpu import decode_gpu
+    from octavo.pallas_kernels.ragged_paged_attention.prefill_gpu import prefill_gpu
+
+    rows = decode_gpu(q, kv, batch, params, sinks=sinks, interpret=interpret)  # [S, Hq, D]
+    out = rows[batch.token_row]
+    if not decode_only:
+        chunk = prefill_gpu(q, kv, batch, params, sinks=sinks, interpret=interpret)
+        is_decode = batch.token_row < batch.num_decode_rows
+        out = jnp.where(is_decode[:, None, None], out, chunk)
+    live = batch.kv_lens[batch.token_row] > 0
+    live &= jnp.arange(q.shape[0], dtype=jnp.int32) < batch.cu_q_lens[batch.num_rows]
+    return jnp.where(live[:, None, None], out, 0).astype(q.dtype)

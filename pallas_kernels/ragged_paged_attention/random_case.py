@@ -1,0 +1,79 @@
+"""Random ragged batches, for tests and for the check an engine makes when it is built."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from octavo.pallas_kernels.ragged_paged_attention.batch import PagedKV, RaggedBatch
+
+
+def make_case(
+    rng: np.random.Generator,
+    rows: list[tuple[int, int]],
+    *,
+    num_tokens: int,
+    num_rows: int,
+    heads: tuple[int, int] = (6, 2),
+    head_dim: int = 16,
+    page_size: int = 8,
+    table: int = 16,
+    dtype: str = "float32",
+    num_pages: int | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array, PagedKV, RaggedBatch]:
+    """A batch of rows over a shuffled pool of random numbers.
+
+    Args:
+        rows: (new tokens, KV length with them) of each; rows of one token first are decode rows.
+        num_tokens, num_rows: T and S, what the rows do not fill is padding.
+        table: M, pages in a row of the block table.
+
+    Returns:
+        q [T, Hq, D], k and v [T, Hkv, D], the pool and the batch.
+    """
+    num_heads, num_kv_heads = heads
+    used = 1 + sum(-(-kv_len // page_size) for _, kv_len in rows)
+    if num_pages is None:
+        num_pages = used
+    pool = rng.standard_normal((num_pages, 2, num_kv_heads, page_size, head_dim))
+    free = list(rng.permutation(num_pages - 1) + 1)
+    block_table = np.zeros((num_rows, table), np.int32)
+    kv_lens = np.zeros(num_rows, np.int32)
+    cu = np.zeros(num_rows + 1, np.int32)
+    token_row = np.zeros(num_tokens, np.int32)
+    token_page = np.zeros(num_tokens, np.int32)
+    token_offset = np.zeros(num_tokens, np.int32)
+    for i, (q_len, kv_len) in enumerate(rows):
+        for j in range(-(-kv_len // page_size)):
+            block_table[i, j] = free.pop()
+        kv_lens[i] = kv_len
+        cu[i + 1] = cu[i] + q_len
+        span = slice(cu[i], cu[i + 1])
+        position = np.arange(kv_len - q_len, kv_len) if kv_len else np.zeros(q_len, np.int64)
+        token_row[span] = i
+        token_page[span] = block_table[i, position // page_size] if kv_len else 0
+        token_offset[span] = position % page_size
+    cu[len(rows) + 1 :] = cu[len(rows)]
+    batch = RaggedBatch(
+        block_table=jnp.asarray(block_table),
+        kv_lens=jnp.asarray(kv_lens),
+        cu_q_lens=jnp.asarray(cu),
+        token_row=jnp.asarray(token_row),
+        token_page=jnp.asarray(token_page),
+        token_offset=jnp.asarray(token_offset),
+        num_decode_rows=jnp.int32(sum(1 for _ in _leading_ones(rows))),
+        num_rows=jnp.int32(len(rows)),
+    )
+    q = jnp.asarray(rng.standard_normal((num_tokens, num_heads, head_dim)), dtype)
+    k, v = jnp.asarray(rng.standard_normal((2, num_tokens, num_kv_heads, head_dim)), dtype)
+    return q, k, v, PagedKV(pages=jnp.asarray(pool, dtype)), batch
+
+
+def _leading_ones(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    lead = []
+    for row in rows:
+        if row[0] != 1:
+            break
+        lead.append(row)
+    return lead

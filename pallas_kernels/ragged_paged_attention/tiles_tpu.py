@@ -1,0 +1,127 @@
+"""Block sizes of the TPU kernels, from the memory of the device kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+from octavo.pallas_kernels.compat import device_kind
+
+MIB = 1 << 20
+VMEM_BYTES = {
+    "TPU v4": 16 * MIB,
+    "TPU v5 lite": 128 * MIB,
+    "TPU v5e": 128 * MIB,
+    "TPU v5": 64 * MIB,
+    "TPU v5p": 64 * MIB,
+    "TPU v6 lite": 128 * MIB,
+    "TPU v6e": 128 * MIB,
+    "TPU7x": 64 * MIB,
+}
+"""VMEM of one core."""
+SMALLEST_VMEM_BYTES = 16 * MIB
+VMEM_SHARE = 0.5
+"""Of VMEM a kernel may plan for: the compiler's own temporaries and spills take the rest."""
+MAX_BLOCK_TOKENS = 512
+MAX_QUERY_ROWS = 512
+"""Rows of a prefill tile's matrix product, a tile of the matrix unit four times over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TpuTiles:
+    """Block sizes.
+
+    Attributes:
+        decode_pages, prefill_pages: pages in a KV block.
+        prefill_tile: query tokens of an item; rounded up to whole sublane tiles by the kernel.
+        vmem_bytes: limit given to the compiler.
+    """
+
+    decode_pages: int
+    prefill_pages: int
+    prefill_tile: int
+    vmem_bytes: int
+
+    def __post_init__(self) -> None:
+        for name in ("decode_pages", "prefill_pages", "prefill_tile", "vmem_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)}: want at least 1")
+
+
+def vmem_bytes(kind: str | None) -> int:
+    """VMEM of one core of a device kind; the smallest of all for an unknown one."""
+    return VMEM_BYTES.get(kind or "", SMALLEST_VMEM_BYTES)
+
+
+def scratch_bytes(
+    *, rows: int, block: int, num_kv_heads: int, head_dim: int, q_itemsize: int, kv_itemsize: int
+) -> int:
+    """VMEM that the kernel's buffers and one head's scores take.
+
+    Args:
+        rows: query rows of an item, tile · G.
+        block: tokens of a KV block.
+    """
+    lanes = -(-head_dim // 128) * 128
+    rows = max(8, rows)
+    queries = num_kv_heads * rows * lanes * (3 * q_itemsize + 4)  # two in, one out, accumulator
+    stats = 4 * num_kv_heads * rows * 128 * 4  # peak, total, sinks (double-buffered)
+    kv = 2 * 2 * block * num_kv_heads * lanes * kv_itemsize
+    scores = 4 * rows * block * 4
+    return queries + stats + kv + scores
+
+
+def choose_tpu_tiles(
+    q_shape: tuple[int, ...],
+    q_dtype: Any,
+    pool_shape: tuple[int, ...],
+    kv_dtype: Any,
+    kind: str | None = None,
+) -> TpuTiles:
+    """Block sizes that fit the device's VMEM.
+
+    Args:
+        q_shape: [T, Hq, D].
+        pool_shape: [N, 2, Hkv, P, D].
+        kind: device kind; None asks JAX which one is being compiled for.
+
+    Raises:
+        ValueError: not even one page and the smallest tile fit.
+    """
+    _, num_heads, head_dim = q_shape
+    _, _, num_kv_heads, page_size, _ = pool_shape
+    group = num_heads // num_kv_heads
+    capacity = vmem_bytes(kind if kind is not None else device_kind())
+    budget = int(capacity * VMEM_SHARE)
+    sizes = {
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "q_itemsize": jnp.dtype(q_dtype).itemsize,
+        "kv_itemsize": jnp.dtype(kv_dtype).itemsize,
+    }
+
+    def widest_block(rows: int) -> int:
+        pages = max(1, MAX_BLOCK_TOKENS // page_size)
+        while pages > 1 and scratch_bytes(rows=rows, block=pages * page_size, **sizes) > budget:
+            pages //= 2
+        return pages
+
+    tile = min(max(16, MAX_QUERY_ROWS // group), q_shape[0])
+    while (
+        tile > 8 and scratch_bytes(rows=tile * group, block=max(128, page_size), **sizes) > budget
+    ):
+        tile //= 2
+    pages = widest_block(tile * group)
+    needed = scratch_bytes(rows=tile * group, block=pages * page_size, **sizes)
+    if needed > budget:
+        raise ValueError(
+            f"attention needs {needed} bytes of VMEM: at most {budget} are planned for"
+        )
+    return TpuTiles(
+        decode_pages=widest_block(group),
+        prefill_pages=pages,
+        prefill_tile=tile,
+        vmem_bytes=min(int(capacity * 0.9), max(budget + budget // 2, needed)),
+    )

@@ -1,0 +1,94 @@
+"""The TPU kernels agree with the plain reference, run in Pallas' interpreter."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from octavo.pallas_kernels.ragged_paged_attention import AttentionParams, ragged_paged_attention
+from octavo.pallas_kernels.ragged_paged_attention.kernel_tpu import attend_mosaic_tpu
+from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
+from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import TpuTiles
+
+# float32: sums of up to a few hundred products of unit normals, added in another order.
+# bfloat16: weights, the pool and the output are rounded to 8 bits of mantissa.
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
+# Blocks smaller than the contexts and tiles smaller than the chunks, so that loops have turns.
+TILES = TpuTiles(decode_pages=4, prefill_pages=2, prefill_tile=16, vmem_bytes=1 << 24)
+MIXES = {
+    "decode rows of many lengths": [(1, n) for n in (128, 77, 64, 63, 33, 32, 31, 9, 8, 1)],
+    "idle decode rows": [(1, 0), (1, 30), (1, 0), (1, 12), (1, 0)],
+    "one whole prompt": [(50, 50)],
+    "a chunk in the middle": [(33, 100)],
+    "chunks of several rows": [(5, 5), (31, 64), (2, 90), (17, 17)],
+    "decode and prefill": [(1, 50), (1, 3), (1, 128), (20, 41), (7, 7)],
+    "nothing": [],
+}
+VARIANTS = {
+    "full": (AttentionParams(scale=0.25), False),
+    "window and sinks": (AttentionParams(scale=0.25, sliding_window=13), True),
+    "soft cap": (AttentionParams(scale=0.4, logit_softcap=5.0), False),
+}
+SHAPE = {"num_tokens": 64, "num_rows": 12, "num_pages": 64}
+
+
+@functools.cache
+def attend(params: AttentionParams):  # type: ignore[no-untyped-def]
+    """One compiled program a variant: the lengths of a mix are data."""
+    return jax.jit(functools.partial(attend_mosaic_tpu, params=params, tiles=TILES, interpret=True))
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_matches_the_reference(variant: str, mix: str) -> None:
+    params, has_sinks = VARIANTS[variant]
+    rng = np.random.default_rng(len(mix))
+    q, _, _, kv, batch = make_case(rng, MIXES[mix], **SHAPE)  # type: ignore[arg-type]
+    sinks = jnp.asarray(rng.standard_normal(6), jnp.float32) if has_sinks else None
+    got = attend(params)(q, kv, batch, sinks=sinks)
+    want = attend_reference(q, kv, batch, params, sinks=sinks)
+    np.testing.assert_allclose(got, want, atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"])
+
+
+def test_numbers_that_are_not_finite_beyond_a_rows_end_do_no_harm() -> None:
+    params = VARIANTS["full"][0]
+    rows = [(1, 50), (1, 3), (20, 41)]
+    q, _, _, kv, batch = make_case(np.random.default_rng(0), rows, **SHAPE)  # type: ignore[arg-type]
+    want = attend_reference(q, kv, batch, params)
+    pages = np.asarray(kv.pages).copy()
+    pages[0] = np.nan
+    for row, (_, kv_len) in enumerate(rows):
+        pages[int(batch.block_table[row, kv_len // 8]), :, :, kv_len % 8 :] = np.nan
+    poisoned = type(kv)(pages=jnp.asarray(pages))
+    np.testing.assert_allclose(attend(params)(q, poisoned, batch), want, atol=2e-5)
+
+
+@pytest.mark.parametrize(("mix", "decode_only"), [("decode and prefill", False), ("idle", True)])
+def test_writes_and_attends_in_bfloat16(mix: str, decode_only: bool) -> None:
+    rows = MIXES["decode and prefill"] if not decode_only else MIXES["idle decode rows"]
+    params = AttentionParams(scale=0.25)
+    case = make_case(
+        np.random.default_rng(3),
+        rows,
+        num_tokens=12 if decode_only else 40,
+        num_rows=12,
+        heads=(4, 1),
+        page_size=32,
+        table=4,
+        dtype="bfloat16",
+    )
+    got, got_kv = ragged_paged_attention(
+        *case, params, backend="mosaic_tpu", decode_only=decode_only, interpret=True
+    )
+    want, want_kv = ragged_paged_attention(*case, params, backend="reference")
+    np.testing.assert_allclose(
+        np.asarray(got, np.float32), np.asarray(want, np.float32), atol=TOLERANCE["bfloat16"]
+    )
+    np.testing.assert_array_equal(
+        np.asarray(got_kv.pages[1:], np.float32), np.asarray(want_kv.pages[1:], np.float32)
+    )
