@@ -7,6 +7,7 @@ SHELL := bash
 
 PYTHON ?=
 VENV ?= .venv
+AOT_VENV ?= .venv-aot
 EXTRAS ?= test,http,check,plots
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
@@ -55,6 +56,11 @@ serve: venv ## serve the packaged model over gRPC on this machine
 .PHONY: bench
 bench: venv ## measure throughput on the packaged model
 	@$(BIN)/octavo bench throughput --num-prompts 128 --prompt-len 16:256 --output-len 16:128 --seed 1 $(ARGS)
+
+.PHONY: aot
+aot: ## compile kernels and steps for TPUs and GPUs that are not there (ARGS="v6e h200 --only attention")
+	@tools/make_venv.sh $(AOT_VENV) aot $(PYTHON)
+	@$(AOT_VENV)/bin/python -m benchmarks.aot $(ARGS)
 
 .PHONY: proto
 proto: venv ## generate the gRPC code from server/proto

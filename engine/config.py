@@ -18,6 +18,7 @@ OFFLINE_BATCHED_TOKENS = 1024
 """Default token budget of a step where a whole batch is waited for."""
 
 _DTYPES = ("auto", "float32", "bfloat16")
+ATTENTION_BACKENDS = ("auto", "xla", "reference", "mosaic_tpu", "mosaic_gpu")
 
 WarmUp = Literal["early", "full", "coarse"]
 """What is compiled before the engine is ready; see `EngineConfig.warm_up`."""
@@ -57,7 +58,8 @@ class EngineConfig:
         tensor_parallel_size: devices that share each layer.
         data_parallel_size: replicas of the model; 1 here.
         seed: seeds requests that bring none, and random weights.
-        attention_backend: "auto", "xla" or "reference".
+        attention_backend: "auto", "xla", "reference", "mosaic_tpu" or "mosaic_gpu"; a kernel that
+            cannot take the model on this device is refused when the engine is built.
         warm_up: "early" is ready with the largest step programs, which serve everything, and
             compiles the finer ones behind; "full" compiles all first, for steady measurements;
             "coarse" compiles the largest alone.
@@ -118,9 +120,9 @@ class EngineConfig:
         if self.dtype not in _DTYPES:
             raise InvalidConfigError("dtype", self.dtype, " or ".join(_DTYPES))
         _check_policy(self.scheduling_policy)
-        if self.attention_backend not in ("auto", "xla", "reference"):
+        if self.attention_backend not in ATTENTION_BACKENDS:
             raise InvalidConfigError(
-                "attention_backend", self.attention_backend, "auto, xla or reference"
+                "attention_backend", self.attention_backend, ", ".join(ATTENTION_BACKENDS)
             )
         if self.warm_up not in get_args(WarmUp):
             raise InvalidConfigError("warm_up", self.warm_up, " or ".join(get_args(WarmUp)))

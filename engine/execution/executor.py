@@ -44,6 +44,7 @@ from octavo.engine.scheduler.step_plan import (
 )
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
+from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ class DeviceExecutor:
             page_size=limits.page_size,
             table_pages=limits.max_pages_per_seq,
             dtype=kv_dtype,
+            head_dim=pool_head_dim(backend, config.head_dim),
         )
         self._abstract_state = self._layout.abstract()
         self._state: DeviceState

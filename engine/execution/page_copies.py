@@ -56,7 +56,7 @@ class PageCopier:
 
     def __init__(self, layout: StateLayout, num_host_pages: int) -> None:
         config = layout.config
-        page = (2, config.num_kv_heads, layout.page_size, config.head_dim)
+        page = (2, config.num_kv_heads, layout.page_size, layout.pool_head_dim)
         self.host: NDArray[Any] = np.empty(
             (num_host_pages, config.num_layers, *page), np.dtype(layout.dtype)
         )

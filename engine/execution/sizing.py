@@ -12,11 +12,13 @@ from jax.sharding import Mesh
 
 from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.execution.attention_choice import choose_attention
 from octavo.engine.execution.buckets import Lattice, make_lattice
 from octavo.engine.execution.state import kv_bytes_per_token
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
+from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
 
 DEFAULT_MAX_MODEL_LEN = 8192
 TABLE_ALIGNMENT_PAGES = 8
@@ -64,6 +66,17 @@ def size_engine(
         # branch on a device value costs a round trip.
         variants=("general",) if platform == "cpu" else ("greedy", "general"),
     )
+    backend = choose_attention(
+        config.attention_backend,
+        model,
+        mesh,
+        dtype=dtype,
+        page_size=page_size,
+        max_tokens=max_tokens,
+    )
+    page_bytes = page_size * kv_bytes_per_token(
+        model, dtype, pool_head_dim(backend, model.head_dim)
+    )
     return EngineSize(
         limits=StepLimits(
             max_num_batched_tokens=max_tokens,
@@ -72,13 +85,13 @@ def size_engine(
             max_prefill_rows=lattice.max_prefill_rows,
             max_pages_per_seq=table_pages,
             page_size=page_size,
-            num_pages=_num_pages(config, model, dtype, mesh, page_size, pages_per_seq),
+            num_pages=_num_pages(config, mesh, page_bytes, pages_per_seq),
             max_model_len=max_model_len,
             token_edges=lattice.token_edges,
-            num_host_pages=_num_host_pages(config, model, dtype, page_size),
+            num_host_pages=_num_host_pages(config, page_bytes),
         ),
         lattice=lattice,
-        backend="reference" if config.attention_backend == "reference" else "xla",
+        backend=backend,
     )
 
 
@@ -93,18 +106,10 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _num_pages(
-    config: EngineConfig,
-    model: ModelConfig,
-    dtype: jnp.dtype,
-    mesh: Mesh,
-    page_size: int,
-    pages_per_seq: int,
-) -> int:
+def _num_pages(config: EngineConfig, mesh: Mesh, page_bytes: int, pages_per_seq: int) -> int:
     """Pages in the pool, the trash page counted."""
     if config.num_kv_pages is not None:
         return config.num_kv_pages
-    page_bytes = kv_bytes_per_token(model, dtype) * page_size
     budget = config.kv_cache_memory_bytes
     if budget is None:
         budget = _free_bytes(config, mesh)
@@ -117,9 +122,7 @@ def _num_pages(
     return int(num_pages)
 
 
-def _num_host_pages(
-    config: EngineConfig, model: ModelConfig, dtype: jnp.dtype, page_size: int
-) -> int:
+def _num_host_pages(config: EngineConfig, page_bytes: int) -> int:
     """Pages of the host tier; 0 for none."""
     if not config.host_kv_memory_bytes:
         return 0
@@ -129,7 +132,6 @@ def _num_host_pages(
             config.host_kv_memory_bytes,
             "0 where several hosts share a mesh",
         )
-    page_bytes = kv_bytes_per_token(model, dtype) * page_size
     if config.host_kv_memory_bytes < page_bytes:
         raise InvalidConfigError(
             "host_kv_memory_bytes",

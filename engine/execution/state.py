@@ -52,9 +52,14 @@ def kv_pool_sharding(config: ModelConfig, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P() if axis is None else P(None, None, axis))
 
 
-def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype) -> int:
-    """Bytes of KV for one token over all layers and devices."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * dtype.itemsize
+def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype, head_dim: int | None = None) -> int:
+    """Bytes of KV for one token over all layers and devices.
+
+    Args:
+        head_dim: numbers a head takes in the pool; None is the model's own.
+    """
+    per_head = config.head_dim if head_dim is None else head_dim
+    return 2 * config.num_layers * config.num_kv_heads * per_head * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +73,7 @@ class StateLayout:
         num_pages, page_size: the pool, page 0 (trash) counted.
         table_pages: M.
         dtype: of KV.
+        head_dim: numbers a head takes in the pool; None is the model's own.
     """
 
     config: ModelConfig
@@ -77,6 +83,11 @@ class StateLayout:
     page_size: int
     table_pages: int
     dtype: jnp.dtype
+    head_dim: int | None = None
+
+    @property
+    def pool_head_dim(self) -> int:
+        return self.config.head_dim if self.head_dim is None else self.head_dim
 
     def abstract(self) -> DeviceState:
         """The state as `jax.ShapeDtypeStruct`s with shardings."""
@@ -95,7 +106,7 @@ class StateLayout:
 
     def _build(self) -> DeviceState:
         config, slots = self.config, self.num_slots + 1
-        shape = (self.num_pages, 2, config.num_kv_heads, self.page_size, config.head_dim)
+        shape = (self.num_pages, 2, config.num_kv_heads, self.page_size, self.pool_head_dim)
 
         def zeros(*tail: int) -> jax.Array:
             return jnp.zeros((slots, *tail), jnp.int32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from octavo.pallas_kernels.ragged_paged_attention.backends import BACKENDS, Backend
 from octavo.pallas_kernels.ragged_paged_attention.batch import (
@@ -51,7 +52,8 @@ def ragged_paged_attention(
         q: [T, Hq, D] packed queries, rotated.
         k, v: [T, Hkv, D] new keys (rotated) and values; Hq is a multiple of Hkv and query head h
             reads KV head h // (Hq / Hkv).
-        kv: pool [N, 2, Hkv, P, D], updated in place under donation.
+        kv: pool [N, 2, Hkv, P, D'], updated in place under donation. D' is `pool_head_dim` of the
+            backend, at least D; what exceeds D holds zeros.
         batch: which token is whose; see `RaggedBatch`.
         params: scale, window, soft cap.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
@@ -68,12 +70,16 @@ def ragged_paged_attention(
     """
     if q.ndim != 3 or k.shape != v.shape or k.shape[0] != q.shape[0] or q.shape[1] % k.shape[1]:
         raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape}: want [T, Hq, D], [T, Hkv, D] x 2")
-    if kv.num_kv_heads != k.shape[1] or kv.head_dim != q.shape[2]:
+    head_dim = q.shape[2]
+    if kv.num_kv_heads != k.shape[1] or kv.head_dim < head_dim:
         raise ValueError(f"pool {kv.pages.shape} does not hold heads like k {k.shape}")
     if sinks is not None and sinks.shape != (q.shape[1],):
         raise ValueError(f"sinks {sinks.shape}: want one a query head, ({q.shape[1]},)")
     if backend not in BACKENDS:
         raise ValueError(f"attention backend {backend!r}: want one of {', '.join(BACKENDS)}")
+    if kv.head_dim > head_dim:
+        wider = ((0, 0), (0, 0), (0, kv.head_dim - head_dim))
+        q, k, v = jnp.pad(q, wider), jnp.pad(k, wider), jnp.pad(v, wider)
     with jax.named_scope("kv_write"):
         if backend == "mosaic_tpu":
             kv = write_kv_mosaic_tpu(kv, k, v, batch, decode_only=decode_only, interpret=interpret)
@@ -92,4 +98,4 @@ def ragged_paged_attention(
             out = attend_xla(q, kv, batch, params, sinks=sinks, decode_only=decode_only)
         else:
             out = attend_reference(q, kv, batch, params, sinks=sinks)
-    return out, kv
+    return out[:, :, :head_dim], kv

@@ -14,11 +14,24 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_ti
 
 Backend = Literal["xla", "reference", "mosaic_tpu", "mosaic_gpu"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-HEAD_DIMS = {"mosaic_tpu": (64, 96, 128, 256), "mosaic_gpu": (64, 128, 256)}
+HEAD_DIMS = (64, 96, 128, 256)
 PAGE_SIZES = (16, 32, 64, 128, 256)
 MAX_GROUP_GPU = 64
 PLATFORMS = {"mosaic_tpu": ("tpu",), "mosaic_gpu": ("gpu", "cuda")}
 HOPPER = ("H100", "H200", "GH200", "H20", "H800")
+
+
+def pool_head_dim(backend: Backend, head_dim: int) -> int:
+    """Numbers a head takes in the pool of a backend; what exceeds `head_dim` holds zeros.
+
+    A TPU tiles the last dimension by 128 lanes; XLA would keep an array of 64 in another order, and
+    copy the whole pool into tiles for every call. Hopper's bulk copies and wgmma want 64 or 128.
+    """
+    if backend == "mosaic_tpu":
+        return -(-head_dim // 128) * 128
+    if backend == "mosaic_gpu":
+        return head_dim if head_dim <= 64 else -(-head_dim // 128) * 128
+    return head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +76,8 @@ def refusal(
     if platform not in PLATFORMS[backend]:
         wants = "a TPU" if backend == "mosaic_tpu" else "an NVIDIA Hopper GPU"
         return Refusal("attention_backend", backend, f"{wants}; this device is {device_kind!r}")
-    if shape.head_dim not in HEAD_DIMS[backend]:
-        return Refusal("head_dim", shape.head_dim, _one_of(HEAD_DIMS[backend]))
+    if shape.head_dim not in HEAD_DIMS:
+        return Refusal("head_dim", shape.head_dim, _one_of(HEAD_DIMS))
     if shape.page_size not in PAGE_SIZES:
         return Refusal("block_size", shape.page_size, _one_of(PAGE_SIZES))
     if backend == "mosaic_tpu":
@@ -110,8 +123,9 @@ def _tpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
     if shape.page_size % sublane_tile(shape.kv_dtype):
         allowed = f"a multiple of {sublane_tile(shape.kv_dtype)}"
         return Refusal("block_size", shape.page_size, allowed)
-    q_shape = (shape.max_tokens, shape.num_heads, shape.head_dim)
-    pool_shape = (2, 2, shape.num_kv_heads, shape.page_size, shape.head_dim)
+    head_dim = pool_head_dim("mosaic_tpu", shape.head_dim)
+    q_shape = (shape.max_tokens, shape.num_heads, head_dim)
+    pool_shape = (2, 2, shape.num_kv_heads, shape.page_size, head_dim)
     try:
         choose_tpu_tiles(q_shape, shape.q_dtype, pool_shape, shape.kv_dtype, device_kind)
     except ValueError as error:

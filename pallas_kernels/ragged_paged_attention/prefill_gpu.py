@@ -49,6 +49,8 @@ _LOG2E = math.log2(math.e)
 COMPUTE_WGS = 2
 QUERY_ROWS = 64
 """Rows of packed queries of one warpgroup."""
+OUT_COLUMNS = 128
+"""Columns of the output that leave at once."""
 
 
 def prefill_gpu(
@@ -116,7 +118,7 @@ def prefill_gpu(
             "q_smem": tiled_smem((COMPUTE_WGS, QUERY_ROWS, head_dim), q.dtype),
             "k_smem": tiled_smem(stage, q.dtype),
             "v_smem": tiled_smem(stage, q.dtype),
-            "out_smem": plgpu.SMEM((COMPUTE_WGS, QUERY_ROWS, head_dim), q.dtype),
+            "out_smem": plgpu.SMEM((COMPUTE_WGS, QUERY_ROWS, min(head_dim, OUT_COLUMNS)), q.dtype),
             "sink_smem": plgpu.SMEM((COMPUTE_WGS, QUERY_ROWS), jnp.float32),
             "q_ready": plgpu.Barrier(num_arrivals=2, num_barriers=COMPUTE_WGS),
             "k_ready": plgpu.Barrier(num_arrivals=copies, num_barriers=tiles.num_stages),
@@ -184,7 +186,7 @@ def _kernel(
     q_smem: Any,  # [2, 64, D]
     k_smem: Any,  # [stages, tile, D]
     v_smem: Any,  # [stages, tile, D]
-    out_smem: Any,  # [2, 64, D]
+    out_smem: Any,  # [2, 64, 128 or less]
     sink_smem: Any,  # float32[2, 64]
     q_ready: Any,
     k_ready: Any,
@@ -279,29 +281,35 @@ def _kernel(
         pl.when(wg == 0)(take_turn)
 
         total = jnp.maximum(total, 1e-30)
-        out_smem[wg] = (acc / lax.broadcast_in_dim(total, acc.shape, [0])).astype(out_smem.dtype)
-        plgpu.commit_smem()
+        out = (acc / lax.broadcast_in_dim(total, acc.shape, [0])).astype(out_smem.dtype)
         num_rows = num_queries_ref[item] * group - wg * QUERY_ROWS
+        width = out_smem.shape[-1]
+        for column in range(0, head_dim, width):
+            here = slice(column, column + width)
+            out_smem[wg] = out[:, here]
+            plgpu.commit_smem()
 
-        @pl.when(num_rows >= QUERY_ROWS)
-        def _whole() -> None:
-            plgpu.copy_smem_to_gmem(
-                out_smem.at[wg], out_ref.at[head, pl.ds(start, QUERY_ROWS)], commit_group=False
-            )
-
-        # What follows a part of a tile belongs to the next row, which another block writes.
-        @pl.when(num_rows < QUERY_ROWS)
-        def _part() -> None:
-            @pl.loop(0, jnp.maximum(num_rows, 0))
-            def _one_row(i: Any) -> None:
+            @pl.when(num_rows >= QUERY_ROWS)
+            def _whole(here: slice = here) -> None:
                 plgpu.copy_smem_to_gmem(
-                    out_smem.at[wg, pl.ds(i, 1)],
-                    out_ref.at[head, pl.ds(start + i, 1)],
+                    out_smem.at[wg],
+                    out_ref.at[head, pl.ds(start, QUERY_ROWS), here],
                     commit_group=False,
                 )
 
-        plgpu.commit_smem_to_gmem_group()
-        plgpu.wait_smem_to_gmem(0)
+            # What follows a part of a tile belongs to the next row, which another block writes.
+            @pl.when(num_rows < QUERY_ROWS)
+            def _part(here: slice = here) -> None:
+                @pl.loop(0, jnp.maximum(num_rows, 0))
+                def _one_row(i: Any) -> None:
+                    plgpu.copy_smem_to_gmem(
+                        out_smem.at[wg, pl.ds(i, 1)],
+                        out_ref.at[head, pl.ds(start + i, 1), here],
+                        commit_group=False,
+                    )
+
+            plgpu.commit_smem_to_gmem_group()
+            plgpu.wait_smem_to_gmem(0)
 
     @pl.when((end > first) & (wg == COMPUTE_WGS))
     def _copies() -> None:

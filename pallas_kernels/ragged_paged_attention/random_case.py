@@ -21,12 +21,14 @@ def make_case(
     table: int = 16,
     dtype: str = "float32",
     num_pages: int | None = None,
+    pool_head_dim: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, PagedKV, RaggedBatch]:
     """A batch of rows over a shuffled pool of random numbers.
 
     Args:
         rows: (new tokens, KV length with them) of each; rows of one token first are decode rows.
         num_tokens, num_rows: T and S, what the rows do not fill is padding.
+        pool_head_dim: of the pool, whose numbers beyond `head_dim` are zeros; None is `head_dim`.
         table: M, pages in a row of the block table.
 
     Returns:
@@ -37,6 +39,8 @@ def make_case(
     if num_pages is None:
         num_pages = used
     pool = rng.standard_normal((num_pages, 2, num_kv_heads, page_size, head_dim))
+    if pool_head_dim is not None:
+        pool = np.pad(pool, ((0, 0),) * 4 + ((0, pool_head_dim - head_dim),))
     free = list(rng.permutation(num_pages - 1) + 1)
     block_table = np.zeros((num_rows, table), np.int32)
     kv_lens = np.zeros(num_rows, np.int32)

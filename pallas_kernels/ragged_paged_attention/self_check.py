@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import numpy as np
 
 from octavo.pallas_kernels.ragged_paged_attention import ragged_paged_attention
-from octavo.pallas_kernels.ragged_paged_attention.backends import AttentionShape, Backend
+from octavo.pallas_kernels.ragged_paged_attention.backends import (
+    AttentionShape,
+    Backend,
+    pool_head_dim,
+)
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 
@@ -25,7 +31,7 @@ def check_backend(backend: Backend, shape: AttentionShape, params: AttentionPara
         Exception: whatever the compiler or the device raises.
     """
     page, dtype = shape.page_size, np.dtype(shape.q_dtype).name
-    case = make_case(
+    q, k, v, kv, batch = make_case(
         np.random.default_rng(0),
         _ROWS,
         num_tokens=40,
@@ -35,12 +41,12 @@ def check_backend(backend: Backend, shape: AttentionShape, params: AttentionPara
         page_size=page,
         table=-(-256 // page),
         dtype=dtype,
+        pool_head_dim=pool_head_dim(backend, shape.head_dim),
     )
 
     def run(backend: Backend) -> np.ndarray:
-        out = jax.jit(lambda *case: ragged_paged_attention(*case, params, backend=backend)[0])(
-            *case
-        )
+        attend = partial(ragged_paged_attention, params=params, backend=backend)
+        out, _ = jax.jit(attend)(q, k, v, kv, batch)
         return np.asarray(out, np.float32)[:30]
 
     worst = float(np.abs(run(backend) - run("reference")).max())

@@ -69,7 +69,7 @@ def choose_decode_tiles(head_dim: int, page_size: int, itemsize: int) -> DecodeT
 
 def choose_prefill_tiles(head_dim: int, itemsize: int) -> PrefillTiles:
     """128 keys a tile where two stages fit, else 64."""
-    fixed = 2 * 128 * head_dim * itemsize + 4096
+    fixed = 128 * (head_dim + min(head_dim, 128)) * itemsize + 3072
     for tile in (128, 64):
         stages = (SMEM_BYTES - fixed) // (2 * tile * head_dim * itemsize)
         if stages >= 2:

@@ -1,0 +1,113 @@
+"""Compiles kernels and steps for accelerators that are not there, and fails on what would not fit.
+
+    python -m benchmarks.aot                         every target whose compiler is installed
+    python -m benchmarks.aot v6e h200 --only attention
+
+One process a target, each with a timeout. Fails on an error of a compiler, on register spills and
+on a program that exceeds the device's memory. A TPU program that needs too much VMEM and a GPU
+kernel that needs too much shared memory are errors of the compiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.aot.targets import TARGETS, Target
+
+TIMEOUT_S = 1500
+RIDGE = "memory", "compute"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("targets", nargs="*", help=f"of {', '.join(TARGETS)}; all by default")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--timeout-s", type=float, default=TIMEOUT_S)
+    parser.add_argument("--json", type=Path, help="also write the results here")
+    args = parser.parse_args()
+    unknown = sorted(set(args.targets) - set(TARGETS))
+    if unknown:
+        parser.error(f"target {unknown[0]!r}: want {', '.join(TARGETS)}")
+    results = []
+    for name in args.targets or TARGETS:
+        target = TARGETS[name]
+        if not target.is_installed:
+            print(f"{name}: skipped, {target.package} is not installed (pip install octavo[aot])")
+            continue
+        results += compile_for(target, args.only, args.timeout_s)
+    print(table(results))
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    sys.exit(1 if any(failure(result) for result in results) else 0)
+
+
+def compile_for(target: Target, only: str, timeout_s: float) -> list[dict[str, Any]]:
+    """Results of one target's process; those before a timeout or a crash count too."""
+    script = Path(__file__).with_name("compile_target.py")
+    command = [sys.executable, str(script), target.name, "--only", only]
+    failed = {"target": target.name, "case": "all", "bytes": 0, "flops": 0}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        lines, code, problem = done.stdout, done.returncode, done.stderr[-600:]
+    except subprocess.TimeoutExpired as error:
+        out = error.stdout or b""
+        lines = out.decode() if isinstance(out, bytes) else out
+        code, problem = 1, f"not done after {timeout_s:.0f} s"
+    results = [json.loads(line) for line in lines.splitlines() if line.startswith("{")]
+    if code:
+        results.append({**failed, "error": problem})
+    return results
+
+
+def failure(result: dict[str, Any]) -> str | None:
+    """Why a result fails, if it does."""
+    if "error" in result:
+        return str(result["error"])
+    if result.get("spill_bytes"):
+        return f"{result['spill_bytes']} bytes of register spills"
+    if result.get("over_memory"):
+        return "exceeds the device's memory"
+    return None
+
+
+def floors_us(result: dict[str, Any]) -> tuple[float, float]:
+    """Least time for the bytes and for the operations, in µs, at the maker's rates."""
+    target = TARGETS[result["target"]]
+    return (
+        result["bytes"] / target.bytes_per_s * 1e6,
+        result["flops"] / target.bf16_flops_per_s * 1e6,
+    )
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """A Markdown table, a row a program."""
+    head = (
+        "| target | program | compile s | registers/spills | temp MB | MB to move | GFLOP "
+        "| floor µs bytes / FLOPs | bound |\n|---|---|---|---|---|---|---|---|---|"
+    )
+    rows = []
+    for result in results:
+        why = failure(result)
+        if "compile_s" not in result:
+            rows.append(f"| {result['target']} | {result['case']} | FAILED: {why} |" + " |" * 6)
+            continue
+        by_bytes, by_flops = floors_us(result)
+        registers = "-"
+        if "registers" in result:
+            registers = f"{result['registers']}/{result['spill_bytes']}"
+        rows.append(
+            f"| {result['target']} | {result['case']} | {result['compile_s']:.1f} | {registers} "
+            f"| {result['temp_bytes'] / 1e6:.1f} | {result['bytes'] / 1e6:.1f} "
+            f"| {result['flops'] / 1e9:.1f} | {by_bytes:.0f} / {by_flops:.0f} "
+            f"| {RIDGE[by_flops > by_bytes]}{' FAILED: ' + why if why else ''} |"
+        )
+    return "\n".join([head, *rows])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""What is compiled: attention kernels on their own, and whole steps of two Llama sizes.
+
+Every case says what it must read, write and compute: its floors.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from octavo.engine.execution.state import StateLayout, kv_bytes_per_token
+from octavo.engine.execution.step import make_step
+from octavo.engine.execution.step_spec import StepShape, step_spec
+from octavo.models.config import ModelConfig, Rope
+from octavo.models.parameters import abstract_weights, declare, num_parameters
+from octavo.pallas_kernels.ragged_paged_attention import (
+    AttentionParams,
+    Backend,
+    PagedKV,
+    RaggedBatch,
+    ragged_paged_attention,
+)
+from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
+from octavo.pallas_kernels.ragged_paged_attention.cost import attention_cost
+
+BF16 = jnp.dtype("bfloat16")
+PAGE = 64
+
+LLAMA_1B = ModelConfig(
+    vocab_size=128_256,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_layers=16,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=64,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=True,
+    rope=Rope(theta=500_000.0),
+    layer_kinds=("global",) * 16,
+    max_position_embeddings=131_072,
+    query_scale=64**-0.5,
+)
+LLAMA_8B = ModelConfig(
+    vocab_size=128_256,
+    hidden_size=4096,
+    intermediate_size=14_336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    rope=Rope(theta=500_000.0),
+    layer_kinds=("global",) * 32,
+    max_position_embeddings=131_072,
+    query_scale=128**-0.5,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One program.
+
+    Attributes:
+        name: in the table.
+        lower: traces it for a mesh of the target.
+        bytes_moved, flops: least that it must move and compute at full load.
+        resident_bytes: weights and KV, which the program is given.
+    """
+
+    name: str
+    lower: Callable[[Mesh, Backend], Any]
+    bytes_moved: float
+    flops: float
+    resident_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionCase:
+    """Attention alone: rows that decode at `context`, and tokens of one chunk at its end."""
+
+    rows: int
+    chunk: int
+    context: int
+    heads: tuple[int, int] = (32, 8)
+    head_dim: int = 128
+    page_size: int = PAGE
+    dtype: str = "bfloat16"
+    window: int | None = None
+    softcap: float | None = None
+
+    @property
+    def name(self) -> str:
+        kind = "decode" if not self.chunk else "prefill" if not self.rows else "mixed"
+        parts = [f"attention {kind} {self.rows}+{self.chunk} x {self.context}"]
+        parts.append(f"{self.heads[0]}/{self.heads[1]} D{self.head_dim} P{self.page_size}")
+        if self.dtype != "bfloat16":
+            parts.append(self.dtype)
+        if self.window:
+            parts.append(f"window {self.window} cap {self.softcap}")
+        return " ".join(parts)
+
+
+ATTENTION = (
+    AttentionCase(rows=64, chunk=0, context=4096),
+    AttentionCase(rows=0, chunk=2048, context=8192),
+    AttentionCase(rows=128, chunk=512, context=1024),
+    AttentionCase(rows=64, chunk=512, context=2048, head_dim=64, page_size=16),
+    AttentionCase(rows=32, chunk=256, context=2048, heads=(8, 1), head_dim=256, page_size=128),
+    AttentionCase(rows=32, chunk=256, context=2048, heads=(16, 16), head_dim=128, page_size=256),
+    AttentionCase(rows=32, chunk=256, context=2048, heads=(12, 4), window=1024, softcap=50.0),
+    AttentionCase(rows=32, chunk=256, context=2048, heads=(16, 8), head_dim=96, page_size=32),
+)
+TPU_ONLY = (
+    AttentionCase(rows=32, chunk=256, context=1024, heads=(9, 3), head_dim=64, dtype="float32"),
+)
+
+
+def attention_cases(platform: str) -> Iterator[Case]:
+    """The kernels' cases for a platform."""
+    for sizes in (*ATTENTION, *(TPU_ONLY if platform == "tpu" else ())):
+        itemsize = jnp.dtype(sizes.dtype).itemsize
+        costs = []
+        seen = min(sizes.context, sizes.window or sizes.context)
+        common = {
+            "num_heads": sizes.heads[0],
+            "num_kv_heads": sizes.heads[1],
+            "head_dim": sizes.head_dim,
+            "q_itemsize": itemsize,
+            "kv_itemsize": itemsize,
+        }
+        if sizes.rows:
+            costs.append(
+                attention_cost(num_queries=sizes.rows, context=seen, kv_reads=sizes.rows, **common)
+            )
+        if sizes.chunk:  # read once: a tile's second reading may come from a cache
+            costs.append(
+                attention_cost(num_queries=sizes.chunk, context=seen, kv_reads=1, **common)
+            )
+        yield Case(
+            name=sizes.name,
+            lower=functools.partial(_lower_attention, sizes),
+            bytes_moved=sum(c.bytes_accessed for c in costs),
+            flops=sum(c.flops for c in costs),
+        )
+
+
+def _lower_attention(sizes: AttentionCase, mesh: Mesh, backend: Backend) -> Any:
+    whole = NamedSharding(mesh, P())
+
+    def array(shape: tuple[int, ...], dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=whole)
+
+    rows = sizes.rows + (1 if sizes.chunk else 0)
+    tokens = sizes.rows + sizes.chunk
+    pages = -(-sizes.context // sizes.page_size)
+    batch = RaggedBatch(
+        block_table=array((rows, pages)),
+        kv_lens=array((rows,)),
+        cu_q_lens=array((rows + 1,)),
+        token_row=array((tokens,)),
+        token_page=array((tokens,)),
+        token_offset=array((tokens,)),
+        num_decode_rows=array(()),
+        num_rows=array(()),
+    )
+    num_heads, num_kv_heads = sizes.heads
+    pool_dim = pool_head_dim(backend, sizes.head_dim)
+    pool = (rows * pages + 1, 2, num_kv_heads, sizes.page_size, pool_dim)
+    new = array((tokens, num_kv_heads, sizes.head_dim), sizes.dtype)
+    params = AttentionParams(
+        scale=sizes.head_dim**-0.5, sliding_window=sizes.window, logit_softcap=sizes.softcap
+    )
+    run = functools.partial(
+        ragged_paged_attention, params=params, backend=backend, decode_only=not sizes.chunk
+    )
+    return jax.jit(run, donate_argnames="kv").lower(
+        array((tokens, num_heads, sizes.head_dim), sizes.dtype),
+        new,
+        new,
+        kv=PagedKV(pages=array(pool, sizes.dtype)),
+        batch=batch,
+    )
+
+
+STEPS = (
+    (StepShape(1, 1, 4, "greedy"), 1024),
+    (StepShape(32, 32, 4, "greedy"), 1024),
+    (StepShape(128, 128, 4, "general"), 1024),
+    (StepShape(640, 128, 0, "greedy"), 1024),
+    (StepShape(2048, 32, 0, "greedy"), 8192),
+)
+
+
+def step_cases() -> Iterator[Case]:
+    """Whole steps of the two models."""
+    for label, model in (("1B", LLAMA_1B), ("8B", LLAMA_8B)):
+        weight_bytes = num_parameters(declare(model, BF16)) * BF16.itemsize
+        for shape, context in STEPS:
+            rows = shape.num_rows if shape.num_tokens != 2048 else 1
+            kv_bytes = rows * context * kv_bytes_per_token(model, BF16)
+            linear = 2 * shape.num_tokens * weight_bytes / BF16.itemsize
+            seen = shape.num_tokens * context * 4 * model.num_layers
+            steps = shape.num_iterations
+            yield Case(
+                name=f"step {label} {shape} x {context}",
+                lower=functools.partial(_lower_step, model, shape, context),
+                bytes_moved=steps * (weight_bytes + kv_bytes),
+                flops=steps * (linear + seen * model.num_heads * model.head_dim),
+                resident_bytes=weight_bytes + kv_bytes,
+            )
+
+
+def _lower_step(
+    model: ModelConfig, shape: StepShape, context: int, mesh: Mesh, backend: Backend
+) -> Any:
+    pages = context // PAGE
+    spec = step_spec(shape, pages, PAGE)
+    rows = shape.num_rows if shape.num_tokens != 2048 else 1
+    layout = StateLayout(
+        config=model,
+        mesh=mesh,
+        num_slots=shape.num_rows,
+        num_pages=rows * pages + 1,
+        page_size=PAGE,
+        table_pages=pages,
+        dtype=BF16,
+        head_dim=pool_head_dim(backend, model.head_dim),
+    )
+    step = jax.jit(make_step(model, spec, mesh=mesh, backend=backend), donate_argnums=1)
+    vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=NamedSharding(mesh, P()))
+    return step.lower(abstract_weights(model, BF16, mesh), layout.abstract(), vector)

@@ -1,0 +1,125 @@
+"""Compiles every case for one target; run as a process of its own, one JSON line a case.
+
+python benchmarks/aot/compile_target.py h200 --only attention
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.aot.targets import TARGETS, Target
+
+ENVIRONMENT = {
+    "tpu": {
+        "JAX_PLATFORMS": "cpu",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    },
+    "cuda": {
+        "JAX_PLATFORMS": "cpu",
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "MOSAIC_GPU_DUMP_PTXAS": "1",
+    },
+}
+_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    args = parser.parse_args()
+    target = TARGETS[args.target]
+    os.environ.update(ENVIRONMENT[target.platform])
+    for result in compile_all(target, args.only):
+        print(json.dumps(result), flush=True)
+
+
+def compile_all(target: Target, only: str) -> Iterator[dict[str, Any]]:
+    """One dict a case: name, seconds, and what the compiler says of it, or `error`."""
+    import jax
+    from jax.experimental import topologies
+
+    from benchmarks.aot.cases import attention_cases, step_cases
+    from octavo.sharding.mesh import make_mesh
+
+    if target.platform == "tpu":
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=target.topology)
+    else:
+        topology = topologies.get_topology_desc(
+            platform="cuda", target_config=target.target_config(), topology=target.topology
+        )
+    mesh = make_mesh(1, topology.devices)
+    backend = "mosaic_tpu" if target.platform == "tpu" else "mosaic_gpu"
+    for case in (*attention_cases(target.platform), *step_cases()):
+        if only not in case.name:
+            continue
+        result: dict[str, Any] = {
+            "target": target.name,
+            "case": case.name,
+            "bytes": case.bytes_moved,
+            "flops": case.flops,
+        }
+        begun_s = time.perf_counter()
+        try:
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), _stderr() as log:
+                compiled = case.lower(mesh, backend).compile()
+        except Exception as error:
+            result["error"] = f"{type(error).__name__}: {str(error)[:400]}"
+            yield result
+            continue
+        result["compile_s"] = time.perf_counter() - begun_s
+        memory = compiled.memory_analysis()
+        result["temp_bytes"] = memory.temp_size_in_bytes
+        result["argument_bytes"] = memory.argument_size_in_bytes
+        if memory.temp_size_in_bytes + memory.argument_size_in_bytes > target.memory_bytes:
+            result["over_memory"] = True
+        result.update(_registers(log[0]))
+        yield result
+
+
+@contextlib.contextmanager
+def _stderr() -> Iterator[list[str]]:
+    """What compilers below Python write to the process's standard error and output meanwhile."""
+    sys.stdout.flush()
+    with tempfile.TemporaryFile() as file:
+        saved = os.dup(1), os.dup(2)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        text = [""]
+        try:
+            yield text
+        finally:
+            sys.stdout.flush()
+            os.dup2(saved[0], 1)
+            os.dup2(saved[1], 2)
+            file.seek(0)
+            text[0] = file.read().decode(errors="replace")
+
+
+def _registers(log: str) -> dict[str, int]:
+    """Most registers and all spilled bytes that ptxas reports; nothing on a TPU."""
+    registers = [int(n) for n in _REGISTERS.findall(log)]
+    if not registers:
+        return {}
+    spills = sum(int(a) + int(b) for a, b in _SPILLS.findall(log))
+    return {"registers": max(registers), "spill_bytes": spills}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Chooses the attention implementation of an engine, and tries it before anything relies on it."""
+
+from __future__ import annotations
+
+import logging
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.engine.execution.state import head_axis
+from octavo.models.config import ModelConfig
+from octavo.pallas_kernels.ragged_paged_attention import Backend
+from octavo.pallas_kernels.ragged_paged_attention.backends import AttentionShape, choose_backend
+
+logger = logging.getLogger(__name__)
+
+
+def choose_attention(
+    requested: str,
+    model: ModelConfig,
+    mesh: Mesh,
+    *,
+    dtype: jnp.dtype,
+    page_size: int,
+    max_tokens: int,
+) -> Backend:
+    """The backend for `--attention-backend` on this mesh.
+
+    A Pallas kernel is compiled for a small batch in the model's own heads and pages, and its
+    numbers are compared with the reference's: what a device does not do rightly is found here and
+    never in a step. "auto" then falls back to XLA with a warning.
+
+    Args:
+        requested: the engine's argument.
+        dtype: of activations and KV.
+        page_size: tokens.
+        max_tokens: most tokens of a step.
+
+    Raises:
+        InvalidConfigError: the named backend cannot serve the model on this device, or does not
+            agree with the reference there.
+    """
+    device = mesh.devices.flat[0]
+    axis = head_axis(model, mesh)
+    split = 1 if axis is None else mesh.shape[axis]
+    shape = AttentionShape(
+        num_heads=model.num_heads // split,
+        num_kv_heads=model.num_kv_heads // split,
+        head_dim=model.head_dim,
+        page_size=page_size,
+        max_tokens=max_tokens,
+        q_dtype=dtype,
+        kv_dtype=dtype,
+    )
+    backend = choose_backend(
+        requested, shape, platform=device.platform, device_kind=device.device_kind
+    )
+    if backend in ("xla", "reference"):
+        return backend
+    problem = _problem(backend, shape, model)
+    if problem is None:
+        return backend
+    if requested != "auto":
+        raise InvalidConfigError("attention_backend", requested, f"xla: here {problem}")
+    logger.warning("attention_backend=%s is not used, xla is: %s", backend, problem)
+    return "xla"
+
+
+def _problem(backend: Backend, shape: AttentionShape, model: ModelConfig) -> str | None:
+    """What is wrong with a backend on the device at hand; None if nothing is."""
+    # Imported here: a CPU never needs it.
+    from octavo.pallas_kernels.ragged_paged_attention import AttentionParams
+    from octavo.pallas_kernels.ragged_paged_attention.self_check import check_backend
+
+    layers = {model.layer_kinds.index(kind) for kind in model.layer_kinds}
+    for layer in sorted(layers):
+        attention = model.attention(layer)
+        params = AttentionParams(
+            scale=attention.scale,
+            sliding_window=attention.sliding_window,
+            logit_softcap=attention.logit_softcap,
+        )
+        try:
+            worst = check_backend(backend, shape, params)
+        except Exception as error:  # whatever a compiler or a device may raise
+            logger.debug("attention_backend=%s", backend, exc_info=True)
+            return f"it fails with {type(error).__name__}: {str(error)[:200]}"
+        if worst is not None:
+            return f"it differs from the reference by {worst:.3g}"
+    return None

@@ -1,0 +1,155 @@
+"""Backends are chosen, and refused with a reason, before an engine relies on them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
+from octavo.pallas_kernels.ragged_paged_attention.backends import (
+    AttentionShape,
+    choose_backend,
+    refusal,
+)
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import (
+    TpuTiles,
+    choose_tpu_tiles,
+    scratch_bytes,
+    vmem_bytes,
+)
+
+LLAMA = AttentionShape(
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    page_size=64,
+    max_tokens=512,
+    q_dtype=jnp.bfloat16,
+    kv_dtype=jnp.bfloat16,
+)
+V6E = {"platform": "tpu", "device_kind": "TPU v6 lite"}
+H200 = {"platform": "gpu", "device_kind": "NVIDIA H200"}
+CPU = {"platform": "cpu", "device_kind": "cpu"}
+needs_gpu_kernels = pytest.mark.skipif(
+    not has_mosaic_gpu_kernels(), reason="this JAX has no Mosaic GPU kernels"
+)
+
+
+def test_auto_takes_the_devices_own_kernel() -> None:
+    assert choose_backend("auto", LLAMA, **V6E) == "mosaic_tpu"
+    assert choose_backend("auto", LLAMA, **CPU) == "xla"
+
+
+@needs_gpu_kernels
+def test_auto_takes_the_hopper_kernel() -> None:
+    assert choose_backend("auto", LLAMA, **H200) == "mosaic_gpu"
+
+
+def test_auto_falls_back_to_xla_where_the_kernel_does_not_fit() -> None:
+    odd = dataclasses.replace(LLAMA, head_dim=80)
+    assert choose_backend("auto", odd, **V6E) == "xla"
+    assert choose_backend("auto", odd, **H200) == "xla"
+
+
+@pytest.mark.parametrize(
+    ("device", "change", "message"),
+    [
+        (CPU, {}, "attention_backend = 'mosaic_tpu'.*a TPU; this device is 'cpu'"),
+        (V6E, {"head_dim": 80}, "head_dim = 80.*64, 96, 128, 256"),
+        (V6E, {"page_size": 8}, "block_size = 8.*16, 32, 64, 128, 256"),
+        (V6E, {"kv_dtype": jnp.float16}, "kv_cache_dtype = 'float16'.*float32, bfloat16"),
+        (V6E, {"num_heads": 4096, "num_kv_heads": 4096}, "num_kv_heads = 4096.*VMEM"),
+    ],
+)
+def test_a_shape_the_tpu_kernel_cannot_take_is_refused(
+    device: dict[str, str], change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidConfigError, match=message) as caught:
+        choose_backend("mosaic_tpu", dataclasses.replace(LLAMA, **change), **device)
+    assert "attention_backend=xla" in str(caught.value)
+
+
+@needs_gpu_kernels
+@pytest.mark.parametrize(
+    ("device_kind", "change", "message"),
+    [
+        ("NVIDIA A100", {}, "a Hopper GPU, not 'NVIDIA A100'"),
+        ("NVIDIA H100", {"head_dim": 80}, "head_dim = 80.*64, 96, 128, 256"),
+        ("NVIDIA H100", {"q_dtype": jnp.float32}, "dtype = 'float32'.*bfloat16"),
+        ("NVIDIA H100", {"num_heads": 128, "num_kv_heads": 1}, "at most 64"),
+    ],
+)
+def test_a_shape_the_hopper_kernel_cannot_take_is_refused(
+    device_kind: str, change: dict[str, Any], message: str
+) -> None:
+    shape = dataclasses.replace(LLAMA, **change)
+    with pytest.raises(InvalidConfigError, match=message):
+        choose_backend("mosaic_gpu", shape, platform="gpu", device_kind=device_kind)
+
+
+def test_xla_takes_every_shape() -> None:
+    odd = dataclasses.replace(LLAMA, head_dim=80, page_size=8, q_dtype=jnp.float16)
+    for device in (CPU, V6E, H200):
+        assert refusal("xla", odd, **device) is None
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(InvalidConfigError, match="auto, xla, reference, mosaic_tpu, mosaic_gpu"):
+        choose_backend("triton", LLAMA, **H200)
+
+
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5p", "TPU v6 lite", "TPU7x", "unheard of"])
+@pytest.mark.parametrize(("heads", "head_dim"), [((32, 8), 128), ((8, 1), 256), ((64, 64), 128)])
+@pytest.mark.parametrize("page_size", [16, 256])
+def test_blocks_fit_the_devices_vmem(
+    kind: str, heads: tuple[int, int], head_dim: int, page_size: int
+) -> None:
+    q, pool = (512, heads[0], head_dim), (9, 2, heads[1], page_size, head_dim)
+    try:
+        tiles = choose_tpu_tiles(q, jnp.bfloat16, pool, jnp.bfloat16, kind)
+    except ValueError:
+        # 256 tokens of 64 heads, twice buffered, are 16 MiB: all of the smallest VMEM.
+        assert (kind, heads[1]) == ("unheard of", 64)
+        return
+    sizes = {"num_kv_heads": heads[1], "head_dim": head_dim, "q_itemsize": 2, "kv_itemsize": 2}
+    group = heads[0] // heads[1]
+    for rows, pages in (
+        (tiles.prefill_tile * group, tiles.prefill_pages),
+        (group, tiles.decode_pages),
+    ):
+        needed = scratch_bytes(rows=rows, block=pages * page_size, **sizes)
+        assert needed <= tiles.vmem_bytes <= vmem_bytes(kind)
+
+
+def test_block_sizes_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match="prefill_tile 0: want at least 1"):
+        TpuTiles(decode_pages=1, prefill_pages=1, prefill_tile=0, vmem_bytes=1)
+
+
+def test_the_check_finds_a_backend_that_computes_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from octavo.pallas_kernels.ragged_paged_attention import AttentionParams, self_check
+
+    shape = dataclasses.replace(
+        LLAMA, num_heads=4, num_kv_heads=2, head_dim=64, q_dtype=jnp.float32, kv_dtype=jnp.float32
+    )
+    params = AttentionParams(scale=0.125)
+    assert self_check.check_backend("xla", shape, params) is None
+
+    right = self_check.ragged_paged_attention
+
+    def wrong(*args: Any, backend: str, **rest: Any) -> tuple[jax.Array, Any]:
+        out, kv = right(*args, backend=backend, **rest)
+        return (out * 1.01 if backend == "xla" else out), kv
+
+    monkeypatch.setattr(self_check, "ragged_paged_attention", wrong)
+    worst = self_check.check_backend("xla", shape, params)
+    assert worst is not None
+    assert np.isfinite(worst)

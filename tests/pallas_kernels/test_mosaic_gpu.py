@@ -1,0 +1,95 @@
+"""The Hopper kernels agree with the plain reference, run in Pallas' interpreter."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
+from octavo.pallas_kernels.ragged_paged_attention import AttentionParams
+from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
+from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
+
+pytestmark = pytest.mark.skipif(
+    not has_mosaic_gpu_kernels(), reason="Mosaic GPU's interpreter comes with JAX 0.11"
+)
+
+# Weights of the softmax, the pool and outputs are rounded to bfloat16's 8 bits of mantissa.
+TOLERANCE = 2e-2
+HEADS, HEAD_DIM = (2, 1), 64
+
+
+def interpreter():  # type: ignore[no-untyped-def]
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    return plgpu.InterpretGPUParams()
+
+
+@pytest.mark.parametrize(
+    ("page_size", "params", "has_sinks"),
+    [
+        (16, AttentionParams(scale=0.125), True),
+        (128, AttentionParams(scale=0.125, sliding_window=70, logit_softcap=5.0), False),
+    ],
+)
+def test_decode_splits_and_combines(
+    page_size: int, params: AttentionParams, has_sinks: bool
+) -> None:
+    from octavo.pallas_kernels.ragged_paged_attention.decode_gpu import decode_gpu
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import DecodeTiles
+
+    rng = np.random.default_rng(0)
+    rows = [(1, 250), (1, 0), (1, 65)]
+    q, _, _, kv, batch = make_case(
+        rng,
+        rows,
+        num_tokens=3,
+        num_rows=3,
+        heads=HEADS,
+        head_dim=HEAD_DIM,
+        page_size=page_size,
+        table=256 // page_size,
+        dtype="bfloat16",
+    )
+    sinks = jnp.asarray(rng.standard_normal(HEADS[0]), jnp.float32) if has_sinks else None
+    # Two tiles an item at most: the first row takes two items; two stages, so that they turn over.
+    tiles = DecodeTiles(tile=64, num_stages=2, target_blocks=3, min_tiles=1)
+    got = decode_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
+    want = attend_reference(q, kv, batch, params, sinks=sinks).astype(jnp.float32)
+    np.testing.assert_allclose(got, want, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("page_size", "params", "has_sinks"),
+    [
+        (64, AttentionParams(scale=0.125), False),
+        (32, AttentionParams(scale=0.125, sliding_window=30), True),
+    ],
+)
+def test_prefill_chunks_do_not_write_over_each_other(
+    page_size: int, params: AttentionParams, has_sinks: bool
+) -> None:
+    from octavo.pallas_kernels.ragged_paged_attention.prefill_gpu import prefill_gpu
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import PrefillTiles
+
+    rng = np.random.default_rng(1)
+    rows = [(1, 70), (67, 200), (5, 5)]
+    q, _, _, kv, batch = make_case(
+        rng,
+        rows,
+        num_tokens=74,
+        num_rows=3,
+        heads=HEADS,
+        head_dim=HEAD_DIM,
+        page_size=page_size,
+        table=256 // page_size,
+        dtype="bfloat16",
+    )
+    sinks = jnp.asarray(rng.standard_normal(HEADS[0]), jnp.float32) if has_sinks else None
+    tiles = PrefillTiles(tile=64, num_stages=2)
+    got = prefill_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
+    want = attend_reference(q, kv, batch, params, sinks=sinks)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float32)[1:73], np.asarray(want, np.float32)[1:73], atol=TOLERANCE
+    )
