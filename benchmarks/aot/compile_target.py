@@ -89,7 +89,7 @@ def compile_all(target: Target, only: str) -> Iterator[dict[str, Any]]:
         result["argument_bytes"] = memory.argument_size_in_bytes
         if memory.temp_size_in_bytes + memory.argument_size_in_bytes > target.memory_bytes:
             result["over_memory"] = True
-        result.update(_registers(log[0]))
+        result.update(registers(log[0]))
         yield result
 
 
@@ -112,13 +112,13 @@ def _stderr() -> Iterator[list[str]]:
             text[0] = file.read().decode(errors="replace")
 
 
-def _registers(log: str) -> dict[str, int]:
+def registers(log: str) -> dict[str, int]:
     """Most registers and all spilled bytes that ptxas reports; nothing on a TPU."""
-    registers = [int(n) for n in _REGISTERS.findall(log)]
-    if not registers:
+    used = [int(n) for n in _REGISTERS.findall(log)]
+    if not used:
         return {}
     spills = sum(int(a) + int(b) for a, b in _SPILLS.findall(log))
-    return {"registers": max(registers), "spill_bytes": spills}
+    return {"registers": max(used), "spill_bytes": spills}
 
 
 if __name__ == "__main__":
