@@ -33,6 +33,7 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     accumulate,
     choose_decode_tiles,
     copy_tile,
+    out_columns,
     query_key_product,
     softcap_scores,
     tiled_smem,
@@ -132,7 +133,7 @@ def decode_gpu(
             "q_smem": tiled_smem((QUERY_ROWS, head_dim), q.dtype),
             "k_smem": tiled_smem((tiles.num_stages, tiles.tile, head_dim), q.dtype),
             "v_smem": tiled_smem((tiles.num_stages, tiles.tile, head_dim), q.dtype),
-            "out_smem": plgpu.SMEM((QUERY_ROWS, head_dim), jnp.float32),
+            "out_smem": plgpu.SMEM((QUERY_ROWS, out_columns(head_dim)), jnp.float32),
             "lse_smem": plgpu.SMEM((QUERY_ROWS,), jnp.float32),
             "q_ready": plgpu.Barrier(),
             "k_ready": plgpu.Barrier(
@@ -225,7 +226,7 @@ def _kernel(
     q_smem: Any,  # [64, D]
     k_smem: Any,  # [stages, tile, D]
     v_smem: Any,  # [stages, tile, D]
-    out_smem: Any,  # float32[64, D]
+    out_smem: Any,  # float32[64, columns]
     lse_smem: Any,  # float32[64]
     q_ready: Any,
     k_ready: Any,
@@ -312,9 +313,14 @@ def _kernel(
             return acc, new_peak, total
 
         acc, peak, total = lax.fori_loop(first, end, one_tile, (acc, peak, total))
-        out_smem[...] = acc / lax.broadcast_in_dim(total, acc.shape, [0])
+        out = acc / lax.broadcast_in_dim(total, acc.shape, [0])
         lse_smem[...] = peak + jnp.log2(total)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, padded)], out_ref.at[item, head])
         plgpu.copy_smem_to_gmem(lse_smem, lse_ref.at[item, head])
-        plgpu.wait_smem_to_gmem(0)
+        width = out_smem.shape[-1]
+        for column in range(0, head_dim, width):
+            here = slice(column, column + width)
+            out_smem[...] = out[:, here]
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, padded)], out_ref.at[item, head, :, here])
+            plgpu.wait_smem_to_gmem(0)

@@ -34,6 +34,7 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     accumulate,
     choose_prefill_tiles,
     copy_tile,
+    out_columns,
     query_key_product,
     softcap_scores,
     tiled_smem,
@@ -49,8 +50,6 @@ _LOG2E = math.log2(math.e)
 COMPUTE_WGS = 2
 QUERY_ROWS = 64
 """Rows of packed queries of one warpgroup."""
-OUT_COLUMNS = 128
-"""Columns of the output that leave at once."""
 
 
 def prefill_gpu(
@@ -118,7 +117,7 @@ def prefill_gpu(
             "q_smem": tiled_smem((COMPUTE_WGS, QUERY_ROWS, head_dim), q.dtype),
             "k_smem": tiled_smem(stage, q.dtype),
             "v_smem": tiled_smem(stage, q.dtype),
-            "out_smem": plgpu.SMEM((COMPUTE_WGS, QUERY_ROWS, min(head_dim, OUT_COLUMNS)), q.dtype),
+            "out_smem": plgpu.SMEM((COMPUTE_WGS, QUERY_ROWS, out_columns(head_dim)), q.dtype),
             "sink_smem": plgpu.SMEM((COMPUTE_WGS, QUERY_ROWS), jnp.float32),
             "q_ready": plgpu.Barrier(num_arrivals=2, num_barriers=COMPUTE_WGS),
             "k_ready": plgpu.Barrier(num_arrivals=copies, num_barriers=tiles.num_stages),
@@ -186,7 +185,7 @@ def _kernel(
     q_smem: Any,  # [2, 64, D]
     k_smem: Any,  # [stages, tile, D]
     v_smem: Any,  # [stages, tile, D]
-    out_smem: Any,  # [2, 64, 128 or less]
+    out_smem: Any,  # [2, 64, columns]
     sink_smem: Any,  # float32[2, 64]
     q_ready: Any,
     k_ready: Any,

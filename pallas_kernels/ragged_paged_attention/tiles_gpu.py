@@ -62,19 +62,24 @@ class PrefillTiles:
 def choose_decode_tiles(head_dim: int, page_size: int, itemsize: int) -> DecodeTiles:
     """64 keys a tile and as many stages, up to four, as shared memory holds."""
     del page_size
-    fixed = 64 * head_dim * (itemsize + 4) + 4096
+    fixed = 64 * (head_dim * itemsize + out_columns(head_dim) * 4) + 4096
     stages = (SMEM_BYTES - fixed) // (2 * 64 * head_dim * itemsize)
     return DecodeTiles(tile=64, num_stages=max(2, min(4, stages)))
 
 
 def choose_prefill_tiles(head_dim: int, itemsize: int) -> PrefillTiles:
     """128 keys a tile where two stages fit, else 64."""
-    fixed = 128 * (head_dim + min(head_dim, 128)) * itemsize + 3072
+    fixed = 128 * (head_dim + out_columns(head_dim)) * itemsize + 4096
     for tile in (128, 64):
         stages = (SMEM_BYTES - fixed) // (2 * tile * head_dim * itemsize)
         if stages >= 2:
             return PrefillTiles(tile=tile, num_stages=min(2, stages))
     raise ValueError(f"head_dim {head_dim}: two stages of 64 keys exceed {SMEM_BYTES} bytes")
+
+
+def out_columns(head_dim: int) -> int:
+    """Columns of an output tile that leave at once: all, where shared memory has room."""
+    return head_dim if head_dim <= 128 else 64
 
 
 def tiled_smem(shape: tuple[int, ...], dtype: Any) -> Any:
