@@ -164,7 +164,8 @@ def test_decode_programs_are_finer_where_padding_costs_most() -> None:
     lattice = make_lattice(
         max_num_seqs=256, max_num_batched_tokens=512, num_steps=4, variants=("general",)
     )
-    assert [s.num_rows for s in lattice.decode] == [1, 4, 8, 16, 24, 32, *range(48, 129, 16), 160, 192, 224, 256]
+    rows = [s.num_rows for s in lattice.decode]
+    assert rows == [1, 4, 8, 16, 24, 32, *range(48, 129, 16), 160, 192, 224, 256]
     assert lattice.token_edges == (32, 128, 256, 512)
 
 
