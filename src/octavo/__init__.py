@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         OctavoError,
         OverloadedError,
         StepFailedError,
+        UnauthenticatedError,
         UnknownModelError,
         UnsupportedModelError,
     )
@@ -47,6 +48,7 @@ _HOMES = {
         "OctavoError",
         "OverloadedError",
         "StepFailedError",
+        "UnauthenticatedError",
         "UnknownModelError",
         "UnsupportedModelError",
     ),
@@ -70,6 +72,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StepFailedError",
+    "UnauthenticatedError",
     "UnknownModelError",
     "UnsupportedModelError",
     "__version__",
