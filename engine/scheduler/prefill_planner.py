@@ -206,6 +206,9 @@ class PrefillPlanner:
             if num_missing > budget:
                 return False
         needed = kv.num_pages_to_take(matched, num_known)
+        may_preempt = preempts and self._num_attempts < MAX_ATTEMPTS
+        if needed > kv.num_available and not may_preempt:
+            return False  # without a look at how much room the policy wants besides
         if len(self._running):
             needed += self._watermark_pages
             needed += self._policy.headroom(snapshot, request)
