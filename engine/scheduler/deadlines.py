@@ -9,12 +9,15 @@ from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 
 
 def has_target(request: Request) -> bool:
-    """Whether anything was promised to the request."""
+    """Whether anything was promised to the request.
+
+    A deadline alone is no promise: most clients set a long one on every call, and what they have
+    received when it passes is of use to them.
+    """
     return (
         request.ttft_target_s is not None
         or request.tpot_target_s is not None
         or request.e2e_target_s is not None
-        or request.deadline_s is not None
     )
 
 

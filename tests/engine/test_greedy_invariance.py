@@ -87,6 +87,7 @@ def test_tokens_survive_preemption(
 ) -> None:
     llm = make_llm(
         num_kv_pages=22,  # the longest request alone needs 14
+        block_size=16,
         watermark=0.0,
         overlap=overlap,
         num_decode_steps=num_decode_steps,

@@ -54,6 +54,12 @@ def test_a_target_makes_it_slo_for_all_who_wait_and_its_end_fcfs_again(one_row, 
     assert begun(one_row)[-1] in "ab"
 
 
+def test_a_deadline_alone_is_no_target(one_row, request_of):
+    one_row.add(request_of("bounded", [1] * 8, 30, arrival_s=0.0, deadline_s=0.01))
+    one_row.turn()
+    assert one_row.scheduler.policy.name == "auto"
+
+
 def test_the_hopeless_are_refused_at_the_door_from_the_first_on(one_row, request_of):
     with pytest.raises(OverloadedError):
         one_row.add(request_of("late", [1] * 8, 30, arrival_s=0.0, e2e_target_s=0.01))
