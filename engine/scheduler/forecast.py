@@ -34,8 +34,9 @@ class Forecast:
         page_copy_s: seconds to copy a page between device and host, as measured.
         iteration_s: running mean of a decode iteration's duration, prefill beside it included.
         mean_prefill_context: running mean of the context before a prompt token.
-        full_step_token_s: running mean of the seconds a prompt token takes in a step that holds as
-            many of them as the policy allows, decode rows included.
+        full_step_s, full_step_tokens: running means of the seconds and the prompt tokens of a step
+            that holds as many of them as the policy allows, decode rows included.
+        full_step_token_s: seconds a prompt token takes in such steps, the one over the other.
     """
 
     limits: StepLimits
@@ -46,6 +47,8 @@ class Forecast:
     num_steps_to_trust: int = 8
     page_copy_s: float = 2e-5
     iteration_s: float = 0.0
+    full_step_s: float = 0.0
+    full_step_tokens: float = 0.0
     full_step_token_s: float = 0.0
     mean_prefill_context: float = 0.0
 
@@ -128,9 +131,12 @@ class Forecast:
             return
         prefill_context = num_prefill * self.mean_prefill_context
         features = StepFeatures(num_decode, num_prefill, decode_context, prefill_context)
-        token_s = self.step_time.predict_s(features) / num_prefill
         rate = _PREFILL_RATE if self.full_step_token_s else 1.0
-        self.full_step_token_s += rate * (token_s - self.full_step_token_s)
+        # A mean of seconds over a mean of tokens: of the seconds a token, small steps between large
+        # ones would make the mean several times too long.
+        self.full_step_s += rate * (self.step_time.predict_s(features) - self.full_step_s)
+        self.full_step_tokens += rate * (num_prefill - self.full_step_tokens)
+        self.full_step_token_s = self.full_step_s / self.full_step_tokens
 
     def observe_copy(self, num_pages: int, seconds: float) -> None:
         """Learns from one copy of pages between device and host.

@@ -127,7 +127,7 @@ def memory_bound_setting(trace_dir: str | Path) -> Setting:
 
     Half of the requests are conversations as in `azure_setting`, three tenths reason (prompts of
     conversations, outputs log-normal around 1,500 tokens; TTFT 5 s, 60 ms a token), a fifth is
-    batch work of the same lengths, due within 300 s. Poisson arrivals over 800 s; the host holds
+    batch work of the same lengths, due within 300 s. Poisson arrivals over 400 s; the host holds
     64,000 tokens of KV.
 
     Args and raises: as for `azure_setting`.
@@ -149,7 +149,7 @@ def memory_bound_setting(trace_dir: str | Path) -> Setting:
         return superpose(
             *(
                 gamma_arrivals(
-                    share * rate, 800.0, lengths, seed=seed, traffic_class=kind,
+                    share * rate, WINDOW_S, lengths, seed=seed, traffic_class=kind,
                     prefix=f"{kind.name}-",
                 )
                 for share, kind, lengths in kinds
@@ -162,7 +162,7 @@ def memory_bound_setting(trace_dir: str | Path) -> Setting:
         step_time=NIYAMA_STEP_TIME,
         link=SwapLink(),
         traffic=traffic,
-        rates=(0.1, 0.2, 0.3, 0.4, 0.6, 0.8),
+        rates=(0.2, 0.3, 0.4, 0.6, 0.9),
         max_tokens=8192,
     )
 

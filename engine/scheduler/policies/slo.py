@@ -47,7 +47,7 @@ def make(parameters: Parameters) -> Policy:
         gamma=parameters.number("gamma", 10.0),
         floor=parameters.integer("floor", 64, least=1),
         patience_s=parameters.number("patience_s", 30.0),
-        max_wait_s=parameters.number("max_wait_s", 120.0),
+        max_wait_s=parameters.number("max_wait_s", 300.0),
         pin_after=parameters.integer("pin_after", PIN_AFTER, least=1),
         stickiness=parameters.number("stickiness", 1.0),
         rejects=parameters.choice("late", "reject", "serve") == "reject",
@@ -107,7 +107,9 @@ class SLOPolicy:
             due_s = next_due_s(request)
             if due_s == math.inf:
                 due_s = request.arrival_s + self.patience_s
-            due_s += self.gamma * forecast.demand_s(request)
+            if request.tpot_target_s is None or request.metrics.first_token_s is None:
+                # Whoever has tokens to come at a pace is late at its next one, not at its end.
+                due_s += self.gamma * forecast.demand_s(request)
         return (due_s + forecast.tenant_lead_s(request.tenant), request.arrival_s)
 
     def measure(self, request: Request, place: Place, forecast: Forecast) -> WaitingFigures:
@@ -252,7 +254,12 @@ class SLOPolicy:
         allowed = ~pinned
         most_s = math.inf
         if not snapshot.is_pinned(beneficiary):
-            allowed &= prices.keeps_target & (places > own + self.stickiness * step_s)
+            # A row with a pace to keep comes back when the beneficiary's pages do: it must be able
+            # to stand still that long.
+            has_pace = columns.base_s[slots] < np.inf
+            stay_s = forecast.remaining_tokens(beneficiary) * step_s
+            lasts = ~has_pace | (prices.spare_s > prices.delay_s + stay_s) | (prices.spare_s < 0)
+            allowed &= prices.keeps_target & lasts & (places > own + self.stickiness * step_s)
             allowed &= columns.num_preemptions[slots] < self.pin_after
             most_s = MOST_RESUME_SHARE * demand
         chosen = by_loss[allowed[by_loss]]
@@ -279,7 +286,8 @@ class SLOPolicy:
             num_pages=limits.num_pages - 1,
             page_size=limits.page_size,
         )
-        places: Floats = due_s + self.gamma * demand
+        has_pace = columns.base_s[slots] < np.inf
+        places: Floats = due_s + np.where(has_pace, 0.0, self.gamma * demand)
         return places
 
 
