@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.fairness import DEFAULT_SHARES, WINDOW_TOKENS
 from octavo.engine.simulation.simulate import SimulationReport
+
+SLACK_TOKENS = 8_192
+"""Prompt tokens of which a class may lack its share: two of the largest steps, as shares are looked
+at once a step and a step that is under way is not changed."""
 
 
 @dataclass(slots=True)
@@ -61,21 +66,82 @@ def class_shares(
 ) -> dict[str, dict[str, Any]]:
     """What each priority class got while any of it waited, against what it is guaranteed.
 
+    Guaranteed is a share of the last prompt tokens (about 65,536, the older ones counting less),
+    as long as the class has requests waiting. So at each step that began while it waited, its share
+    of the tokens until then is taken: what a class got before it had to wait counts, and so does
+    what it was given by the step that ended a wait, for the next one.
+
     Args:
         report: of a run with `keep_timeline`.
         shares: guaranteed to each class, of prompt tokens.
 
     Returns:
-        By class: `guaranteed`; `tokens`, its share of the prompt tokens computed while it waited,
-        and `pages`, its mean share of the pages held by decode rows then (None if it never
-        waited); `is_kept`: whether it got its share, but for what the window of the guarantee
-        (65,536 tokens) may carry over.
+        By class: `guaranteed`; `tokens`, its mean share of the last prompt tokens while it waited,
+        and `pages`, its mean share of the pages held by decode rows then, guaranteed only where
+        pages are short (None if it never waited); `lacked_tokens`, the most tokens that
+        it was short of its share while it waited, beyond what it was short when it began to;
+        `is_kept`: whether these are no more than its share of `SLACK_TOKENS`.
     """
     stretches = waits(report)
     priority = {r.request_id: int(r.traffic_class.priority) for r in report.records}
     begins = [step.begin_s for step in report.timeline]
-    tokens = np.zeros((len(begins), len(Priority)))
-    pages = np.zeros((len(begins), len(Priority)))
+    tokens, pages = _served(report, priority)
+    result: dict[str, dict[str, Any]] = {}
+    for kind in sorted(set(priority.values())):
+        waited = np.zeros(len(begins) + 1, bool)
+        for stretch in stretches:
+            if stretch.priority == kind:
+                # The first step that could hold it is the next to begin.
+                first = bisect.bisect_left(begins, stretch.since_s)
+                waited[first : bisect.bisect_left(begins, stretch.until_s)] = True
+        held = pages[waited[:-1]].sum(axis=0)
+        window = _Window(shares[kind])
+        lacked = at_first = 0.0
+        found: list[float] = []
+        for index in range(len(begins)):
+            # What the step itself computes is decided when it begins.
+            if waited[index] and window.total >= WINDOW_TOKENS / 16:
+                if not (index and waited[index - 1]) or not found:
+                    at_first = max(0.0, window.lacking)
+                found.append(window.of_class / window.total)
+                lacked = max(lacked, window.lacking - at_first)
+            window.add(float(tokens[index, kind]), float(tokens[index].sum()))
+        result[Priority(kind).name] = {
+            "guaranteed": shares[kind],
+            "tokens": sum(found) / len(found) if found else None,
+            "pages": float(held[kind] / held.sum()) if held.sum() else None,
+            "lacked_tokens": lacked,
+            "is_kept": lacked <= shares[kind] * SLACK_TOKENS,
+        }
+    return result
+
+
+@dataclass(slots=True)
+class _Window:
+    """Prompt tokens that a class and all got lately, old ones forgotten as the scheduler does."""
+
+    share: float
+    of_class: float = 0.0
+    total: float = 0.0
+
+    @property
+    def lacking(self) -> float:
+        """Tokens that the class is short of its share."""
+        return self.share * self.total - self.of_class
+
+    def add(self, of_class: float, total: float) -> None:
+        """A step computed so many."""
+        keep = 0.5 ** (total / WINDOW_TOKENS)
+        self.of_class = self.of_class * keep + of_class
+        self.total = self.total * keep + total
+
+
+def _served(
+    report: SimulationReport, priority: Mapping[str, int]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Prompt tokens, and context tokens held by decode rows times seconds: [step, class] each."""
+    tokens = np.zeros((len(report.timeline), len(Priority)))
+    pages = np.zeros_like(tokens)
     known: tuple[Any, ...] = ()
     of_row = np.zeros(0, np.int64)
     for index, step in enumerate(report.timeline):
@@ -88,25 +154,7 @@ def class_shares(
                 of_row = np.array([priority[request.request_id] for request in known])
             held = np.bincount(of_row, rows.starts, len(Priority))
             pages[index] = held * (step.end_s - step.begin_s)
-    result: dict[str, dict[str, Any]] = {}
-    for kind in sorted(set(priority.values())):
-        is_backlogged = np.zeros(len(begins), bool)
-        for stretch in stretches:
-            if stretch.priority == kind:
-                # The first step that could hold it is the next to begin.
-                first = bisect.bisect_left(begins, stretch.since_s)
-                is_backlogged[first : bisect.bisect_left(begins, stretch.until_s)] = True
-        served = tokens[is_backlogged].sum(axis=0)
-        held = pages[is_backlogged].sum(axis=0)
-        total = float(served.sum())
-        lacking = shares[kind] * total - float(served[kind])
-        result[Priority(kind).name] = {
-            "guaranteed": shares[kind],
-            "tokens": float(served[kind]) / total if total else None,
-            "pages": float(held[kind] / held.sum()) if held.sum() else None,
-            "is_kept": lacking <= shares[kind] * WINDOW_TOKENS,
-        }
-    return result
+    return tokens, pages
 
 
 def longest_wait(report: SimulationReport, max_wait_s: float) -> dict[str, Any]:

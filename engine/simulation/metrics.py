@@ -69,7 +69,7 @@ def merge_summaries(summaries: Sequence[dict[str, Any]]) -> dict[str, Any]:
             merged[name] = merge_summaries(values)
         elif isinstance(values[0], bool):
             merged[name] = all(values)
-        elif name.startswith(("worst_", "longest_", "max_")):
+        elif name.startswith(("worst_", "longest_", "max_", "lacked_")):
             merged[name] = max(values)
         else:
             merged[name] = sum(values) / len(values)

@@ -74,6 +74,19 @@ def test_a_class_that_waits_while_others_take_everything_is_below_its_share() ->
     assert found["NORMAL"]["is_kept"]
 
 
+def test_what_a_class_got_before_it_had_to_wait_counts() -> None:
+    served = [record("early", 0.0, LOW), record("low", 2.0, LOW)]
+    records = [*served, *(record(str(n), float(n)) for n in range(9))]
+    others = [step(float(n) + 2, (str(n),), num_tokens=5_000) for n in range(9)]
+    first = step(1.0, ("early",), num_tokens=5_000)
+    found = class_shares(run_of(records, first, *others, step(60.0, ("low",))))["LOW"]
+    assert found["lacked_tokens"] == 0.0
+    assert 0.05 < found["tokens"] < 1.0
+    late = class_shares(run_of(records, *others, step(60.0, ("low",))))["LOW"]
+    assert late["lacked_tokens"] > 0.05 * 20_000
+    assert not late["is_kept"]
+
+
 def test_slo_keeps_what_it_promises_and_says_who_waited(
     make_scheduler: Callable[..., Scheduler],
 ) -> None:
