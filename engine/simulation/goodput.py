@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +17,18 @@ from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.simulation.guarantees import class_shares, longest_wait
 from octavo.engine.simulation.metrics import merge_summaries
+from octavo.engine.simulation.rate_search import Attainments, Estimate
 from octavo.engine.simulation.settings import Setting
 from octavo.engine.simulation.simulate import SimulationReport, simulate, true_length
 
 Submit = Callable[["Candidate", float, int], Future[dict[str, Any]]]
 """Begins a run somewhere."""
 
-NOBODY = 0.01
+NOBODY = 0.05
 """Attainment below which higher rates are not tried."""
 
-Attain = Callable[[float, int], float]
-"""Attainment at a rate, by seed."""
+CLOSE = 0.02
+"""Attainment by which a variant may come behind the best on one seed and yet be tried on others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +98,9 @@ def run_once(
 def run_summary(setting: Setting, candidate: Candidate, rate: float, seed: int) -> dict[str, Any]:
     """Figures of one run, with whether it kept what the scheduler guarantees. Fit for JSON."""
     begun_s = time.process_time()
-    report = run_once(setting, candidate, rate, seed, keep_timeline=True)
-    load, max_wait_s = report.load, get_policy(candidate.policy).max_wait_s
+    max_wait_s = get_policy(candidate.policy).max_wait_s
+    report = run_once(setting, candidate, rate, seed, keep_timeline=max_wait_s is not None)
+    load = report.load
     tokens = sum(r.num_input + r.num_output for r in report.records if r.is_served)
     summary = {
         **report.summary(),
@@ -181,132 +182,6 @@ class Runs:
         return future.result()
 
 
-def highest_rate(
-    attain: Callable[[float], float],
-    threshold: float,
-    *,
-    low: float,
-    high: float,
-    tolerance: float = 0.02,
-) -> float:
-    """The highest rate whose attainment is at least `threshold`, coarsely and then finely.
-
-    Between two rates the next one is where a straight line between their attainments crosses the
-    threshold, or in the middle if the last one did not halve what was left: mostly fewer runs than
-    a bisection takes, and never twice as many. Attainment is taken to fall with the rate, which
-    holds but for noise.
-
-    Args:
-        attain: attainment at a rate; called once a rate.
-        threshold: 0 to 1.
-        low, high: rates to search between; `low` is returned if even there too few are on time.
-        tolerance: relative width at which to stop.
-    """
-    attained_low = attain(low)
-    if attained_low < threshold:
-        return low
-    attained_high = attain(high)
-    if attained_high >= threshold:
-        return high
-    is_slow = False
-    while high / low > 1 + tolerance:
-        width = math.log(high / low)
-        share = 0.5
-        if not is_slow:
-            share = (attained_low - threshold) / (attained_low - attained_high)
-            share = min(max(share, 0.15), 0.85)
-        middle = low * math.exp(width * share)
-        attained = attain(middle)
-        if attained >= threshold:
-            low, attained_low = middle, attained
-        else:
-            high, attained_high = middle, attained
-        is_slow = math.log(high / low) > 0.5 * width
-    return low
-
-
-_T_975 = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""97.5% quantiles of Student's t with 0 (never), 1, 2, … degrees of freedom."""
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over seeds, with half the width of its 95% confidence interval."""
-
-    mean: float
-    half_width: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
-        """From independent values, ≥ 1. One value alone has no interval: infinite."""
-        n = len(values)
-        mean = sum(values) / n
-        if n == 1:
-            return cls(mean, math.inf)
-        variance = sum((value - mean) ** 2 for value in values) / (n - 1)
-        t = _T_975[n - 1] if n <= len(_T_975) else 1.96 + 2.4 / (n - 1)
-        return cls(mean, t * math.sqrt(variance / n))
-
-    def to_dict(self) -> dict[str, float | None]:
-        """For JSON, where infinity is null."""
-        half = self.half_width if math.isfinite(self.half_width) else None
-        return {"mean": self.mean, "ci95": half}
-
-    def __str__(self) -> str:
-        half = f" ± {self.half_width:.2f}" if math.isfinite(self.half_width) else ""
-        return f"{self.mean:.2f}{half}"
-
-
-class Attainments:
-    """Attainment by rate and seed, each run once.
-
-    Args:
-        attain: runs it.
-    """
-
-    def __init__(self, attain: Attain) -> None:
-        self._attain = attain
-        self._known: dict[tuple[float, int], float] = {}
-
-    def at(self, rate: float, seed: int) -> float:
-        """Attainment at a rate, by seed."""
-        key = (round(rate, 6), seed)
-        if key not in self._known:
-            self._known[key] = self._attain(*key)
-        return self._known[key]
-
-    def learn(self, rate: float, seed: int, attainment: float) -> None:
-        """Takes in what was found otherwise."""
-        self._known[round(rate, 6), seed] = attainment
-
-    def goodput(
-        self,
-        threshold: float,
-        seeds: Sequence[int],
-        *,
-        low: float,
-        high: float,
-        tolerance: float = 0.02,
-    ) -> Estimate:
-        """The highest rate with this attainment: one bisection a seed.
-
-        It begins between the nearest of the rates that are known already.
-        """
-        found = []
-        for seed in seeds:
-            known = sorted(rate for rate, of_seed in self._known if of_seed == seed)
-            missed = [rate for rate in known if self.at(rate, seed) < threshold]
-            upper = min([high, *missed])
-            lower = max([low, *(rate for rate in known if rate < upper)])
-            found.append(
-                highest_rate(
-                    functools.partial(self.at, seed=seed), threshold,
-                    low=lower, high=upper, tolerance=tolerance,
-                )
-            )  # fmt: skip
-        return Estimate.of(found)
-
-
 def measure_goodput(
     setting: Setting,
     candidate: Candidate,
@@ -372,28 +247,47 @@ def tune(
     setting: Setting,
     variants: Sequence[Candidate],
     *,
-    seed: int,
+    seeds: Sequence[int],
     threshold: float = 0.9,
     runs: Runs | None = None,
 ) -> Candidate:
-    """The variant with the most goodput by the setting's rates, on one seed.
+    """The variant with the most goodput by the setting's rates.
 
-    From the lowest rate up, those go on that reach the threshold; where none does any more, the
-    one that came nearest is taken.
+    From the lowest rate up, those go on that reach the threshold on the first seed. At the rate
+    where none does any more, or where the rates end, those that came close to the best are tried on
+    the other seeds as well, and the best in the mean is taken.
 
     Args:
         variants: the same policy with other parameters or token budgets, ≥ 1.
-        seed: best another than those it is measured with.
+        seeds: best others than those it is measured with.
         runs: as for `measure_goodput`.
     """
     runs, left = (Runs(setting) if runs is None else runs), list(variants)
+    attained: list[float] = []
+    rate = min(setting.rates)
     for rate in sorted(setting.rates):
         if len(left) == 1:
-            break
-        for candidate in left:
-            runs.start(candidate, rate, seed)
-        attained = [float(runs.get(candidate, rate, seed)["attainment"]) for candidate in left]
-        best = left[attained.index(max(attained))]
+            return left[0]
+        attained = _attained(runs, left, rate, seeds[:1])
         reached = [c for c, share in zip(left, attained, strict=True) if share >= threshold]
-        left = reached or [best]
-    return left[0]
+        if not reached:
+            break
+        if rate < max(setting.rates):
+            left = reached
+    best = max(attained)
+    close = [c for c, share in zip(left, attained, strict=True) if share >= best - CLOSE]
+    means = _attained(runs, close, rate, seeds)
+    return close[means.index(max(means))]
+
+
+def _attained(
+    runs: Runs, candidates: Sequence[Candidate], rate: float, seeds: Sequence[int]
+) -> list[float]:
+    """Each candidate's attainment at a rate, in the mean over seeds."""
+    for candidate in candidates:
+        for seed in seeds:
+            runs.start(candidate, rate, seed)
+    return [
+        sum(float(runs.get(candidate, rate, seed)["attainment"]) for seed in seeds) / len(seeds)
+        for candidate in candidates
+    ]

@@ -93,8 +93,9 @@ def guarantee_table(results: Sequence[Mapping[str, Any]]) -> str:
     Only policies that guarantee anything are in it; empty if none does.
     """
     lines = [
-        "| policy | rate | class: share of prompt tokens while it waits (guaranteed), of pages "
-        "| longest stretch waited s | pinned after s | overtaken when over it | kept |",
+        "| policy | rate | class: share of the last prompt tokens while it waits (guaranteed; most "
+        "tokens short of it), of pages | longest stretch waited s | pinned after s "
+        "| overtaken when over it | kept |",
         "|" + "---|" * 7,
     ]
     for result in results:
@@ -103,8 +104,8 @@ def guarantee_table(results: Sequence[Mapping[str, Any]]) -> str:
                 continue
             wait = row["longest_stretch"]
             shares = [
-                f"{name} {_share(found['tokens'])} ({found['guaranteed']:.0%}), "
-                f"{_share(found['pages'])}"
+                f"{name} {_share(found['tokens'])} ({found['guaranteed']:.0%}; "
+                f"{found['lacked_tokens']:.0f}), {_share(found['pages'])}"
                 for name, found in row["class_shares"].items()
             ]
             lines.append(
