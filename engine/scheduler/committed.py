@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,8 +41,8 @@ class CommittedRows(NamedTuple):
         now_s: when.
     """
 
-    requests: list[Request]
-    token_ids: list[int]
+    requests: Sequence[Request]
+    token_ids: Sequence[int]
     numbers: NDArray[np.int64]
     now_s: float
 

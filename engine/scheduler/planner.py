@@ -18,6 +18,7 @@ from octavo.engine.scheduler.ordering import in_order
 from octavo.engine.scheduler.policies.policy import Policy, admit_everyone
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import PrefillPlanner
+from octavo.engine.scheduler.row_columns import Slots
 from octavo.engine.scheduler.step_plan import (
     Decision,
     DecodeRows,
@@ -35,12 +36,14 @@ class Dispatched(NamedTuple):
     Attributes:
         plan: the plan.
         entries: the records of its rows' requests, decode rows first.
+        decoding: its decode rows.
         numbers: int64[decode rows], their numbers.
         features: what it should cost.
     """
 
     plan: StepPlan
     entries: tuple[LiveRequest, ...]
+    decoding: Rows
     numbers: NDArray[np.int64]
     features: StepFeatures
 
@@ -131,19 +134,17 @@ class Planner:
             num_admissions = 0
         if num_admissions or self._running.num_prefilling:
             snapshot = self._table.snapshot(now_s, decoding)
-            num_decode = len(decoding.slots)
+            num_decode = len(decoding)
             budget = min(self._policy.budget(snapshot), self._limits.max_num_batched_tokens)
             budget -= num_decode
-            self._table.forecast.observe_budget(
-                budget, num_decode, float(snapshot.decode_starts.sum())
-            )
+            self._table.forecast.observe_budget(budget, num_decode, decoding.context)
             prefill_rows, prefilling = self._prefill.plan(snapshot, budget, num_admissions)
             if draft.preempted_numbers:
                 decoding = self._still_running(decoding)
         if self._policy.prefills_alone and not prefill_rows:
             decoding, is_short = self._select_decode_rows(now_s)
         num_steps = 1
-        has_rows = len(decoding.slots) > 0
+        has_rows = len(decoding) > 0
         if self._max_steps > 1 and has_rows and not prefill_rows and not is_short:
             num_steps = self._choose_num_steps(decoding, now_s)
             if draft.explains and num_steps > 1:
@@ -172,8 +173,9 @@ class Planner:
         return Dispatched(
             plan,
             (*decoding.entries, *prefilling),
+            decoding,
             self._table.columns.number[decoding.slots],
-            _features(decode_rows, prefill_rows),
+            _features(decoding, prefill_rows),
         )
 
     # Those who wait.
@@ -211,15 +213,17 @@ class Planner:
         """Rows that decode, each with room for one more token; and whether pages ran short."""
         columns = self._table.columns
         rows = self._table.decoding_rows()
-        selected = rows.where(rows.starts < columns.last_position[rows.slots])
-        is_full = selected.starts >= columns.capacity[selected.slots]
-        needy = [selected.entries[index] for index in np.flatnonzero(is_full).tolist()]
+        at_end = (rows.starts >= columns.last_position[rows.slots]).nonzero()[0].tolist()
+        selected = rows.without(at_end)
+        full = (selected.starts >= columns.capacity[selected.slots]).nonzero()[0]
+        needy = [selected.entries[index] for index in full.tolist()]
         if len(needy) <= self._kv.num_available:
-            self._grow_by_one(needy)
+            if needy:
+                self._grow_by_one(needy, selected.slots[full])
             return selected, False
         # A row whose last token is on its way is sure to give its pages back at a coming commit.
         # Then rows that find no page sit this step out: cheaper than computing anybody again.
-        can_wait = len(selected.slots) < len(rows.slots)
+        can_wait = len(selected) < len(rows)
         stalled: set[int] = set()
         for entry in in_order(self._table, self._policy, needy, self._table.snapshot(now_s)):
             if entry.request.slot is not None and not self._kv.num_available:
@@ -236,8 +240,13 @@ class Planner:
 
         Page updates of rows that will not be in the plan are dropped.
         """
-        keeps = [e.request.slot is not None and e.number not in stalled for e in rows.entries]
-        kept = rows.where(np.array(keeps, np.bool_))
+        kept = rows.without(
+            [
+                index
+                for index, entry in enumerate(rows.entries)
+                if entry.request.slot is None or entry.number in stalled
+            ]
+        )
         slots = set(kept.slots.tolist())
         updates = self._draft.page_updates
         self._draft.page_updates = [update for update in updates if update[0] in slots]
@@ -250,13 +259,13 @@ class Planner:
         limits, capacity = columns.last_position[slots], columns.capacity[slots]
         left = limits - starts
         num_steps = self._policy.num_steps(
-            self._table.snapshot(now_s), self._max_steps, int(np.max(left)), int(np.min(left))
+            self._table.snapshot(now_s), self._max_steps, int(left.max()), int(left.min())
         )
         while num_steps > 1:
             ends = np.minimum(starts + num_steps, limits)
             num_missing = np.maximum(ends - capacity + page_size - 1, 0) // page_size
             if int(num_missing.sum()) <= self._kv.num_available:
-                for index in np.flatnonzero(num_missing).tolist():
+                for index in num_missing.nonzero()[0].tolist():
                     self._grow(decoding.entries[index], num_steps)
                 return num_steps
             num_steps //= 2
@@ -272,29 +281,26 @@ class Planner:
             index += 1
         self._table.columns.capacity[request.slot] = entry.pages.capacity
 
-    def _grow_by_one(self, entries: Sequence[LiveRequest]) -> None:
+    def _grow_by_one(self, entries: Sequence[LiveRequest], slots: Slots) -> None:
         """Adds a page to each entry, and notes it: as `_grow`, for all that have no room left."""
-        if not entries:
-            return
-        capacity, updates = self._table.columns.capacity, self._draft.page_updates
-        new = self._kv.grow_by_one([entry.pages for entry in entries])
-        for entry, page in zip(entries, new, strict=True):
-            pages, slot = entry.pages, entry.request.slot
-            assert slot is not None
-            updates.append((slot, len(pages.page_ids) - 1, page))
-            capacity[slot] = pages.capacity
+        sequences = [entry.pages for entry in entries]
+        new = self._kv.grow_by_one(sequences)
+        self._draft.page_updates += [
+            (slot, len(pages.page_ids) - 1, page)
+            for slot, pages, page in zip(slots.tolist(), sequences, new, strict=True)
+        ]
+        self._table.columns.capacity[slots] += self._limits.page_size
 
     def _decode_rows(self, decoding: Rows, num_steps: int) -> DecodeRows:
         """The rows by column; their requests move ahead by what they may emit."""
-        if not len(decoding.slots):
+        if not len(decoding):
             return self._no_rows
-        entries, requests, slots, starts = decoding
-        columns = self._table.columns
+        slots, starts, columns = decoding.slots, decoding.starts, self._table.columns
         if self._policy.measure is not None:
-            columns.refresh_lengths(entries, slots, starts, self._table.forecast)
+            columns.refresh_lengths(decoding.entries, slots, starts, self._table.forecast)
         if num_steps == 1:
-            max_new_tokens = self._ones[: len(requests)]
-            self.num_decode_tokens += len(requests)
+            max_new_tokens = self._ones[: len(decoding)]
+            self.num_decode_tokens += len(decoding)
         else:
             max_new_tokens = np.minimum(columns.last_position[slots] - starts, num_steps)
             self.num_decode_tokens += int(max_new_tokens.sum())
@@ -302,15 +308,15 @@ class Planner:
         columns.num_inflight_tokens[slots] += max_new_tokens
         columns.num_inflight_steps[slots] += 1
         return DecodeRows(
-            requests=requests, slots=slots, starts=starts, max_new_tokens=max_new_tokens
+            requests=decoding.requests, slots=slots, starts=starts, max_new_tokens=max_new_tokens
         )
 
 
-def _features(decode_rows: DecodeRows, prefill_rows: list[PrefillRow]) -> StepFeatures:
+def _features(decoding: Rows, prefill_rows: list[PrefillRow]) -> StepFeatures:
     """What the step's time depends on."""
     return StepFeatures(
-        num_decode=len(decode_rows),
+        num_decode=len(decoding),
         num_prefill=sum([row.num_tokens for row in prefill_rows]),
-        decode_context=float(decode_rows.starts.sum()) if len(decode_rows) else 0.0,
+        decode_context=decoding.context,
         prefill_context=float(sum([row.num_tokens * row.start for row in prefill_rows])),
     )

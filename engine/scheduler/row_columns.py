@@ -13,7 +13,8 @@ from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
 
 Floats = NDArray[np.float64]
-Slots = NDArray[np.int32]
+Counts = NDArray[np.int32]
+Slots = NDArray[np.intp]
 
 
 class RowColumns:
@@ -49,13 +50,13 @@ class RowColumns:
         self.priority: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.num_preemptions: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.is_pinned: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
-        self.counts: Slots = np.zeros((3, num_slots), np.int32)
-        self.num_computed: Slots = self.counts[COMPUTED]
-        self.num_inflight_tokens: Slots = self.counts[INFLIGHT_TOKENS]
-        self.num_inflight_steps: Slots = self.counts[INFLIGHT_STEPS]
+        self.counts: Counts = np.zeros((3, num_slots), np.int32)
+        self.num_computed: Counts = self.counts[COMPUTED]
+        self.num_inflight_tokens: Counts = self.counts[INFLIGHT_TOKENS]
+        self.num_inflight_steps: Counts = self.counts[INFLIGHT_STEPS]
         self.number: NDArray[np.int64] = np.full(num_slots, -1, np.int64)
-        self.last_position: Slots = np.zeros(num_slots, np.int32)
-        self.capacity: Slots = np.zeros(num_slots, np.int32)
+        self.last_position: Counts = np.zeros(num_slots, np.int32)
+        self.capacity: Counts = np.zeros(num_slots, np.int32)
 
     def enter(self, entry: LiveRequest) -> None:
         """A request takes its slot."""
@@ -93,7 +94,7 @@ class RowColumns:
             self.base_s[slot] = request.metrics.first_token_s
 
     def refresh_lengths(
-        self, entries: Sequence[LiveRequest], slots: Slots, starts: Slots, forecast: Forecast
+        self, entries: Sequence[LiveRequest], slots: Slots, starts: Counts, forecast: Forecast
     ) -> None:
         """Guesses anew the length of rows that have come as far as was guessed.
 
@@ -102,9 +103,6 @@ class RowColumns:
             slots, starts: theirs, and the positions of their inputs.
         """
         emitted = starts + 1 - self.num_prompt[slots]
-        passed = emitted >= self.length[slots]
-        if not passed.any():
-            return
-        for index in np.nonzero(passed)[0].tolist():
+        for index in (emitted >= self.length[slots]).nonzero()[0].tolist():
             remaining = forecast.remaining_tokens(entries[index].request)
             self.length[slots[index]] = emitted[index] + max(remaining, 1.0)

@@ -27,6 +27,7 @@ from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.committed import Committed, CommittedRows, News
 from octavo.engine.scheduler.deadlines import has_target
+from octavo.engine.scheduler.decoding_rows import all_but, is_kept
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
 from octavo.engine.scheduler.forecast import Forecast
@@ -307,26 +308,27 @@ class Scheduler:
         slots, counts, numbers = decode_rows.slots, decode_rows.max_new_tokens, dispatched.numbers
         # A row whose slot has another holder by now was preempted or has ended.
         is_gone = columns.number[slots] != numbers
-        if is_gone.any():
+        gone = is_gone.nonzero()[0].tolist()
+        if gone:
             here = ~is_gone
             columns.num_inflight_tokens[slots[here]] -= counts[here]
             columns.num_inflight_steps[slots[here]] -= 1
-            for index in np.flatnonzero(is_gone).tolist():
+            for index in gone:
                 request = decode_rows.requests[index]
                 request.num_inflight_steps -= 1
                 request.num_inflight_tokens -= int(counts[index])
         else:
             columns.num_inflight_tokens[slots] -= counts
             columns.num_inflight_steps[slots] -= 1
-        is_at_end = (
-            columns.num_computed[slots] - columns.num_inflight_tokens[slots]
-            >= columns.last_position[slots]
-        )
-        apart = np.flatnonzero(is_gone | is_at_end).tolist()
+        num_committed = columns.num_computed[slots] - columns.num_inflight_tokens[slots]
+        is_apart = num_committed >= columns.last_position[slots]
+        if gone:
+            is_apart |= is_gone
+        apart = is_apart.nonzero()[0].tolist()
         if isinstance(rows, TokenRows):
             self._append_tokens(dispatched, rows, apart, news, now_s)
             return
-        is_apart = set(apart)
+        ones_apart = set(apart)
         for index, (entry, row, count) in enumerate(
             zip(dispatched.entries, rows, counts.tolist(), strict=False)
         ):
@@ -334,7 +336,7 @@ class Scheduler:
             if not entry.is_live:
                 continue
             if (
-                index not in is_apart
+                index not in ones_apart
                 and len(token_ids) == count
                 and entry.stop_ids.isdisjoint(token_ids)
             ):
@@ -357,18 +359,18 @@ class Scheduler:
         if not stop_ids.keys().isdisjoint(rows.token_ids):
             stops = [index for index, token in enumerate(rows.token_ids) if token in stop_ids]
             apart = sorted({*apart, *stops})
-        requests, numbers = list(dispatched.plan.decode_rows.requests), dispatched.numbers
-        token_ids = list(rows.token_ids)
+        going_on, numbers = dispatched.decoding.without(apart), dispatched.numbers
+        token_ids: Sequence[int] = rows.token_ids
         if apart:
-            for index in reversed(apart):
-                del requests[index], token_ids[index]
-            numbers = np.delete(numbers, apart)
+            token_ids = all_but(token_ids, apart)
+            numbers = numbers[is_kept(len(numbers), apart)]
         assert NO_TOKEN not in token_ids, "a row that goes on emitted nothing"
-        for request, token_id in zip(requests, token_ids, strict=True):
-            request.output_token_ids.append(token_id)
-            request.metrics.last_token_s = now_s
-        if requests:
-            news.rows.append(CommittedRows(requests, token_ids, numbers, now_s))
+        for output, token_id in zip(going_on.outputs, token_ids, strict=True):
+            output.append(token_id)
+        for metrics in going_on.metrics:
+            metrics.last_token_s = now_s
+        if token_ids:
+            news.rows.append(CommittedRows(going_on.requests, token_ids, numbers, now_s))
         for index in apart:
             entry = dispatched.entries[index]
             if entry.is_live:
@@ -469,7 +471,7 @@ class Scheduler:
         self._table.check_integrity(self._transfers.owned_host_pages())
         num_steps: dict[int, int] = {}
         num_tokens: dict[int, int] = {}
-        for plan, entries, _, _ in self._dispatched:
+        for plan, entries, *_ in self._dispatched:
             counts = plan.decode_rows.max_new_tokens.tolist()
             counts += [int(chunk.samples) for chunk in plan.prefill_rows]
             for entry, count in zip(entries, counts, strict=True):

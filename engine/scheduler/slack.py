@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-
-import numpy as np
+from bisect import bisect_right
 
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_time_model import StepFeatures
@@ -29,7 +28,7 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     index = snapshot.decode_starts + 1 - columns.num_prompt[slots]
     slack = columns.base_s[slots] + columns.tpot_s[slots] * index - snapshot.starts_s
     slack = slack[slack > 0]
-    return float(np.min(slack)) if len(slack) else math.inf
+    return float(slack.min()) if len(slack) else math.inf
 
 
 def budget_within(snapshot: Snapshot, seconds: float, floor: int) -> int:
@@ -43,7 +42,7 @@ def budget_within(snapshot: Snapshot, seconds: float, floor: int) -> int:
     num_decode = len(snapshot.decode_slots)
     most = limits.max_num_batched_tokens
     if seconds < math.inf:
-        context = float(snapshot.decode_starts.sum())
+        context = snapshot.decode_context
         tokens = model.prefill_tokens_within(
             seconds / model.safety, num_decode, context, snapshot.forecast.mean_prefill_context
         )
@@ -67,34 +66,36 @@ def thrifty_budget(snapshot: Snapshot, seconds: float, floor: int) -> int:
     pending += sum(r.num_tokens - r.num_computed_tokens for r in snapshot.prefilling)
     if budget - num_decode >= pending:
         return budget
-    model, edges = forecast.step_time, np.array(snapshot.limits.token_edges[:-1])
-    first = int(np.searchsorted(edges, num_decode + floor, side="right"))
-    if first >= len(edges):
+    model, edges = forecast.step_time, snapshot.limits.token_edges
+    last = len(edges) - 1
+    first = bisect_right(edges, num_decode + floor, 0, last)
+    if first == last:
         return budget
-    context, before = float(snapshot.decode_starts.sum()), forecast.mean_prefill_context
-    step_s = model.predict_edges_s(num_decode, context, before)[first:]
-    tokens = edges[first:] - num_decode
+    context, before = snapshot.decode_context, forecast.mean_prefill_context
     floor_s = model.predict_s(StepFeatures(num_decode, floor, context, floor * before))
     if floor_s >= seconds:
         return budget
-    gain = (tokens - floor) / np.maximum(step_s - floor_s, 1e-6)
-    slots = snapshot.decode_slots
-    goal_s = snapshot.columns.tpot_s[slots]
+    goal_s = snapshot.columns.tpot_s[snapshot.decode_slots]
     goal_s = goal_s[goal_s > 0]
     if not len(goal_s):
         return budget
-    banked_s = seconds + _FLOOR_STEPS * (float(np.min(goal_s)) - floor_s)
-    reach = step_s * model.safety <= banked_s
-    if not reach.any():
-        return budget
-    best = int(np.argmax(np.where(reach, gain, 0.0)))
-    now = int(np.searchsorted(edges, budget, side="right")) - 1 - first
-    if best > now and (now < 0 or gain[best] > _WORTH_BANKING * gain[now]):
+    banked_s = seconds + _FLOOR_STEPS * (float(goal_s.min()) - floor_s)
+    now = bisect_right(edges, budget, 0, last) - 1
+    best, best_gain, gain_now = now, 0.0, 0.0
+    for index, step_s in enumerate(
+        model.predict_edges_s(first, num_decode, context, before), first
+    ):
+        gain = (edges[index] - num_decode - floor) / max(step_s - floor_s, 1e-6)
+        if index == now:
+            gain_now = gain
+        if gain > best_gain and step_s * model.safety <= banked_s:
+            best, best_gain = index, gain
+    if best > now and best_gain > _WORTH_BANKING * gain_now:
         return min(budget, num_decode + floor)
     return budget
 
 
 def edge_below(token_edges: tuple[int, ...], num_tokens: int) -> int:
     """The largest bucket edge ≤ `num_tokens`; 0 if there is none."""
-    index = int(np.searchsorted(token_edges, num_tokens, side="right"))
+    index = bisect_right(token_edges, num_tokens)
     return token_edges[index - 1] if index else 0

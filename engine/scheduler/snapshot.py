@@ -15,11 +15,16 @@ from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.waiting_columns import WaitingColumns
 
 
-def _no_rows() -> NDArray[np.int32]:
+def _no_slots() -> NDArray[np.intp]:
+    return np.empty(0, np.intp)
+
+
+def _no_starts() -> NDArray[np.int32]:
     return np.empty(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: one is made two or three times a plan, and frozen ones take three times as long.
+@dataclass(slots=True, kw_only=True, eq=False)
 class Snapshot:
     """The state a policy decides on. Its requests are for reading only.
 
@@ -42,7 +47,8 @@ class Snapshot:
         prefilling: running requests whose prompt is not computed yet, but for `demoted` ones.
         demoted: those of them that are served only when nobody else waits.
         decoding: requests of the rows that can decode in the step being planned.
-        decode_slots, decode_starts: int32[D], their slots, and the positions of their inputs.
+        decode_slots, decode_starts: intp[D], int32[D], their slots, and the positions of their
+            inputs.
         pinned: ids of waiting requests that have waited their longest.
     """
 
@@ -59,9 +65,17 @@ class Snapshot:
     prefilling: Sequence[Request] = ()
     demoted: Sequence[Request] = ()
     decoding: Sequence[Request] = ()
-    decode_slots: NDArray[np.int32] = field(default_factory=_no_rows)
-    decode_starts: NDArray[np.int32] = field(default_factory=_no_rows)
+    decode_slots: NDArray[np.intp] = field(default_factory=_no_slots)
+    decode_starts: NDArray[np.int32] = field(default_factory=_no_starts)
     pinned: Container[str] = ()
+    _decode_context: float | None = field(default=None, init=False)
+
+    @property
+    def decode_context(self) -> float:
+        """Positions that the decode rows attend to, all together."""
+        if self._decode_context is None:
+            self._decode_context = float(self.decode_starts.sum())
+        return self._decode_context
 
     def is_pinned(self, request: Request) -> bool:
         """Whether a waiting request has waited its longest."""

@@ -42,11 +42,12 @@ class DecodeRows(Sequence[DecodeRow]):
 
     Attributes:
         requests: the rows' requests.
-        slots, starts, max_new_tokens: int32[len(requests)], as in `DecodeRow`. Read only.
+        slots: intp[len(requests)], as in `DecodeRow`; of the type that NumPy indexes with.
+        starts, max_new_tokens: int32[len(requests)], as in `DecodeRow`. All are read only.
     """
 
     requests: tuple[Request, ...]
-    slots: NDArray[np.int32]
+    slots: NDArray[np.intp]
     starts: NDArray[np.int32]
     max_new_tokens: NDArray[np.int32]
 
@@ -56,7 +57,7 @@ class DecodeRows(Sequence[DecodeRow]):
         rows = tuple(rows)
         return cls(
             requests=tuple(row.request for row in rows),
-            slots=np.array([row.slot for row in rows], np.int32),
+            slots=np.array([row.slot for row in rows], np.intp),
             starts=np.array([row.start for row in rows], np.int32),
             max_new_tokens=np.array([row.max_new_tokens for row in rows], np.int32),
         )

@@ -11,9 +11,8 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-_SCALES = np.array([1.0, 64.0, 512.0, 65536.0, 1e6])
+_SCALES = (1.0, 64.0, 512.0, 65536.0, 1e6)
 """Typical sizes of the features, so that one regularisation suits all of them."""
 
 _FORGETTING = 0.999
@@ -70,16 +69,16 @@ class StepTimeModel:
         prefill_token_s: float = 5e-5,
     ) -> None:
         self._edges = list(token_edges[:-1])
-        self._edge_tokens = np.array(self._edges, np.float64)
         num_weights = len(_SCALES) + len(self._edges)
         self._weights = np.zeros(num_weights)
-        self._weights[:3] = np.array([fixed_s, decode_row_s, prefill_token_s]) * _SCALES[:3]
+        self._weights[:3] = np.array([fixed_s, decode_row_s, prefill_token_s]) * np.array(_SCALES[:3])
         # What the prior may be wrong by: its slopes and fixed cost by a factor of several, a
         # bucket's own offset by a part of the fixed cost.
         doubt = np.full(num_weights, 0.5 * fixed_s)
         doubt[:3] = 4.0 * self._weights[:3]
         doubt[3:5] = 4.0 * self._weights[1:3]
         self._covariance = np.diag((doubt / _NOISE) ** 2)
+        self._x = np.zeros(num_weights)
         self._bias = 1.0
         self._safety = 1.1
         self.num_observed = 0
@@ -114,32 +113,31 @@ class StepTimeModel:
         token_s = max(self._prefill_s + self._prefill_context_s * mean_context, 1e-9)
         base_s = self._decode_s * num_decode + self._decode_context_s * decode_context
         left_s = seconds / self._bias - base_s
-        best, low = 0, 0
-        for bucket, intercept in enumerate(self._intercepts):
-            high = self._edges[bucket] if bucket < len(self._edges) else 1 << 30
-            tokens = int(min((left_s - intercept) / token_s, high - num_decode))
-            if tokens > max(best, low - num_decode):
-                best = tokens
-            low = high
-        return best
+        high = 1 << 30
+        for bucket in range(len(self._edges), -1, -1):
+            low = self._edges[bucket - 1] if bucket else 0
+            tokens = int(min((left_s - self._intercepts[bucket]) / token_s, high - num_decode))
+            if tokens > max(0, low - num_decode):
+                return tokens
+            high = low
+        return 0
 
     def predict_edges_s(
-        self, num_decode: int, decode_context: float, mean_context: float
-    ) -> NDArray[np.float64]:
+        self, first: int, num_decode: int, decode_context: float, mean_context: float
+    ) -> list[float]:
         """Expected seconds of a step filled with prompt tokens to each edge but the last.
 
         Args:
+            first: index of the edge to begin with, one of more than `num_decode` tokens.
             mean_context: context before the prompt tokens.
-
-        Returns:
-            float64[edges - 1]; only those of more than `num_decode` tokens mean anything.
         """
         token_s = self._prefill_s + self._prefill_context_s * mean_context
         base_s = self._decode_s * num_decode + self._decode_context_s * decode_context
-        seconds: NDArray[np.float64] = self._edge_intercepts + (
-            base_s + token_s * (self._edge_tokens - num_decode)
-        )
-        return np.maximum(seconds, _LEAST_S) * self._bias
+        least_s, bias = _LEAST_S, self._bias
+        return [
+            max(intercept + (base_s + token_s * (edge - num_decode)), least_s) * bias
+            for intercept, edge in zip(self._intercepts[first:], self._edges[first:], strict=False)
+        ]
 
     def observe(self, features: StepFeatures, seconds: float) -> None:
         """Learns from one measured step (or iteration) of `seconds` > 0."""
@@ -150,25 +148,25 @@ class StepTimeModel:
             # A step that hung says nothing about the next one's arithmetic.
             seconds = min(seconds, _MAX_RATIO * predicted)
         self.num_observed += 1
-        x = np.zeros(len(self._weights))
-        x[: len(_SCALES)] = (1.0, *features)
-        x[: len(_SCALES)] /= _SCALES
         bucket = bisect_left(self._edges, features.num_decode + features.num_prefill)
-        if bucket:
-            x[len(_SCALES) + bucket - 1] = 1.0
         # Weighting by 1 / time makes the error that is minimised a relative one.
         weight = 1.0 / max(predicted, 1e-6)
-        x *= weight
-        error = seconds * weight - float(np.dot(self._weights, x))
-        px = self._covariance @ x
-        variance = float(np.dot(x, px))
+        x = self._x
+        x.fill(0.0)
+        x[: len(_SCALES)] = [
+            value / scale * weight for value, scale in zip((1.0, *features), _SCALES, strict=True)
+        ]
+        if bucket:
+            x[len(_SCALES) + bucket - 1] = weight
+        error = seconds * weight - float(self._weights.dot(x))
+        px = self._covariance.dot(x)
+        variance = float(x.dot(px))
         self._weights += px * (error / (1.0 + variance))
         # Old steps are forgotten only in the direction of this one: what has not been seen for
         # long is not held for unknown.
         shrink = _FORGETTING - (1.0 - _FORGETTING) / max(variance, 1e-12)
         if shrink != 0.0:
-            px_column = px[:, None]
-            self._covariance -= px_column * (px / (1.0 / shrink + variance))
+            self._covariance -= np.multiply.outer(px, px / (1.0 / shrink + variance))
         # It falls back to 1 by itself as the regression takes over what it has carried.
         self._bias *= min(max(ratio, 0.5), 2.0) ** _BIAS_RATE
         step = _QUANTILE_RATE * (0.95 if ratio > self._safety else -0.05)
@@ -177,13 +175,10 @@ class StepTimeModel:
 
     def _publish(self) -> None:
         """Keeps the weights as plain floats: predictions are made one at a time."""
-        weights: list[float] = (self._weights[: len(_SCALES)] / _SCALES).tolist()
-        fixed, self._decode_s, self._prefill_s = (
-            weights[0],
-            max(weights[1], 0.0),
-            max(weights[2], 0.0),
-        )
-        self._decode_context_s, self._prefill_context_s = max(weights[3], 0.0), max(weights[4], 0.0)
-        offsets: list[float] = [0.0, *self._weights[len(_SCALES) :].tolist()]
-        self._intercepts = [fixed + offset for offset in offsets]
-        self._edge_intercepts = np.array(self._intercepts[:-1])
+        fixed, decode, prefill, decode_context, prefill_context, *offsets = self._weights.tolist()
+        _, decode_scale, prefill_scale, decode_context_scale, prefill_context_scale = _SCALES
+        self._decode_s = max(decode / decode_scale, 0.0)
+        self._prefill_s = max(prefill / prefill_scale, 0.0)
+        self._decode_context_s = max(decode_context / decode_context_scale, 0.0)
+        self._prefill_context_s = max(prefill_context / prefill_context_scale, 0.0)
+        self._intercepts = [fixed, *[fixed + offset for offset in offsets]]
