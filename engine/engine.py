@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,10 +16,11 @@ from octavo.engine.clock import Clock, MonotonicClock
 from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import DuplicateRequestError, InvalidConfigError
-from octavo.engine.execution.compile_manager import use_compile_cache
+from octavo.engine.execution.compile_cache import cache_counts, use_compile_cache
 from octavo.engine.execution.executor import DeviceExecutor
 from octavo.engine.execution.host_memory import keep_freed_memory
 from octavo.engine.execution.sizing import size_engine
+from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.input_processor import InputProcessor, Submission
 from octavo.engine.load import EngineLoad
 from octavo.engine.output_processor import OutputProcessor
@@ -38,6 +40,8 @@ class Engine:
     Args:
         config: engine arguments.
         progress: show a bar while programs compile.
+        on_program: told of each program that is there before the engine is ready: its name, its
+            seconds, whether the persistent cache had it, how many are done and how many will be.
         clock: where time comes from.
 
     Raises:
@@ -46,13 +50,19 @@ class Engine:
     """
 
     def __init__(
-        self, config: EngineConfig, *, progress: bool = False, clock: Clock | None = None
+        self,
+        config: EngineConfig,
+        *,
+        progress: bool = False,
+        on_program: Callable[[str, float, bool, int, int], None] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         config = config.with_token_budget(SERVING_BATCHED_TOKENS)
         self.config = config
         self.clock = clock or MonotonicClock()
         keep_freed_memory()
         use_compile_cache(config.resolved_compile_cache_dir())
+        cache_counts()
         try:
             mesh = make_mesh(config.tensor_parallel_size)
         except ValueError as error:
@@ -98,13 +108,25 @@ class Engine:
         )
         self.outputs = OutputProcessor(self.tokenizer, self.core.finish)
         self._num_prompt_tokens = 0
-        self._warm_up(progress)
+        self._warm_up(progress, on_program)
 
-    def _warm_up(self, progress: bool) -> None:
+    def _warm_up(
+        self, progress: bool, on_program: Callable[[str, float, bool, int, int], None] | None
+    ) -> None:
         lattice, mode = self.executor.lattice, self.config.warm_up
         total = len(lattice.shapes if mode == "full" else lattice.coarse)
+        stats = self.executor.programs.stats
+
+        def on_compiled(shape: StepShape) -> None:
+            name = str(shape)
+            bar.set_postfix_str(f"{name}: {stats.seconds[name]:.1f} s", refresh=False)
+            bar.update()
+            if on_program is not None:
+                done = len(stats.seconds)
+                on_program(name, stats.seconds[name], name in stats.from_cache, done, total)
+
         with tqdm(total=total, desc="Compiling steps", disable=not progress) as bar:
-            self.executor.warm_up(mode, lambda shape: bar.update())
+            self.executor.warm_up(mode, on_compiled)
 
     def wait_until_compiled(self) -> None:
         """Waits for the programs that are compiled behind; the engine serves without them too."""

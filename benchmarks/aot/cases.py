@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 from octavo.engine.execution.state import StateLayout, kv_bytes_per_token
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, step_spec
+from octavo.engine.execution.weight_layout import abstract
 from octavo.models.config import ModelConfig, Rope
 from octavo.models.parameters import abstract_weights, declare, num_parameters
 from octavo.pallas_kernels.ragged_paged_attention import (
@@ -236,4 +237,5 @@ def _lower_step(
     )
     step = jax.jit(make_step(model, spec, mesh=mesh, backend=backend), donate_argnums=1)
     vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=NamedSharding(mesh, P()))
-    return step.lower(abstract_weights(model, BF16, mesh), layout.abstract(), vector)
+    weights = abstract(abstract_weights(model, BF16, mesh))
+    return step.lower(weights, layout.abstract(), vector)

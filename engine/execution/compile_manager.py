@@ -17,9 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-
 from octavo.engine.errors import StepFailedError
+from octavo.engine.execution.compile_cache import cache_counts
 from octavo.engine.execution.step_spec import StepShape
 
 logger = logging.getLogger(__name__)
@@ -36,10 +35,12 @@ class CompileStats:
 
     Attributes:
         seconds: wall time by shape, tracing included.
+        from_cache: shapes whose program the persistent cache had.
         num_after_ready: programs a step had to wait for; 0 in a sound engine.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
+    from_cache: set[str] = field(default_factory=set)
     num_after_ready: int = 0
 
 
@@ -82,9 +83,8 @@ class CompileManager:
                 traced_s = time.perf_counter() - begun
                 pending.append((shape, traced_s, pool.submit(_timed, lowered.compile)))
             for shape, traced_s, future in pending:
-                program, compiled_s = future.result()
-                self._programs[shape] = program
-                self.stats.seconds[str(shape)] = traced_s + compiled_s
+                program, compiled_s, was_cached = future.result()
+                self._keep(shape, program, traced_s + compiled_s, was_cached)
                 if on_compiled is not None:
                     on_compiled(shape)
         self._ready = True
@@ -139,10 +139,16 @@ class CompileManager:
         atexit.unregister(self.close)
 
     def _compile(self, shape: StepShape) -> Program:
-        program, seconds = _timed(lambda: self._lower(shape).compile())
-        self.stats.seconds[str(shape)] = seconds
-        self._programs[shape] = program
+        program, seconds, was_cached = _timed(lambda: self._lower(shape).compile())
+        self._keep(shape, program, seconds, was_cached)
         return program
+
+    def _keep(self, shape: StepShape, program: Program, seconds: float, was_cached: bool) -> None:
+        self.stats.seconds[str(shape)] = seconds
+        if was_cached:
+            self.stats.from_cache.add(str(shape))
+        self._programs[shape] = program
+        logger.info("%s: %.1f s%s", shape, seconds, ", from the cache" if was_cached else "")
 
 
 def _be_nice() -> None:
@@ -151,25 +157,9 @@ def _be_nice() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND_NICENESS)
 
 
-def _timed(function: Callable[[], Program]) -> tuple[Program, float]:
-    begun = time.perf_counter()
+def _timed(function: Callable[[], Program]) -> tuple[Program, float, bool]:
+    """The program, seconds, and whether the persistent cache had it."""
+    counts, begun = cache_counts(), time.perf_counter()
+    hits = counts.hits_of_this_thread
     result = function()
-    return result, time.perf_counter() - begun
-
-
-def use_compile_cache(directory: str | None) -> None:
-    """Keeps compiled programs on disk between runs, unless JAX was told where to already.
-
-    Args:
-        directory: folder, made if missing; None changes nothing.
-    """
-    if directory is None or jax.config.jax_compilation_cache_dir:
-        return
-    try:
-        os.makedirs(directory, exist_ok=True)
-    except OSError as error:
-        logger.warning("no compile cache: %s", error)
-        return
-    jax.config.update("jax_compilation_cache_dir", directory)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    return result, time.perf_counter() - begun, counts.hits_of_this_thread > hits

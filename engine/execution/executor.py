@@ -31,6 +31,7 @@ from octavo.engine.execution.page_copies import PageCopier
 from octavo.engine.execution.state import DeviceState, StateLayout, state_shardings
 from octavo.engine.execution.step import Scores, StepOutput, make_step
 from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step_spec
+from octavo.engine.execution.weight_layout import abstract, lay_out
 from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import (
@@ -96,7 +97,7 @@ class DeviceExecutor:
 
     Args:
         config: the model, as sharded.
-        weights: its weights on `mesh`.
+        weights: its weights on `mesh`; on a TPU some are put into another order.
         mesh: the device mesh.
         limits: what plans may ask for.
         lattice: shapes to compile.
@@ -123,7 +124,7 @@ class DeviceExecutor:
         self.lattice = lattice
         self.stats = ExecutorStats()
         self._config = config
-        self._weights = weights
+        self._weights = lay_out(weights)
         self._mesh = mesh
         self._backend = backend
         self._whole = NamedSharding(mesh, P())
@@ -269,10 +270,7 @@ class DeviceExecutor:
         vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=self._whole)
         state_out = state_shardings(self._abstract_state, self._config, self._mesh)
         return jax.jit(step, donate_argnums=1, out_shardings=(state_out, self._whole)).lower(
-            jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding),
-                self._weights,
-            ),
+            abstract(self._weights),
             self._abstract_state,
             vector,
         )

@@ -23,6 +23,7 @@ from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
 DEFAULT_MAX_MODEL_LEN = 8192
 TABLE_ALIGNMENT_PAGES = 8
 """A row of the block table is whole blocks of pages, so that attention never slices past it."""
+BUDGET_BITS = 6
 CPU_KV_BYTES = 2 << 30
 """Most bytes of KV taken unasked on a CPU, whose memory others use too."""
 CPU_MEMORY_SHARE = 0.25
@@ -145,12 +146,23 @@ def _free_bytes(config: EngineConfig, mesh: Mesh) -> int:
     """Bytes for KV over all devices of the mesh."""
     device = mesh.devices.flat[0]
     if device.platform == "cpu":
-        return min(CPU_KV_BYTES, int(CPU_MEMORY_SHARE * _available_memory_bytes()))
+        free = int(CPU_MEMORY_SHARE * _available_memory_bytes())
+        return CPU_KV_BYTES if free >= CPU_KV_BYTES else coarsely(free)
     stats = device.memory_stats() or {}
     limit, used = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
     free = math.floor(limit * config.gpu_memory_utilization) - used
     # Activations and logits of the largest step, generously.
-    return max(0, free - limit // 20) * mesh.size
+    return coarsely(max(0, free - limit // 20)) * mesh.size
+
+
+def coarsely(num_bytes: int) -> int:
+    """Rounded down to six binary digits, at most 3% less.
+
+    The pool's size is part of every program: were it to follow free memory to the byte, no two
+    starts would find each other's programs in the compile cache.
+    """
+    step = 1 << max(0, num_bytes.bit_length() - BUDGET_BITS)
+    return num_bytes // step * step
 
 
 def _available_memory_bytes() -> int:

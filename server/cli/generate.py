@@ -44,7 +44,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Generates; 0."""
     prompts = read_prompts(args, sampling_params(args))
-    arguments = _sized_for(prompts) | engine_args(args)
+    arguments = sized_for(sum(params.n for _, params in prompts)) | engine_args(args)
     if len(prompts) == 1 and prompts[0][1].n == 1 and not args.json:
         engine, load_s = _load_streaming(arguments, args.quiet)
         asyncio.run(_stream(engine, *prompts[0], load_s=load_s, quiet=args.quiet))
@@ -53,10 +53,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _sized_for(prompts: list[tuple[Prompt, SamplingParams]]) -> dict[str, Any]:
-    """Engine arguments for a handful of prompts, which are over before finer programs would be
+def sized_for(num_rows: int) -> dict[str, Any]:
+    """Engine arguments for a handful of rows, which are over before finer programs would be
     compiled: few rows, and the programs that serve them alone."""
-    num_rows = sum(params.n for _, params in prompts)
     if num_rows > FEW_ROWS:
         return {}
     return {"max_num_seqs": 1 if num_rows == 1 else FEW_ROWS, "warm_up": "coarse"}

@@ -21,6 +21,7 @@ COMMANDS = {
     "generate": "generate text from prompts",
     "chat": "talk to a model",
     "serve": "serve a model over gRPC and HTTP",
+    "compile": "fill the compile cache ahead, for images",
     "convert": "write a checkpoint that opens faster",
     "models": "list packaged models and supported architectures",
     "plan": "size KV cache and memory from a model's config alone",

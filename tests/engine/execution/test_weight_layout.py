@@ -1,0 +1,74 @@
+"""Weights lie in memory as their device wants them, and nothing else about them changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.layout import Format
+
+from octavo.engine.execution import weight_layout
+from octavo.engine.execution.weight_layout import lay_out, weight_formats
+from octavo.engine.sampling_params import SamplingParams
+from octavo.models.config import ModelConfig
+from octavo.models.random_weights import random_weights
+from octavo.sharding.mesh import make_mesh
+
+CONFIG = ModelConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    tie_word_embeddings=True,
+)
+
+
+@pytest.fixture
+def on_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU stands in for a TPU: it takes any order too."""
+    monkeypatch.setattr(weight_layout, "PLATFORMS", frozenset({"cpu"}))
+
+
+def weights() -> Any:
+    return random_weights(CONFIG, jnp.dtype("float32"), make_mesh(1), seed=0)
+
+
+def test_a_cpu_keeps_the_declared_order() -> None:
+    given = weights()
+    assert lay_out(given)["layers"][0]["w_gate_up"] is given["layers"][0]["w_gate_up"]
+
+
+@pytest.mark.usefixtures("on_a_tpu")
+def test_split_outputs_lie_with_their_inputs_last_but_one() -> None:
+    before = np.asarray(weights()["layers"][0]["w_gate_up"])
+    layer = lay_out(weights())["layers"][0]
+    assert layer["w_gate_up"].format.layout.major_to_minor == (1, 0, 2)
+    assert layer["wqkv"].format.layout.major_to_minor == (1, 2, 0, 3)
+    assert layer["w_down"].format.layout.major_to_minor == (0, 1)
+    np.testing.assert_array_equal(np.asarray(layer["w_gate_up"]), before)
+
+
+@pytest.mark.usefixtures("on_a_tpu")
+def test_programs_are_compiled_for_the_order_the_weights_are_in() -> None:
+    formats = weight_formats(weights())["layers"][0]
+    assert isinstance(formats["wqkv"], Format)
+    assert not isinstance(formats["wo"], Format)
+
+
+def test_tokens_do_not_depend_on_the_order(
+    make_llm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokens() -> list[int]:
+        llm = make_llm(max_num_seqs=1, max_num_batched_tokens=32, num_kv_pages=40)
+        prompts, params = [[66, 67, 68]], SamplingParams(temperature=0, max_tokens=12)
+        return list(llm.generate(prompts, params, use_tqdm=False)[0].outputs[0].token_ids)
+
+    declared = tokens()
+    monkeypatch.setattr(weight_layout, "PLATFORMS", frozenset({"cpu"}))
+    assert tokens() == declared

@@ -1,0 +1,84 @@
+"""`octavo compile` leaves nothing for a later start to compile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from octavo.server.cli.main import main
+
+SMALL = "--max-num-seqs 4 --max-num-batched-tokens 32 --max-model-len 128 --num-kv-pages 40"
+
+
+def compile_command(model: Path) -> list[str]:
+    return ["compile", "--model", str(model), *SMALL.split()]
+
+
+def test_a_second_start_compiles_nothing(tiny_model, capsys):
+    command = compile_command(tiny_model)
+    assert main(command) == 0
+    text = capsys.readouterr().out
+    first, *_, last = text.splitlines()
+    assert first.split()[0] == "1/3"
+    assert "mixed 32 general" in text
+    assert " programs compiled, " in last
+
+    # Another process, with the same arguments: whatever it asks for is there.
+    program = "import sys; from octavo.server.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command, "--for", "serve", "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["num_compiled"] == 0
+    assert report["num_from_cache"] > len(report["programs"])
+    assert report["bytes"] > 0
+    assert {p["program"] for p in report["programs"]} == {
+        "mixed 32 general",
+        "decode 1 x 4 1 general",
+        "decode 4 x 4 4 general",
+    }
+    assert all(p["from_cache"] and p["seconds"] > 0 for p in report["programs"])
+
+
+def test_each_use_compiles_the_engines_that_it_would_build(tiny_model):
+    from octavo.server.cli.compile import _configs
+
+    arguments = {"model": str(tiny_model)}
+    [serve] = _configs("serve", arguments)
+    [batch] = _configs("batch", arguments)
+    one, few = _configs("prompt", arguments)
+    assert serve.warm_up == batch.warm_up == "full"
+    assert batch.max_num_batched_tokens == 1024
+    assert (one.max_num_seqs, few.max_num_seqs) == (1, 8)
+    # What is given holds for every use.
+    [batch] = _configs("batch", arguments | {"max_num_batched_tokens": 256})
+    assert batch.max_num_batched_tokens == 256
+
+
+def test_without_a_cache_there_is_nothing_to_fill(tiny_model, capsys):
+    import jax
+
+    directory = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", None)
+    try:
+        assert main([*compile_command(tiny_model), "--compile-cache-dir", ""]) == 2
+    finally:
+        jax.config.update("jax_compilation_cache_dir", directory)
+    assert "compile_cache_dir = '' is not allowed: a folder to fill" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("num_bytes", [1, 63, 64, 12_345_678_901])
+def test_pool_sizes_are_coarse_and_little_smaller(num_bytes):
+    from octavo.engine.execution.sizing import coarsely
+
+    kept = coarsely(num_bytes)
+    assert 0.968 * num_bytes <= kept <= num_bytes
+    assert coarsely(kept) == kept
