@@ -21,6 +21,7 @@ from benchmarks.aot.targets import TARGETS, Target
 
 TIMEOUT_S = 1500
 RIDGE = "memory", "compute"
+MIB = 1 << 20
 
 
 def main() -> None:
@@ -84,27 +85,48 @@ def floors_us(result: dict[str, Any]) -> tuple[float, float]:
     )
 
 
+def attainable(result: dict[str, Any]) -> float:
+    """Share of the roofline that remains with every reading counted as often as it is made."""
+    target = TARGETS[result["target"]]
+    counted_us = 1e6 * max(
+        result["counted_bytes"] / target.bytes_per_s,
+        result["counted_flops"] / target.bf16_flops_per_s,
+    )
+    return max(floors_us(result)) / counted_us
+
+
+def on_chip(result: dict[str, Any]) -> str:
+    """Registers and spilled bytes of a GPU kernel, or planned VMEM of a TPU's."""
+    if "registers" in result:
+        return f"{result['registers']} / {result['spill_bytes']} B"
+    if "vmem_bytes" in result:
+        return f"{result['vmem_bytes'] / MIB:.0f} of {result['vmem_limit_bytes'] / MIB:.0f} MiB"
+    return "-"
+
+
 def table(results: list[dict[str, Any]]) -> str:
-    """A Markdown table, a row a program."""
+    """A Markdown table, a row a program, in figures of one device."""
     head = (
-        "| target | program | compile s | registers/spills | temp MB | MB to move | GFLOP "
-        "| floor µs bytes / FLOPs | bound |\n|---|---|---|---|---|---|---|---|---|"
+        "| target | program | devices | compile s | registers / spills, VMEM | temp MB "
+        "| memory GB | least MB | counted MB | least GFLOP | floor µs bytes / FLOPs | bound "
+        "| attainable |\n|---|---|---|---|---|---|---|---|---|---|---|---|---|"
     )
     rows = []
     for result in results:
         why = failure(result)
         if "compile_s" not in result:
-            rows.append(f"| {result['target']} | {result['case']} | FAILED: {why} |" + " |" * 6)
+            rows.append(f"| {result['target']} | {result['case']} | FAILED: {why} |" + " |" * 10)
             continue
         by_bytes, by_flops = floors_us(result)
-        registers = "-"
-        if "registers" in result:
-            registers = f"{result['registers']}/{result['spill_bytes']}"
+        limit = TARGETS[result["target"]].memory_bytes
         rows.append(
-            f"| {result['target']} | {result['case']} | {result['compile_s']:.1f} | {registers} "
-            f"| {result['temp_bytes'] / 1e6:.1f} | {result['bytes'] / 1e6:.1f} "
+            f"| {result['target']} | {result['case']} | {result['num_devices']} "
+            f"| {result['compile_s']:.1f} | {on_chip(result)} | {result['temp_bytes'] / 1e6:.1f} "
+            f"| {result['memory_bytes'] / 1e9:.1f} of {limit / 1e9:.0f} "
+            f"| {result['bytes'] / 1e6:.1f} | {result['counted_bytes'] / 1e6:.1f} "
             f"| {result['flops'] / 1e9:.1f} | {by_bytes:.0f} / {by_flops:.0f} "
-            f"| {RIDGE[by_flops > by_bytes]}{' FAILED: ' + why if why else ''} |"
+            f"| {RIDGE[by_flops > by_bytes]} | {attainable(result):.0%}"
+            f"{' FAILED: ' + why if why else ''} |"
         )
     return "\n".join([head, *rows])
 

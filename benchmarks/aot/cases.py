@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.aot.moved import NOTHING, Attention, Moved, attention_moved
 from octavo.engine.execution.state import StateLayout, kv_bytes_per_token
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, step_spec
@@ -73,6 +74,10 @@ class Case:
         name: in the table.
         lower: traces it for a mesh of the target.
         bytes_moved, flops: least that it must move and compute at full load.
+        attention: what each layer of it attends.
+        num_layers: attention calls of an iteration.
+        other: what else it moves and computes in an iteration: weights, and their products.
+        num_iterations: of a dispatch.
         resident_bytes: weights and KV, which the program is given.
     """
 
@@ -80,7 +85,20 @@ class Case:
     lower: Callable[[Mesh, Backend], Any]
     bytes_moved: float
     flops: float
+    attention: Attention
+    num_layers: int = 1
+    other: Moved = NOTHING
+    num_iterations: int = 1
     resident_bytes: int = 0
+
+    def counted(self, backend: Backend, device_kind: str) -> Moved:
+        """What the kernels move and compute, counted from their block sizes, in a dispatch."""
+        layer = attention_moved(self.attention, backend, device_kind)
+        times = self.num_iterations
+        return Moved(
+            times * (self.num_layers * layer.num_bytes + self.other.num_bytes),
+            times * (self.num_layers * layer.flops + self.other.flops),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,11 +163,24 @@ def attention_cases(platform: str) -> Iterator[Case]:
             costs.append(
                 attention_cost(num_queries=sizes.chunk, context=seen, kv_reads=1, **common)
             )
+        # The mask hides a triangle of the chunk's own keys; a window slides along and hides none.
+        hidden = 0 if sizes.window else _triangle(sizes.chunk)
         yield Case(
             name=sizes.name,
             lower=functools.partial(_lower_attention, sizes),
             bytes_moved=sum(c.bytes_accessed for c in costs),
-            flops=sum(c.flops for c in costs),
+            flops=sum(c.flops for c in costs) - 4 * hidden * sizes.heads[0] * sizes.head_dim,
+            attention=Attention(
+                rows=sizes.rows,
+                chunk=sizes.chunk,
+                context=sizes.context,
+                seen=seen,
+                num_heads=sizes.heads[0],
+                num_kv_heads=sizes.heads[1],
+                head_dim=sizes.head_dim,
+                page_size=sizes.page_size,
+                itemsize=itemsize,
+            ),
         )
 
 
@@ -201,22 +232,64 @@ STEPS = (
 
 
 def step_cases() -> Iterator[Case]:
-    """Whole steps of the two models."""
+    """Whole steps of the two models, each as wide as it can be."""
     for label, model in (("1B", LLAMA_1B), ("8B", LLAMA_8B)):
-        weight_bytes = num_parameters(declare(model, BF16)) * BF16.itemsize
+        parameters = num_parameters(declare(model, BF16))
+        weight_bytes = parameters * BF16.itemsize
+        # Of the embedding a step reads its tokens' rows; tied, it is the head too.
+        embedding = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
+        read_bytes = weight_bytes - embedding * BF16.itemsize
+        head = model.vocab_size * model.hidden_size
         for shape, context in STEPS:
-            rows = shape.num_rows if shape.num_tokens != 2048 else 1
-            kv_bytes = rows * context * kv_bytes_per_token(model, BF16)
-            linear = 2 * shape.num_tokens * weight_bytes / BF16.itemsize
-            seen = shape.num_tokens * context * 4 * model.num_layers
+            rows, chunk = _rows_and_chunk(shape)
+            kv_bytes = (rows + bool(chunk)) * context * kv_bytes_per_token(model, BF16)
+            linear = 2 * shape.num_tokens * (parameters - embedding - head)
+            linear += 2 * shape.num_rows * head
+            pairs = (shape.num_tokens * context - _triangle(chunk)) * 4 * model.num_layers
             steps = shape.num_iterations
             yield Case(
                 name=f"step {label} {shape} x {context}",
                 lower=functools.partial(_lower_step, model, shape, context),
-                bytes_moved=steps * (weight_bytes + kv_bytes),
-                flops=steps * (linear + seen * model.num_heads * model.head_dim),
+                bytes_moved=steps * (read_bytes + kv_bytes),
+                flops=steps * (linear + pairs * model.num_heads * model.head_dim),
+                attention=Attention(
+                    rows=rows,
+                    chunk=chunk,
+                    context=context,
+                    seen=context,
+                    num_heads=model.num_heads,
+                    num_kv_heads=model.num_kv_heads,
+                    head_dim=model.head_dim,
+                    page_size=PAGE,
+                    itemsize=BF16.itemsize,
+                ),
+                num_layers=model.num_layers,
+                other=Moved(read_bytes + _activation_bytes(model, shape), linear),
+                num_iterations=steps,
                 resident_bytes=weight_bytes + kv_bytes,
             )
+
+
+def _triangle(chunk: int) -> int:
+    """Pairs of a chunk's queries and its own later keys."""
+    return chunk * (chunk - 1) // 2
+
+
+def _rows_and_chunk(shape: StepShape) -> tuple[int, int]:
+    """A mixed program of 2,048 tokens is one chunk; the others' rows all decode, as does T = S."""
+    if shape.is_decode:
+        return shape.num_rows, 0
+    if shape.num_tokens == 2048:
+        return 0, 2048
+    return shape.num_rows, shape.num_tokens - shape.num_rows
+
+
+def _activation_bytes(model: ModelConfig, shape: StepShape) -> float:
+    """Between products, read and written once: residuals and norms, qkv, gate and up, logits."""
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    layer = 4 * model.hidden_size + heads + 3 * model.intermediate_size
+    hidden = model.num_layers * shape.num_tokens * layer * BF16.itemsize
+    return 2 * (hidden + shape.num_rows * model.vocab_size * 4)
 
 
 def _lower_step(
@@ -224,7 +297,9 @@ def _lower_step(
 ) -> Any:
     pages = context // PAGE
     spec = step_spec(shape, pages, PAGE)
-    rows = shape.num_rows if shape.num_tokens != 2048 else 1
+    decoding, chunk = _rows_and_chunk(shape)
+    rows = decoding + bool(chunk)
+    model = model.with_tensor_parallel(mesh.size)
     layout = StateLayout(
         config=model,
         mesh=mesh,

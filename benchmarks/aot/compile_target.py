@@ -15,11 +15,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.aot.targets import TARGETS, Target
 
+if TYPE_CHECKING:
+    from benchmarks.aot.cases import Case
+
+MAX_DEVICES = 4
+"""Of the smallest slice of a TPU."""
 ENVIRONMENT = {
     "tpu": {
         "JAX_PLATFORMS": "cpu",
@@ -64,21 +69,29 @@ def compile_all(target: Target, only: str) -> Iterator[dict[str, Any]]:
         topology = topologies.get_topology_desc(
             platform="cuda", target_config=target.target_config(), topology=target.topology
         )
-    mesh = make_mesh(1, topology.devices)
-    backend = "mosaic_tpu" if target.platform == "tpu" else "mosaic_gpu"
+    kind = topology.devices[0].device_kind
+    backend: Any = "mosaic_tpu" if target.platform == "tpu" else "mosaic_gpu"
     for case in (*attention_cases(target.platform), *step_cases()):
         if only not in case.name:
             continue
+        mesh = make_mesh(num_devices(case, target), topology.devices)
+        counted = case.counted(backend, kind)
         result: dict[str, Any] = {
             "target": target.name,
             "case": case.name,
-            "bytes": case.bytes_moved,
-            "flops": case.flops,
+            "num_devices": mesh.size,
+            "bytes": case.bytes_moved / mesh.size,
+            "flops": case.flops / mesh.size,
+            "counted_bytes": counted.num_bytes / mesh.size,
+            "counted_flops": counted.flops / mesh.size,
         }
+        if target.platform == "tpu":
+            result.update(vmem(case, kind, mesh.size))
         begun_s = time.perf_counter()
         try:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), _stderr() as log:
-                compiled = case.lower(mesh, backend).compile()
+                lowered = case.lower(mesh, backend)
+                compiled = lowered.compile()
         except Exception as error:
             result["error"] = f"{type(error).__name__}: {str(error)[:400]}"
             yield result
@@ -87,10 +100,42 @@ def compile_all(target: Target, only: str) -> Iterator[dict[str, Any]]:
         memory = compiled.memory_analysis()
         result["temp_bytes"] = memory.temp_size_in_bytes
         result["argument_bytes"] = memory.argument_size_in_bytes
-        if memory.temp_size_in_bytes + memory.argument_size_in_bytes > target.memory_bytes:
+        result["memory_bytes"] = memory.temp_size_in_bytes + memory.argument_size_in_bytes
+        if result["memory_bytes"] > target.memory_bytes:
             result["over_memory"] = True
         result.update(registers(log[0]))
         yield result
+
+
+def num_devices(case: Case, target: Target) -> int:
+    """Devices that share the case: as few as hold weights and KV with a tenth to spare."""
+    count = 1
+    while case.resident_bytes > 0.9 * target.memory_bytes * count and count < MAX_DEVICES:
+        count *= 2
+    return count
+
+
+def vmem(case: Case, device_kind: str, num_devices: int) -> dict[str, int]:
+    """VMEM that the attention kernel plans for, and what a core has."""
+    from octavo.pallas_kernels.ragged_paged_attention import tiles_tpu
+    from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
+
+    a = case.attention
+    dim = pool_head_dim("mosaic_tpu", a.head_dim)
+    heads, kv_heads = a.num_heads // num_devices, a.num_kv_heads // num_devices
+    dtype = "float32" if a.itemsize == 4 else "bfloat16"
+    q_shape, pool = (a.rows + a.chunk, heads, dim), (2, 2, kv_heads, a.page_size, dim)
+    tiles = tiles_tpu.choose_tpu_tiles(q_shape, dtype, pool, dtype, device_kind)
+    sizes = {"num_kv_heads": kv_heads, "head_dim": dim}
+    sizes |= {"q_itemsize": a.itemsize, "kv_itemsize": a.itemsize}
+    parts = [(a.group, tiles.decode_pages)] if a.rows else []
+    if a.chunk:
+        parts.append((tiles.prefill_tile * a.group, tiles.prefill_pages))
+    planned = [
+        tiles_tpu.scratch_bytes(rows=rows, block=pages * a.page_size, **sizes)
+        for rows, pages in parts
+    ]
+    return {"vmem_bytes": max(planned), "vmem_limit_bytes": tiles_tpu.vmem_bytes(device_kind)}
 
 
 @contextlib.contextmanager

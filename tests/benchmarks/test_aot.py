@@ -14,10 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 GOOD: dict[str, Any] = {
     "target": "h200",
     "case": "decode",
+    "num_devices": 1,
     "bytes": 4.8e9,
     "flops": 989e9,
+    "counted_bytes": 6e9,
+    "counted_flops": 989e9,
     "compile_s": 2.0,
     "temp_bytes": 1e6,
+    "memory_bytes": 5e9,
     "registers": 125,
     "spill_bytes": 0,
 }
@@ -32,6 +36,32 @@ def aot(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_floors_are_bytes_and_operations_over_the_makers_rates(aot: ModuleType) -> None:
     assert aot.floors_us(GOOD) == pytest.approx((1000.0, 1000.0))
+
+
+def test_counted_bytes_are_at_least_the_least(aot: ModuleType) -> None:
+    cases = importlib.import_module("benchmarks.aot.cases")
+    for backend, kind in (("mosaic_tpu", "TPU v6 lite"), ("mosaic_gpu", "NVIDIA H200")):
+        for case in (*cases.attention_cases("cuda"), *cases.step_cases()):
+            counted = case.counted(backend, kind)
+            assert counted.num_bytes > 0.9 * case.bytes_moved, case.name
+
+
+def test_decode_reads_its_pages_once(aot: ModuleType) -> None:
+    """Queries, outputs, new tokens and partial results are all that comes on top."""
+    [decode, *_] = importlib.import_module("benchmarks.aot.cases").attention_cases("cuda")
+    assert decode.counted("mosaic_tpu", "TPU v6 lite").num_bytes < 1.02 * decode.bytes_moved
+    assert decode.counted("mosaic_gpu", "NVIDIA H200").num_bytes < 1.02 * decode.bytes_moved
+
+
+def test_a_model_is_split_until_it_fits(aot: ModuleType) -> None:
+    target = importlib.import_module("benchmarks.aot.compile_target")
+    steps = list(importlib.import_module("benchmarks.aot.cases").step_cases())
+    small = next(case for case in steps if "1B decode 1 " in case.name)
+    large = next(case for case in steps if "8B decode 128 " in case.name)
+    assert target.num_devices(small, aot.TARGETS["v5e"]) == 1
+    assert target.num_devices(large, aot.TARGETS["v5e"]) == 4
+    assert target.num_devices(large, aot.TARGETS["v6e"]) == 2
+    assert target.num_devices(large, aot.TARGETS["h200"]) == 1
 
 
 @pytest.mark.parametrize(
@@ -52,7 +82,8 @@ def test_spills_overflow_and_errors_fail(
 def test_the_table_shows_registers_and_failures(aot: ModuleType) -> None:
     broken = {"target": "v6e", "case": "prefill", "bytes": 0, "flops": 0, "error": "no room"}
     text = aot.table([GOOD, broken])
-    assert "| h200 | decode | 2.0 | 125/0 |" in text
+    assert "| h200 | decode | 1 | 2.0 | 125 / 0 B | 1.0 | 5.0 of 141 |" in text
+    assert "| 80% |" in text
     assert "| v6e | prefill | FAILED: no room |" in text
 
 

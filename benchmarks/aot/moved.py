@@ -1,0 +1,140 @@
+"""What the kernels move and compute for a case, counted from their own block sizes.
+
+The least that a program must move is in `cases.py`; here every reading is counted as often as the
+kernel makes it, with its padding: whole pages and tiles, heads padded to the pool's lanes, queries
+packed by XLA and outputs unpacked, partial results, the merging of new KV into stored tiles. Caches
+are given no credit. Least over counted, each at the maker's rates, is the share of the roofline
+that a kernel could reach if nothing else cost time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from octavo.pallas_kernels.ragged_paged_attention.backends import Backend, pool_head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Bytes between memory and chip, and operations of the matrix unit."""
+
+    num_bytes: float
+    flops: float
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(self.num_bytes + other.num_bytes, self.flops + other.flops)
+
+    def seconds(self, bytes_per_s: float, flops_per_s: float) -> float:
+        """Time at these rates: the longer of the two."""
+        return max(self.num_bytes / bytes_per_s, self.flops / flops_per_s)
+
+
+NOTHING = Moved(0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """One call of attention: `rows` that decode and one chunk, all at the end of `context`.
+
+    Attributes:
+        seen: keys that a query sees: `context`, or less with a window.
+    """
+
+    rows: int
+    chunk: int
+    context: int
+    seen: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    itemsize: int
+
+    @property
+    def group(self) -> int:
+        return self.num_heads // self.num_kv_heads
+
+
+def attention_moved(case: Attention, backend: Backend, device_kind: str) -> Moved:
+    """Everything of a call: both kernels, the KV write and XLA's part around them."""
+    dim = pool_head_dim(backend, case.head_dim)
+    count = _tpu if backend == "mosaic_tpu" else _gpu
+    return count(case, dim, device_kind)
+
+
+def _tpu(case: Attention, dim: int, device_kind: str) -> Moved:
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
+
+    tokens = case.rows + case.chunk
+    q_shape = (tokens, case.num_heads, dim)
+    pool = (2, 2, case.num_kv_heads, case.page_size, dim)
+    dtype = "float32" if case.itemsize == 4 else "bfloat16"
+    tiles = choose_tpu_tiles(q_shape, dtype, pool, dtype, device_kind)
+    token_bytes = 2 * case.num_kv_heads * dim * case.itemsize
+    place = 32 // case.itemsize  # rows of a sublane tile
+    # KV write: a stored tile in and out for each token that decodes, and for each of the chunk's.
+    written = case.rows + (case.chunk // place + 1 if case.chunk else 0)
+    total = Moved(2 * written * place * token_bytes, 0)
+    queries = 2 * tokens * case.num_heads * dim * case.itemsize  # read once, written once
+    if case.rows:
+        block = tiles.decode_pages * case.page_size
+        keys = _whole(case.seen, case.page_size)
+        rows = max(8, case.group)
+        flops = 4 * case.num_kv_heads * rows * dim * _whole(case.seen, block)
+        total += Moved(case.rows * keys * token_bytes, case.rows * flops)
+    total += Moved(queries, 0)
+    if case.chunk:
+        block = tiles.prefill_pages * case.page_size
+        for last in _tile_ends(case, tiles.prefill_tile):
+            keys = _whole(last, case.page_size)
+            rows = tiles.prefill_tile * case.num_heads
+            total += Moved(keys * token_bytes, 4 * rows * dim * _whole(last, block))
+        total += Moved(2 * queries, 0)  # packed by XLA, unpacked by XLA
+    return total
+
+
+def _gpu(case: Attention, dim: int, device_kind: str) -> Moved:
+    from octavo.pallas_kernels.ragged_paged_attention.decode_gpu import QUERY_ROWS
+    from octavo.pallas_kernels.ragged_paged_attention.prefill_gpu import COMPUTE_WGS
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
+        choose_decode_tiles,
+        choose_prefill_tiles,
+    )
+
+    del device_kind
+    tokens = case.rows + case.chunk
+    token_bytes = 2 * case.num_kv_heads * dim * case.itemsize
+    queries = 2 * tokens * case.num_heads * dim * case.itemsize
+    total = Moved(2 * tokens * token_bytes + queries, 0)
+    if case.rows:
+        decode = choose_decode_tiles(dim, case.page_size, case.itemsize)
+        keys = _whole(case.seen, decode.tile)
+        wanted = max(1, decode.target_blocks // case.num_kv_heads)
+        per_row = max(1, min(keys // decode.tile // decode.min_tiles, -(-wanted // case.rows)))
+        padded = -(-case.group // 8) * 8
+        part = per_row * case.num_kv_heads * padded * (dim + 1) * 4
+        flops = 4 * case.num_kv_heads * QUERY_ROWS * dim * keys
+        # Parts leave in float32 and are read by the combination.
+        total += Moved(case.rows * (keys * token_bytes + 2 * part), case.rows * flops)
+    if case.chunk:
+        prefill = choose_prefill_tiles(dim, case.itemsize)
+        padded = 1 << (case.group - 1).bit_length()
+        tile = COMPUTE_WGS * QUERY_ROWS // padded
+        for last in _tile_ends(case, tile):
+            keys = _whole(last, prefill.tile)
+            rows = tile * padded * case.num_kv_heads
+            total += Moved(keys * token_bytes, 4 * rows * dim * keys)
+        total += Moved(2 * queries, 0)
+    return total
+
+
+def _tile_ends(case: Attention, tile: int) -> Iterator[int]:
+    """Keys that each tile of the chunk walks: up to its last query's own."""
+    for first in range(0, case.chunk, tile):
+        last = case.context - case.chunk + min(case.chunk, first + tile)
+        yield min(last, case.seen + tile)
+
+
+def _whole(count: int, step: int) -> int:
+    return -(-count // step) * step
