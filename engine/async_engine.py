@@ -150,8 +150,12 @@ class AsyncEngine:
                 tenant=tenant,
                 cache_salt=cache_salt,
             )
-            # A long prompt takes a while to tokenize: other streams must not wait for it.
+            # A long prompt takes a while to tokenize, and a grammar to compile: other streams must
+            # not wait for it.
             is_long = isinstance(prompt, Sized) and len(prompt) > INLINE_PROMPT_SIZE
+            is_long |= (
+                sampling_params is not None and sampling_params.structured_outputs is not None
+            )
             submission = await asyncio.to_thread(process) if is_long else process()
             self._check_alive()
             self._post(lambda: self._submit(submission))

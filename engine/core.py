@@ -18,6 +18,7 @@ from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.committed import Committed, News
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepPlan
+from octavo.engine.structured.masks import TokenMasks
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class EngineCore:
         self._news = News()
         self.host_s = 0.0
         """Seconds spent planning, packing, dispatching and committing, waiting not included."""
+        self.masks: TokenMasks | None = None
+        """Of the gated requests; who sets none takes none."""
         self.log: EventLog | None = None
         """Told of everything that goes in and comes out, if set."""
         self.num_turns = 0
@@ -77,6 +80,7 @@ class EngineCore:
         if self.log is not None:
             status = RequestStatus.CANCELLED.value
             self.log.cancelled(request_id, status, request is not None, now_s)
+        self._forget(request_id)
 
     def cancel(
         self,
@@ -105,6 +109,7 @@ class EngineCore:
         found = self.scheduler.finish(request, RequestStatus.STOPPED, stop_reason, now_s)
         if self.log is not None:
             self.log.finished(request.request_id, stop_reason, found, now_s)
+        self._forget(request.request_id)
 
     def step(self) -> News:
         """One turn of the loop.
@@ -112,6 +117,7 @@ class EngineCore:
         Returns:
             What changed: newly committed tokens and terminal events, oldest first.
         """
+        ready = self._release()
         begun_s = self._clock.now_s()
         news = self._take_news()
         transfers = self.executor.poll_transfers()
@@ -124,7 +130,7 @@ class EngineCore:
         if ended:
             news.items += [_ended(request) for request in ended]
         if self.log is not None:
-            self.log.turned(plan, transfers, ended, begun_s)
+            self.log.turned(plan, transfers, ready, ended, begun_s)
         if plan is not None:
             self.num_turns += 1
             news.extend(self._dispatch(plan))
@@ -134,9 +140,33 @@ class EngineCore:
             news.extend(self._commit())
         elif plan is None:
             self.executor.idle()
+            if self.masks is not None:
+                self.masks.wait()
         if len(self._news):
             news.extend(self._take_news())
+        if self.masks is not None and self.masks.num_live:
+            for item in news.items:
+                if item.finished:
+                    self._forget(item.request.request_id)
         return news
+
+    def _release(self) -> list[tuple[str, int]]:
+        """Lets the gated requests go on whose masks are there; which, and from how many tokens."""
+        if self.masks is None or not self.masks.is_busy:
+            return []
+        ready = []
+        for item in self.masks.poll():
+            if item.error is not None:
+                self.cancel(item.request_id, RequestStatus.FAILED, item.error)
+                continue
+            self.scheduler.release(item.request_id, item.num_tokens)
+            ready.append((item.request_id, item.num_tokens))
+        self.num_turns += bool(ready)
+        return ready
+
+    def _forget(self, request_id: str) -> None:
+        if self.masks is not None:
+            self.masks.drop(request_id)
 
     def _dispatch(self, plan: StepPlan) -> News:
         try:
@@ -162,6 +192,12 @@ class EngineCore:
             return self._fail([plan, *later], error)
         begun_s = self._clock.now_s()
         committed = self.scheduler.commit(plan, result, begun_s)
+        if self.masks is not None and self.masks.num_live:
+            self.masks.take(
+                (item.request.request_id, item.new_token_ids)
+                for item in committed
+                if not item.finished
+            )
         self.host_s += self._clock.now_s() - begun_s
         if self.log is not None:
             ended = [item.request for item in committed.items if item.finished]

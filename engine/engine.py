@@ -27,6 +27,8 @@ from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.scheduler.scheduler import Scheduler
+from octavo.engine.structured.compiler import GrammarCompiler
+from octavo.engine.structured.masks import TokenMasks
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.models.loading.load import load_model
 from octavo.sharding.mesh import make_mesh
@@ -77,6 +79,7 @@ class Engine:
         self.model_name = config.served_model_name or config.model
         size = size_engine(config, model.config, model.dtype, mesh)
         self.dtype = str(model.dtype)
+        self.masks = TokenMasks()
         self.limits = size.limits
         self.max_model_len = size.limits.max_model_len
         self.executor = DeviceExecutor(
@@ -88,6 +91,7 @@ class Engine:
             backend=size.backend,
             kv_dtype=model.dtype,
             fail_on_compile=config.fail_on_compile,
+            masks=self.masks,
         )
         self.scheduler = Scheduler(
             size.limits,
@@ -98,13 +102,18 @@ class Engine:
             num_decode_steps=config.num_decode_steps,
         )
         self.core = EngineCore(self.scheduler, self.executor, self.clock, overlap=config.overlap)
+        self.core.masks = self.masks
         eos = dict.fromkeys((*self.tokenizer.eos_token_ids, *model.config.eos_token_ids))
+        self.grammars = GrammarCompiler(
+            self.tokenizer, vocab_size=model.config.vocab_size, eos_token_ids=tuple(eos)
+        )
         self.inputs = InputProcessor(
             self.tokenizer,
             vocab_size=model.config.vocab_size,
             max_model_len=self.max_model_len,
             eos_token_ids=tuple(eos),
             seed=config.seed,
+            grammars=self.grammars,
         )
         self.outputs = OutputProcessor(self.tokenizer, self.core.finish)
         self._num_prompt_tokens = 0
@@ -135,6 +144,8 @@ class Engine:
     def close(self) -> None:
         """Ends what runs behind. The engine must not be used after it."""
         self.executor.close()
+        self.grammars.close()
+        self.masks.close()
 
     @property
     def has_unfinished(self) -> bool:
@@ -153,11 +164,15 @@ class Engine:
         added = []
         try:
             for request in submission.sequences:
+                if submission.grammar is not None:
+                    self.masks.open(request, submission.grammar)
                 self.core.add(request)
                 added.append(request)
         except Exception:
             for request in added:
                 self.core.withdraw(request.request_id)
+            for request in submission.sequences:
+                self.masks.drop(request.request_id)
             raise
         self.outputs.add(submission)
         self._num_prompt_tokens += len(submission.sequences[0].prompt_token_ids)

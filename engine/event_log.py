@@ -9,7 +9,8 @@ Lines, each with `t`, the time in seconds on the engine's clock:
     {"octavo_log": 1, "limits": …, "scheduler": …, …}   first of all
     {"t", "add": {request's fields}, "refused"?: error type}
     {"t", "cancel": id, "status", "found"}      {"t", "finish": id, "stop_reason", "found"}
-    {"t", "turn": plan or null, "transfers"?: [[id, ok]], "ended"?: [[id, status]]}
+    {"t", "turn": plan or null, "transfers"?: [[id, ok]], "ready"?: [[id, tokens]],
+     "ended"?: [[id, status]]}
     {"t", "commit": step id, "rows": [[token ids]], "duration_s", "ended"?: [[id, status]]}
     {"t", "fail": [step ids], "ended"?: …}
 """
@@ -92,13 +93,17 @@ class EventLog:
         self,
         plan: StepPlan | None,
         transfers: Sequence[TransferDone],
+        ready: Sequence[tuple[str, int]],
         ended: Iterable[Request],
         now_s: float,
     ) -> None:
-        """The scheduler was told of copies' ends and asked for a plan."""
+        """The scheduler was told of copies' ends, of requests that may go on from so many tokens,
+        and asked for a plan."""
         extra: dict[str, Any] = {}
         if transfers:
             extra["transfers"] = [[done.transfer_id, done.ok] for done in transfers]
+        if ready:
+            extra["ready"] = [list(item) for item in ready]
         if ends := _ends(ended):
             extra["ended"] = ends
         is_idle = plan is None and not extra
@@ -152,6 +157,8 @@ def request_record(request: Request) -> dict[str, Any]:
     """What of a request a scheduler's decisions may depend on; defaults left out where empty."""
     record = {name: getattr(request, name) for name in _REQUEST_FIELDS}
     params = {name: getattr(request.sampling_params, name) for name in _SAMPLING_FIELDS}
+    if request.is_gated:
+        params["is_gated"] = True
     return {k: v for k, v in {**record, **params}.items() if v not in (None, "", ())}
 
 

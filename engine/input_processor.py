@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from octavo.engine.errors import DeadlineExceededError, InvalidRequestError
 from octavo.engine.request import Priority, Request
 from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.structured.compiler import GrammarCompiler
+from octavo.engine.structured.grammar import CompiledGrammar
+from octavo.engine.structured.params import StructuredOutputsParams
 from octavo.engine.targets import NO_TARGETS, Targets
 from octavo.engine.text.bad_words import bad_word_token_sequences
 from octavo.engine.text.tokenizer import Tokenizer
@@ -28,12 +31,14 @@ class Submission:
         prompt: the text, if it was given as text.
         params: as the caller gave them.
         sequences: one engine request a completion, in index order.
+        grammar: what they keep to, if anything.
     """
 
     request_id: str
     prompt: str | None
     params: SamplingParams
     sequences: tuple[Request, ...]
+    grammar: CompiledGrammar | None = None
 
 
 class InputProcessor:
@@ -45,6 +50,7 @@ class InputProcessor:
         max_model_len: most tokens of prompt and output together.
         eos_token_ids: the model's end-of-sequence ids.
         seed: seeds requests that bring none.
+        grammars: compiles those of requests; None refuses them.
     """
 
     def __init__(
@@ -55,12 +61,14 @@ class InputProcessor:
         max_model_len: int,
         eos_token_ids: tuple[int, ...],
         seed: int,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
         self._seeds = random.Random(seed)
+        self._grammars = grammars
 
     def process(
         self,
@@ -76,7 +84,7 @@ class InputProcessor:
         tenant: str = "",
         cache_salt: str = "",
     ) -> Submission:
-        """Checks a user's request and makes its sequences.
+        """Checks a user's request and makes its sequences; waits until its grammar is compiled.
 
         Args:
             request_id: the caller's id, 1 to 256 characters.
@@ -130,7 +138,17 @@ class InputProcessor:
             prompt=prompt if isinstance(prompt, str) else None,
             params=params,
             sequences=sequences,
+            grammar=self._grammar(params),
         )
+
+    def _grammar(self, params: SamplingParams) -> CompiledGrammar | None:
+        wanted = params.structured_outputs
+        if wanted is None:
+            return None
+        assert isinstance(wanted, StructuredOutputsParams)
+        if self._grammars is None:
+            raise InvalidRequestError("structured_outputs", wanted.kind, "not given")
+        return self._grammars.compile(wanted)
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

@@ -180,6 +180,11 @@ class Request:
         return self.prompt_token_ids + self.output_token_ids
 
     @property
+    def is_gated(self) -> bool:
+        """Whether each token must be known to the host before the next one can be planned."""
+        return self.sampling_params.structured_outputs is not None
+
+    @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """Every token id that ends it: the model's and the request's own."""
         return (*self.eos_token_ids, *self.sampling_params.stop_token_ids)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
+from octavo.engine.structured.params import StructuredOutputsParams
 
 MAX_N = 64
 MAX_LOGPROBS = 20
@@ -57,7 +58,9 @@ class SamplingParams:
         logit_bias: token id -> number in [-100, 100] added to its logit.
         allowed_token_ids: only these may be generated.
         bad_words: strings that may not be generated.
-        structured_outputs: reserved; only None is accepted.
+        structured_outputs: a grammar that the text keeps to, as `StructuredOutputsParams` or as a
+            mapping of its fields. The grammar says when the text ends: with it there are no
+            `min_tokens`, `ignore_eos`, `allowed_token_ids` or `bad_words`.
         detokenize: whether outputs carry text.
         skip_special_tokens: leave special tokens out of the text.
         include_stop_str_in_output: keep the stop string in the text.
@@ -86,7 +89,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
-    structured_outputs: Any = None
+    structured_outputs: StructuredOutputsParams | Mapping[str, Any] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -101,6 +104,9 @@ class SamplingParams:
             put(self, "allowed_token_ids", tuple(self.allowed_token_ids))
         if self.logit_bias is not None:
             put(self, "logit_bias", _bias(self.logit_bias))
+        if self.structured_outputs is not None:
+            parsed = StructuredOutputsParams.parse(self.structured_outputs)
+            put(self, "structured_outputs", parsed)
         if self.top_k == -1:
             put(self, "top_k", 0)
         self._check()
@@ -170,7 +176,7 @@ class SamplingParams:
             if not isinstance(word, str) or not word:
                 raise InvalidRequestError("bad_words", word, "strings that are not empty")
         if self.structured_outputs is not None:
-            raise InvalidRequestError("structured_outputs", self.structured_outputs, "only None")
+            self._check_with_grammar()
         for name in (
             "ignore_eos",
             "detokenize",
@@ -183,6 +189,13 @@ class SamplingParams:
             raise InvalidRequestError("stop", self.stop, "empty when detokenize is false")
         if not isinstance(self.output_kind, RequestOutputKind):
             raise InvalidRequestError("output_kind", self.output_kind, "a RequestOutputKind")
+
+    def _check_with_grammar(self) -> None:
+        """Refuses what may forbid the only tokens that the grammar allows."""
+        for name in ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words"):
+            if getattr(self, name):
+                allowed = "not given with structured_outputs, whose grammar says what may come"
+                raise InvalidRequestError(name, getattr(self, name), allowed)
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> None:

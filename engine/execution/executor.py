@@ -25,8 +25,14 @@ from numpy.typing import NDArray
 from octavo.engine.config import WarmUp
 from octavo.engine.execution.buckets import Lattice
 from octavo.engine.execution.compile_manager import CompileManager
-from octavo.engine.execution.logits import logits_row, set_row
-from octavo.engine.execution.packing import decode_order, is_plain_greedy, pack, row_flags
+from octavo.engine.execution.logits import HAS_MASK, logits_row, set_masks, set_row
+from octavo.engine.execution.packing import (
+    NO_SLOT,
+    decode_order,
+    is_plain_greedy,
+    pack,
+    row_flags,
+)
 from octavo.engine.execution.page_copies import PageCopier
 from octavo.engine.execution.state import DeviceState, StateLayout, state_shardings
 from octavo.engine.execution.step import Scores, StepOutput, make_step
@@ -43,6 +49,8 @@ from octavo.engine.scheduler.step_plan import (
     TokenRows,
     TokenScore,
 )
+from octavo.engine.structured.grammar import Mask
+from octavo.engine.structured.masks import TokenMasks
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
@@ -51,6 +59,9 @@ logger = logging.getLogger(__name__)
 
 IDLE_POLL_S = 1e-4
 """Pause between looks at page copies when there is no step to wait for."""
+
+MASK_EDGES = (4, 32)
+"""Masks that are handed over together: so many, or one for each row."""
 
 
 @dataclass(slots=True)
@@ -104,6 +115,7 @@ class DeviceExecutor:
         backend: attention implementation.
         kv_dtype: of the KV pools.
         fail_on_compile: refuse to compile after `warm_up`.
+        masks: what the next tokens of gated requests may be.
 
     `warm_up` comes before the first `dispatch`.
     """
@@ -119,6 +131,7 @@ class DeviceExecutor:
         backend: Backend,
         kv_dtype: jnp.dtype,
         fail_on_compile: bool = False,
+        masks: TokenMasks | None = None,
     ) -> None:
         self.limits = limits
         self.lattice = lattice
@@ -144,6 +157,9 @@ class DeviceExecutor:
             PageCopier(self._layout, limits.num_host_pages) if limits.num_host_pages else None
         )
         self.programs = CompileManager(self._lower, fail_after_ready=fail_on_compile)
+        self._masks = masks
+        self._mask_edges = [edge for edge in MASK_EDGES if edge < limits.max_num_seqs]
+        self._mask_edges.append(limits.max_num_seqs)
         self._last_done_s: float | None = None
         self._num_in_flight = 0
 
@@ -169,6 +185,8 @@ class DeviceExecutor:
         row = jax.device_put(logits_row(self._config.vocab_size), self._whole)
         logits = set_row(self._state.logits, jnp.int32(self.limits.max_num_seqs), row)
         self._state = dataclasses.replace(self._state, logits=logits)
+        for edge in self._mask_edges if self._masks is not None else ():
+            self._set_masks([], [], edge)
         jax.block_until_ready(self._state)
 
     def dispatch(self, plan: StepPlan) -> DispatchedStep:
@@ -187,8 +205,10 @@ class DeviceExecutor:
         vector = pack(plan, spec, order, trash_slot=self.limits.max_num_seqs)
         program = self.programs.get(shape)
         for row in plan.prefill_rows:
-            if row.is_new and row_flags(row.request):
+            if row.is_new and row_flags(row.request) & ~HAS_MASK:
                 self._set_logits_row(row.slot, row.request)
+        if self._masks is not None and self._masks.num_live:
+            self._put_masks(plan, self._masks)
         self._state, output = program(self._weights, self._state, vector)
         now_s = time.perf_counter()
         if self._num_in_flight == 0 and self._last_done_s is not None:
@@ -259,6 +279,31 @@ class DeviceExecutor:
         )
         row = jax.device_put(row, self._whole)
         logits = set_row(self._state.logits, jnp.int32(slot), row)
+        self._state = dataclasses.replace(self._state, logits=logits)
+
+    def _put_masks(self, plan: StepPlan, masks: TokenMasks) -> None:
+        """Hands the device the masks of the rows that sample under one in this step."""
+        decoding = plan.decode_rows
+        rows = list(zip(decoding.requests, decoding.slots.tolist(), strict=True))
+        rows += [(row.request, row.slot) for row in plan.prefill_rows if row.samples]
+        found = [(slot, masks.mask(request.request_id)) for request, slot in rows]
+        slots = [slot for slot, mask in found if mask is not None]
+        if slots:
+            edge = next(edge for edge in self._mask_edges if edge >= len(slots))
+            self._set_masks(slots, [mask for _, mask in found if mask is not None], edge)
+
+    def _set_masks(self, slots: list[int], masks: list[Mask], edge: int) -> None:
+        """Writes masks of slots, filled up to `edge` of them."""
+        token_mask = self._state.logits.token_mask
+        vector = np.full((edge,), NO_SLOT, np.int32)
+        array = np.zeros((edge, token_mask.shape[1]), np.uint32)
+        vector[: len(slots)] = slots
+        for row, mask in zip(array, masks, strict=False):
+            row[:] = mask
+        vector, array = jax.device_put((vector, array), self._whole)
+        logits = dataclasses.replace(
+            self._state.logits, token_mask=set_masks(token_mask, vector, array)
+        )
         self._state = dataclasses.replace(self._state, logits=logits)
 
     def _spec(self, shape: StepShape) -> StepSpec:

@@ -30,6 +30,8 @@ HAS_BIAS = 2
 """Flag: the bias row is set (logit_bias, allowed_token_ids, one-token bad words)."""
 HAS_BAD_WORDS = 4
 """Flag: bad words of two tokens or more, and the history, are set."""
+HAS_MASK = 8
+"""Flag: the token mask is set before each step (structured outputs)."""
 
 MAX_STOP_IDS = 24
 MAX_BAD_SEQUENCES = 128
@@ -56,7 +58,7 @@ class SamplingRows:
             prompt's length plus `min_tokens`.
         stop_ids: i32 `[S, K]`, tokens that stop the row, end of sequence included; -1 is empty.
         num_logprobs: i32 `[S]`, -1 is none asked.
-        flags: i32 `[S]`, sum of `NEEDS_PENALTIES`, `HAS_BIAS`, `HAS_BAD_WORDS`.
+        flags: i32 `[S]`, sum of `NEEDS_PENALTIES`, `HAS_BIAS`, `HAS_BAD_WORDS`, `HAS_MASK`.
     """
 
     temperature: Array
@@ -104,6 +106,7 @@ class LogitsState:
         logit_bias: f32 `[slots, V]`, added to the logits; -inf forbids.
         bad_words: i32 `[slots, W, L]`, banned sequences, at the right end; -1 before them.
         history: i32 `[slots, L - 1]`, the row's last generated tokens; -1 before the first.
+        token_mask: u32 `[slots, ceil(V / 32)]`, tokens that may come next, one bit each.
     """
 
     token_counts: Array
@@ -111,6 +114,7 @@ class LogitsState:
     logit_bias: Array
     bad_words: Array
     history: Array
+    token_mask: Array
 
     @classmethod
     def init(
@@ -120,13 +124,14 @@ class LogitsState:
         num_bad_words: int = MAX_BAD_SEQUENCES,
         bad_word_tokens: int = MAX_BAD_SEQUENCE_TOKENS,
     ) -> LogitsState:
-        """State in which no slot does anything; 8 bytes and a bit per slot and vocabulary entry."""
+        """State in which no slot does anything; 8 bytes and 2 bits a slot and vocabulary entry."""
         return cls(
             token_counts=jnp.zeros((num_slots, vocab_size), jnp.int32),
             prompt_mask=jnp.zeros((num_slots, -(-vocab_size // _WORD_BITS)), jnp.uint32),
             logit_bias=jnp.zeros((num_slots, vocab_size), jnp.float32),
             bad_words=jnp.full((num_slots, num_bad_words, bad_word_tokens), -1, jnp.int32),
             history=jnp.full((num_slots, bad_word_tokens - 1), -1, jnp.int32),
+            token_mask=jnp.zeros((num_slots, -(-vocab_size // _WORD_BITS)), jnp.uint32),
         )
 
 
@@ -144,6 +149,21 @@ def set_row(state: LogitsState, slot: Array | int, row: LogitsState) -> LogitsSt
     """
     new: LogitsState = jax.tree.map(lambda old, value: old.at[slot].set(value), state, row)
     return new
+
+
+@partial(jax.jit, donate_argnums=0)
+def set_masks(token_mask: Array, slots: Array, masks: Array) -> Array:
+    """Writes the token masks of some slots. `token_mask` is donated.
+
+    Args:
+        token_mask: u32 `[slots, W]`, of the state.
+        slots: i32 `[M]`; those that do not exist are dropped.
+        masks: u32 `[M, W]`.
+
+    Returns:
+        The new masks.
+    """
+    return token_mask.at[slots].set(masks, mode="drop")
 
 
 @jax.named_scope("count_tokens")
@@ -174,6 +194,7 @@ def count_tokens(
         logit_bias=state.logit_bias,
         bad_words=state.bad_words,
         history=state.history.at[remembered].set(history, mode="drop"),
+        token_mask=state.token_mask,
     )
 
 
@@ -198,11 +219,19 @@ def process(
     Returns:
         f32 `[S, V]`; rows for which `needs_processing` is false are unchanged.
     """
-    wide_S = _has(rows, NEEDS_PENALTIES | HAS_BIAS)
-    logits_SV = lax.cond(
-        wide_S.any(),
-        lambda x: _penalize(_add_bias(x, rows, state, slots), rows, state, slots),
-        lambda x: x,
+    is_wide = _has(rows, NEEDS_PENALTIES | HAS_BIAS).any().astype(jnp.int32)
+    is_masked = _has(rows, HAS_MASK).any().astype(jnp.int32)
+
+    def penalize(x: Array) -> Array:
+        return _penalize(_add_bias(x, rows, state, slots), rows, state, slots)
+
+    def mask(x: Array) -> Array:
+        return _mask(x, rows, state, slots)
+
+    # One switch, so that what no row needs is neither read nor copied.
+    logits_SV = lax.switch(
+        is_wide + 2 * is_masked,
+        (lambda x: x, penalize, mask, lambda x: mask(penalize(x))),
         logits_SV,
     )
     no_token = logits_SV.shape[1]
@@ -219,13 +248,22 @@ def _add_bias(logits_SV: Array, rows: SamplingRows, state: LogitsState, slots: A
     return jnp.where(has_S[:, None], logits_SV + state.logit_bias[slots], logits_SV)
 
 
+def _mask(logits_SV: Array, rows: SamplingRows, state: LogitsState, slots: Array) -> Array:
+    allowed_SV = _bits(state.token_mask[slots], logits_SV.shape[1])
+    return jnp.where(allowed_SV | ~_has(rows, HAS_MASK)[:, None], logits_SV, -jnp.inf)
+
+
+def _bits(words_SW: Array, vocab_size: int) -> Array:
+    """The first `vocab_size` bits of each row, lowest first: bool `[S, V]`."""
+    bits = jnp.arange(_WORD_BITS, dtype=jnp.uint32)[None, None, :]
+    bits_SWB = (words_SW[:, :, None] >> bits) & jnp.uint32(1)
+    return bits_SWB.reshape(words_SW.shape[0], -1)[:, :vocab_size] != 0
+
+
 def _penalize(logits_SV: Array, rows: SamplingRows, state: LogitsState, slots: Array) -> Array:
     """Repetition over prompt and output, then frequency and presence over the output."""
-    num_rows, vocab_size = logits_SV.shape
     counts_SV = state.token_counts[slots]
-    bits = jnp.arange(_WORD_BITS, dtype=jnp.uint32)[None, None, :]
-    in_prompt = (state.prompt_mask[slots][:, :, None] >> bits) & jnp.uint32(1)
-    in_prompt_SV = in_prompt.reshape(num_rows, -1)[:, :vocab_size] != 0
+    in_prompt_SV = _bits(state.prompt_mask[slots], logits_SV.shape[1])
     factor_SV = jnp.where(
         in_prompt_SV | (counts_SV > 0), rows.repetition_penalty[:, None], jnp.float32(1.0)
     )
@@ -316,6 +354,7 @@ def logits_row(
         logit_bias=jnp.asarray(bias),
         bad_words=jnp.asarray(words),
         history=jnp.asarray(history),
+        token_mask=jnp.zeros((-(-vocab_size // _WORD_BITS),), jnp.uint32),
     )
 
 

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.execution.logits import HAS_BAD_WORDS, HAS_BIAS, NEEDS_PENALTIES
+from octavo.engine.execution.logits import (
+    HAS_BAD_WORDS,
+    HAS_BIAS,
+    HAS_MASK,
+    NEEDS_PENALTIES,
+)
 from octavo.engine.execution.step_spec import NEW_ROW_FLOATS, NEW_ROW_INTS, StepSpec
 from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import PrefillRow, StepPlan
@@ -104,6 +109,8 @@ def row_flags(request: Request) -> int:
         flags |= HAS_BIAS
     if any(len(word) > 1 for word in request.bad_word_token_ids):
         flags |= HAS_BAD_WORDS
+    if params.structured_outputs is not None:
+        flags |= HAS_MASK
     return flags
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
 
+ALWAYS_READY = 2**31 - 1
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveRequest:
@@ -29,6 +31,8 @@ class LiveRequest:
         waiting_since_s: when it last began to wait.
         is_pinned: whether it has waited its longest and comes before all that have not.
         is_demoted: whether it is served only when no other waits.
+        ready_position: last position whose step may be planned; `ALWAYS_READY` for a request that
+            is not gated.
         is_live: false from the terminal event on.
     """
 
@@ -38,6 +42,7 @@ class LiveRequest:
     stop_ids: frozenset[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     last_position: int = field(init=False)
+    ready_position: int = field(init=False)
     prefill_end: int = 0
     num_committed_tokens: int = 0
     num_scored_prompt_tokens: int = 0
@@ -52,3 +57,10 @@ class LiveRequest:
         self.stop_ids = frozenset(self.request.stop_token_ids)
         self.num_prompt_tokens = self.request.num_prompt_tokens
         self.last_position = self.request.max_total_tokens - 1
+        is_gated = self.request.is_gated
+        self.ready_position = self.request.num_tokens - 1 if is_gated else ALWAYS_READY
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is gated and what its next token needs is not there yet."""
+        return self.ready_position < self.request.num_tokens - 1

@@ -57,6 +57,7 @@ class LiveTable:
         self.busy_until_s = 0.0
         self.num_added = 0
         self.num_with_targets = 0
+        self.num_gated = 0
         self.num_preemptions = 0
         self.num_finished = 0
         self.stop_ids: dict[int, int] = {}
@@ -156,6 +157,7 @@ class LiveTable:
         for token_id in entry.stop_ids:
             self.stop_ids[token_id] = self.stop_ids.get(token_id, 0) + 1
         self.num_with_targets += has_target(request)
+        self.num_gated += request.is_gated
         self.tenants.enter(request.tenant)
         self._wait(entry, request.arrival_s)
         return entry
@@ -192,6 +194,12 @@ class LiveTable:
             request.num_cached_tokens = num_cached
             self.kv.count_query(request, num_cached)
             self.tenants.serve(request.tenant, num_known - num_cached, 0)
+
+    def release(self, entry: LiveRequest, num_tokens: int) -> None:
+        """Lets a gated request go on from so many prompt and output tokens."""
+        entry.ready_position = max(entry.ready_position, num_tokens - 1)
+        if entry.request.slot is not None:
+            self.columns.ready_position[entry.request.slot] = entry.ready_position
 
     def preempt(self, entry: LiveRequest, now_s: float) -> None:
         """Takes slot and pages from a running request; it waits where it stood before.
@@ -233,6 +241,7 @@ class LiveTable:
         self.tenants.serve(request.tenant, 0, len(request.output_token_ids))
         self.tenants.leave(request.tenant)
         self.num_with_targets -= has_target(request)
+        self.num_gated -= request.is_gated
         self._pinned.discard(request.request_id)
         entry.is_live = False
         request.status = status
@@ -268,6 +277,7 @@ class LiveTable:
         numbers += [entry.number for entry in self.running]
         assert sorted(numbers) == [entry.number for entry in self]
         assert self.num_added == len(self) + self.num_finished
+        assert self.num_gated == sum(entry.request.is_gated for entry in self)
         for entry in self.waiting:
             request = entry.request
             assert entry.is_live
@@ -289,3 +299,4 @@ class LiveTable:
         assert columns.counts[:, slot].tolist() == list(request.counts)
         assert columns.capacity[slot] == entry.pages.capacity
         assert columns.last_position[slot] == entry.last_position
+        assert columns.ready_position[slot] == entry.ready_position

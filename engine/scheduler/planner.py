@@ -12,7 +12,7 @@ from octavo.engine.errors import OverloadedError
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.decoding_rows import NO_ROWS, Rows
 from octavo.engine.scheduler.draft import Draft
-from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.ordering import in_order
 from octavo.engine.scheduler.policies.policy import Policy, admit_everyone
@@ -213,8 +213,13 @@ class Planner:
         """Rows that decode, each with room for one more token; and whether pages ran short."""
         columns = self._table.columns
         rows = self._table.decoding_rows()
-        at_end = (rows.starts >= columns.last_position[rows.slots]).nonzero()[0].tolist()
-        selected = rows.without(at_end)
+        is_at_end = rows.starts >= columns.last_position[rows.slots]
+        left_out = is_at_end.nonzero()[0].tolist()
+        can_wait = len(left_out) > 0
+        if self._table.num_gated:
+            is_held = rows.starts > columns.ready_position[rows.slots]
+            left_out = (is_at_end | is_held).nonzero()[0].tolist()
+        selected = rows.without(left_out)
         full = (selected.starts >= columns.capacity[selected.slots]).nonzero()[0]
         needy = [selected.entries[index] for index in full.tolist()]
         if len(needy) <= self._kv.num_available:
@@ -223,7 +228,6 @@ class Planner:
             return selected, False
         # A row whose last token is on its way is sure to give its pages back at a coming commit.
         # Then rows that find no page sit this step out: cheaper than computing anybody again.
-        can_wait = len(selected) < len(rows)
         stalled: set[int] = set()
         for entry in in_order(self._table, self._policy, needy, self._table.snapshot(now_s)):
             if entry.request.slot is not None and not self._kv.num_available:
@@ -255,6 +259,8 @@ class Planner:
     def _choose_num_steps(self, decoding: Rows, now_s: float) -> int:
         """Decode iterations that limits and pool allow; adds the pages that all of them write."""
         columns, page_size = self._table.columns, self._limits.page_size
+        if self._table.num_gated and self._has_gated_rows():
+            return 1  # they come back into step after each token, not after several
         slots, starts = decoding.slots, decoding.starts
         limits, capacity = columns.last_position[slots], columns.capacity[slots]
         left = limits - starts
@@ -270,6 +276,10 @@ class Planner:
                 return num_steps
             num_steps //= 2
         return 1
+
+    def _has_gated_rows(self) -> bool:
+        slots = self._table.decoding_rows().slots
+        return bool((self._table.columns.ready_position[slots] != ALWAYS_READY).any())
 
     def _grow(self, entry: LiveRequest, num_steps: int) -> None:
         """Adds the pages that the entry lacks for `num_steps` iterations, and notes them."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, INFLIGHT_TOKENS
 from octavo.engine.scheduler.deadlines import end_due_s
 from octavo.engine.scheduler.forecast import Forecast
-from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int32]
@@ -37,7 +37,7 @@ class RowColumns:
         counts: int32[3, slots], `Request.counts` of the rows' requests, which are views of it.
         num_computed, num_inflight_tokens, num_inflight_steps: its rows.
         number: of the request that holds the slot, in order of acceptance; -1 for nobody.
-        last_position, capacity: as in `LiveRequest` and its pages.
+        last_position, ready_position, capacity: as in `LiveRequest` and its pages.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -56,6 +56,7 @@ class RowColumns:
         self.num_inflight_steps: Counts = self.counts[INFLIGHT_STEPS]
         self.number: NDArray[np.int64] = np.full(num_slots, -1, np.int64)
         self.last_position: Counts = np.zeros(num_slots, np.int32)
+        self.ready_position: Counts = np.full(num_slots, ALWAYS_READY, np.int32)
         self.capacity: Counts = np.zeros(num_slots, np.int32)
 
     def enter(self, entry: LiveRequest) -> None:
@@ -73,6 +74,7 @@ class RowColumns:
         self.is_pinned[slot] = entry.is_pinned
         self.number[slot] = entry.number
         self.last_position[slot] = entry.last_position
+        self.ready_position[slot] = entry.ready_position
         self.capacity[slot] = entry.pages.capacity
         self.counts[:, slot] = request.counts
         request.counts = self.counts[:, slot]

@@ -224,6 +224,19 @@ class Scheduler:
         else:
             self._planner.preemption.preempt(entry, now_s)
 
+    def release(self, request_id: str, num_tokens: int) -> None:
+        """Takes in that what a gated request needs for its next token is there.
+
+        Each committed token of such a request (`Request.is_gated`) holds it until it is released;
+        a new one begins released.
+
+        Args:
+            num_tokens: the prompt and output tokens that the next one follows.
+        """
+        entry = self._table.get(request_id)
+        if entry is not None:
+            self._table.release(entry, num_tokens)
+
     def expire(self, now_s: float) -> list[Request]:
         """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""
         expired: list[Request] = []

@@ -15,6 +15,7 @@ from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import RowTokens, StepLimits, StepPlan, StepResult
 from octavo.engine.simulation.traffic import Arrival, TrafficClass
+from octavo.engine.structured.params import StructuredOutputsParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,8 @@ class _Player:
     def _turn(self, event: dict[str, Any], now_s: float) -> None:
         for transfer_id, ok in event.get("transfers", ()):
             self.scheduler.complete_transfer(transfer_id, ok, now_s)
+        for request_id, num_tokens in event.get("ready", ()):
+            self.scheduler.release(request_id, num_tokens)
         ended = self.scheduler.expire(now_s)
         plan = self.scheduler.plan(now_s)
         ended += self.scheduler.take_ended()
@@ -164,7 +167,9 @@ def request_from_record(record: dict[str, Any]) -> Request:
     """The request that `request_record` described."""
     values = dict(record)
     max_tokens = values["max_tokens"]
+    is_gated = values.pop("is_gated", False)
     params = SamplingParams(
+        structured_outputs=StructuredOutputsParams(json_object=True) if is_gated else None,
         max_tokens=max_tokens,
         min_tokens=values.pop("min_tokens", 0),
         stop_token_ids=values.pop("stop_token_ids", ()),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from octavo.engine.llm import LLM
     from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
     from octavo.engine.sampling_params import SamplingParams
+    from octavo.engine.structured.params import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ _HOMES = {
     "octavo.engine.async_engine": ("AsyncEngine",),
     "octavo.engine.config": ("EngineConfig",),
     "octavo.engine.sampling_params": ("SamplingParams",),
+    "octavo.engine.structured.params": ("StructuredOutputsParams",),
     "octavo.engine.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
     "octavo.engine.errors": (
         "DeadlineExceededError",
@@ -72,6 +74,7 @@ __all__ = [
     "RequestOutput",
     "SamplingParams",
     "StepFailedError",
+    "StructuredOutputsParams",
     "UnauthenticatedError",
     "UnknownModelError",
     "UnsupportedModelError",

@@ -1,0 +1,1 @@
+"""Text that keeps to a grammar: JSON schemas, regular expressions, Lark grammars, choices."""

@@ -1,0 +1,182 @@
+"""The masks of the sequences in flight, computed beside the engine's loop.
+
+When a sequence's token is committed, its matcher takes it in and writes the mask of the next one in
+a thread, while the device runs other rows; then the sequence may be planned again. Matchers whose
+last mask took long have a thread to themselves, so that they hold up none but each other.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from octavo.engine.errors import InvalidRequestError
+from octavo.engine.request import Request
+from octavo.engine.structured.grammar import CompiledGrammar, Mask, fill_mask
+from octavo.engine.structured.params import FIELD
+
+SLOW_MASK_S = 2e-3
+"""A matcher whose last mask took longer has its next one made apart from the others'."""
+POLL_WAIT_S = 2e-3
+"""Longest wait of a turn of the loop for the masks of sequences whose last ones were quick."""
+IDLE_WAIT_S = 0.05
+"""Longest wait of a turn that has nothing else to do."""
+
+
+class MaskReady(NamedTuple):
+    """A sequence may be planned again, or never.
+
+    Attributes:
+        request_id: whose.
+        num_tokens: prompt and output tokens that its mask follows.
+        error: why it has no mask, if it has none.
+    """
+
+    request_id: str
+    num_tokens: int
+    error: Exception | None = None
+
+
+class _Walk:
+    """A sequence on its way through its grammar."""
+
+    __slots__ = ("is_live", "is_slow", "mask", "matcher", "num_tokens", "request_id")
+
+    def __init__(self, request: Request, grammar: CompiledGrammar) -> None:
+        self.request_id = request.request_id
+        self.matcher = grammar.matcher.deep_copy()
+        self.mask: Mask = grammar.first_mask.copy()
+        self.num_tokens = request.num_prompt_tokens
+        self.is_slow = False
+        self.is_live = True
+
+    def take(self, token_ids: Sequence[int]) -> Exception | None:
+        """Moves on and writes the mask; what went wrong, if anything."""
+        begun_s = time.perf_counter()
+        self.num_tokens += len(token_ids)
+        if self.matcher.consume_tokens(list(token_ids)):
+            fill_mask(self.matcher, self.mask)
+        self.is_slow = time.perf_counter() - begun_s > SLOW_MASK_S
+        if not self.matcher.is_error():
+            return None
+        why = " ".join(self.matcher.get_error().split())[:200]
+        return InvalidRequestError(FIELD, "the grammar", f"one simple enough to follow ({why})")
+
+
+_Job = tuple[_Walk, tuple[int, ...]]
+
+
+class TokenMasks:
+    """Driven by the engine's thread alone."""
+
+    def __init__(self) -> None:
+        self._walks: dict[str, _Walk] = {}
+        self._done = threading.Condition()
+        self._ready: deque[tuple[_Walk, MaskReady]] = deque()
+        self._num_pending = [0, 0]
+        self._queues: list[SimpleQueue[list[_Job] | None]] = []
+
+    @property
+    def num_live(self) -> int:
+        """Sequences with a grammar."""
+        return len(self._walks)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether masks are being made, or were made and not asked for."""
+        return any(self._num_pending) or bool(self._ready)
+
+    def open(self, request: Request, grammar: CompiledGrammar) -> None:
+        """Begins to follow a sequence. Tokens that it has already are taken in now.
+
+        Raises:
+            InvalidRequestError: its tokens do not follow the grammar.
+        """
+        walk = _Walk(request, grammar)
+        if request.output_token_ids:
+            error = walk.take(request.output_token_ids)
+            if error is not None:
+                raise error
+        self._walks[request.request_id] = walk
+
+    def drop(self, request_id: str) -> None:
+        """Forgets a sequence, if it is known."""
+        walk = self._walks.pop(request_id, None)
+        if walk is not None:
+            walk.is_live = False
+
+    def mask(self, request_id: str) -> Mask | None:
+        """What may come next in a sequence that may be planned; None for one without a grammar."""
+        walk = self._walks.get(request_id)
+        return None if walk is None else walk.mask
+
+    def take(self, news: Iterable[tuple[str, tuple[int, ...]]]) -> None:
+        """Takes in tokens of sequences that go on; others' are passed over. Returns at once."""
+        jobs: tuple[list[_Job], list[_Job]] = ([], [])
+        for request_id, token_ids in news:
+            walk = self._walks.get(request_id)
+            if walk is not None and token_ids:
+                jobs[walk.is_slow].append((walk, token_ids))
+        for lane, batch in enumerate(jobs):
+            if batch:
+                with self._done:
+                    self._num_pending[lane] += 1
+                self._queue(lane).put(batch)
+
+    def poll(self) -> list[MaskReady]:
+        """Masks that were finished since the last call, each told once.
+
+        Waits a little for those that are sure to come soon, so that their rows go together.
+        """
+        if not (any(self._num_pending) or self._ready):
+            return []
+        with self._done:
+            if self._num_pending[False]:
+                self._done.wait_for(lambda: not self._num_pending[False], POLL_WAIT_S)
+            ready = list(self._ready)
+            self._ready.clear()
+        # A sequence may have ended meanwhile, and another have its id.
+        return [item for walk, item in ready if walk.is_live]
+
+    def wait(self) -> None:
+        """Waits for a mask, if any is being made, as there is nothing else to do."""
+        if any(self._num_pending):
+            with self._done:
+                self._done.wait_for(lambda: self._ready or not any(self._num_pending), IDLE_WAIT_S)
+
+    def close(self) -> None:
+        """Ends the threads."""
+        for queue in self._queues:
+            queue.put(None)
+        self._queues = []
+
+    def _queue(self, lane: int) -> SimpleQueue[list[_Job] | None]:
+        while len(self._queues) <= lane:
+            queue: SimpleQueue[list[_Job] | None] = SimpleQueue()
+            name = f"octavo-masks-{len(self._queues)}"
+            args = (queue, len(self._queues))
+            threading.Thread(target=self._run, args=args, name=name, daemon=True).start()
+            self._queues.append(queue)
+        return self._queues[lane]
+
+    def _run(self, queue: SimpleQueue[list[_Job] | None], lane: int) -> None:
+        while (jobs := queue.get()) is not None:
+            for walk, token_ids in jobs:
+                if not walk.is_live:
+                    continue
+                try:
+                    error = walk.take(token_ids)
+                except Exception as caught:  # a fault of the library ends this request alone
+                    error = caught
+                with self._done:
+                    item = MaskReady(walk.request_id, walk.num_tokens, error)
+                    self._ready.append((walk, item))
+                    if lane:
+                        self._done.notify_all()
+            with self._done:
+                self._num_pending[lane] -= 1
+                self._done.notify_all()

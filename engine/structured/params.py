@@ -1,0 +1,174 @@
+"""What a request's text must be: names as users of vLLM know them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo.engine.errors import InvalidRequestError
+
+FIELD = "structured_outputs"
+MAX_SCHEMA_CHARS = 131_072
+MAX_SCHEMA_DEPTH = 48
+MAX_REGEX_CHARS = 16_384
+MAX_GRAMMAR_CHARS = 65_536
+MAX_CHOICES = 4_096
+MAX_CHOICES_CHARS = 131_072
+MAX_WHITESPACE_CHARS = 256
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object")
+"""Fields of which a request gives exactly one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """A grammar for a request's text. Checked for size and form on construction; immutable.
+
+    Attributes:
+        json: a JSON schema, as text or as the object itself; held as text.
+        regex: a regular expression that the whole text matches (Rust's syntax).
+        choice: texts of which the answer is one.
+        grammar: a context-free grammar in Lark's or GBNF's syntax; it begins at `start` or `root`.
+        json_object: true for any JSON object.
+        disable_any_whitespace: no white space between the parts of JSON.
+        whitespace_pattern: regular expression of the white space between the parts of JSON.
+        asked_as: the field in which a user of another protocol gave it, for errors.
+
+    Raises:
+        InvalidRequestError: not exactly one of the first five, or one beyond its limits; names it.
+    """
+
+    json: str | Mapping[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool = False
+    whitespace_pattern: str | None = None
+    asked_as: str = field(default="", compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        given = [name for name in KINDS if getattr(self, name) not in (None, False)]
+        if self.json is False:
+            raise self._invalid("json", False, "a JSON schema that something can match")
+        if len(given) != 1:
+            names = ", ".join(KINDS)
+            shown = given or "none"
+            raise InvalidRequestError(self.asked_as or FIELD, shown, f"exactly one of {names}")
+        put = object.__setattr__
+        if self.json is not None:
+            put(self, "json", self._schema_text(self.json))
+        if self.choice is not None:
+            put(self, "choice", self._choices(self.choice))
+        self._check_text("regex", MAX_REGEX_CHARS)
+        self._check_text("grammar", MAX_GRAMMAR_CHARS)
+        self._check_text("whitespace_pattern", MAX_WHITESPACE_CHARS)
+        for name in ("json_object", "disable_any_whitespace"):
+            if getattr(self, name) not in (None, True, False):
+                raise self._invalid(name, getattr(self, name), "true or false")
+        if self.disable_any_whitespace and self.whitespace_pattern is not None:
+            pattern = self.whitespace_pattern
+            allowed = "not given with disable_any_whitespace"
+            raise self._invalid("whitespace_pattern", pattern, allowed)
+
+    @classmethod
+    def parse(cls, value: object) -> StructuredOutputsParams:
+        """From itself or a mapping of its fields.
+
+        Raises:
+            InvalidRequestError: neither, an unknown field, or values that cannot be.
+        """
+        if isinstance(value, cls):
+            return value
+        names = [f.name for f in dataclasses.fields(cls) if f.compare]
+        if not isinstance(value, Mapping):
+            raise InvalidRequestError(FIELD, value, f"an object with one of {', '.join(KINDS)}")
+        for name in value:
+            if name not in names:
+                raise InvalidRequestError(FIELD, name, f"fields {', '.join(names)}")
+        return cls(**{name: v for name, v in value.items() if v is not None})
+
+    @property
+    def kind(self) -> str:
+        """Which of the five is given."""
+        return next(name for name in KINDS if getattr(self, name) not in (None, False))
+
+    def given(self) -> dict[str, Any]:
+        """The fields that differ from their defaults, as plain values."""
+        fields = [f for f in dataclasses.fields(self) if f.compare]
+        values = {f.name: (getattr(self, f.name), f.default) for f in fields}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, (value, default) in values.items()
+            if value != default
+        }
+
+    def field_name(self, name: str) -> str:
+        """What the user calls one of the fields."""
+        return self.asked_as or f"{FIELD}.{name}"
+
+    def _invalid(self, name: str, value: object, allowed: str) -> InvalidRequestError:
+        return InvalidRequestError(self.field_name(name), value, allowed)
+
+    def _check_text(self, name: str, most: int) -> None:
+        value = getattr(self, name)
+        if value is not None and (not isinstance(value, str) or not 1 <= len(value) <= most):
+            raise self._invalid(name, value, f"a string of 1 to {most} characters")
+
+    def _choices(self, value: object) -> tuple[str, ...]:
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+            raise self._invalid("choice", value, "a list of strings")
+        choices = tuple(value)
+        if not 1 <= len(choices) <= MAX_CHOICES:
+            raise self._invalid("choice", f"{len(choices)} strings", f"1 to {MAX_CHOICES} strings")
+        for choice in choices:
+            if not isinstance(choice, str) or not choice:
+                raise self._invalid("choice", choice, "strings that are not empty")
+        if sum(map(len, choices)) > MAX_CHOICES_CHARS:
+            allowed = f"at most {MAX_CHOICES_CHARS} characters in all"
+            raise self._invalid("choice", "its strings", allowed)
+        return choices
+
+    def _schema_text(self, schema: object) -> str:
+        """The schema as JSON text, not too long and not too deep."""
+        shown = "the schema"
+        too_long = self._invalid("json", shown, f"at most {MAX_SCHEMA_CHARS} characters of JSON")
+        too_deep = self._invalid("json", shown, f"values nested at most {MAX_SCHEMA_DEPTH} deep")
+        try:
+            if isinstance(schema, str):
+                if len(schema) > MAX_SCHEMA_CHARS:
+                    raise too_long
+                text, schema = schema, json.loads(schema)
+            else:
+                _check_depth(schema, too_deep)
+                text = json.dumps(schema, allow_nan=False)
+        except RecursionError:
+            raise too_deep from None
+        except InvalidRequestError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise self._invalid("json", shown, f"a JSON schema ({error})") from None
+        if len(text) > MAX_SCHEMA_CHARS:
+            raise too_long
+        if not isinstance(schema, Mapping | bool):
+            raise self._invalid("json", schema, "a JSON schema: an object")
+        _check_depth(schema, too_deep)
+        return text
+
+
+def _check_depth(value: object, error: InvalidRequestError) -> None:
+    level = [value]
+    for _ in range(MAX_SCHEMA_DEPTH + 1):
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, Mapping):
+                inner += item.values()
+            elif isinstance(item, list | tuple):
+                inner += item
+        level = [item for item in inner if isinstance(item, Mapping | list | tuple)]
+        if not level:
+            return
+    raise error
