@@ -6,6 +6,7 @@ from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.structured.params import StructuredOutputsParams
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
 _SCALARS = (
@@ -23,7 +24,6 @@ _SCALARS = (
     "min_tokens",
     "logprobs",
     "prompt_logprobs",
-    "structured_outputs",
     "detokenize",
     "skip_special_tokens",
     "include_stop_str_in_output",
@@ -54,6 +54,9 @@ def sampling_params_to_message(params: SamplingParams) -> pb.SamplingParams:
         getattr(message, name).extend(getattr(params, name))
     for token_id, bias in (params.logit_bias or {}).items():
         message.logit_bias[token_id] = bias
+    if isinstance(params.structured_outputs, StructuredOutputsParams):
+        given = params.structured_outputs.given()
+        message.structured_outputs.CopyFrom(pb.StructuredOutputs(**given))
     if params.allowed_token_ids is not None:
         message.allowed_token_ids.ids.extend(params.allowed_token_ids)
     return message
@@ -79,8 +82,18 @@ def sampling_params_from_message(message: pb.SamplingParams) -> SamplingParams:
         values["logit_bias"] = dict(message.logit_bias)
     if message.HasField("allowed_token_ids"):
         values["allowed_token_ids"] = tuple(message.allowed_token_ids.ids)
+    if message.HasField("structured_outputs"):
+        values["structured_outputs"] = _structured_outputs(message.structured_outputs)
     values["output_kind"] = _output_kind(message.output_kind)
     return SamplingParams(**values)
+
+
+def _structured_outputs(message: pb.StructuredOutputs) -> StructuredOutputsParams:
+    optional = ("json", "regex", "grammar", "json_object", "whitespace_pattern")
+    values = {name: getattr(message, name) for name in optional if message.HasField(name)}
+    if message.choice:
+        values["choice"] = tuple(message.choice)
+    return StructuredOutputsParams(**values, disable_any_whitespace=message.disable_any_whitespace)
 
 
 def _output_kind(value: int) -> RequestOutputKind:

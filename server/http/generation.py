@@ -9,7 +9,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from octavo.engine.errors import InvalidRequestError
 from octavo.engine.input_processor import Prompt
 from octavo.server.front import Front
 from octavo.server.http.answers import ChatAnswer, CompletionAnswer, Usage
@@ -18,6 +17,7 @@ from octavo.server.http.protocol import ChatRequest, CompletionRequest
 from octavo.server.http.sampling import (
     Ask,
     chat_ask,
+    chat_prompt,
     check_model,
     completion_ask,
     prompts_of,
@@ -60,17 +60,7 @@ def generation_routes(front: Front) -> APIRouter:
         engine = front.ready_engine()
         check_model(body.model, engine)
         ask = chat_ask(body, request.headers)
-        variables = dict(body.chat_template_kwargs or {})
-        generates = body.add_generation_prompt is not False
-        for name in ("messages", "add_generation_prompt"):
-            if name in variables:
-                raise InvalidRequestError("chat_template_kwargs", name, "names other than this one")
-
-        def tokenize() -> list[int]:
-            return engine.tokenizer.encode_chat(
-                body.messages, add_generation_prompt=generates, **variables
-            )
-
+        tokenize = chat_prompt(body, engine.tokenizer)
         is_long = sum(len(str(message)) for message in body.messages) > LONG_CHAT_CHARS
         prompt = await asyncio.to_thread(tokenize) if is_long else tokenize()
         request_id = request_id_of(request.headers, "chatcmpl")

@@ -34,12 +34,32 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
+class JsonSchema(Body):
+    """A schema and what it is called."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = Field(None, description="Accepted: every schema is kept to.")
+
+
 class ResponseFormat(Body):
-    """What the text must be; only "text" is served."""
+    """What the text must be."""
 
-    model_config = ConfigDict(extra="allow", strict=True)
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
 
-    type: str
+
+class StructuredOutputs(Body):
+    """A grammar that the text keeps to: exactly one of the first five."""
+
+    json_: dict[str, Any] | str | bool | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = Field(None, description="In Lark's or GBNF's syntax.")
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
 
 
 class Generation(Body):
@@ -62,6 +82,12 @@ class Generation(Body):
     store: bool | None = Field(None, description="Accepted, not used: nothing is stored.")
 
     # Octavo's own.
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
     top_k: int | None = None
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import InvalidRequestError, UnknownModelError
@@ -13,11 +14,14 @@ from octavo.engine.input_processor import Prompt
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import Targets
+from octavo.server.http.grammar import grammar_of
 from octavo.server.http.protocol import ChatRequest, CompletionRequest, Generation
 from octavo.server.slo_headers import read_targets
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
+    from octavo.engine.engine import Engine
+    from octavo.engine.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 128
 MAX_NAME_CHARS = 256
@@ -103,7 +107,23 @@ def prompts_of(value: object) -> list[Prompt]:
     return value
 
 
-def check_model(model: str | None, engine: AsyncEngine) -> None:
+def chat_prompt(body: ChatRequest, tokenizer: Tokenizer) -> Callable[[], list[int]]:
+    """What renders and tokenizes a chat's messages.
+
+    Raises:
+        InvalidRequestError: `chat_template_kwargs` names what has a field of its own.
+    """
+    variables = dict(body.chat_template_kwargs or {})
+    for name in ("messages", "add_generation_prompt"):
+        if name in variables:
+            raise InvalidRequestError("chat_template_kwargs", name, "names other than this one")
+    generates = body.add_generation_prompt is not False
+    return partial(
+        tokenizer.encode_chat, body.messages, add_generation_prompt=generates, **variables
+    )
+
+
+def check_model(model: str | None, engine: AsyncEngine | Engine) -> None:
     """Raises UnknownModelError unless the model is the served one or not named."""
     if model is not None and model != engine.model_name:
         raise UnknownModelError("model", model, f"{engine.model_name!r}, or not given")
@@ -122,15 +142,13 @@ def request_id_of(headers: Mapping[str, str], kind: str) -> str:
 
 
 def _ask(body: Generation, headers: Mapping[str, str], extra: dict[str, Any]) -> Ask:
-    if body.response_format is not None and body.response_format.type != "text":
-        raise InvalidRequestError(
-            "response_format", body.response_format.type, "'text': no other format is served yet"
-        )
     if body.stream_options is not None and not body.stream:
         raise InvalidRequestError("stream_options", "an object", "given only with stream = true")
     values = {
         name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None
     } | extra
+    if (grammar := grammar_of(body)) is not None:
+        values["structured_outputs"] = grammar
     for name in ("stop", "bad_words"):
         if (value := getattr(body, name)) is not None:
             values[name] = _strings(name, value)

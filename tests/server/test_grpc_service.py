@@ -151,7 +151,11 @@ def test_no_limit_of_tokens_is_not_the_default_limit(on_stand):
                 ({"seed": -1}, "seed"),
                 ({"logit_bias": {1: math.inf}}, "logit_bias"),
                 ({"allowed_token_ids": pb.TokenIds()}, "allowed_token_ids"),
-                ({"structured_outputs": ""}, "structured_outputs"),
+                ({"structured_outputs": pb.StructuredOutputs()}, "structured_outputs"),
+                (
+                    {"structured_outputs": pb.StructuredOutputs(json="{")},
+                    "structured_outputs.json",
+                ),
                 ({"output_kind": 7}, "output_kind"),
             )
         ),

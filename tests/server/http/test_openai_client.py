@@ -232,7 +232,28 @@ BAD = {
     "an unknown field": ({"extra_body": {"temprature": 1}}, "temprature"),
     "an empty stop": ({"stop": ""}, "stop"),
     "a stop that is no text": ({"extra_body": {"stop": [3]}}, "stop"),
-    "a format": ({"extra_body": {"response_format": {"type": "json_object"}}}, "response_format"),
+    "a format": ({"extra_body": {"response_format": {"type": "xml"}}}, "response_format"),
+    "a schema that is none": (
+        {"extra_body": {"response_format": {"type": "json_schema"}}},
+        "response_format.json_schema",
+    ),
+    "a schema of no type": (
+        {
+            "extra_body": {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "x"}},
+                }
+            }
+        },
+        "response_format",
+    ),
+    "two grammars": (
+        {"extra_body": {"guided_regex": "a", "structured_outputs": {"regex": "b"}}},
+        "guided_regex",
+    ),
+    "an unclosed group": ({"extra_body": {"guided_regex": "(a"}}, "guided_regex"),
+    "no grammar": ({"extra_body": {"structured_outputs": {}}}, "structured_outputs"),
     "infilling": ({"suffix": "the end"}, "suffix"),
     "best of": ({"best_of": 4}, "best_of"),
     "usage without a stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
@@ -262,7 +283,7 @@ def test_bad_chats_name_their_field(client):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"top_logprobs": 3}, "top_logprobs"),
         ({"max_completion_tokens": 9}, "max_tokens"),
