@@ -213,10 +213,15 @@ class AsyncEngine:
                 self._wait_for_work()
                 self.num_turns, self.is_in_turn = self.num_turns + 1, True
                 while self._commands:
-                    self._commands.popleft()()
+                    command = self._commands.popleft()
+                    try:
+                        command()
+                    except Exception as error:
+                        self.engine.recover(error)
                 outputs = self.engine.step()
                 if outputs:
                     self._tell(lambda outputs=outputs: self._deliver(outputs))  # type: ignore[misc]
+            self.engine.abort_all()
         except Exception as error:
             logger.exception("the engine broke")
             self._error = error

@@ -7,20 +7,28 @@ device, so the host never waits for it. Then N's tokens are read and committed.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Sequence
 from typing import Any
 
 from octavo.engine.clock import Clock
-from octavo.engine.errors import OctavoError, StepFailedError
+from octavo.engine.errors import OctavoError, QuarantinedError
 from octavo.engine.event_log import EventLog
 from octavo.engine.executor import StepExecutor
+from octavo.engine.quarantine import Quarantine
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.committed import Committed, News
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepPlan
 from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.suspects import Suspects
 
 logger = logging.getLogger(__name__)
+
+RESET_ATTEMPTS = 3
+"""Times that a device is asked for a fresh state before it is given up."""
+MAX_REMEMBERED = 4096
+"""Requests of which it is kept that their numbers were not finite once."""
 
 
 class EngineCore:
@@ -31,17 +39,35 @@ class EngineCore:
         executor: computes.
         clock: tells the time.
         overlap: keep one step in flight while the next is planned.
+        survives_bugs: recover from exceptions of the scheduler, too, as from those of a step.
+            Simulations and tests of the scheduler want to see them instead.
     """
 
     def __init__(
-        self, scheduler: Scheduler, executor: StepExecutor, clock: Clock, *, overlap: bool = True
+        self,
+        scheduler: Scheduler,
+        executor: StepExecutor,
+        clock: Clock,
+        *,
+        overlap: bool = True,
+        survives_bugs: bool = False,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self._clock = clock
         self._max_in_flight = 2 if overlap else 1
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
+        self._survives_bugs = survives_bugs
         self._news = News()
+        self._suspects = Suspects()
+        self._broke_once: OrderedDict[str, None] = OrderedDict()
+        self.quarantine = Quarantine()
+        self.num_recoveries = 0
+        """Steps that failed, so that everybody started over."""
+        self.num_quarantined = 0
+        """Requests that were found to make steps fail."""
+        self.num_bugs = 0
+        """Exceptions of the scheduler among the causes of recoveries."""
         self.host_s = 0.0
         """Seconds spent planning, packing, dispatching and committing, waiting not included."""
         self.masks: TokenMasks | None = None
@@ -62,8 +88,10 @@ class EngineCore:
         Raises:
             InvalidRequestError, DuplicateRequestError: it can never be served.
             OverloadedError: not now; DeadlineExceededError: not any more.
+            QuarantinedError: its prompt made steps fail a moment ago.
         """
         now_s = self._clock.now_s()
+        self.quarantine.check(request, now_s)
         try:
             self.scheduler.add(request, now_s)
         except OctavoError as error:
@@ -120,17 +148,14 @@ class EngineCore:
         ready = self._release()
         begun_s = self._clock.now_s()
         news = self._take_news()
-        transfers = self.executor.poll_transfers()
-        for done in transfers:
-            self.scheduler.complete_transfer(done.transfer_id, done.ok, begun_s)
-            self.num_turns += 1
-        ended = self.scheduler.expire(begun_s)
-        plan = self.scheduler.plan(begun_s)
-        ended += self.scheduler.take_ended()
-        if ended:
-            news.items += [_ended(request) for request in ended]
-        if self.log is not None:
-            self.log.turned(plan, transfers, ready, ended, begun_s)
+        try:
+            plan = self._plan(news, ready, begun_s)
+        except Exception as error:
+            if not self._survives_bugs:
+                raise
+            self.num_bugs += 1
+            news.extend(self._recover(error, self.scheduler.live_requests))
+            return self._told(news)
         if plan is not None:
             self.num_turns += 1
             news.extend(self._dispatch(plan))
@@ -142,13 +167,26 @@ class EngineCore:
             self.executor.idle()
             if self.masks is not None:
                 self.masks.wait()
+            if self._suspects.is_trying and self._suspects.settle():
+                self._go_on()  # they were cancelled, or their time was over
         if len(self._news):
             news.extend(self._take_news())
-        if self.masks is not None and self.masks.num_live:
-            for item in news.items:
-                if item.finished:
-                    self._forget(item.request.request_id)
-        return news
+        return self._told(news)
+
+    def _plan(self, news: News, ready: list[tuple[str, int]], now_s: float) -> StepPlan | None:
+        """Takes in what happened meanwhile and decides the next step; adds who ended to `news`."""
+        transfers = self.executor.poll_transfers()
+        for done in transfers:
+            self.scheduler.complete_transfer(done.transfer_id, done.ok, now_s)
+            self.num_turns += 1
+        ended = self.scheduler.expire(now_s)
+        news.items += [_ended(request) for request in ended]
+        plan = self.scheduler.plan(now_s)
+        rejected = self.scheduler.take_ended()
+        news.items += [_ended(request) for request in rejected]
+        if self.log is not None:
+            self.log.turned(plan, transfers, ready, [*ended, *rejected], now_s)
+        return plan
 
     def _release(self) -> list[tuple[str, int]]:
         """Lets the gated requests go on whose masks are there; which, and from how many tokens."""
@@ -164,6 +202,13 @@ class EngineCore:
         self.num_turns += bool(ready)
         return ready
 
+    def _told(self, news: News) -> News:
+        if self.masks is not None and self.masks.num_live:
+            for item in news.items:
+                if item.finished:
+                    self._forget(item.request.request_id)
+        return news
+
     def _forget(self, request_id: str) -> None:
         if self.masks is not None:
             self.masks.drop(request_id)
@@ -176,7 +221,7 @@ class EngineCore:
             news = News()
             for _ in range(len(self._in_flight)):
                 news.extend(self._commit())
-            news.extend(self._fail([plan], error))
+            news.extend(self._recover(error, _requests(plan)))
             return news
         return News()
 
@@ -187,11 +232,17 @@ class EngineCore:
         try:
             result = self.executor.result(handle)
         except Exception as error:
-            later = [item for item, _ in self._in_flight]
-            self._in_flight.clear()
-            return self._fail([plan, *later], error)
+            return self._recover(error, _requests(plan))
         begun_s = self._clock.now_s()
-        committed = self.scheduler.commit(plan, result, begun_s)
+        try:
+            committed = self.scheduler.commit(plan, result, begun_s)
+        except Exception as error:
+            if not self._survives_bugs:
+                raise
+            self.num_bugs += 1
+            news = _take_back(plan)
+            news.extend(self._recover(error, _requests(plan)))
+            return news
         if self.masks is not None and self.masks.num_live:
             self.masks.take(
                 (item.request.request_id, item.new_token_ids)
@@ -202,24 +253,112 @@ class EngineCore:
         if self.log is not None:
             ended = [item.request for item in committed.items if item.finished]
             self.log.committed(plan, result, ended, begun_s)
+        if result.broken:
+            committed.extend(self._recover_from_broken_rows(plan, result.broken))
+        elif self._suspects.is_trying and self._suspects.settle():
+            self._go_on()
         return committed
 
-    def _fail(self, plans: list[StepPlan], error: Exception) -> News:
-        """Ends the requests of steps that failed; everyone else starts over on a fresh device."""
-        logger.error("a step failed", exc_info=error)
-        typed = StepFailedError(f"the device step failed: {type(error).__name__}: {error}")
+    # Failures.
+
+    def recover(self, error: Exception) -> None:
+        """Starts over after an exception outside of a step; nobody is to blame."""
+        self.num_bugs += 1
+        self._news.extend(self._recover(error, []))
+
+    def _recover(self, error: Exception, suspects: list[Request]) -> News:
+        """Everybody starts over on a fresh device, those on trial first; the guilty one ends.
+
+        Args:
+            suspects: requests that may be the cause.
+        """
+        logger.error("a step failed: recovering", exc_info=error)
+        self._start_over()
+        guilty = self._suspects.blame([r for r in suspects if not r.status.is_finished])
+        news = News()
+        if guilty is not None:
+            news = self._quarantine(guilty, f"{type(error).__name__}: {error}")
+        self._go_on()
+        return news
+
+    def _recover_from_broken_rows(self, plan: StepPlan, rows: Sequence[int]) -> News:
+        """As `_recover`, after a step that worked but for these rows: it is known who is guilty."""
+        requests = _requests(plan)
+        broken = [requests[index] for index in rows if not requests[index].status.is_finished]
+        logger.error("%d rows of a step are not finite: recovering", len(rows))
+        self._start_over([request.request_id for request in broken])
+        news = News()
+        for request in broken:
+            if request.request_id in self._broke_once:
+                news.extend(self._quarantine(request, "its numbers on the device are not finite"))
+            else:
+                self._broke_once[request.request_id] = None
+                if len(self._broke_once) > MAX_REMEMBERED:
+                    self._broke_once.popitem(last=False)
+        self._go_on()
+        return news
+
+    def _start_over(self, broken: Sequence[str] = ()) -> None:
+        """Drops every step on its way, and makes the state on both sides anew.
+
+        Raises: whatever the device raises when it cannot be used any more.
+        """
         now_s = self._clock.now_s()
-        ended = [request for plan in plans for request in self.scheduler.fail(plan, typed, now_s)]
-        if self.scheduler.num_dispatched == 0:
-            self.scheduler.forget_device_state()
-        self.executor.reset()
+        self.num_recoveries += 1
+        self._in_flight.clear()
+        self.scheduler.recover(now_s, broken)
         if self.log is not None:
-            self.log.failed(plans, ended, now_s)
-        return News(_ended(request) for request in ended)
+            self.log.failed(broken, now_s)
+        for attempt in range(RESET_ATTEMPTS):
+            try:
+                self.executor.reset()
+                return
+            except Exception:
+                if attempt == RESET_ATTEMPTS - 1:
+                    raise
+                logger.exception("the device could not be used again yet")
+
+    def _quarantine(self, guilty: Request, cause: str) -> News:
+        now_s = self._clock.now_s()
+        self.num_quarantined += 1
+        error = QuarantinedError(f"request {guilty.request_id} made steps fail twice ({cause})")
+        self.quarantine.put(guilty, now_s)
+        self.scheduler.cancel(guilty.request_id, now_s, RequestStatus.FAILED, error)
+        if self.log is not None:
+            self.log.cancelled(guilty.request_id, RequestStatus.FAILED.value, True, now_s)
+        return News([_ended(guilty)])
+
+    def _go_on(self) -> None:
+        """Lets those on trial run, or everybody."""
+        self._suspects.settle()
+        may_run = self._suspects.may_run
+        self.scheduler.only(may_run)
+        if self.log is not None:
+            self.log.only(may_run, self._clock.now_s())
 
     def _take_news(self) -> News:
         news, self._news = self._news, News()
         return news
+
+
+def _requests(plan: StepPlan) -> list[Request]:
+    return [*plan.decode_rows.requests, *(row.request for row in plan.prefill_rows)]
+
+
+def _take_back(plan: StepPlan) -> News:
+    """Of a step that was committed in part: takes its tokens from the requests that go on, to be
+    computed again, and tells of those that it ended, as nobody else will."""
+    known = [int(start) + 1 for start in plan.decode_rows.starts]
+    known += [row.start + row.num_tokens for row in plan.prefill_rows]
+    news = News()
+    for request, num_known in zip(_requests(plan), known, strict=True):
+        num_output = max(0, num_known - request.num_prompt_tokens)
+        new = tuple(request.output_token_ids[num_output:])
+        if request.status.is_finished:
+            news.items.append(Committed(request, new, None, None, True))
+        else:
+            del request.output_token_ids[num_output:]
+    return news
 
 
 def _ended(request: Request) -> Committed:

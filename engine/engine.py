@@ -101,7 +101,9 @@ class Engine:
             watermark=config.watermark,
             num_decode_steps=config.num_decode_steps,
         )
-        self.core = EngineCore(self.scheduler, self.executor, self.clock, overlap=config.overlap)
+        self.core = EngineCore(
+            self.scheduler, self.executor, self.clock, overlap=config.overlap, survives_bugs=True
+        )
         self.core.masks = self.masks
         eos = dict.fromkeys((*self.tokenizer.eos_token_ids, *model.config.eos_token_ids))
         self.grammars = GrammarCompiler(
@@ -152,6 +154,10 @@ class Engine:
         """Whether `step` has anything left to do."""
         return self.core.has_work or len(self.outputs) > 0
 
+    def recover(self, error: Exception) -> None:
+        """Starts over after an exception of the engine's own code outside of a step."""
+        self.core.recover(error)
+
     def submit(self, submission: Submission) -> None:
         """Takes a checked submission.
 
@@ -193,6 +199,14 @@ class Engine:
             for request in self.outputs.requests_of(request_id)
         ]
         return any(ended)
+
+    def abort_all(self) -> None:
+        """Ends every live submission and takes in the steps on their way, telling nobody: pages,
+        rows and host memory are free afterwards."""
+        for request_id in self.outputs.live_ids:
+            self.abort(request_id)
+        while self.core.has_work:
+            self.outputs.process(self.core.step())
 
     def step(self) -> list[RequestOutput]:
         """One turn of the engine; what each touched request has to tell."""

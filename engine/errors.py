@@ -12,7 +12,8 @@
     ├── InvalidConfigError         engine arguments that cannot work       FAILED_PRECONDITION 500
     ├── ModelLoadError             a checkpoint that cannot be trusted     FAILED_PRECONDITION 500
     │   └── UnsupportedModelError  mathematics Octavo does not implement   UNIMPLEMENTED       501
-    ├── StepFailedError            one device step failed                  INTERNAL            500
+    ├── StepFailedError            a step failed, and the request with it  INTERNAL            500
+    │   └── QuarantinedError       a request that makes steps fail         INTERNAL            500
     └── EngineDeadError            the engine stopped, draining or broken  UNAVAILABLE         503
 
 A message names the field, the value and what is allowed. Each class carries the one gRPC status
@@ -124,7 +125,11 @@ class UnsupportedModelError(ModelLoadError):
 
 
 class StepFailedError(OctavoError):
-    """A device step failed; the requests in it end as failed, the engine goes on."""
+    """A step failed, and the request could not be finished otherwise; the engine goes on."""
+
+
+class QuarantinedError(StepFailedError):
+    """The request made steps fail again and again; its prompt is refused for some minutes."""
 
 
 class EngineDeadError(OctavoError):

@@ -12,7 +12,8 @@ Lines, each with `t`, the time in seconds on the engine's clock:
     {"t", "turn": plan or null, "transfers"?: [[id, ok]], "ready"?: [[id, tokens]],
      "ended"?: [[id, status]]}
     {"t", "commit": step id, "rows": [[token ids]], "duration_s", "ended"?: [[id, status]]}
-    {"t", "fail": [step ids], "ended"?: …}
+    {"t", "fail": [ids of requests whose KV was not finite]}
+    {"t", "only": [ids of requests on trial] or null}
 """
 
 from __future__ import annotations
@@ -120,12 +121,17 @@ class EventLog:
         rows = [list(row.token_ids) for row in result.rows]
         self._write(
             t=now_s, commit=plan.step_id, rows=rows, duration_s=result.duration_s,
+            **({"broken": list(result.broken)} if result.broken else {}),
             **({"ended": ends} if ends else {}),
         )  # fmt: skip
 
-    def failed(self, plans: Iterable[StepPlan], ended: Iterable[Request], now_s: float) -> None:
-        """Steps were lost, and the device's state with them."""
-        self._write(t=now_s, fail=[plan.step_id for plan in plans], ended=_ends(ended))
+    def failed(self, broken: Iterable[str], now_s: float) -> None:
+        """A step failed, and every step on its way and the device's state were lost."""
+        self._write(t=now_s, fail=list(broken))
+
+    def only(self, request_ids: Iterable[str] | None, now_s: float) -> None:
+        """Some requests are tried apart from all others; None ends it."""
+        self._write(t=now_s, only=None if request_ids is None else list(request_ids))
 
     def _write(self, **line: Any) -> None:
         self._was_idle = False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from octavo.engine.errors import StepFailedError
 from octavo.engine.input_processor import Submission
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from octavo.engine.request import Request, RequestStatus
@@ -14,6 +16,8 @@ from octavo.engine.scheduler.step_plan import TokenScore
 from octavo.engine.text.detokenizer import IncrementalDetokenizer
 from octavo.engine.text.stops import StopStringMatcher
 from octavo.engine.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 EndByStopString = Callable[[Request, str], None]
 """Told of a request whose text met a stop string, so that the scheduler ends it."""
@@ -99,6 +103,11 @@ class OutputProcessor:
             self._sequences.pop(sequence.request.request_id, None)
         return parent.submission.sequences
 
+    @property
+    def live_ids(self) -> list[str]:
+        """Ids of the submissions that have not ended."""
+        return list(self._parents)
+
     def requests_of(self, request_id: str) -> tuple[Request, ...]:
         """The engine requests of a live submission."""
         parent = self._parents.get(request_id)
@@ -118,7 +127,12 @@ class OutputProcessor:
             parent, sequence = found
             if sequence.finish_reason is not None:
                 continue
-            self._take(parent, sequence, item)
+            try:
+                self._take(parent, sequence, item)
+            except Exception as error:
+                # A fault in one text is nobody else's.
+                logger.exception("request %s could not be read", item.request.request_id)
+                self._fail(sequence, error, item.finished)
             touched[parent.submission.request_id] = parent
         outputs = []
         for request_id, parent in touched.items():
@@ -160,6 +174,13 @@ class OutputProcessor:
                 return
         if item.finished:
             self._finish(sequence)
+
+    def _fail(self, sequence: _Sequence, error: Exception, has_ended: bool) -> None:
+        sequence.finish_reason = RequestStatus.FAILED.value
+        typed = StepFailedError(f"its output could not be read: {type(error).__name__}: {error}")
+        if not has_ended:
+            self._end_by_stop_string(sequence.request, "")
+        sequence.request.error = typed
 
     def _finish(self, sequence: _Sequence) -> None:
         stop = None

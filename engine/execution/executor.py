@@ -42,6 +42,8 @@ from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import (
     NO_TOKEN,
+    NOT_FINITE,
+    DecodeRows,
     RowTokens,
     StepLimits,
     StepPlan,
@@ -152,6 +154,7 @@ class DeviceExecutor:
             head_dim=pool_head_dim(backend, config.head_dim),
         )
         self._abstract_state = self._layout.abstract()
+        self._make_state = self._layout.maker()
         self._state: DeviceState
         self._copier = (
             PageCopier(self._layout, limits.num_host_pages) if limits.num_host_pages else None
@@ -173,7 +176,7 @@ class DeviceExecutor:
         """
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-state") as pool:
             # Zeroing gigabytes of host memory takes as long as loading a program: do both at once.
-            state = pool.submit(self._layout.init)
+            state = pool.submit(self._make_state)
             if mode == "full" or jax.process_count() > 1:
                 self.programs.warm_up(self.lattice.shapes, on_compiled)
             else:
@@ -181,13 +184,27 @@ class DeviceExecutor:
                 self.programs.warm_up(self.lattice.coarse, on_compiled, behind=behind)
             if self._copier is not None:
                 self._copier.compile()
-            self._state = state.result()
-        row = jax.device_put(logits_row(self._config.vocab_size), self._whole)
-        logits = set_row(self._state.logits, jnp.int32(self.limits.max_num_seqs), row)
-        self._state = dataclasses.replace(self._state, logits=logits)
+            self._state = self._fresh_state(state.result())
         for edge in self._mask_edges if self._masks is not None else ():
             self._set_masks([], [], edge)
-        jax.block_until_ready(self._state)
+
+    def _fresh_state(self, state: DeviceState) -> DeviceState:
+        """The zeroed state with the row that padding rows use."""
+        row = jax.device_put(logits_row(self._config.vocab_size), self._whole)
+        jax.block_until_ready(state)
+        logits = set_row(state.logits, jnp.int32(self.limits.max_num_seqs), row)
+        return jax.block_until_ready(dataclasses.replace(state, logits=logits))
+
+    def _try_device(self) -> None:
+        """Runs a step without rows, to its end."""
+        nothing = StepPlan(
+            step_id=-1, decode_rows=DecodeRows.of(()), prefill_rows=(), num_steps=1, page_updates=()
+        )
+        shape = self.lattice.choose(nothing, "general", self.programs.has)
+        order = np.empty(0, np.intp)
+        vector = pack(nothing, self._spec(shape), order, trash_slot=self.limits.max_num_seqs)
+        self._state, output = self.programs.get(shape)(self._weights, self._state, vector)
+        jax.block_until_ready((self._state, output))
 
     def dispatch(self, plan: StepPlan) -> DispatchedStep:
         """Queues one step. Touches the device only to hand it one vector (and, for new rows that
@@ -230,7 +247,11 @@ class DeviceExecutor:
         self._last_done_s = done_s
         self._num_in_flight -= 1
         self.stats.busy_s += done_s - begun_s
-        return StepResult(rows=_rows(handle, tokens, _host(handle)), duration_s=done_s - begun_s)
+        return StepResult(
+            rows=_rows(handle, tokens, _host(handle)),
+            duration_s=done_s - begun_s,
+            broken=_broken(handle, tokens) if tokens.min() == NOT_FINITE else (),
+        )
 
     def poll_transfers(self) -> list[TransferDone]:
         """Copies to and from the host that ended."""
@@ -254,12 +275,17 @@ class DeviceExecutor:
                 time.sleep(IDLE_POLL_S)
 
     def reset(self) -> None:
-        """Fresh device state after a failed step, whose donated state is lost."""
+        """Fresh device state after a failed step, whose donated state is lost.
+
+        Raises: whatever the device does when it no longer computes.
+        """
         if self._copier is not None:
             self._copier.reset()
-        self._state = self._layout.init()
         self._num_in_flight = 0
         self._last_done_s = None
+        self.__dict__.pop("_state", None)  # before the new one is made: there is no room for two
+        self._state = self._fresh_state(self._make_state())
+        self._try_device()
 
     def _variant(self, plan: StepPlan) -> Variant:
         if "greedy" not in self.lattice.variants:
@@ -335,6 +361,14 @@ def _host(handle: DispatchedStep) -> tuple[Scores | None, Scores | None]:
         jax.device_get(output.scores) if wants else None,
         jax.device_get(output.prompt_scores) if wants_prompt else None,
     )
+
+
+def _broken(handle: DispatchedStep, tokens: NDArray[np.int32]) -> tuple[int, ...]:
+    """The plan's rows that are not finite."""
+    plan = handle.plan
+    rows = np.concatenate([handle.order, np.arange(len(plan.decode_rows), plan.num_rows)])
+    found = (tokens[:, : plan.num_rows] == NOT_FINITE).any(axis=0)
+    return tuple(sorted(rows[found].tolist()))
 
 
 def _rows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import jax
@@ -101,8 +102,12 @@ class StateLayout:
 
     def init(self) -> DeviceState:
         """Zeroed pools and no rows, on the devices of the mesh."""
+        return jax.block_until_ready(self.maker()())
+
+    def maker(self) -> Callable[[], DeviceState]:
+        """As `init`, without waiting; compiled at its first call, for whoever calls it again."""
         shardings = jax.tree.map(lambda x: x.sharding, self.abstract())
-        return jax.block_until_ready(jax.jit(self._build, out_shardings=shardings)())
+        return jax.jit(self._build, out_shardings=shardings)
 
     def _build(self) -> DeviceState:
         config, slots = self.config, self.num_slots + 1

@@ -30,6 +30,7 @@ from octavo.engine.execution.step_spec import (
     NEW_ROW_INTS,
     StepSpec,
 )
+from octavo.engine.scheduler.step_plan import NO_TOKEN, NOT_FINITE
 from octavo.models import decoder
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend, PagedKV, RaggedBatch
@@ -57,7 +58,8 @@ class StepOutput:
     """What the host reads of a step.
 
     Attributes:
-        tokens: int32[K, S]; -1 where a row emitted nothing.
+        tokens: int32[K, S]; `NO_TOKEN` where a row emitted nothing, `NOT_FINITE` where what it
+            computed is infinite or not a number.
         scores: of the emitted tokens, [K, S]; None in the greedy variant.
         prompt_scores: of the tokens in `score_ids`, [T]; None but in general mixed programs.
     """
@@ -161,7 +163,8 @@ def _mixed(
     samples = ~idle & (fields["row_max_new_tokens"] > 0)
     state = replace(state, kv=kv)
     logits = _logits(config, mesh, weights, hidden[last], fields["num_rows"])
-    state, tokens, scores = _sample(spec, state, logits, slot, start + q_len, samples)
+    broken = ~idle & ~_is_finite(hidden[last])
+    state, tokens, scores = _sample(spec, state, logits, slot, start + q_len, samples, broken)
     computed = state.num_computed_tokens.at[_or_drop(slot, ~idle, state)].set(
         start + q_len, mode="drop"
     )
@@ -215,7 +218,8 @@ def _decode(
         )
         state = replace(state, kv=kv)
         logits = decoder.unembed(weights, config, hidden)
-        state, tokens, scores = _sample(spec, state, logits, slot, position + 1, live)
+        broken = live & ~_is_finite(hidden)
+        state, tokens, scores = _sample(spec, state, logits, slot, position + 1, live, broken)
         computed = state.num_computed_tokens.at[_or_drop(slot, live, state)].set(
             position + 1, mode="drop"
         )
@@ -237,7 +241,7 @@ def _decode(
             top_ids=zeros(jnp.int32, MAX_LOGPROBS),
             top_logprobs=zeros(jnp.float32, MAX_LOGPROBS),
         )
-    output = StepOutput(tokens=zeros(jnp.int32) - 1, scores=scores, prompt_scores=None)
+    output = StepOutput(tokens=zeros(jnp.int32) + NO_TOKEN, scores=scores, prompt_scores=None)
     if shape.num_steps == 1:
         return one_step(jnp.int32(0), (state, output))
     return lax.fori_loop(0, fields["num_steps"], one_step, (state, output))
@@ -312,8 +316,10 @@ def _sample(
     slot: jax.Array,
     position: jax.Array,
     samples: jax.Array,
+    broken: jax.Array,
 ) -> tuple[DeviceState, jax.Array, Scores | None]:
-    """From logits [S, V], the token for `position` of each row that samples; -1 in the others."""
+    """From logits [S, V], the token for `position` of each row that samples; `NO_TOKEN` in the
+    others, `NOT_FINITE` in broken ones, which stop."""
     rows: SamplingRows = jax.tree.map(lambda x: x[slot], state.sampling)
     out = sample(logits, rows, position, state.logits, slot, samples, variant=spec.shape.variant)
     is_stop = (out.tokens[:, None] == rows.stop_ids).any(axis=-1)
@@ -328,10 +334,17 @@ def _sample(
     state = replace(
         state,
         last_token=state.last_token.at[target].set(out.tokens, mode="drop"),
-        stopped=state.stopped.at[target].set(is_stop | is_last, mode="drop"),
+        stopped=state.stopped.at[target].set(is_stop | is_last | broken, mode="drop"),
         logits=logits_state,
     )
-    return state, jnp.where(samples, out.tokens, -1), scores
+    tokens = jnp.where(samples, out.tokens, NO_TOKEN)
+    return state, jnp.where(broken, NOT_FINITE, tokens), scores
+
+
+def _is_finite(hidden: jax.Array) -> jax.Array:
+    """Which rows of hidden states [S, E] are finite. One that read or computed anything else is
+    not, and its logits are made of it: looking at these would take a pass over the vocabulary."""
+    return jnp.isfinite(hidden).all(axis=-1)
 
 
 def _score_prompt(

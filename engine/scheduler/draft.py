@@ -69,6 +69,11 @@ class Draft:
         """A request waits no longer."""
         self._waited.pop(number, None)
 
+    def forget_copies(self) -> None:
+        """Takes back the copies that no plan has announced, and nobody will make."""
+        self.copy_outs.clear()
+        self.copy_ins.clear()
+
     def clear(self) -> None:
         """Forgets what a plan has said."""
         for notes in (self.preempted, self.copy_outs, self.copy_ins, self.reasons):

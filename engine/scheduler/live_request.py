@@ -61,6 +61,6 @@ class LiveRequest:
         self.ready_position = self.request.num_tokens - 1 if is_gated else ALWAYS_READY
 
     @property
-    def is_held(self) -> bool:
+    def awaits_release(self) -> bool:
         """Whether it is gated and what its next token needs is not there yet."""
         return self.ready_position < self.request.num_tokens - 1

@@ -35,6 +35,7 @@ class LiveTable:
         forecast: what steps and outputs are expected to take.
 
     Attributes:
+        held: requests that wait apart from the queue, by number: policies do not see them.
         stop_ids: every token id that ends a live request -> how many of them.
     """
 
@@ -61,6 +62,7 @@ class LiveTable:
         self.num_preemptions = 0
         self.num_finished = 0
         self.stop_ids: dict[int, int] = {}
+        self.held: dict[int, LiveRequest] = {}
         self._by_id: dict[str, LiveRequest] = {}
 
     def adopt(self, policy: Policy) -> None:
@@ -143,6 +145,35 @@ class LiveTable:
         """The rows that decode, by column, as they stand now."""
         return self.running.decoding.rows(self.columns.num_computed)
 
+    def carry_over(self, old: LiveTable) -> list[LiveRequest]:
+        """Takes in the live requests of a table that cannot be trusted, as waiting ones.
+
+        Returns:
+            Their new records.
+        """
+        for name in ("num_preemptions", "num_added", "busy_until_s", "shares"):
+            setattr(self, name, getattr(old, name))
+        entries = []
+        for before in old._by_id.values():
+            request = before.request
+            request.status, request.slot, request.counts = RequestStatus.WAITING, None, [0, 0, 0]
+            entry = LiveRequest(
+                request=request,
+                number=before.number,
+                pages=self.kv.open(request),
+                num_scored_prompt_tokens=before.num_scored_prompt_tokens,
+                is_pinned=before.is_pinned,
+                is_demoted=before.is_demoted,
+            )
+            entry.ready_position = before.ready_position
+            self._enter(entry)
+            if entry.is_pinned:
+                self._pinned.add(request.request_id)
+            self._wait(entry, before.waiting_since_s)
+            entries.append(entry)
+        self.num_finished = self.num_added - len(entries)
+        return entries
+
     def accept(self, request: Request) -> LiveRequest:
         """Lets a new request wait.
 
@@ -153,20 +184,36 @@ class LiveTable:
             raise DuplicateRequestError(request.request_id)
         entry = LiveRequest(request=request, number=self.num_added, pages=self.kv.open(request))
         self.num_added += 1
-        self._by_id[request.request_id] = entry
-        for token_id in entry.stop_ids:
-            self.stop_ids[token_id] = self.stop_ids.get(token_id, 0) + 1
-        self.num_with_targets += has_target(request)
-        self.num_gated += request.is_gated
+        self._enter(entry)
         self.tenants.enter(request.tenant)
         self._wait(entry, request.arrival_s)
         return entry
 
+    def _enter(self, entry: LiveRequest) -> None:
+        self._by_id[entry.request.request_id] = entry
+        for token_id in entry.stop_ids:
+            self.stop_ids[token_id] = self.stop_ids.get(token_id, 0) + 1
+        self.num_with_targets += has_target(entry.request)
+        self.num_gated += entry.request.is_gated
+
     def pin_overdue(self, now_s: float) -> None:
         """Sends those to the front of the queue who have waited their longest."""
         for entry in self.max_wait.overdue(now_s):
-            self.waiting.pin(entry)
+            if entry.number in self.held:
+                entry.is_pinned = True  # it comes to the front when it comes back
+            else:
+                self.waiting.pin(entry)
             self._pinned.add(entry.request.request_id)
+
+    def hold(self, entry: LiveRequest) -> None:
+        """Takes a waiting request out of the queue, until `free`."""
+        self.waiting.remove(entry)
+        self.held[entry.number] = entry
+
+    def free(self, entry: LiveRequest) -> None:
+        """Puts a held request back in its place."""
+        del self.held[entry.number]
+        self.waiting.insert(entry)
 
     def _wait(self, entry: LiveRequest, since_s: float) -> None:
         entry.waiting_since_s = since_s
@@ -227,10 +274,10 @@ class LiveTable:
         assert entry.is_live, entry.request.request_id
         assert status.is_finished, status
         request = entry.request
-        if request.slot is None:
-            self.waiting.remove(entry)
-        else:
+        if request.slot is not None:
             self._release(entry)
+        elif self.held.pop(entry.number, None) is None:
+            self.waiting.remove(entry)
         self.kv.drop_host_copy(entry.pages)
         del self._by_id[request.request_id]
         for token_id in entry.stop_ids:
@@ -274,11 +321,11 @@ class LiveTable:
         self.running.check_integrity()
         self.kv.check_integrity((entry.pages for entry in self), host_in_transfer)
         numbers = [entry.number for entry in self.waiting]
-        numbers += [entry.number for entry in self.running]
+        numbers += [*self.held, *(entry.number for entry in self.running)]
         assert sorted(numbers) == [entry.number for entry in self]
         assert self.num_added == len(self) + self.num_finished
         assert self.num_gated == sum(entry.request.is_gated for entry in self)
-        for entry in self.waiting:
+        for entry in (*self.waiting, *self.held.values()):
             request = entry.request
             assert entry.is_live
             assert request.status is RequestStatus.WAITING

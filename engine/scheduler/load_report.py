@@ -22,7 +22,7 @@ def measure_load(
     num_used = sum(request.num_computed_tokens for request in running)
     return SchedulerLoad(
         num_running=len(table.running),
-        num_waiting=len(table.waiting),
+        num_waiting=len(table.waiting) + len(table.held),
         num_pages=pool.num_usable,
         num_owned_pages=pool.num_owned,
         num_cached_pages=pool.num_cached,
@@ -43,7 +43,9 @@ def measure_load(
         num_recomputes=planner.preemption.num_recomputes,
         num_rejected=planner.num_rejected,
         num_pinned=sum(entry.is_pinned for entry in table.waiting),
-        queues=queue_loads([entry.request for entry in table.waiting], now_s),
+        queues=queue_loads(
+            [entry.request for entry in (*table.waiting, *table.held.values())], now_s
+        ),
         step_s=forecast.step_s,
         prefix_queried_tokens=cache.num_queried_tokens,
         prefix_hit_tokens=cache.num_hit_tokens,

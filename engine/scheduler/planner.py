@@ -111,6 +111,15 @@ class Planner:
     def num_prefill_tokens(self) -> int:
         return self._prefill.num_tokens
 
+    def carry_over(self, old: Planner) -> None:
+        """Goes on counting where another planner ended."""
+        self.ended = old.ended
+        self.num_rejected, self.num_plans = old.num_rejected, old.num_plans
+        self.num_decode_tokens = old.num_decode_tokens
+        self._prefill.num_tokens = old.num_prefill_tokens
+        self.preemption.num_swaps = old.preemption.num_swaps
+        self.preemption.num_recomputes = old.preemption.num_recomputes
+
     def adopt(self, policy: Policy) -> None:
         """Goes on by another policy."""
         self._policy = policy
@@ -217,8 +226,8 @@ class Planner:
         left_out = is_at_end.nonzero()[0].tolist()
         can_wait = len(left_out) > 0
         if self._table.num_gated:
-            is_held = rows.starts > columns.ready_position[rows.slots]
-            left_out = (is_at_end | is_held).nonzero()[0].tolist()
+            awaits_release = rows.starts > columns.ready_position[rows.slots]
+            left_out = (is_at_end | awaits_release).nonzero()[0].tolist()
         selected = rows.without(left_out)
         full = (selected.starts >= columns.capacity[selected.slots]).nonzero()[0]
         needy = [selected.entries[index] for index in full.tolist()]

@@ -108,7 +108,7 @@ class PrefillPlanner:
             if budget <= 0 or len(rows) >= most_rows:
                 break
             if entry.request.slot is None:
-                if entry.is_held:
+                if entry.awaits_release:
                     continue  # in nobody's way: what it waits for is no matter of room
                 if entry.number in self._draft.preempted_numbers or not self._try_to_admit(
                     entry, budget, snapshot

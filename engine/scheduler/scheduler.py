@@ -17,10 +17,11 @@ to be read together, while what each step decides is in `planner.py` and below.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-import numpy as np
+
 
 from octavo.engine.errors import DeadlineExceededError, InvalidConfigError, OverloadedError
 from octavo.engine.kv.kv_manager import KVManager
@@ -53,6 +54,8 @@ from octavo.engine.scheduler.step_time_model import StepTimeModel
 from octavo.engine.scheduler.stopping import find_stop
 from octavo.engine.scheduler.trace import TraceEvent, Traces
 from octavo.engine.scheduler.transfers import Transfers
+
+logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -101,12 +104,9 @@ class Scheduler:
         self.policy = get_policy(policy) if isinstance(policy, str) else policy
         self._without_targets = self.policy
         self._enable_chunked_prefill = enable_chunked_prefill
-        self._kv = KVManager(
-            num_pages=limits.num_pages,
-            page_size=limits.page_size,
-            enable_prefix_caching=enable_prefix_caching,
-            num_host_pages=limits.num_host_pages,
-        )
+        self._enable_prefix_caching = enable_prefix_caching
+        self._watermark = watermark
+        self._max_steps = min(limits.max_num_steps, num_decode_steps)
         self.forecast = Forecast(
             limits=limits,
             step_time=step_time or StepTimeModel(limits.token_edges),
@@ -117,6 +117,23 @@ class Scheduler:
         )
         self._draft = Draft(explains=explain)
         self._traces = Traces()
+        self._make_books()
+        self._dispatched: deque[Dispatched] = deque()
+        self._last_s = 0.0
+        self._deadlines: list[tuple[float, int, LiveRequest]] = []
+        self._only: frozenset[str] | None = None
+        self.num_rebuilds = 0
+        """Times that the books were in such disorder that they were made anew."""
+
+    def _make_books(self) -> None:
+        """Who lives, where, and on which pages: empty."""
+        limits = self.limits
+        self._kv = KVManager(
+            num_pages=limits.num_pages,
+            page_size=limits.page_size,
+            enable_prefix_caching=self._enable_prefix_caching,
+            num_host_pages=limits.num_host_pages,
+        )
         self._transfers = Transfers(self._kv, self.forecast, self._draft)
         self._table = LiveTable(limits, self.policy, self._kv, self.forecast)
         self._planner = Planner(
@@ -125,13 +142,10 @@ class Scheduler:
             self.policy,
             self._transfers,
             self._draft,
-            enable_chunked_prefill=enable_chunked_prefill,
-            watermark_pages=int(watermark * self._kv.pool.num_usable),
-            max_steps=min(limits.max_num_steps, num_decode_steps),
+            enable_chunked_prefill=self._enable_chunked_prefill,
+            watermark_pages=int(self._watermark * self._kv.pool.num_usable),
+            max_steps=self._max_steps,
         )
-        self._dispatched: deque[Dispatched] = deque()
-        self._last_s = 0.0
-        self._deadlines: list[tuple[float, int, LiveRequest]] = []
 
     # Requests come and go.
 
@@ -159,6 +173,8 @@ class Scheduler:
                 f"request {request.request_id} {refusal.reason}", refusal.retry_after_s
             )
         entry = self._table.accept(request)
+        if self._only is not None:
+            self._table.hold(entry)
         if request.deadline_s is not None:
             if len(self._deadlines) > 2 * len(self._table) + 64:
                 self._deadlines = [item for item in self._deadlines if item[2].is_live]
@@ -254,7 +270,7 @@ class Scheduler:
         """Decides the next step and moves the host state ahead as if it had run.
 
         Returns:
-            The plan, which must end in `commit` or `fail`; None if there is nothing to compute
+            The plan, which must end in `commit` or `recover`; None if there is nothing to compute
             until a dispatched step is committed or a request arrives.
         """
         self._last_s = now_s
@@ -294,14 +310,14 @@ class Scheduler:
         )
         if result.duration_s > 0 and entries:
             self.forecast.observe_step(dispatched.features, result.duration_s, plan.num_steps)
-        news = News()
+        news, broken = News(), result.broken
         if len(plan.decode_rows):
-            self._commit_decoded(dispatched, rows, news, now_s)
+            self._commit_decoded(dispatched, rows, broken, news, now_s)
         for index, chunk in enumerate(plan.prefill_rows, len(plan.decode_rows)):
             entry, row, request = entries[index], rows[index], chunk.request
             request.num_inflight_steps -= 1
             request.num_inflight_tokens -= chunk.samples
-            if not entry.is_live:
+            if not entry.is_live or index in broken:
                 continue
             if request.slot is not None:
                 entry.num_committed_tokens = chunk.start + chunk.num_tokens
@@ -314,7 +330,12 @@ class Scheduler:
         return news
 
     def _commit_decoded(
-        self, dispatched: Dispatched, rows: Sequence[RowTokens], news: News, now_s: float
+        self,
+        dispatched: Dispatched,
+        rows: Sequence[RowTokens],
+        broken: Collection[int],
+        news: News,
+        now_s: float,
     ) -> None:
         """Takes in what decode rows emitted: rows that go on together, the others one by one."""
         decode_rows, columns = dispatched.plan.decode_rows, self._table.columns
@@ -339,14 +360,14 @@ class Scheduler:
             is_apart |= is_gone
         apart = is_apart.nonzero()[0].tolist()
         if isinstance(rows, TokenRows):
-            self._append_tokens(dispatched, rows, apart, news, now_s)
+            self._append_tokens(dispatched, rows, apart, broken, news, now_s)
             return
         ones_apart = set(apart)
         for index, (entry, row, count) in enumerate(
             zip(dispatched.entries, rows, counts.tolist(), strict=False)
         ):
             request, token_ids = entry.request, row.token_ids
-            if not entry.is_live:
+            if not entry.is_live or index in broken:
                 continue
             if (
                 index not in ones_apart
@@ -361,13 +382,23 @@ class Scheduler:
                 news.items.append(self._append(entry, row, count, None, now_s))
 
     def _append_tokens(
-        self, dispatched: Dispatched, rows: TokenRows, apart: list[int], news: News, now_s: float
+        self,
+        dispatched: Dispatched,
+        rows: TokenRows,
+        apart: list[int],
+        broken: Collection[int],
+        news: News,
+        now_s: float,
     ) -> None:
         """Appends a token to each decode row of a step of one iteration.
 
         Args:
             apart: rows that are gone or at their limit.
+            broken: rows that emitted nothing of meaning.
         """
+        if broken:
+            num_decode = len(rows.token_ids)
+            apart = sorted({*apart, *(index for index in broken if index < num_decode)})
         stop_ids = self._table.stop_ids
         if not stop_ids.keys().isdisjoint(rows.token_ids):
             stops = [index for index, token in enumerate(rows.token_ids) if token in stop_ids]
@@ -386,40 +417,73 @@ class Scheduler:
             news.rows.append(CommittedRows(going_on.requests, token_ids, numbers, now_s))
         for index in apart:
             entry = dispatched.entries[index]
-            if entry.is_live:
+            if entry.is_live and index not in broken:
                 news.items.append(self._append(entry, rows[index], 1, None, now_s))
 
-    def fail(self, plan: StepPlan, error: Exception, now_s: float) -> list[Request]:
-        """Takes in that a dispatched plan failed: its live requests end as failed.
+    def recover(self, now_s: float, broken: Collection[str] = ()) -> None:
+        """After a step failed: no plan is on its way any more and the device holds nothing, so
+        running requests wait to be computed again, from the tokens that they have.
 
-        Returns:
-            Those requests. Others go on, and so do other dispatched plans.
+        Books that a failure of the scheduler itself left in disorder are made anew from the list of
+        live requests; what the host tier holds is lost then, too.
+
+        Args:
+            broken: ids of requests whose KV is not to be trusted, on the host either.
         """
-        dispatched = next(item for item in self._dispatched if item.plan is plan)
-        self._dispatched.remove(dispatched)
-        counts = plan.decode_rows.max_new_tokens.tolist()
-        counts += [int(chunk.samples) for chunk in plan.prefill_rows]
-        failed: list[Request] = []
-        for entry, count in zip(dispatched.entries, counts, strict=True):
-            request = entry.request
-            request.num_inflight_steps -= 1
-            request.num_inflight_tokens -= count
-            if entry.is_live:
-                self._table.end(entry, RequestStatus.FAILED, now_s, error=error)
-                failed.append(request)
-        return failed
+        self._last_s = now_s
+        computed = [entry for dispatched in self._dispatched for entry in dispatched.entries]
+        self._dispatched.clear()
+        self._table.busy_until_s = now_s
+        for entry in (*computed, *self._table):
+            entry.request.num_inflight_steps = entry.request.num_inflight_tokens = 0
+        self._draft.forget_copies()
+        try:
+            self._transfers.abandon(now_s)
+            for entry in list(self._table.running):
+                self._planner.preemption.preempt(entry, now_s)
+            self._kv.forget_prefixes()
+            for request_id in broken:
+                entry = self._table.get(request_id)
+                if entry is not None:
+                    self._kv.drop_host_copy(entry.pages)
+            self.check_integrity()
+        except Exception:
+            logger.exception("the scheduler's books do not balance: they are made anew")
+            self._rebuild()
 
-    def forget_device_state(self) -> None:
-        """After the device lost its KV pages: running requests wait to be computed again.
+    def _rebuild(self) -> None:
+        old, planner, transfers, cache = (
+            self._table, self._planner, self._transfers, self._kv.cache,
+        )  # fmt: skip
+        self._make_books()
+        entries = self._table.carry_over(old)
+        self._planner.carry_over(planner)
+        self._transfers.carry_over(transfers)
+        self._kv.cache.num_queried_tokens = cache.num_queried_tokens
+        self._kv.cache.num_hit_tokens = cache.num_hit_tokens
+        self._deadlines = [
+            (entry.request.deadline_s, entry.number, entry)
+            for entry in entries
+            if entry.request.deadline_s is not None
+        ]
+        heapq.heapify(self._deadlines)
+        self._hold_others()
+        self.num_rebuilds += 1
 
-        No step may be in flight; fail them first.
-        """
-        assert not self._dispatched
-        now_s = self._last_s
-        self._transfers.abandon(now_s)
-        for entry in list(self._table.running):
-            self._planner.preemption.preempt(entry, now_s)
-        self._kv.forget_prefixes()
+    def only(self, request_ids: Collection[str] | None) -> None:
+        """From now on plans hold no other waiting requests than these, nor any that come; running
+        ones go on. None ends it."""
+        self._only = None if request_ids is None else frozenset(request_ids)
+        for entry in list(self._table.held.values()):
+            if self._only is None or entry.request.request_id in self._only:
+                self._table.free(entry)
+        self._hold_others()
+
+    def _hold_others(self) -> None:
+        if self._only is not None:
+            for entry in list(self._table.waiting):
+                if entry.request.request_id not in self._only:
+                    self._table.hold(entry)
 
     def _follow_targets(self, with_targets: Policy) -> None:
         """Changes over to the other policy when the first request with a target has come, and back
@@ -443,22 +507,22 @@ class Scheduler:
         return len(self._table) > 0 or len(self._dispatched) > 0
 
     @property
-    def num_dispatched(self) -> int:
-        """Plans made and neither committed nor failed."""
-        return len(self._dispatched)
-
-    @property
     def num_running(self) -> int:
         return len(self._table.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._table.waiting)
+        return len(self._table.waiting) + len(self._table.held)
 
     def get(self, request_id: str) -> Request | None:
         """The live request with this id, or None."""
         entry = self._table.get(request_id)
         return None if entry is None else entry.request
+
+    @property
+    def live_requests(self) -> list[Request]:
+        """Every live request, in order of acceptance."""
+        return [entry.request for entry in self._table]
 
     def load(self, now_s: float | None = None) -> SchedulerLoad:
         """Figures of this moment (of the newest plan by default), and counts since the start."""

@@ -253,6 +253,8 @@ class TokenRows(Sequence[RowTokens]):
 
 
 NO_TOKEN = -1
+NOT_FINITE = -2
+"""In a program's tokens: the row's numbers are not finite."""
 
 
 def _one(token_id: int) -> RowTokens:
@@ -275,11 +277,14 @@ class StepResult:
 
     Attributes:
         rows: one entry a row of the plan, in its order; `TokenRows` where that is enough.
+        broken: rows, by index, whose numbers on the device are not finite: what they emitted means
+            nothing, and neither does the KV that they wrote.
         duration_s: device time of the step as seen by the executor, in seconds.
     """
 
     rows: Sequence[RowTokens]
     duration_s: float = 0.0
+    broken: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

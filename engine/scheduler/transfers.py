@@ -61,6 +61,11 @@ class Transfers:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def carry_over(self, old: Transfers) -> None:
+        """Goes on counting where another one ended; ends of its copies mean nothing here."""
+        self._num_begun, self.num_failed = old._num_begun, old.num_failed
+        self.num_pages_out, self.num_pages_in = old.num_pages_out, old.num_pages_in
+
     def swap_out(self, entry: LiveRequest, now_s: float) -> bool:
         """Begins to copy a running sequence's computed pages out, which it may lose then.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.engine.errors import InvalidConfigError, OctavoError, StepFailedError
+from octavo.engine.errors import InvalidConfigError, OctavoError
 from octavo.engine.event_log import FORMAT, plan_record
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.sampling_params import SamplingParams
@@ -103,7 +103,7 @@ class _Player:
         self.num_tokens = 0
 
     def play(self, event: dict[str, Any]) -> None:
-        for kind in ("add", "cancel", "finish", "turn", "commit", "fail"):
+        for kind in ("add", "cancel", "finish", "turn", "commit", "fail", "only"):
             if kind in event:
                 getattr(self, f"_{kind}")(event, float(event["t"]))
                 return
@@ -148,19 +148,20 @@ class _Player:
 
     def _commit(self, event: dict[str, Any], now_s: float) -> None:
         rows = tuple(RowTokens(tuple(token_ids)) for token_ids in event["rows"])
-        result = StepResult(rows=rows, duration_s=event["duration_s"])
+        result = StepResult(
+            rows=rows, duration_s=event["duration_s"], broken=tuple(event.get("broken", ()))
+        )
         committed = self.scheduler.commit(self.plans.pop(event["commit"]), result, now_s)
         self.num_tokens += sum(len(item.new_token_ids) for item in committed)
         ended = _ends(item.request for item in committed if item.finished)
         _same("ended", event.get("ended", []), ended)
 
     def _fail(self, event: dict[str, Any], now_s: float) -> None:
-        error = StepFailedError("as recorded")
-        plans = [self.plans.pop(step_id) for step_id in event["fail"]]
-        ended = [r for plan in plans for r in self.scheduler.fail(plan, error, now_s)]
-        if self.scheduler.num_dispatched == 0:
-            self.scheduler.forget_device_state()
-        _same("ended", event["ended"], _ends(ended))
+        self.plans.clear()
+        self.scheduler.recover(now_s, event["fail"])
+
+    def _only(self, event: dict[str, Any], now_s: float) -> None:
+        self.scheduler.only(event["only"])
 
 
 def request_from_record(record: dict[str, Any]) -> Request:

@@ -18,7 +18,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from octavo.engine.core import EngineCore
-from octavo.engine.errors import DeadlineExceededError, InvalidRequestError, OverloadedError
+from octavo.engine.errors import OctavoError, OverloadedError
 from octavo.engine.event_log import EventLog
 from octavo.engine.request import Request
 from octavo.engine.scheduler.committed import CommittedRows, News
@@ -289,7 +289,7 @@ class _Simulation:
         self.executor.learn_output(arrival.request_id, number, num_output)
         try:
             self.core.add(request)
-        except (OverloadedError, InvalidRequestError, DeadlineExceededError) as error:
+        except OctavoError as error:
             overloaded = isinstance(error, OverloadedError)
             self.end(record, "rejected" if overloaded else "failed", self.clock.now_s())
             return

@@ -123,3 +123,4 @@ def make_llm(tiny_model: Path) -> Iterator[Callable[..., Any]]:
         assert load.num_free_pages == load.num_total_pages
         assert load.num_running == load.num_waiting == 0
         assert load.compiles_after_ready == 0
+        assert llm.engine.core.num_bugs == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.errors import InvalidConfigError, InvalidRequestError, StepFailedError
+from octavo.engine.errors import InvalidConfigError, InvalidRequestError, QuarantinedError
 from octavo.engine.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -173,22 +173,33 @@ def test_one_bad_prompt_of_a_batch_begins_nothing(llm: Any) -> None:
     assert not llm.engine.has_unfinished
 
 
-def test_a_failed_step_ends_its_requests_and_no_others(llm: Any, monkeypatch: Any) -> None:
+def test_a_failed_step_is_tried_again_and_nobody_notices(llm: Any, monkeypatch: Any) -> None:
     want = llm.generate("survivor", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
     executor, calls = llm.engine.executor, []
     dispatch = executor.dispatch
 
     def fail_once(plan: Any) -> Any:
         calls.append(plan)
-        if len(calls) == 1:
+        if len(calls) == 2:
             raise RuntimeError("the device fell over")
         return dispatch(plan)
 
     monkeypatch.setattr(executor, "dispatch", fail_once)
-    (output,) = llm.generate("victim", GREEDY, use_tqdm=False)
+    (output,) = llm.generate("survivor", GREEDY, use_tqdm=False)
+    assert output.error is None
+    assert output.outputs[0].token_ids == want
+
+
+def test_a_step_that_always_fails_ends_its_requests_as_failed(llm: Any, monkeypatch: Any) -> None:
+    def fail(plan: Any) -> Any:
+        raise RuntimeError("the device fell over")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.executor, "dispatch", fail)
+        (output,) = llm.generate("victim", GREEDY, use_tqdm=False)
     assert output.outputs[0].finish_reason == "failed"
-    assert isinstance(output.error, StepFailedError)
-    assert llm.generate("survivor", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == want
+    assert isinstance(output.error, QuarantinedError)
+    assert llm.generate("survivor", GREEDY, use_tqdm=False)[0].error is None
 
 
 def test_an_unknown_engine_argument_is_refused_by_name(tiny_model: Any) -> None:

@@ -92,46 +92,84 @@ def test_a_finished_request_does_not_expire(drive, request_of):
     assert driver.scheduler.expire(9.0) == []
 
 
-def test_a_failed_step_ends_its_requests_and_no_others(drive, request_of):
-    driver = drive({"max_num_seqs": 1}, depth=1)
-    lost = driver.add(request_of("lost"))
-    kept = driver.add(request_of("kept", arrival_s=1.0))
-    driver.plan()
-    driver.plan()
-    (first, _), error = driver.in_flight.popleft(), StepFailedError("no")
-    assert driver.scheduler.fail(first, error, 2.0) == [lost]
-    driver.ended(lost)
-    assert (lost.status, lost.error) == (RequestStatus.FAILED, error)
-    assert driver.commit() == []  # it was in the step after that, too
-    driver.drain()
-    assert kept.status is RequestStatus.LENGTH
-
-
-def test_after_the_device_lost_its_state_everyone_else_starts_over(drive, request_of):
-    driver = drive({"max_num_batched_tokens": 4, "max_prefill_rows": 1})
-    lost = driver.add(request_of("lost", [1] * 4, 2, arrival_s=2.0))
-    driver.turn()
-    kept = driver.add(request_of("kept", [1] * 8, 6, arrival_s=1.0))
-    driver.turn()
-    driver.turn()
-    plan = driver.scheduler.plan(0.0)
-    for request in driver.scheduler.fail(plan, StepFailedError("no"), 0.0):
-        driver.ended(request)
-    driver.scheduler.forget_device_state()
+def lose(driver):
+    driver.in_flight.clear()
+    driver.scheduler.recover(driver.now_s)
     driver.device.lose_everything()
+
+
+def test_after_a_failed_step_everyone_goes_on_from_the_tokens_they_have(drive, request_of):
+    driver = drive({"max_num_batched_tokens": 4, "max_prefill_rows": 1})
+    first = driver.add(request_of("first", [1] * 4, 6, arrival_s=2.0))
+    driver.turn()
+    second = driver.add(request_of("second", [1] * 8, 6, arrival_s=1.0))
+    driver.turn()
+    driver.turn()
+    said = list(first.output_token_ids)
+    assert said
+    lose(driver)
     assert driver.scheduler.load().num_cached_pages == 0
-    assert lost.status.is_finished
-    if not kept.status.is_finished:
-        assert kept.status is RequestStatus.WAITING
+    assert first.status is second.status is RequestStatus.WAITING
+    assert first.output_token_ids == said
     driver.drain()
+    assert first.output_token_ids[: len(said)] == said
+    assert first.status is second.status is RequestStatus.LENGTH
+
+
+def test_only_the_named_are_planned_until_all_are_let_go(drive, request_of):
+    driver = drive()
+    tried, held = driver.add(request_of("tried", 4, 8)), driver.add(request_of("held", 4, 8))
+    driver.scheduler.only(["tried"])
+    later = driver.add(request_of("later", 4, 2))
+    plan = driver.turn()
+    assert [row.request for row in plan.prefill_rows] == [tried]
+    assert driver.scheduler.num_waiting == 2
+    driver.scheduler.check_integrity()
+    driver.cancel("later")
+    assert later.status is RequestStatus.CANCELLED
+    driver.scheduler.only(None)
+    assert held in [row.request for row in driver.turn().prefill_rows]
+    driver.drain()
+
+
+def test_held_requests_expire(drive, request_of):
+    driver = drive()
+    held = driver.add(request_of("held", 4, 8, deadline_s=5.0))
+    driver.scheduler.only([])
+    assert driver.scheduler.plan(0.0) is None
+    assert driver.scheduler.expire(6.0) == [held]
+    driver.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "ruin",
+    [
+        lambda table: table.kv.pool._free.append(table.kv.pool._free[0]),
+        lambda table: table.running._free_slots.append(0),
+        lambda table: table.waiting.requests.clear(),
+    ],
+    ids=["pages", "slots", "queue"],
+)
+def test_books_in_disorder_are_made_anew_and_nobody_is_lost(drive, request_of, ruin):
+    driver = drive({"max_num_seqs": 2})
+    requests = [driver.add(request_of(str(i), 5, 6, deadline_s=1e6)) for i in range(4)]
+    for _ in range(3):
+        driver.turn()
+    num_preemptions = driver.scheduler.load().num_preemptions
+    ruin(driver.scheduler._table)
+    lose(driver)
+    assert driver.scheduler.num_rebuilds == 1
+    driver.scheduler.check_integrity()
+    assert driver.scheduler.load().num_preemptions >= num_preemptions
+    driver.drain()
+    assert all(request.status is RequestStatus.LENGTH for request in requests)
 
 
 def test_forgetting_the_device_state_names_the_preempted_in_the_next_plan(drive, request_of):
     driver = drive()
     request = driver.add(request_of("a"))
     driver.turn()
-    driver.scheduler.forget_device_state()
-    driver.device.lose_everything()
+    lose(driver)
     assert request.status is RequestStatus.WAITING
     plan = driver.turn()
     assert plan.preempted == ("a",)

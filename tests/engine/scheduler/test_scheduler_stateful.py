@@ -216,37 +216,33 @@ class SchedulerMachine(RuleBasedStateMachine):
             late = request.deadline_s is not None and request.deadline_s < driver.now_s
             assert request.status.is_finished or not late
 
-    @rule()
-    def a_dispatch_fails(self) -> None:
-        driver = self.driver
-        plan = driver.scheduler.plan(driver.now_s)
-        for request in driver.scheduler.take_ended():
-            driver.ended(request)
-        if plan is not None:
-            for copy in (*plan.copy_outs, *plan.copy_ins):
-                driver.scheduler.complete_transfer(copy.transfer_id, False, driver.now_s)
-            rows = [*plan.decode_rows, *plan.prefill_rows]
-            failed = driver.scheduler.fail(plan, RuntimeError("no"), driver.now_s)
-            assert {r.request_id for r in failed} == {row.request.request_id for row in rows}
-            for request in failed:
-                assert isinstance(request.error, RuntimeError)
-                driver.ended(request)
-
     @precondition(lambda self: self.driver is not None and self.driver.device.transfers)
     @rule(data=st.data(), ok=st.booleans())
     def a_copy_ends(self, data: st.DataObject, ok: bool) -> None:
         transfers = sorted(self.driver.device.transfers)
         self.driver.end_transfer(data.draw(st.sampled_from(transfers)), ok)
 
-    @rule()
-    def the_device_is_lost(self) -> None:
+    @rule(at=st.sampled_from(["planning", "running"]))
+    def a_step_fails(self, at: str) -> None:
         driver = self.driver
-        while driver.in_flight:
-            plan, _ = driver.in_flight.popleft()
-            for request in driver.scheduler.fail(plan, RuntimeError("no"), driver.now_s):
+        if at == "planning":
+            driver.scheduler.plan(driver.now_s)
+            for request in driver.scheduler.take_ended():
                 driver.ended(request)
-        driver.scheduler.forget_device_state()
+        driver.in_flight.clear()
+        driver.scheduler.recover(driver.now_s)
+        assert driver.scheduler.num_rebuilds == 0
         driver.device.lose_everything()
+
+    @rule(data=st.data())
+    def some_are_tried_alone(self, data: st.DataObject) -> None:
+        ids = [request.request_id for request in self.driver.scheduler.live_requests]
+        if ids:
+            self.driver.scheduler.only(data.draw(st.lists(st.sampled_from(ids), min_size=1)))
+
+    @rule()
+    def everybody_may_run(self) -> None:
+        self.driver.scheduler.only(None)
 
     @invariant()
     def books_balance(self) -> None:
@@ -255,6 +251,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if self.driver is not None:
+            self.driver.scheduler.only(None)
             self.driver.drain()
 
 

@@ -149,7 +149,8 @@ def test_evicted_prefixes_come_back_from_the_host(drive, request_of):
 def test_losing_the_device_while_pages_are_copied_loses_no_request(drive, request_of):
     driver, first, last = fill(drive, request_of)
     driver.turn()
-    driver.scheduler.forget_device_state()
+    driver.in_flight.clear()
+    driver.scheduler.recover(driver.now_s)
     driver.device.lose_everything()
     driver.drain()
     assert first.status is last.status is RequestStatus.LENGTH

@@ -15,7 +15,7 @@ from octavo.engine.simulation.arrivals import ClosedUsers, uniform_lengths
 from octavo.engine.simulation.executor import HostOverhead, output_tokens
 from octavo.engine.simulation.faults import Faults
 from octavo.engine.simulation.settings import replica_limits
-from octavo.engine.simulation.simulate import simulate, true_length
+from octavo.engine.simulation.simulate import SimulationReport, simulate, true_length
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, ConstantStepTime
 from octavo.engine.simulation.traffic import END_TOKEN, Arrival
 
@@ -158,15 +158,18 @@ def test_a_client_that_leaves_ends_its_request(make_scheduler: Callable[..., Sch
     assert not record.is_counted
 
 
-def test_a_failed_step_fails_its_requests_and_spares_later_ones(
+def test_failed_steps_cost_time_and_hardly_anybody_an_answer(
     make_scheduler: Callable[..., Scheduler], chats: Callable[..., list[Arrival]]
 ) -> None:
-    report = simulate(
-        chats(), make_scheduler(), NIYAMA_STEP_TIME, faults=Faults(failed_step_share=0.02), seed=5
-    )
-    by_status = {record.status for record in report.records}
-    assert report.num_faults[0] > 0
-    assert by_status == {"stop", "failed"}
+    def play(faults: Faults) -> SimulationReport:
+        return simulate(chats(), make_scheduler(), NIYAMA_STEP_TIME, faults=faults, seed=5)
+
+    whole, faulty = play(Faults()), play(Faults(failed_step_share=0.02))
+    assert faulty.num_faults[0] > 0
+    num_failed = sum(record.status == "failed" for record in faulty.records)
+    # Only those go whose steps failed by chance whenever they were tried alone.
+    assert num_failed <= faulty.num_faults[0] // 10
+    assert faulty.busy_s > whole.busy_s
 
 
 def test_slow_steps_make_a_run_longer(make_scheduler: Callable[..., Scheduler]) -> None:
