@@ -177,7 +177,7 @@ class EngineCore:
         """Takes in what happened meanwhile and decides the next step; adds who ended to `news`."""
         transfers = self.executor.poll_transfers()
         for done in transfers:
-            self.scheduler.complete_transfer(done.transfer_id, done.ok, now_s)
+            self.scheduler.complete_transfer(*done[:2], now_s, done.seconds)
             self.num_turns += 1
         ended = self.scheduler.expire(now_s)
         news.items += [_ended(request) for request in ended]

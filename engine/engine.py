@@ -138,6 +138,8 @@ class Engine:
 
         with tqdm(total=total, desc="Compiling steps", disable=not progress) as bar:
             self.executor.warm_up(mode, on_compiled)
+        if self.executor.page_copy_s is not None:
+            self.scheduler.forecast.page_copy_s = self.executor.page_copy_s
 
     def wait_until_compiled(self) -> None:
         """Waits for the programs that are compiled behind; the engine serves without them too."""

@@ -9,7 +9,7 @@ Lines, each with `t`, the time in seconds on the engine's clock:
     {"octavo_log": 1, "limits": …, "scheduler": …, …}   first of all
     {"t", "add": {request's fields}, "refused"?: error type}
     {"t", "cancel": id, "status", "found"}      {"t", "finish": id, "stop_reason", "found"}
-    {"t", "turn": plan or null, "transfers"?: [[id, ok]], "ready"?: [[id, tokens]],
+    {"t", "turn": plan or null, "transfers"?: [[id, ok, seconds]], "ready"?: [[id, tokens]],
      "ended"?: [[id, status]]}
     {"t", "commit": step id, "rows": [[token ids]], "duration_s", "ended"?: [[id, status]]}
     {"t", "fail": [ids of requests whose KV was not finite]}
@@ -102,7 +102,7 @@ class EventLog:
         and asked for a plan."""
         extra: dict[str, Any] = {}
         if transfers:
-            extra["transfers"] = [[done.transfer_id, done.ok] for done in transfers]
+            extra["transfers"] = [list(done) for done in transfers]
         if ready:
             extra["ready"] = [list(item) for item in ready]
         if ends := _ends(ended):
@@ -153,6 +153,7 @@ def start_log(core: EngineCore, config: EngineConfig, path: str | Path) -> Event
             "enable_chunked_prefill": config.enable_chunked_prefill,
             "watermark": config.watermark,
             "num_decode_steps": config.num_decode_steps,
+            "page_copy_s": core.scheduler.forecast.page_copy_s,
         },
         overlap=config.overlap,
     )

@@ -13,10 +13,13 @@ class TransferDone(NamedTuple):
     Attributes:
         transfer_id: of the plan's `PageCopy`.
         ok: whether every page arrived; if not, what was copied is lost.
+        seconds: what the copy itself took, its wait for steps before it left out; 0 if nobody
+            measured that.
     """
 
     transfer_id: int
     ok: bool
+    seconds: float = 0.0
 
 
 class StepExecutor(Protocol):

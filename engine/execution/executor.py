@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -64,6 +65,8 @@ IDLE_POLL_S = 1e-4
 
 MASK_EDGES = (4, 32)
 """Masks that are handed over together: so many, or one for each row."""
+PAGES_TIMED = 64
+"""Pages of the copy that is timed at start-up."""
 
 
 @dataclass(slots=True)
@@ -165,6 +168,8 @@ class DeviceExecutor:
         self._mask_edges.append(limits.max_num_seqs)
         self._last_done_s: float | None = None
         self._num_in_flight = 0
+        self.page_copy_s: float | None = None
+        """Seconds a page takes to or from the host tier, if there is one, as timed at warm-up."""
 
     def warm_up(
         self, mode: WarmUp = "full", on_compiled: Callable[[StepShape], None] | None = None
@@ -185,6 +190,9 @@ class DeviceExecutor:
             if self._copier is not None:
                 self._copier.compile()
             self._state = self._fresh_state(state.result())
+        if self._copier is not None:
+            most = min(PAGES_TIMED, self.limits.num_pages - 1, self.limits.num_host_pages)
+            self.page_copy_s = self.time_page_copies(most) / most
         for edge in self._mask_edges if self._masks is not None else ():
             self._set_masks([], [], edge)
 
@@ -252,6 +260,25 @@ class DeviceExecutor:
             duration_s=done_s - begun_s,
             broken=_broken(handle, tokens) if tokens.min() == NOT_FINITE else (),
         )
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of the host tier, all layers together."""
+        assert self._copier is not None, "there is no host tier"
+        return int(self._copier.host[0].nbytes)
+
+    def time_page_copies(self, num_pages: int) -> float:
+        """Seconds, one way, to copy so many pages to the host tier and back; waits for them.
+
+        For an idle executor that has served nothing yet: what the host tier holds is lost.
+        """
+        assert self._copier is not None, "there is no host tier"
+        best_s = math.inf
+        for _ in range(3):  # the first one touches the host's memory for the first time
+            kv, seconds = self._copier.time_round_trip(self._state.kv, num_pages)
+            self._state = dataclasses.replace(self._state, kv=kv)
+            best_s = min(best_s, seconds / 2)
+        return best_s
 
     def poll_transfers(self) -> list[TransferDone]:
         """Copies to and from the host that ended."""

@@ -12,6 +12,7 @@ Shapes: N pages a program, L layers, a page [2, Hkv, P, D].
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,10 +40,10 @@ KV = tuple[PagedKV, ...]
 
 @dataclass(slots=True)
 class _Pending:
-    """A copy on its way; the future gives the blocks that wait for the device, if it is one in."""
+    """A copy on its way; the future gives its seconds and, of one in, the device's blocks."""
 
     copy: PageCopy
-    future: Future[list[jax.Array]]
+    future: Future[tuple[float, list[jax.Array]]]
     is_in: bool
 
 
@@ -114,18 +115,41 @@ class PageCopier:
             if not pending.future.done():
                 waiting.append(pending)
                 continue
-            error = pending.future.exception()
+            error, seconds = pending.future.exception(), 0.0
             if error is not None:
                 logger.error("a copy of KV pages failed", exc_info=error)
-            elif pending.is_in:
-                blocks = pending.future.result()
-                if not all(_is_ready(block) for block in blocks):
-                    waiting.append(pending)
-                    continue
-                kv = self._put(kv, pending.copy.device_pages, blocks)
-            ended.append(TransferDone(pending.copy.transfer_id, ok=error is None))
+            else:
+                seconds, blocks = pending.future.result()
+                if pending.is_in:
+                    if not all(_is_ready(block) for block in blocks):
+                        waiting.append(pending)
+                        continue
+                    kv = self._put(kv, pending.copy.device_pages, blocks)
+            ended.append(TransferDone(pending.copy.transfer_id, error is None, seconds))
         self._pending = waiting
         return kv, ended
+
+    def time_round_trip(self, kv: KV, num_pages: int) -> tuple[KV, float]:
+        """Seconds to copy so many pages out and back, idle before and after; for start-up alone.
+
+        Device pages keep what they hold; the first host pages are overwritten.
+        """
+        copy = PageCopy(
+            transfer_id=-1,
+            request_id="",
+            device_pages=tuple(range(1, num_pages + 1)),
+            host_pages=tuple(range(num_pages)),
+        )
+        jax.block_until_ready(kv)
+        begun_s = time.perf_counter()
+        self.begin_out(kv, copy)
+        self._pending[-1].future.result()
+        kv, _ = self.poll(kv)
+        self.begin_in(copy)
+        jax.block_until_ready(self._pending[-1].future.result()[1])
+        kv, _ = self.poll(kv)
+        jax.block_until_ready(kv)
+        return kv, time.perf_counter() - begun_s
 
     def reset(self) -> None:
         """Forgets every copy on its way: the device's memory was lost."""
@@ -147,13 +171,18 @@ class PageCopier:
 
     # In the thread.
 
-    def _store(self, blocks: list[jax.Array], host_pages: Sequence[int]) -> list[jax.Array]:
+    def _store(
+        self, blocks: list[jax.Array], host_pages: Sequence[int]
+    ) -> tuple[float, list[jax.Array]]:
+        jax.block_until_ready(blocks)  # the steps before them are not the copy's own time
+        begun_s = time.perf_counter()
         for (start, size), block in zip(pieces(len(host_pages)), blocks, strict=True):
             part = host_pages[start : start + size]
             self.host[list(part)] = np.asarray(block)[: len(part)]
-        return []
+        return time.perf_counter() - begun_s, []
 
-    def _load(self, host_pages: Sequence[int]) -> list[jax.Array]:
+    def _load(self, host_pages: Sequence[int]) -> tuple[float, list[jax.Array]]:
+        begun_s = time.perf_counter()
         blocks = []
         for start, size in pieces(len(host_pages)):
             # An array of its own for every piece: a device may use the memory as it stands.
@@ -161,7 +190,7 @@ class PageCopier:
             part = host_pages[start : start + size]
             block[: len(part)] = self.host[list(part)]
             blocks.append(jax.device_put(block, self._sharding))
-        return blocks
+        return time.perf_counter() - begun_s, blocks
 
     # Traced.
 

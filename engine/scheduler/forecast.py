@@ -14,6 +14,8 @@ _STEP_RATE = 0.02
 _PREFILL_RATE = 0.05
 _SHORTER_COPY_RATE = 0.3
 _LONGER_COPY_RATE = 0.02
+_TIMED_COPY_RATE = 0.2
+_FEW_PAGES = 16
 
 CAUTIOUS, TYPICAL, GENEROUS = 0, 1, 2
 """Quantiles of the remaining length, as indices into the estimator's."""
@@ -138,8 +140,14 @@ class Forecast:
         self.full_step_tokens += rate * (num_prefill - self.full_step_tokens)
         self.full_step_token_s = self.full_step_s / self.full_step_tokens
 
+    def observe_timed_copy(self, num_pages: int, seconds: float) -> None:
+        """Learns from a copy that took so long itself; one of few pages, mostly latency, teaches
+        little."""
+        rate = _TIMED_COPY_RATE * num_pages / (num_pages + _FEW_PAGES)
+        self.page_copy_s += rate * (seconds / num_pages - self.page_copy_s)
+
     def observe_copy(self, num_pages: int, seconds: float) -> None:
-        """Learns from one copy of pages between device and host.
+        """Learns from one copy of pages between device and host that only its end is known of.
 
         A copy's end is noticed only between steps, so that a measured time is too long or just
         right: shorter ones are believed sooner.

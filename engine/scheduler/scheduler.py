@@ -224,13 +224,16 @@ class Scheduler:
         ended, self._planner.ended = self._planner.ended, []
         return ended
 
-    def complete_transfer(self, transfer_id: int, ok: bool, now_s: float) -> None:
+    def complete_transfer(
+        self, transfer_id: int, ok: bool, now_s: float, seconds: float = 0.0
+    ) -> None:
         """Takes in that a plan's page copy ended.
 
         Args:
             ok: whether the pages arrived; if not, the sequence is computed again.
+            seconds: what the copy itself took, if that was measured.
         """
-        arrived = self._transfers.complete(transfer_id, ok, now_s)
+        arrived = self._transfers.complete(transfer_id, ok, now_s, seconds)
         if arrived is None:
             return
         entry, num_tokens = arrived

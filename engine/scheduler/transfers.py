@@ -137,8 +137,13 @@ class Transfers:
         self._draft.copy_ins.append(copy)
         self.num_pages_in += len(host_pages)
 
-    def complete(self, transfer_id: int, ok: bool, now_s: float) -> tuple[LiveRequest, int] | None:
+    def complete(
+        self, transfer_id: int, ok: bool, now_s: float, seconds: float = 0.0
+    ) -> tuple[LiveRequest, int] | None:
         """Takes in that a copy has ended; one that is not known any more means nothing.
+
+        Args:
+            seconds: what the copy itself took; 0 if only its end was noticed.
 
         Returns:
             For a copy back to the device whose sequence still waits for it: the sequence, and the
@@ -148,7 +153,9 @@ class Transfers:
         if transfer is None:
             return None
         kv, copy, entry = self._kv, transfer.copy, transfer.entry
-        if ok:
+        if ok and seconds > 0:
+            self._forecast.observe_timed_copy(len(copy.host_pages), seconds)
+        elif ok:
             self._forecast.observe_copy(len(copy.host_pages), now_s - transfer.begun_s)
         else:
             self.num_failed += 1

@@ -129,8 +129,8 @@ class _Player:
         _same("finished", event["found"], found)
 
     def _turn(self, event: dict[str, Any], now_s: float) -> None:
-        for transfer_id, ok in event.get("transfers", ()):
-            self.scheduler.complete_transfer(transfer_id, ok, now_s)
+        for transfer_id, ok, *seconds in event.get("transfers", ()):
+            self.scheduler.complete_transfer(transfer_id, ok, now_s, *seconds)
         for request_id, num_tokens in event.get("ready", ()):
             self.scheduler.release(request_id, num_tokens)
         ended = self.scheduler.expire(now_s)

@@ -129,6 +129,20 @@ def test_the_speed_of_copies_is_measured(drive, request_of):
     driver.drain()
 
 
+def test_a_copy_that_was_timed_itself_is_not_taken_for_as_long_as_the_step_it_ended_in(
+    drive, request_of
+):
+    driver, _, _ = fill(drive, request_of)
+    (copy,) = driver.turn().copy_outs
+    before = driver.scheduler.forecast.page_copy_s
+    driver.now_s += 4.0
+    driver.device.end_transfer(copy.transfer_id, True)
+    driver.scheduler.complete_transfer(copy.transfer_id, True, driver.now_s, 2 * before / 3)
+    learned = driver.scheduler.forecast.page_copy_s
+    assert before / 3 < learned < before
+    driver.drain()
+
+
 def test_evicted_prefixes_come_back_from_the_host(drive, request_of):
     driver = drive(
         {"num_pages": 7, "num_host_pages": 16, "max_num_batched_tokens": 64},
