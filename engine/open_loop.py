@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import uuid
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ async def run_open_loop(
     """
     await engine.start()
     loop = asyncio.get_running_loop()
-    begin_s = loop.time()
+    begin_s, run_id = loop.time(), uuid.uuid4().hex[:8]
     gaps_s = array("d")
     rng = random.Random(seed)
     vocab_size = engine.model_config.vocab_size
@@ -84,7 +85,8 @@ async def run_open_loop(
         stream = engine.generate(
             prompt,
             params,
-            arrival.request_id,
+            # An id of this run's own: a former run's client may have left just now.
+            f"{run_id}-{arrival.request_id}",
             priority=traffic.priority,
             targets=Targets(
                 ttft_target_s=traffic.ttft_target_s,

@@ -16,7 +16,9 @@ from octavo.engine.errors import (
     EngineDeadError,
     InvalidRequestError,
 )
+from octavo.engine.open_loop import run_open_loop
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.simulation.traffic import Arrival
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 SHORT = LONG.replace(max_tokens=10)
@@ -54,6 +56,17 @@ async def engine(built: Any, monkeypatch: Any) -> AsyncIterator[Any]:
 
 async def collect(stream: Any) -> list[Any]:
     return [output async for output in stream]
+
+
+async def test_a_workload_may_be_offered_again_as_soon_as_it_has_ended(engine: Any) -> None:
+    arrivals = [
+        Arrival(request_id=f"again-{n}", arrival_s=0.0, num_input=20, num_output=5)
+        for n in range(6)
+    ]
+    for _ in range(3):
+        run = await run_open_loop(engine, arrivals)
+        assert [record.status for record in run.records] == ["length"] * 6
+        assert [record.num_output for record in run.records] == [5] * 6
 
 
 async def test_cumulative_outputs_grow_and_deltas_add_up(engine: Any) -> None:
