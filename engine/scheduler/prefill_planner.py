@@ -80,7 +80,7 @@ class PrefillPlanner:
         self._num_attempts = 0
         self._refused = _Refused(-1, -1, 0)
         self._planned: list[LiveRequest] = []
-        self._short_of_pages: set[int] = set()
+        self._entitled_classes: set[int] = set()
         self.num_tokens = 0
 
     def adopt(self, policy: Policy) -> None:
@@ -102,7 +102,7 @@ class PrefillPlanner:
         most_rows = self._limits.max_prefill_rows
         num_skipped = self._num_attempts = 0
         self._planned = entries
-        self._short_of_pages.clear()
+        self._entitled_classes.clear()
         self._may_admit = num_admissions > 0
         for entry in self._candidates(snapshot):
             if budget <= 0 or len(rows) >= most_rows:
@@ -115,8 +115,8 @@ class PrefillPlanner:
                 ):
                     num_skipped += 1
                     is_over = num_skipped > self._policy.max_skipped or entry.is_pinned
-                    # What comes free is kept for a class that holds less than its share.
-                    is_over |= entry.request.priority in self._short_of_pages
+                    # What comes free is kept for a class that has less than its share.
+                    is_over |= entry.request.priority in self._entitled_classes
                     self._draft.waited(entry.number, entry.request.request_id, self._lacked)
                     self._may_admit = not (is_over or self._is_full)
                     continue
@@ -187,8 +187,7 @@ class PrefillPlanner:
             )
             if entry.is_demoted or not (is_short or priority in below):
                 continue
-            if is_short:
-                self._short_of_pages.add(priority)
+            self._entitled_classes.add(priority)
             yield entry
 
     def _try_to_admit(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:

@@ -231,7 +231,11 @@ def measure_goodput(
 
     def goodput(threshold: float) -> dict[str, Any]:
         found = attainments.goodput(threshold, seeds, low=low, high=high, tolerance=tolerance)
-        return {**found.to_dict(), "at_least": found.mean >= high}
+        return {
+            **found.to_dict(),
+            "at_least": found.mean >= high,
+            "at_most": found.mean <= low,
+        }
 
     return {
         "policy": candidate.policy,

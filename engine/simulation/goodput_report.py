@@ -138,6 +138,20 @@ def ratio_lines(results: Sequence[Mapping[str, Any]], best: str = "slo") -> str:
     return "\n\n".join(lines)
 
 
+def bound_line(
+    results: Sequence[Mapping[str, Any]], bounds: Mapping[float, float], policy: str = "slo"
+) -> str:
+    """How much of what no scheduler exceeds a policy attains, by rate; empty if it is not there."""
+    for result in results:
+        if result["policy"] == policy:
+            shares = [
+                f"{row['attainment']['mean'] / bounds[row['rate']]:.3f} at {row['rate']:g}/s"
+                for row in result["rates"]
+            ]
+            return f"Of what no scheduler exceeds, {policy} attains {', '.join(shares)}."
+    return ""
+
+
 def budget_sweep(
     setting: Setting,
     *,
@@ -233,7 +247,8 @@ def _share(value: float | None) -> str:
 
 def _estimate(value: Mapping[str, Any], digits: int) -> str:
     half = value["ci95"]
-    text = "≥ " * bool(value.get("at_least")) + f"{value['mean']:.{digits}f}"
+    sign = "≥ " * bool(value.get("at_least")) + "≤ " * bool(value.get("at_most"))
+    text = sign + f"{value['mean']:.{digits}f}"
     return text if half is None else f"{text} ± {half:.{digits}f}"
 
 

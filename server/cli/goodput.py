@@ -97,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _simulated(args: argparse.Namespace) -> dict[str, Any]:
     from octavo.engine.simulation.goodput_report import (
+        bound_line,
         class_table,
         detail_table,
         goodput_table,
@@ -129,6 +130,7 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
     parts = [
         goodput_table(results, bounds),
         ratio_lines(results),
+        bound_line(results, bounds),
         f"At {middle:g} requests a second:",
         detail_table(results, middle),
         "On time by class:",

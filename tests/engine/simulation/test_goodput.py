@@ -18,6 +18,7 @@ from octavo.engine.simulation.goodput import (
     tune,
 )
 from octavo.engine.simulation.goodput_report import (
+    bound_line,
     break_even,
     budget_sweep,
     class_table,
@@ -104,6 +105,9 @@ def test_results_are_shown_as_tables_and_plots(
     assert "fcfs" not in kept
     assert all(keeps_guarantees(row) for result in results for row in result["rates"])
     assert "x fcfs" in ratio_lines(results)
+    bounds = dict.fromkeys((2.0, 4.0, 16.0), 1.0)
+    assert "slo attains" in bound_line(results, bounds)
+    assert bound_line(results[:1], bounds) == ""
 
     pytest.importorskip("matplotlib")
     from octavo.engine.simulation import plots

@@ -11,6 +11,7 @@ from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import Decision, DecodeRows
 from octavo.engine.simulation.guarantees import class_shares, longest_wait, waits
 from octavo.engine.simulation.request_record import RequestRecord
+from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.simulate import SimulationReport, simulate
 from octavo.engine.simulation.step_time import ConstantStepTime
 from octavo.engine.simulation.traffic import Arrival, TrafficClass
@@ -105,6 +106,36 @@ def test_slo_keeps_what_it_promises_and_says_who_waited(
     assert all(found["is_kept"] for found in class_shares(report).values())
     traces = [scheduler.trace(str(n)) for n in range(60)]
     assert any(e.decision is Decision.WAITED and e.text == "for a row" for t in traces for e in t)
+
+
+def test_a_class_below_its_share_of_tokens_is_not_overtaken_while_it_lacks_pages() -> None:
+    """Small requests would fill the pages that the batch work's first is waiting for."""
+    low = TrafficClass(name="batch", priority=Priority.LOW, e2e_target_s=500.0)
+    chat = TrafficClass(name="chat", ttft_target_s=30.0, tpot_target_s=2.0)
+    arrivals = [
+        Arrival(
+            request_id=f"chat{n}", arrival_s=0.02 * n, num_input=130, num_output=40,
+            traffic_class=chat,
+        )
+        for n in range(900)
+    ]  # fmt: skip
+    arrivals += [
+        Arrival(
+            request_id=f"low{n}", arrival_s=0.1, num_input=700, num_output=100, traffic_class=low
+        )
+        for n in range(20)
+    ]
+    scheduler = Scheduler(
+        replica_limits(kv_tokens=2_000, num_rows=32, max_num_batched_tokens=256),
+        policy="slo:late=serve", enable_prefix_caching=False,
+    )  # fmt: skip
+    report = simulate(
+        sorted(arrivals, key=lambda arrival: arrival.arrival_s), scheduler, ConstantStepTime(0.02),
+        keep_timeline=True, max_tokens=200, overlap=False,
+    )  # fmt: skip
+    found = class_shares(report)["LOW"]
+    assert found["tokens"] is not None
+    assert found["is_kept"], found
 
 
 def test_a_plan_says_why_it_runs_several_iterations(
