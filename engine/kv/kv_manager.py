@@ -170,8 +170,8 @@ class KVManager:
         if num_full <= pages.num_registered or not self.enable_prefix_caching:
             return
         self._extend_hashes(pages, num_full)
-        for index in range(pages.num_registered, num_full):
-            self.cache.register(pages.hashes[index], pages.page_ids[index])
+        new = slice(pages.num_registered, num_full)
+        self.cache.register_all(pages.hashes[new], pages.page_ids[new])
         pages.num_registered = num_full
 
     def release(self, pages: SequencePages) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from itertools import islice
 
 from octavo.engine.kv.page_hash import PageHash
@@ -63,6 +63,16 @@ class PrefixCache:
         self._page_of[page_hash] = page
         self._hash_of[page] = page_hash
         return True
+
+    def register_all(self, hashes: Sequence[PageHash], pages: Sequence[int]) -> None:
+        """Remembers the full pages of a sequence, in its order, as `register` does each."""
+        if self._page_of.keys().isdisjoint(hashes):
+            assert self._hash_of.keys().isdisjoint(pages), pages
+            self._page_of.update(zip(hashes, pages, strict=True))
+            self._hash_of.update(zip(pages, hashes, strict=True))
+            return
+        for page_hash, page in zip(hashes, pages, strict=True):
+            self.register(page_hash, page)
 
     def mark_unreferenced(self, pages: Iterable[int]) -> None:
         """Puts registered pages last in the order of eviction, as they come."""

@@ -45,30 +45,23 @@ def next_due_s(request: Request) -> float:
     return due_s
 
 
-def fastest_end_s(request: Request, now_s: float, forecast: Forecast) -> tuple[float, float]:
-    """When its first missing token, and its last, could come at best: served alone, from now.
-
-    For the last one, the cautious quantile of its remaining length is taken: it is hopeless only
-    if it would be so even when it turns out short.
-    """
-    step_s = forecast.alone_step_s
-    missing = request.num_tokens - request.num_computed_tokens
-    first_s = now_s + forecast.alone_prefill_s(missing)
-    remaining = forecast.remaining_tokens(request, CAUTIOUS)
-    return first_s, first_s + (remaining - 1) * step_s
-
-
 def is_hopeless(request: Request, now_s: float, forecast: Forecast) -> bool:
-    """Whether a waiting request will miss a target whatever is done from now on."""
+    """Whether a waiting request will miss a target whatever is done from now on.
+
+    That is, even if it were served alone; for its last token the cautious quantile of its remaining
+    length is taken, so that it would be so even when it turns out short.
+    """
     if not forecast.is_sound:
         return False
     end_due = end_due_s(request)
     has_first = request.metrics.first_token_s is not None
     if end_due == math.inf and (request.ttft_target_s is None or has_first):
         return False
-    first_s, last_s = fastest_end_s(request, now_s, forecast)
-    if last_s > end_due:
-        return True
+    first_s = now_s + forecast.alone_prefill_s(request.num_tokens - request.num_computed_tokens)
+    if end_due < math.inf:
+        remaining = forecast.remaining_tokens(request, CAUTIOUS)
+        if first_s + (remaining - 1) * forecast.alone_step_s > end_due:
+            return True
     if has_first or request.ttft_target_s is None:
         return False
     return first_s > request.arrival_s + request.ttft_target_s
@@ -92,5 +85,7 @@ def will_be_late(request: Request, now_s: float, forecast: Forecast) -> bool:
     is_first_due = not has_first and request.ttft_target_s is not None
     if is_first_due and first_s > request.arrival_s + (request.ttft_target_s or 0.0):
         return True
+    if end_due == math.inf:
+        return False
     remaining = forecast.remaining_tokens(request, CAUTIOUS)
     return first_s + (remaining - 1) * forecast.step_s > end_due

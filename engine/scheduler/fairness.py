@@ -97,8 +97,10 @@ def short_of_pages(snapshot: Snapshot, shares: Sequence[float] = DEFAULT_SHARES)
     )
     for request in (*snapshot.prefilling, *snapshot.demoted):
         held[request.priority] += -(-request.num_tokens // page_size)
-    lacking = held / num_pages - np.array(shares)
-    return [index for index in np.argsort(lacking, kind="stable").tolist() if lacking[index] < 0]
+    lacking = [
+        pages / num_pages - share for pages, share in zip(held.tolist(), shares, strict=True)
+    ]
+    return sorted([i for i, pages in enumerate(lacking) if pages < 0], key=lacking.__getitem__)
 
 
 class TenantCounters:

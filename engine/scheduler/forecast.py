@@ -83,14 +83,12 @@ class Forecast:
 
     def alone_prefill_s(self, num_tokens: int) -> float:
         """Seconds until the prompt's last token is computed if the machine does nothing else."""
-        full, rest = divmod(num_tokens, self.limits.max_num_batched_tokens)
-        seconds = 0.0
-        if full:
-            most = self.limits.max_num_batched_tokens
-            seconds = full * self.step_time.predict_s(StepFeatures(0, most))
-        if rest:
-            seconds += self.step_time.predict_s(StepFeatures(0, rest))
-        return seconds
+        most, model = self.limits.max_num_batched_tokens, self.step_time
+        if num_tokens < most:
+            return model.predict_prefill_s(num_tokens) if num_tokens else 0.0
+        full, rest = divmod(num_tokens, most)
+        seconds = full * model.predict_prefill_s(most)
+        return seconds + model.predict_prefill_s(rest) if rest else seconds
 
     @property
     def prefill_token_s(self) -> float:
@@ -98,7 +96,7 @@ class Forecast:
         if self.full_step_token_s:
             return self.full_step_token_s
         most = self.limits.max_num_batched_tokens
-        return self.step_time.predict_s(StepFeatures(0, most)) / most
+        return self.step_time.predict_prefill_s(most) / most
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds of device time for `num_tokens` prompt tokens, decode rows beside them."""

@@ -274,7 +274,7 @@ class Planner:
         limits, capacity = columns.last_position[slots], columns.capacity[slots]
         left = limits - starts
         num_steps = self._policy.num_steps(
-            self._table.snapshot(now_s), self._max_steps, int(left.max()), int(left.min())
+            self._table.snapshot(now_s), self._max_steps, int(np.max(left)), int(np.min(left))
         )
         while num_steps > 1:
             ends = np.minimum(starts + num_steps, limits)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.fairness import short_of_pages
 from octavo.engine.scheduler.live_request import LiveRequest
@@ -176,10 +174,11 @@ class PrefillPlanner:
         below = self._table.shares.below_share()
         lacking = short_of_pages(snapshot)
         for priority in dict.fromkeys((*below, *lacking)):
-            found = np.nonzero(queue.columns.priority == priority)[0]
-            if not len(found) or not self._may_admit:
+            is_of_class = queue.columns.priority == priority
+            first = int(is_of_class.argmax())
+            if not is_of_class[first] or not self._may_admit:
                 continue
-            entry = queue[int(found[0])]
+            entry = queue[first]
             # Pages are short for it if they would not be enough for two of its size to grow.
             num_pages = 2 * self._kv.num_pages_for(entry.request.num_tokens)
             is_short = priority in lacking and self._kv.num_available < num_pages + len(
@@ -206,6 +205,8 @@ class PrefillPlanner:
             num_missing = num_known - len(matched) * self._limits.page_size
             if num_missing > budget:
                 return False
+        if not self._running.has_free_slot and self._was_refused(entry):
+            return False  # whatever room it would need besides
         needed = kv.num_pages_to_take(matched, num_known)
         may_preempt = preempts and self._num_attempts < MAX_ATTEMPTS
         if needed > kv.num_available and not may_preempt:
@@ -236,23 +237,36 @@ class PrefillPlanner:
 
     def _give_way(self, entry: LiveRequest, num_pages: int, snapshot: Snapshot) -> bool:
         """Looks for victims, unless it was in vain just now and nothing has changed since."""
-        if self._num_attempts >= MAX_ATTEMPTS:
+        if self._num_attempts >= MAX_ATTEMPTS or self._was_refused(entry):
             return False
-        num_changes, refused = self._running.num_changes, self._refused
-        patience = len(self._running) // ROWS_PER_WAITED_PLAN
-        is_known = refused.number == entry.number and refused.num_changes == num_changes
-        if is_known and refused.num_plans < patience:
-            self._refused = refused._replace(num_plans=refused.num_plans + 1)
-            self._num_attempts = MAX_ATTEMPTS
-            return False
+        num_changes = self._running.num_changes
         self._num_attempts += 1
         if self._preemption.give_way(entry, num_pages, snapshot, self._planned):
             return True
-        if patience:
+        if self._patience:
             # Those behind it have less of a claim, and looking costs too much to try them all.
             self._refused = _Refused(entry.number, num_changes, 0)
             self._num_attempts = MAX_ATTEMPTS
         return False
+
+    @property
+    def _patience(self) -> int:
+        """Plans to pass before victims are looked for again for the same request."""
+        return len(self._running) // ROWS_PER_WAITED_PLAN
+
+    def _was_refused(self, entry: LiveRequest) -> bool:
+        """Whether victims were looked for in vain a few plans ago, and nothing has changed since.
+
+        Then this plan looks for nobody's any more.
+        """
+        refused = self._refused
+        if refused.number != entry.number or refused.num_changes != self._running.num_changes:
+            return False
+        if refused.num_plans >= self._patience:
+            return False
+        self._refused = refused._replace(num_plans=refused.num_plans + 1)
+        self._num_attempts = MAX_ATTEMPTS
+        return True
 
     def _admit(self, entry: LiveRequest, matched: list[int], snapshot: Snapshot) -> None:
         """Moves the entry to a slot, and begins to bring back what the host holds of it."""

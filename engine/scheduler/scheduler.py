@@ -21,8 +21,6 @@ import logging
 from collections import deque
 from collections.abc import Collection, Sequence
 
-
-
 from octavo.engine.errors import DeadlineExceededError, InvalidConfigError, OverloadedError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Priority, Request, RequestStatus
@@ -412,8 +410,8 @@ class Scheduler:
             token_ids = all_but(token_ids, apart)
             numbers = numbers[is_kept(len(numbers), apart)]
         assert NO_TOKEN not in token_ids, "a row that goes on emitted nothing"
-        for output, token_id in zip(going_on.outputs, token_ids, strict=True):
-            output.append(token_id)
+        assert len(token_ids) == len(going_on), (len(token_ids), len(going_on))
+        deque(map(list.append, going_on.outputs, token_ids), maxlen=0)
         for metrics in going_on.metrics:
             metrics.last_token_s = now_s
         if token_ids:

@@ -71,7 +71,8 @@ class StepTimeModel:
         self._edges = list(token_edges[:-1])
         num_weights = len(_SCALES) + len(self._edges)
         self._weights = np.zeros(num_weights)
-        self._weights[:3] = np.array([fixed_s, decode_row_s, prefill_token_s]) * np.array(_SCALES[:3])
+        prior = (fixed_s, decode_row_s, prefill_token_s)
+        self._weights[:3] = [value * scale for value, scale in zip(prior, _SCALES, strict=False)]
         # What the prior may be wrong by: its slopes and fixed cost by a factor of several, a
         # bucket's own offset by a part of the fixed cost.
         doubt = np.full(num_weights, 0.5 * fixed_s)
@@ -97,6 +98,11 @@ class StepTimeModel:
             + self._prefill_context_s * prefill_context
         )
         return max(seconds, _LEAST_S) * self._bias
+
+    def predict_prefill_s(self, num_tokens: int) -> float:
+        """Expected seconds of a step of prompt tokens alone, with nothing before them."""
+        bucket = bisect_left(self._edges, num_tokens)
+        return max(self._intercepts[bucket] + self._prefill_s * num_tokens, _LEAST_S) * self._bias
 
     @property
     def safety(self) -> float:

@@ -33,10 +33,15 @@ class WaitingFigures(NamedTuple):
 
 
 class WaitingColumns:
-    """A growing table of `WaitingFigures`, a row a waiting request, kept in the queue's order."""
+    """A growing table of `WaitingFigures`, a row a waiting request, kept in the queue's order.
+
+    There is room at both ends, and whichever side of a change is the shorter one makes way: most
+    requests come last and leave first.
+    """
 
     def __init__(self) -> None:
         self._table = np.zeros((len(WaitingFigures._fields), _FIRST_SIZE))
+        self._first = _FIRST_SIZE // 2
         self._size = 0
 
     def __len__(self) -> int:
@@ -44,19 +49,29 @@ class WaitingColumns:
 
     def insert(self, index: int, figures: WaitingFigures) -> None:
         """Puts a row in before row `index`."""
-        size, table = self._size, self._table
-        if size == table.shape[1]:
-            self._table = table = np.concatenate((table, np.zeros_like(table)), axis=1)
-        if index < size:
-            table[:, index + 1 : size + 1] = table[:, index:size]
-        table[:, index] = figures
-        self._size = size + 1
+        if self._first == 0 or self._first + self._size == self._table.shape[1]:
+            self._make_room()
+        table, first = self._table, self._first
+        at, end = first + index, first + self._size
+        if 2 * index < self._size:
+            table[:, first - 1 : at - 1] = table[:, first:at]
+            self._first -= 1
+            at -= 1
+        elif at < end:
+            table[:, at + 1 : end + 1] = table[:, at:end]
+        table[:, at] = figures
+        self._size += 1
 
     def remove(self, index: int) -> None:
         """Takes row `index` out."""
-        size, table = self._size, self._table
-        table[:, index : size - 1] = table[:, index + 1 : size]
-        self._size = size - 1
+        table, first = self._table, self._first
+        at, end = first + index, first + self._size
+        if 2 * index < self._size:
+            table[:, first + 1 : at + 1] = table[:, first:at]
+            self._first += 1
+        else:
+            table[:, at : end - 1] = table[:, at + 1 : end]
+        self._size -= 1
 
     def clear(self) -> None:
         """Takes every row out."""
@@ -83,5 +98,13 @@ class WaitingColumns:
         return self._column(4)
 
     def _column(self, index: int) -> Floats:
-        view: Floats = self._table[index, : self._size]
+        view: Floats = self._table[index, self._first : self._first + self._size]
         return view
+
+    def _make_room(self) -> None:
+        """Puts the rows in the middle of a table that has room for twice as many."""
+        size = self._size
+        table = np.zeros((len(self._table), max(2 * size, _FIRST_SIZE)))
+        first = (table.shape[1] - size) // 2
+        table[:, first : first + size] = self._table[:, self._first : self._first + size]
+        self._table, self._first = table, first

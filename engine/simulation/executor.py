@@ -256,6 +256,9 @@ class SimulatedExecutor:
                 self._first_index[chunk.slot] = 1 - len(chunk.request.prompt_token_ids)
         slots, last = plan.decode_rows.slots, self._said.shape[1] - 1
         first = plan.decode_rows.starts + self._first_index[slots]
+        if plan.num_steps == 1:
+            newest: NDArray[np.int32] = self._said[slots, np.minimum(first, last)]
+            return newest[:, None]
         index = np.minimum(first[:, None] + np.arange(plan.num_steps), last)
         emitted: NDArray[np.int32] = self._said[slots[:, None], index]
         return emitted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -88,7 +89,7 @@ def make_request(
     return Request(
         request_id=arrival.request_id,
         prompt_token_ids=prompt_tokens(arrival, number),
-        sampling_params=SamplingParams(max_tokens=max_tokens),
+        sampling_params=_params(max_tokens),
         seed=number,
         eos_token_ids=(END_TOKEN,),
         max_tokens=max_tokens,
@@ -101,6 +102,12 @@ def make_request(
         output_len_class=arrival.traffic_class.name,
         known_output_len=known_output_len,
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def _params(max_tokens: int) -> SamplingParams:
+    """Checked once for all requests with this limit."""
+    return SamplingParams(max_tokens=max_tokens)
 
 
 def prompt_tokens(arrival: Arrival, number: int) -> list[int]:

@@ -149,12 +149,11 @@ class SLOPolicy:
         now_s, forecast = snapshot.now_s, snapshot.forecast
         prompts = (*snapshot.prefilling, *snapshot.demoted)
         gone = [request for request in prompts if is_hopeless(request, now_s, forecast)]
-        passed = snapshot.waiting_columns.last_chance_s < now_s
-        if passed.any():
-            waiting = snapshot.waiting
-            for index in np.nonzero(passed)[0][:MAX_REJECTED].tolist():
-                if is_hopeless(waiting[index], now_s, forecast):
-                    gone.append(waiting[index])
+        waiting = snapshot.waiting
+        passed = (snapshot.waiting_columns.last_chance_s < now_s).nonzero()[0]
+        for index in passed[:MAX_REJECTED].tolist():
+            if is_hopeless(waiting[index], now_s, forecast):
+                gone.append(waiting[index])
         return gone
 
     def _late(self, snapshot: Snapshot) -> list[Request]:
@@ -163,9 +162,9 @@ class SLOPolicy:
         prompts, token_s = snapshot.prefilling, forecast.prefill_token_s
         due_s, work_s = columns.due_s, columns.work_tokens * token_s
         if prompts:
-            due_s = np.append(due_s, [_first_due_s(request) for request in prompts])
+            due_s = np.concatenate((due_s, [_first_due_s(request) for request in prompts]))
             missing = [request.num_tokens - request.num_computed_tokens for request in prompts]
-            work_s = np.append(work_s, np.array(missing) * token_s)
+            work_s = np.concatenate((work_s, [tokens * token_s for tokens in missing]))
         num_waiting = len(snapshot.waiting)
         return [
             snapshot.waiting[index] if index < num_waiting else prompts[index - num_waiting]
@@ -189,7 +188,7 @@ class SLOPolicy:
         most = min(limit, longest)
         if len(snapshot.waiting):
             most = min(most, shortest, MAX_STEPS_WHILE_WAITING)
-            last_s = float(np.min(snapshot.waiting_columns.last_chance_s))
+            last_s = float(np.minimum.reduce(snapshot.waiting_columns.last_chance_s))
             step_s = max(snapshot.forecast.step_s, 1e-9)
             if last_s - snapshot.starts_s < most * step_s:
                 most = 1
@@ -212,12 +211,10 @@ class SLOPolicy:
         if is_cheap or snapshot.limits.num_host_pages or not len(slots):
             return pages
         columns = snapshot.columns
-        contexts = np.append(snapshot.decode_starts, float(request.num_tokens))
+        contexts = np.concatenate((snapshot.decode_starts, (float(request.num_tokens),)))
         emitted = snapshot.decode_starts + 1 - columns.num_prompt[slots]
-        remaining = np.append(
-            np.maximum(columns.length[slots] - emitted, 1.0),
-            forecast.remaining_tokens(request),
-        )
+        own = forecast.remaining_tokens(request)
+        remaining = np.concatenate((np.maximum(columns.length[slots] - emitted, 1.0), (own,)))
         growth = peak_pages(contexts, remaining, page_size) - float(contexts.sum()) / page_size
         return max(pages, int(growth) - len(contexts))
 
@@ -241,32 +238,36 @@ class SLOPolicy:
         if not len(slots):
             return [beneficiary] if beneficiary.slot is not None else []
         forecast, columns = snapshot.forecast, snapshot.columns
-        prices = price_rows(snapshot, slots, contexts)
         places = self._places(snapshot, contexts)
         pinned = columns.is_pinned[slots]
-        by_loss = np.lexsort((-places, prices.loss_per_page, pinned))
         if beneficiary.slot is not None:
+            prices = price_rows(snapshot, slots, contexts)
+            by_loss = np.lexsort((-places, prices.loss_per_page, pinned))
             victims = [running[index] for index in by_loss.tolist()]
             return victims[: victims.index(beneficiary) + 1]
-        step_s = forecast.step_s
-        own = self.place(beneficiary, forecast)[0]
-        demand = forecast.demand_s(beneficiary)
         allowed = ~pinned
         most_s = math.inf
         if not snapshot.is_pinned(beneficiary):
+            own = self.place(beneficiary, forecast)[0]
+            allowed &= places > own + self.stickiness * forecast.step_s
+            allowed &= columns.num_preemptions[slots] < self.pin_after
+            most_s = MOST_RESUME_SHARE * forecast.demand_s(beneficiary)
+        if not np.count_nonzero(allowed):
+            return []  # as nearly always: nobody's loss need be priced
+        prices = price_rows(snapshot, slots, contexts)
+        if most_s < math.inf:
             # A row with a pace to keep comes back when the beneficiary's pages do: it must be able
             # to stand still that long.
+            stay_s = forecast.remaining_tokens(beneficiary) * forecast.step_s
             has_pace = columns.base_s[slots] < np.inf
-            stay_s = forecast.remaining_tokens(beneficiary) * step_s
             lasts = ~has_pace | (prices.spare_s > prices.delay_s + stay_s) | (prices.spare_s < 0)
-            allowed &= prices.keeps_target & lasts & (places > own + self.stickiness * step_s)
-            allowed &= columns.num_preemptions[slots] < self.pin_after
-            most_s = MOST_RESUME_SHARE * demand
-        chosen = by_loss[allowed[by_loss]]
-        if not len(chosen):
+            allowed &= prices.keeps_target & lasts
+        (candidates,) = allowed.nonzero()
+        if not len(candidates):
             return []
-        freed = np.cumsum(prices.num_pages[chosen])
-        count = int(np.searchsorted(freed, num_pages)) + 1
+        chosen = candidates[np.lexsort((-places[candidates], prices.loss_per_page[candidates]))]
+        freed = np.add.accumulate(prices.num_pages[chosen])
+        count = int(freed.searchsorted(num_pages)) + 1
         if count > len(chosen) or float(prices.resume_s[chosen[:count]].sum()) > most_s:
             return []
         return [*given_up, *(running[index] for index in chosen[:count].tolist())]
