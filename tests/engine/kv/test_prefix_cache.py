@@ -51,3 +51,16 @@ def test_forgetting_returns_what_nobody_holds(cache):
     assert cache.longest_match([A]) == []
     assert len(cache) == 0
     cache.check_integrity([])
+
+
+def test_pages_registered_together_are_those_registered_one_by_one():
+    together, one_by_one = PrefixCache(), PrefixCache()
+    first = [A, B, C]
+    for hashes, pages in ((first, [1, 2, 3]), ([A, D, C], [4, 5, 6])):
+        together.register_all(hashes, pages)
+        for page_hash, page in zip(hashes, pages, strict=True):
+            one_by_one.register(page_hash, page)
+    assert together.longest_match(first) == one_by_one.longest_match(first) == [1, 2, 3]
+    assert [page in together for page in range(8)] == [page in one_by_one for page in range(8)]
+    assert 5 in together
+    assert 4 not in together

@@ -107,3 +107,16 @@ def test_the_largest_chunk_within_a_time_is_priced_at_most_that(seconds):
         larger = tokens + 65
         features = StepFeatures(num_decode, larger, context, larger * 100.0)
         assert model.predict_s(features) > seconds
+
+
+def test_no_larger_chunk_fits_the_time_whatever_the_buckets_cost():
+    rng = random.Random(3)
+    model = StepTimeModel(EDGES)
+    for _ in range(100):
+        model.observe(random_features(rng), rng.uniform(0.01, 0.2))
+        num_decode, context = rng.randrange(300), rng.uniform(0, 1e5)
+        seconds = rng.uniform(0.0, 0.3)
+        most = model.prefill_tokens_within(seconds, num_decode, context, 0.0)
+        for num_prefill in range(most + 1, 5000, 97):
+            features = StepFeatures(num_decode, num_prefill, context, 0.0)
+            assert model.predict_s(features) > seconds * (1 - 1e-9)
