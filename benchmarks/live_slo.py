@@ -13,9 +13,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import statistics
+import math
 from pathlib import Path
 from typing import Any
+
+from machine import about_machine
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import engine_config
@@ -47,20 +49,29 @@ def main() -> None:
     args = parser.parse_args()
     rounds = asyncio.run(_measure(args))
     policies = args.policies.split()
-    report = {policy: _merged([round_[policy] for round_ in rounds]) for policy in policies}
-    for policy in policies:
-        base, row = report[policies[0]], report[policy]
+    report = {policy: _pooled([round_[policy] for round_ in rounds]) for policy in policies}
+    base = report[policies[0]]
+    for policy, row in report.items():
         print(
             f"{policy}: interactive TTFT p50 {row['ttft_s']['p50']:.2f} s, "
             f"p99 {row['ttft_s']['p99']:.2f} s "
             f"({base['ttft_s']['p99'] / row['ttft_s']['p99']:.1f}x lower than {policies[0]}'s), "
-            f"TPOT p99 {1e3 * row['tpot_s']['p99']:.0f} ms, refused {row['refused']}; "
+            f"TPOT p99 {1e3 * row['tpot_s']['p99']:.0f} ms, on time {row['attainment']:.0%}, "
+            f"refused {row['refused']}, failed {row['failed']}; "
             f"{row['tokens_per_s']:.0f} tokens/s "
             f"({row['tokens_per_s'] / base['tokens_per_s']:.3f}x)"
         )
     if args.output:
         settings = {name: value for name, value in vars(args).items() if name != "output"}
-        text = json.dumps({"settings": settings, "policies": report, "rounds": rounds}, indent=1)
+        text = json.dumps(
+            {
+                "about": about_machine(),
+                "settings": settings,
+                "policies": {name: _without_lists(row) for name, row in report.items()},
+                "rounds": rounds,
+            },
+            indent=1,
+        )
         Path(args.output).write_text(text + "\n")
 
 
@@ -100,14 +111,16 @@ async def _measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         engines[policy] = AsyncEngine(engine_config(args.model, given))
     rounds = []
     for turn in range(-1, args.rounds):
-        # One round before the first that counts: what is learned online is learned.
-        arrivals = workload(args, args.seed + 10 * max(turn, 0))
+        arrivals = workload(args, args.seed + 10 * turn)
+        if turn < 0:
+            # A short round before the first that counts: what is learned online is learned.
+            arrivals = arrivals[: len(arrivals) // 3]
         order = list(engines) if turn % 2 == 0 else list(reversed(engines))
         figures = {}
         for policy in order:
             run = await run_open_loop(engines[policy], arrivals, seed=args.seed + turn)
-            figures[policy] = _figures(run, arrivals)
-            print(f"round {turn} {policy}: {json.dumps(figures[policy])}", flush=True)
+            figures[policy] = _figures(run)
+            print(f"round {turn} {policy}: {_without_lists(figures[policy])}", flush=True)
         if turn >= 0:
             rounds.append(figures)
     for engine in engines.values():
@@ -115,34 +128,43 @@ async def _measure(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rounds
 
 
-def _figures(run: OpenLoopRun, arrivals: list[Arrival]) -> dict[str, Any]:
+def _figures(run: OpenLoopRun) -> dict[str, Any]:
+    """One run's. An interactive request without a first token waited for ever."""
     interactive = [r for r in run.records if r.traffic_class.name == "interactive"]
+    ttfts_s = [math.inf if r.ttft_s is None else r.ttft_s for r in interactive]
+    tpots_s = [r.tpot_s for r in interactive if r.tpot_s is not None]
     served = [r for r in run.records if r.is_served]
-    num_tokens = sum(r.num_input + r.num_output for r in served)
     return {
-        "ttft_s": percentiles(r.ttft_s for r in interactive if r.ttft_s is not None),
-        "tpot_s": percentiles(r.tpot_s for r in interactive if r.tpot_s is not None),
-        "attainment": sum(r.is_on_time for r in interactive) / len(interactive),
+        "ttft_s": percentiles(ttfts_s),
+        "tpot_s": percentiles(tpots_s),
+        "on_time": sum(r.is_on_time for r in interactive),
+        "interactive": len(interactive),
         "refused": sum(r.status == "rejected" for r in run.records),
         "failed": sum(r.status == "failed" for r in run.records),
-        "offered": len(arrivals),
+        "offered": len(run.records),
         "seconds": run.duration_s,
-        "tokens_per_s": num_tokens / run.duration_s,
+        "tokens": sum(r.num_input + r.num_output for r in served),
+        "ttfts_s": ttfts_s,
+        "tpots_s": tpots_s,
     }
 
 
-def _merged(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Means over rounds, and sums of what is counted."""
-    merged: dict[str, Any] = {}
-    for name in rounds[0]:
-        values = [figures[name] for figures in rounds]
-        if isinstance(values[0], dict):
-            merged[name] = {key: statistics.mean(v[key] for v in values) for key in values[0]}
-        elif name in ("refused", "failed", "offered"):
-            merged[name] = sum(values)
-        else:
-            merged[name] = statistics.mean(values)
-    return merged
+def _pooled(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Percentiles over the requests of all rounds, and sums of what is counted."""
+    sums: dict[str, Any] = {
+        name: sum(figures[name] for figures in rounds)
+        for name in ("on_time", "interactive", "refused", "failed", "offered", "seconds", "tokens")
+    }
+    return sums | {
+        "ttft_s": percentiles(value for figures in rounds for value in figures["ttfts_s"]),
+        "tpot_s": percentiles(value for figures in rounds for value in figures["tpots_s"]),
+        "attainment": sums["on_time"] / sums["interactive"],
+        "tokens_per_s": sums["tokens"] / sums["seconds"],
+    }
+
+
+def _without_lists(figures: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in figures.items() if not isinstance(value, list)}
 
 
 if __name__ == "__main__":
