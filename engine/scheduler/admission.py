@@ -32,15 +32,15 @@ def late_jobs(
     Returns:
         Indices, in the order in which they were left out.
     """
-    if not len(due_s) or start_s + float(work_s.sum()) <= float(np.minimum.reduce(due_s)):
+    if not len(due_s) or start_s + float(work_s.sum()) <= float(np.min(due_s)):
         return []
     order = due_s.argsort()
     due_s, work_s = due_s[order], work_s[order]
     left_out: list[int] = []
     while len(left_out) < most:
-        late = start_s + np.add.accumulate(work_s) > due_s
+        late = start_s + np.cumsum(work_s) > due_s
         late[left_out] = False
-        first = int(late.argmax())
+        first = int(np.argmax(late))
         if not late[first]:
             break
         longest = int(np.argmax(work_s[: first + 1]))
@@ -63,9 +63,9 @@ def peak_pages(contexts: Floats, remaining: Floats, page_size: int) -> float:
         return 0.0
     order = remaining.argsort()[::-1]
     left = remaining[order]
-    held = np.add.accumulate(contexts[order])  # of this row and those that stay longer
+    held = np.cumsum(contexts[order])  # of this row and those that stay longer
     count = np.arange(1, len(order) + 1)
-    return float(np.maximum.reduce((held + count * left) / page_size + count))
+    return float(np.max((held + count * left) / page_size + count))
 
 
 def demand_s(

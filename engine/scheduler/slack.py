@@ -30,7 +30,7 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     index = snapshot.decode_starts + 1 - columns.num_prompt[slots]
     slack = columns.base_s[slots] + columns.tpot_s[slots] * index - snapshot.starts_s
     slack = slack[slack > 0]
-    return float(np.minimum.reduce(slack)) if len(slack) else math.inf
+    return float(np.min(slack)) if len(slack) else math.inf
 
 
 def budget_within(snapshot: Snapshot, seconds: float, floor: int) -> int:
@@ -81,7 +81,7 @@ def thrifty_budget(snapshot: Snapshot, seconds: float, floor: int) -> int:
     goal_s = goal_s[goal_s > 0]
     if not len(goal_s):
         return budget
-    banked_s = seconds + _FLOOR_STEPS * (float(np.minimum.reduce(goal_s)) - floor_s)
+    banked_s = seconds + _FLOOR_STEPS * (float(np.min(goal_s)) - floor_s)
     now = bisect_right(edges, budget, 0, last) - 1
     best, best_gain, gain_now = now, 0.0, 0.0
     for index, step_s in enumerate(

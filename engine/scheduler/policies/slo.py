@@ -188,7 +188,7 @@ class SLOPolicy:
         most = min(limit, longest)
         if len(snapshot.waiting):
             most = min(most, shortest, MAX_STEPS_WHILE_WAITING)
-            last_s = float(np.minimum.reduce(snapshot.waiting_columns.last_chance_s))
+            last_s = float(np.min(snapshot.waiting_columns.last_chance_s))
             step_s = max(snapshot.forecast.step_s, 1e-9)
             if last_s - snapshot.starts_s < most * step_s:
                 most = 1
@@ -266,7 +266,7 @@ class SLOPolicy:
         if not len(candidates):
             return []
         chosen = candidates[np.lexsort((-places[candidates], prices.loss_per_page[candidates]))]
-        freed = np.add.accumulate(prices.num_pages[chosen])
+        freed = np.cumsum(prices.num_pages[chosen])
         count = int(freed.searchsorted(num_pages)) + 1
         if count > len(chosen) or float(prices.resume_s[chosen[:count]].sum()) > most_s:
             return []
