@@ -5,7 +5,7 @@ batch of them is served) on the live engine, and plays the same arrivals through
 the profile, host time included. Prints TTFT and TPOT of both and how far apart they are. Wants a
 machine that does nothing else.
 
-    python benchmarks/fidelity.py [--requests 200] [--profile FILE] [--output FILE.json]
+    python benchmarks/fidelity.py [--seconds 60] [--profile FILE] [--output FILE.json]
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+from machine import about_machine
+
 from octavo.engine.engine import Engine, engine_config
 from octavo.engine.measurement import measure
-from octavo.engine.profiling import profile_engine
+from octavo.engine.profiling import RecordingExecutor, profile_engine
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.simulation.arrivals import gamma_arrivals, uniform_lengths
 from octavo.engine.simulation.metrics import percentiles
-from octavo.engine.simulation.profile import Profile
+from octavo.engine.simulation.profile import Profile, Sample
 from octavo.engine.simulation.simulate import simulate
 from octavo.engine.simulation.traffic import Arrival
 from octavo.engine.simulation.workload import BenchRequest, parse_range, random_workload
@@ -36,9 +38,10 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--max-num-batched-tokens", type=int, default=128)
     parser.add_argument("--policy", default="fcfs")
-    parser.add_argument("--requests", type=int, default=200, help="at each load")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of arrivals, at each load")
     parser.add_argument("--prompt-len", default="16:128", help="tokens, LOW:HIGH")
     parser.add_argument("--output-len", default="8:64", help="tokens, LOW:HIGH")
+    parser.add_argument("--repeats", type=int, default=2, help="of the profile's workloads")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--profile", help="read this one, or write it if it is not there")
     parser.add_argument("--output", help="write every figure as JSON")
@@ -48,12 +51,13 @@ def main() -> None:
         "max_num_seqs": args.max_num_seqs,
         "max_num_batched_tokens": args.max_num_batched_tokens,
         "scheduling_policy": args.policy,
+        "warm_up": "full",  # nothing is compiled behind while this measures
     }
     engine = Engine(engine_config(args.model, given))
     if args.profile and Path(args.profile).exists():
         profile = Profile.load(args.profile)
     else:
-        profile = profile_engine(engine, repeats=2)
+        profile = profile_engine(engine, repeats=args.repeats)
         if args.profile:
             profile.save(args.profile)
     lengths = parse_range(args.prompt_len), parse_range(args.output_len)
@@ -62,26 +66,35 @@ def main() -> None:
     capacity = measure(engine, batch).report["requests_per_s"]
     print(f"a batch is served at {capacity:.2f} requests a second")
     rows = []
-    for name, share in LOADS.items():
-        rate = share * capacity
+    for index, (name, share) in enumerate(LOADS.items()):
+        # Each load has prompts of its own: one served before would be in the prefix cache.
+        rate, seed = share * capacity, args.seed + index
         arrivals = gamma_arrivals(
-            rate, args.requests / rate, uniform_lengths(*lengths), seed=args.seed, prefix="bench-"
+            rate, args.seconds, uniform_lengths(*lengths), seed=seed, prefix="bench-"
         )
         rows.append(
             {
                 "load": name,
                 "requests_per_s": rate,
-                "live": live(engine, arrivals, args.seed),
+                "requests": len(arrivals),
+                "live": live(engine, profile, arrivals, seed),
                 "simulated": simulated(engine, profile, arrivals),
             }
         )
         show(rows[-1])
     if args.output:
-        Path(args.output).write_text(json.dumps({"capacity": capacity, "loads": rows}, indent=1))
+        settings = {name: value for name, value in vars(args).items() if name != "output"}
+        report = {
+            "about": about_machine(),
+            "settings": settings,
+            "capacity_requests_per_s": capacity,
+            "loads": rows,
+        }
+        Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def live(engine: Engine, arrivals: list[Arrival], seed: int) -> dict[str, Any]:
-    """TTFT and TPOT on the engine, in seconds."""
+def live(engine: Engine, profile: Profile, arrivals: list[Arrival], seed: int) -> dict[str, Any]:
+    """TTFT and TPOT on the engine, in seconds; and what its steps took against the profile."""
     vocab = engine.model_config.vocab_size
     workload = []
     for index, arrival in enumerate(arrivals):
@@ -90,13 +103,28 @@ def live(engine: Engine, arrivals: list[Arrival], seed: int) -> dict[str, Any]:
         workload.append(
             BenchRequest(prompt.prompt_token_ids, arrival.num_output, arrival.arrival_s)
         )
+    recorder = RecordingExecutor(engine.core.executor)
+    engine.core.executor = recorder
     outputs = measure(engine, workload).outputs
+    engine.core.executor = engine.executor
     ttft = [output.metrics.ttft_s for output in outputs if output.metrics.ttft_s is not None]
     tpot = [output.metrics.tpot_s(len(output.outputs[0].token_ids)) for output in outputs]
     return {
         "ttft_s": percentiles(ttft),
         "tpot_s": percentiles(value for value in tpot if value is not None),
+        "num_steps": len(recorder.samples),
+        "steps_over_profile": over_profile(recorder.samples, profile),
     }
+
+
+def over_profile(samples: list[tuple[Any, Sample]], profile: Profile) -> dict[str, float]:
+    """Measured time of steps over what the profile prices them at, by kind of program."""
+    sums: dict[str, tuple[float, float]] = {}
+    for shape, sample in samples:
+        for kind in ("all", f"{'decode' if shape.is_decode else 'mixed'} {shape.num_tokens}"):
+            real, priced = sums.get(kind, (0.0, 0.0))
+            sums[kind] = real + sample.seconds, priced + profile.seconds(sample.work)
+    return {kind: real / priced for kind, (real, priced) in sums.items()}
 
 
 def simulated(engine: Engine, profile: Profile, arrivals: list[Arrival]) -> dict[str, Any]:
@@ -119,12 +147,19 @@ def simulated(engine: Engine, profile: Profile, arrivals: list[Arrival]) -> dict
         max_tokens=None,  # as the bench does: every request's limit is its length
     )
     summary = report.summary()
-    return {"ttft_s": summary["ttft_s"], "tpot_s": summary["tpot_s"]}
+    return {
+        "ttft_s": summary["ttft_s"],
+        "tpot_s": summary["tpot_s"],
+        "num_steps": report.num_steps,
+    }
 
 
 def show(row: dict[str, Any]) -> None:
     """One load as a few lines."""
-    print(f"{row['load']}, {row['requests_per_s']:.2f} requests a second")
+    print(f"{row['load']}, {row['requests_per_s']:.2f} a second, {row['requests']} requests")
+    ratios = row["live"]["steps_over_profile"]
+    print("  steps over profile: " + ", ".join(f"{k} {v:.2f}" for k, v in ratios.items()))
+    print(f"  steps: live {row['live']['num_steps']}, simulated {row['simulated']['num_steps']}")
     for figure in ("ttft_s", "tpot_s"):
         for percentile in ("p50", "p99"):
             real, played = row["live"][figure][percentile], row["simulated"][figure][percentile]

@@ -12,10 +12,13 @@ from octavo.engine.engine import Engine
 from octavo.engine.executor import StepExecutor, TransferDone
 from octavo.engine.measurement import measure
 from octavo.engine.scheduler.step_plan import StepPlan, StepResult
-from octavo.engine.simulation.executor import HostOverhead
-from octavo.engine.simulation.profile import Profile, ProgramCost, Sample, fit_program
+from octavo.engine.simulation.executor import HostOverhead, SwapLink
+from octavo.engine.simulation.profile import Profile, ProgramCost, Sample, fit_link, fit_program
 from octavo.engine.simulation.step_time import step_work
 from octavo.engine.simulation.workload import BenchRequest, random_workload
+
+COPIES_TIMED = (1, 8, 64, 256)
+"""Pages of the copies by which the link to the host tier is measured."""
 
 
 class RecordingExecutor:
@@ -64,7 +67,7 @@ def profile_engine(
     """Runs small workloads that reach every program, and fits what each of them takes.
 
     Args:
-        engine: warmed up, idle; it must serve nothing else meanwhile.
+        engine: warmed up, fresh; it must serve nothing else meanwhile.
         seed: of the workloads.
         repeats: how often each is run.
         on_progress: told the share that is done.
@@ -72,15 +75,24 @@ def profile_engine(
     Returns:
         The profile; a program that no workload reached takes as long as the next larger one.
     """
+    link = _time_link(engine)
     recorder = RecordingExecutor(engine.core.executor)
     engine.core.executor = recorder
     turns = _time_turns(engine, recorder)
     try:
-        workloads = _workloads(engine, seed) * repeats
-        for index, workload in enumerate(workloads):
-            measure(engine, workload)
+        for turn in range(repeats):
+            # New prompts in every repeat: those served before would be in the prefix cache.
+            workloads = _batches(engine, seed + 1000 * turn)
+            num_parts = len(workloads) + 1
+            for index, workload in enumerate(workloads):
+                measure(engine, workload)
+                if on_progress is not None:
+                    on_progress((turn + index / num_parts) / repeats)
+            step_s = float(np.median([sample.seconds for _, sample in recorder.samples]))
+            for workload in _arriving(engine, seed + 1000 * turn, step_s):
+                measure(engine, workload)
             if on_progress is not None:
-                on_progress((index + 1) / len(workloads))
+                on_progress((turn + 1) / repeats)
     finally:
         engine.core.executor = recorder._executor
         del engine.step
@@ -88,6 +100,7 @@ def profile_engine(
         programs=_programs(engine, recorder.samples),
         host=_host(turns),
         limits=engine.limits,
+        link=link,
     )
 
 
@@ -110,29 +123,50 @@ def _time_turns(engine: Engine, recorder: RecordingExecutor) -> list[tuple[int, 
     return turns
 
 
-def _workloads(engine: Engine, seed: int) -> list[list[BenchRequest]]:
+def _batches(engine: Engine, seed: int) -> list[list[BenchRequest]]:
+    """Requests that come together: every decode program with short and with long contexts."""
     vocab, limits = engine.model_config.vocab_size, engine.limits
     longest = min(limits.max_model_len - 40, 1024)
     rows = sorted({shape.num_rows for shape in engine.executor.lattice.decode})
     workloads = []
     for index, num_rows in enumerate(rows):
-        for prompt in ((8, 24), (longest // 4, longest // 2)):
-            pages = num_rows * (prompt[1] + 32) // limits.page_size
+        for prompt in ((8, 24), (longest // 12, longest // 6), (longest // 4, longest // 2)):
+            # Long enough that the first still decodes when the last prompt has been computed.
+            num_chunks = num_rows * (prompt[0] + prompt[1]) // 2 // limits.max_num_batched_tokens
+            num_output = min(24 + num_chunks, limits.max_model_len - prompt[1])
+            pages = num_rows * (prompt[1] + num_output + 8) // limits.page_size
             if pages < limits.num_pages - 1:
-                workloads.append(random_workload(num_rows, prompt, (24, 24), vocab, seed + index))
+                workloads.append(
+                    random_workload(num_rows, prompt, (num_output,) * 2, vocab, seed + index)
+                )
         # The batch empties row by row: sizes in between.
         workloads.append(random_workload(num_rows, (8, 64), (1, 32), vocab, seed + 50 + index))
     lengths = [n for n in (8, 24, 48, 96, 128, 200, 256, 384, 512, 768, 1000) if n <= longest]
     for index, length in enumerate(lengths):
         workloads.append(random_workload(1, (length, length), (2, 2), vocab, seed + 100 + index))
-    # Prompts that arrive while others decode.
-    mixed = random_workload(24, (8, longest // 2), (8, 32), vocab, seed + 200)
-    workloads.append(
-        [
-            BenchRequest(request.prompt_token_ids, request.max_tokens, 0.05 * index)
-            for index, request in enumerate(mixed)
-        ]
-    )
+    return workloads
+
+
+def _arriving(engine: Engine, seed: int, step_s: float) -> list[list[BenchRequest]]:
+    """Prompts that arrive while others decode: chunks of every size beside few rows and many.
+
+    Args:
+        step_s: a typical step.
+    """
+    vocab = engine.model_config.vocab_size
+    longest = min(engine.limits.max_model_len - 40, 1024)
+    workloads = []
+    kinds = ((6, longest // 2, 2.0), (4, 24, 2.0), (4, 24, 0.7), (16, 128, 1.0))
+    for index, (shortest_prompt, longest_prompt, num_steps) in enumerate(kinds):
+        requests = random_workload(
+            32, (shortest_prompt, longest_prompt), (8, 48), vocab, seed + 200 + index
+        )
+        workloads.append(
+            [
+                BenchRequest(request.prompt_token_ids, request.max_tokens, num_steps * step_s * n)
+                for n, request in enumerate(requests)
+            ]
+        )
     return workloads
 
 
@@ -153,6 +187,17 @@ def _programs(engine: Engine, samples: Sequence[tuple[Any, Sample]]) -> tuple[Pr
                 )
             )  # fmt: skip
     return tuple(known)
+
+
+def _time_link(engine: Engine) -> SwapLink | None:
+    """Copies of few and of many pages, if there is a host tier: latency and bandwidth."""
+    limits, executor = engine.limits, engine.executor
+    most = min(limits.num_pages - 1, limits.num_host_pages)
+    if not most:
+        return None
+    sizes = [n for n in COPIES_TIMED if n <= most] or [most]
+    samples = [(n, executor.time_page_copies(n)) for n in sizes]
+    return fit_link(samples, executor.page_bytes)
 
 
 def _host(turns: Sequence[tuple[int, float]]) -> HostOverhead:

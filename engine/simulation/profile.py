@@ -12,10 +12,13 @@ import numpy as np
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.scheduler.step_plan import StepLimits
-from octavo.engine.simulation.executor import HostOverhead
+from octavo.engine.simulation.executor import HostOverhead, SwapLink
 from octavo.engine.simulation.step_time import StepWork
 
 FORMAT = "octavo-profile-1"
+
+_FAR_LONGER = 1.5
+"""Steps that took so many times as long as others like them were disturbed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +85,14 @@ class Profile:
         programs: smallest first.
         host: what the host spends on a step.
         limits: of the engine that was measured.
+        link: to the host tier, if the engine had one.
         about: machine, model, date and command, for people.
     """
 
     programs: tuple[ProgramCost, ...]
     host: HostOverhead
     limits: StepLimits
+    link: SwapLink | None = None
     about: dict[str, Any] = field(default_factory=dict)
 
     def seconds(self, work: StepWork) -> float:
@@ -104,6 +109,7 @@ class Profile:
             "about": self.about,
             "host": asdict(self.host),
             "limits": asdict(self.limits),
+            "link": None if self.link is None else asdict(self.link),
             "programs": [asdict(program) for program in self.programs],
         }
         Path(path).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
@@ -120,10 +126,12 @@ class Profile:
             if values.get("format") != FORMAT:
                 raise ValueError(f"format {values.get('format')!r}")
             limits = {**values["limits"], "token_edges": tuple(values["limits"]["token_edges"])}
+            link = values.get("link")
             profile = cls(
                 programs=tuple(ProgramCost(**program) for program in values["programs"]),
                 host=HostOverhead(**values["host"]),
                 limits=StepLimits(**limits),
+                link=None if link is None else SwapLink(**link),
                 about=dict(values["about"]),
             )
             if not profile.programs:
@@ -148,8 +156,9 @@ def fit_program(
 ) -> ProgramCost:
     """The cost of one program by least squares on relative errors; no coefficient below 0.
 
-    Coefficients that would be negative are taken out and the rest is fitted again. The slowest
-    twentieth of the samples is left out: something else had the machine then.
+    Coefficients that would be negative are taken out and the rest is fitted again. Samples that
+    took far longer than a first fit says are left out: something else had the machine then. What is
+    left is priced right in sum: relative errors alone would price noisy steps too low.
 
     Args:
         samples: ≥ 1 dispatches of the program.
@@ -158,9 +167,11 @@ def fit_program(
     if not num_steps:
         x[:, 1] = 0.0  # a mixed program has one iteration: that is its base
     y = np.array([sample.seconds for sample in samples], np.float64)
-    kept = y <= np.quantile(y, 0.95) if len(y) >= 20 else y > 0
+    first = _non_negative(x / y[:, None], np.ones(len(y)))
+    kept = y <= _FAR_LONGER * np.maximum(x @ first, float(np.min(y)))
     x, y = x[kept], y[kept]
     found = _non_negative(x / y[:, None], np.ones(len(y)))
+    found *= y.sum() / max(float((x @ found).sum()), 1e-9)
     ratio = np.log(y / np.maximum(x @ found, 1e-9))
     return ProgramCost(
         num_tokens=num_tokens,
@@ -174,6 +185,23 @@ def fit_program(
         decode_context_s=float(found[4]),
         prefill_attention_s=float(found[5]),
         noise=float(ratio.std()) if len(y) > 1 else 0.0,
+    )
+
+
+def fit_link(samples: Sequence[tuple[int, float]], bytes_per_page: int) -> SwapLink:
+    """The link that copies of so many pages, which took so many seconds, went over.
+
+    Args:
+        samples: ≥ 1; one alone gives no latency.
+    """
+    x = np.array([(num_pages, 1.0) for num_pages, _ in samples], np.float64)
+    y = np.array([seconds for _, seconds in samples], np.float64)
+    page_s, latency_s = _non_negative(x / y[:, None], np.ones(len(y)))
+    page_s = max(float(page_s), 1e-12)
+    return SwapLink(
+        bytes_per_page=bytes_per_page,
+        bytes_per_s=bytes_per_page / page_s,
+        latency_s=float(latency_s),
     )
 
 

@@ -55,5 +55,11 @@ def run(args: argparse.Namespace) -> int:
         base_s = program.base_s + program.iteration_s
         print(f"{kind:6} {size:5}  {1e3 * base_s:8.2f} ms  ± {100 * program.noise:.0f}%")
     host_s = profile.host.plan_s + profile.host.commit_s
+    if profile.link is not None:
+        link = profile.link
+        print(
+            f"page copies {link.bytes_per_s / 1e9:.2f} GB/s one way, "
+            f"{1e6 * link.latency_s:.0f} µs before the first"
+        )
     print(f"host {1e6 * host_s:.0f} µs a step; written to {args.output}")
     return 0

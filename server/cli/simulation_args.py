@@ -264,4 +264,4 @@ def _step_time(
         )
         return model, limits, NO_OVERHEAD, link
     profile = Profile.load(args.step_time)
-    return profile, profile.limits, profile.host, SwapLink()
+    return profile, profile.limits, profile.host, profile.link or SwapLink()

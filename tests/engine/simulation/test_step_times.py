@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.simulation.executor import HostOverhead
-from octavo.engine.simulation.profile import Profile, ProgramCost, Sample, fit_program
+from octavo.engine.simulation.executor import HostOverhead, SwapLink
+from octavo.engine.simulation.profile import Profile, ProgramCost, Sample, fit_link, fit_program
 from octavo.engine.simulation.roofline import DEVICES, kv_capacity, roofline
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, StepWork
@@ -86,6 +87,22 @@ def test_a_fit_finds_what_a_program_costs() -> None:
     assert min(found.base_s, found.iteration_s, found.row_s, found.decode_context_s) >= 0
 
 
+def test_a_fit_prices_noisy_steps_right_in_sum_and_leaves_out_disturbed_ones() -> None:
+    true = program(iteration_s=4e-3, row_s=1e-4)
+    rng = random.Random(2)
+    samples = [
+        Sample(work=work, seconds=true.seconds(work) * rng.lognormvariate(0, 0.15))
+        for work in (StepWork(rng.randint(1, 8), decode_context=100) for _ in range(400))
+    ]
+    disturbed = [Sample(work=StepWork(8), seconds=1.0) for _ in range(8)]
+    found = fit_program(
+        [*samples, *disturbed], num_tokens=8, num_rows=8, num_new_rows=0, num_steps=4
+    )
+    measured = sum(sample.seconds for sample in samples)
+    priced = sum(found.seconds(sample.work) for sample in samples)
+    assert priced == pytest.approx(measured, rel=0.01)
+
+
 def test_a_profile_prices_work_by_the_smallest_program_that_takes_it() -> None:
     profile = Profile(
         programs=(
@@ -106,9 +123,28 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     profile = Profile(
         programs=(program(),), host=HostOverhead(plan_s=1e-4, commit_row_s=1e-6),
         limits=replica_limits(kv_tokens=1024), about={"model": "m"},
+        link=SwapLink(bytes_per_page=1 << 18, bytes_per_s=2e9, latency_s=1e-3),
     )  # fmt: skip
     profile.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == profile
+
+
+def test_a_profile_from_before_links_were_measured_has_none(tmp_path: Path) -> None:
+    limits = replica_limits(kv_tokens=1024)
+    Profile(programs=(program(),), host=HostOverhead(), limits=limits).save(tmp_path / "p.json")
+    values = json.loads((tmp_path / "p.json").read_text())
+    del values["link"]
+    (tmp_path / "p.json").write_text(json.dumps(values))
+    assert Profile.load(tmp_path / "p.json").link is None
+
+
+def test_a_link_is_found_from_copies_of_few_and_of_many_pages() -> None:
+    true = SwapLink(bytes_per_page=1 << 18, bytes_per_s=2e9, latency_s=1e-3)
+    found = fit_link([(n, true.seconds(n)) for n in (1, 8, 64, 256)], 1 << 18)
+    assert found.bytes_per_s == pytest.approx(2e9)
+    assert found.latency_s == pytest.approx(1e-3)
+    alone = fit_link([(8, true.seconds(8))], 1 << 18)
+    assert alone.seconds(8) == pytest.approx(true.seconds(8))
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"format": "octavo-profile-1"}', "[1]"])

@@ -1,0 +1,31 @@
+"""Profiling an engine: every program is reached, and the engine is left as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from octavo.engine.profiling import profile_engine
+
+
+def test_a_profile_holds_every_program_and_the_link_to_the_host(
+    make_llm: Callable[..., Any],
+) -> None:
+    engine = make_llm(host_kv_memory_bytes=1 << 20, max_model_len=256).engine
+    shares: list[float] = []
+    executor = engine.core.executor
+    profile = profile_engine(engine, on_progress=shares.append)
+    lattice = engine.executor.lattice
+    assert [(p.num_tokens, p.num_rows, p.num_steps) for p in profile.programs] == [
+        (shape.num_tokens, shape.num_rows, shape.num_steps)
+        for shape in (*lattice.decode, *lattice.mixed)
+    ]
+    for program in profile.programs:
+        assert program.base_s + program.iteration_s > 0
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert profile.link is not None
+    assert profile.link.bytes_per_page == engine.executor.page_bytes
+    assert profile.link.bytes_per_s > 0
+    assert engine.core.executor is executor
+    assert engine.load().prefix_cache_hits == 0  # or prompts would have cost nothing
