@@ -185,6 +185,24 @@ class AsyncEngine:
         self._post(lambda: self._abort(request_id))
         return True
 
+    async def flush_prefix_cache(self) -> tuple[int, int]:
+        """Forgets every cached prefix; see `Engine.flush_prefix_cache`.
+
+        Raises:
+            EngineDeadError: the engine does not run.
+        """
+        self._check_alive()
+        await self.start()
+        assert self._loop is not None
+        future: asyncio.Future[tuple[int, int]] = self._loop.create_future()
+
+        def flush() -> None:
+            flushed = self.engine.flush_prefix_cache()
+            self._tell(lambda: None if future.done() else future.set_result(flushed))
+
+        self._post(flush)
+        return await future
+
     def load(self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL) -> EngineLoad:
         """How busy the engine is, and how soon a request of this size and class would speak; safe
         from any thread."""

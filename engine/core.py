@@ -13,8 +13,8 @@ from typing import Any
 
 from octavo.engine.clock import Clock
 from octavo.engine.errors import OctavoError, QuarantinedError
-from octavo.engine.event_log import EventLog
 from octavo.engine.executor import StepExecutor
+from octavo.engine.observers import Observer
 from octavo.engine.quarantine import Quarantine
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.committed import Committed, News
@@ -72,7 +72,7 @@ class EngineCore:
         """Seconds spent planning, packing, dispatching and committing, waiting not included."""
         self.masks: TokenMasks | None = None
         """Of the gated requests; who sets none takes none."""
-        self.log: EventLog | None = None
+        self.log: Observer | None = None
         """Told of everything that goes in and comes out, if set."""
         self.num_turns = 0
         """Turns in which a step was dispatched or committed, or a copy ended."""
@@ -218,10 +218,11 @@ class EngineCore:
             self._in_flight.append((plan, self.executor.dispatch(plan)))
         except Exception as error:
             # Steps already on the device may still be read: only this one is lost.
-            news = News()
+            news, num_recoveries = News(), self.num_recoveries
             for _ in range(len(self._in_flight)):
                 news.extend(self._commit())
-            news.extend(self._recover(error, _requests(plan)))
+            if self.num_recoveries == num_recoveries:  # else it was the same fault, told twice
+                news.extend(self._recover(error, _requests(plan)))
             return news
         return News()
 

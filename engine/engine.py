@@ -153,8 +153,9 @@ class Engine:
 
     @property
     def has_unfinished(self) -> bool:
-        """Whether `step` has anything left to do."""
-        return self.core.has_work or len(self.outputs) > 0
+        """Whether `step` has anything left to do: requests, steps on their way, or copies whose
+        host memory is not free before their end was heard of."""
+        return self.core.has_work or len(self.outputs) > 0 or self.scheduler.num_transfers > 0
 
     def recover(self, error: Exception) -> None:
         """Starts over after an exception of the engine's own code outside of a step."""
@@ -202,13 +203,21 @@ class Engine:
         ]
         return any(ended)
 
+    def flush_prefix_cache(self) -> tuple[int, int]:
+        """Forgets every cached prefix; running requests go on.
+
+        Returns:
+            Pages that held prefixes alone, on the device and on the host.
+        """
+        return self.scheduler.flush_prefixes()
+
     def abort_all(self) -> None:
         """Ends every live submission and takes in the steps on their way, telling nobody: pages,
         rows and host memory are free afterwards."""
         for request_id in self.outputs.live_ids:
             self.abort(request_id)
-        while self.core.has_work:
-            self.outputs.process(self.core.step())
+        while self.has_unfinished:
+            self.step()
 
     def step(self) -> list[RequestOutput]:
         """One turn of the engine; what each touched request has to tell."""
@@ -249,6 +258,8 @@ class Engine:
             num_step_times=self.scheduler.forecast.step_time.num_observed,
             step_time_error=self.scheduler.forecast.step_time.error_sum,
             predicted_ttft_s=self.scheduler.predict_ttft_s(num_prompt_tokens, now_s, priority),
+            num_step_failures=self.core.num_recoveries,
+            num_quarantined=self.core.num_quarantined,
         )
 
     def check_integrity(self) -> None:

@@ -144,7 +144,7 @@ def start_log(core: EngineCore, config: EngineConfig, path: str | Path) -> Event
     Raises:
         OSError: the file cannot be written.
     """
-    core.log = EventLog(
+    log = EventLog(
         open(path, "w", buffering=1, encoding="utf-8"),  # noqa: SIM115
         core.scheduler.limits,
         {
@@ -157,7 +157,8 @@ def start_log(core: EngineCore, config: EngineConfig, path: str | Path) -> Event
         },
         overlap=config.overlap,
     )
-    return core.log
+    core.log = log
+    return log
 
 
 def request_record(request: Request) -> dict[str, Any]:

@@ -40,6 +40,8 @@ class EngineLoad:
             predictions' relative errors.
         predicted_ttft_s: seconds until a new request of the asked size and class would have its
             first token.
+        num_step_failures: steps that failed, so that everybody started over.
+        num_quarantined: requests that were found to make steps fail.
     """
 
     num_running: int
@@ -71,3 +73,5 @@ class EngineLoad:
     num_step_times: int
     step_time_error: float
     predicted_ttft_s: float
+    num_step_failures: int
+    num_quarantined: int

@@ -471,6 +471,16 @@ class Scheduler:
         self._hold_others()
         self.num_rebuilds += 1
 
+    def flush_prefixes(self) -> tuple[int, int]:
+        """Forgets every cached prefix; (device pages, host pages) that come free by it.
+
+        Host pages that are being read stay until they have been.
+        """
+        num_pages, num_host_pages = self._kv.pool.num_cached, self._kv.host.num_cached
+        self._kv.forget_prefixes()
+        self._kv.host.forget_prefixes()
+        return num_pages, num_host_pages - self._kv.host.num_cached
+
     def only(self, request_ids: Collection[str] | None) -> None:
         """From now on plans hold no other waiting requests than these, nor any that come; running
         ones go on. None ends it."""
@@ -519,6 +529,11 @@ class Scheduler:
         """The live request with this id, or None."""
         entry = self._table.get(request_id)
         return None if entry is None else entry.request
+
+    @property
+    def num_transfers(self) -> int:
+        """Page copies that have not been reported to have ended."""
+        return len(self._transfers)
 
     @property
     def live_requests(self) -> list[Request]:

@@ -62,6 +62,8 @@ _COUNTERS = {
         "compiles_after_ready",
         "Programs a step had to wait for.",
     ),
+    "step_failures": ("num_step_failures", "Steps that failed, so that everybody started over."),
+    "requests_quarantined": ("num_quarantined", "Requests found to make steps fail."),
     "requests_given_up": ("num_rejected", "Requests given up for lack of capacity as they waited."),
     "device_busy_seconds": ("device_busy_s", "Time with a step on the device."),
     "device_idle_seconds": ("device_idle_s", "Time without a step though one was wanted."),

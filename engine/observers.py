@@ -1,0 +1,53 @@
+"""Several listeners to the engine's loop in the place of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from octavo.engine.executor import TransferDone
+from octavo.engine.request import Request
+from octavo.engine.scheduler.step_plan import StepPlan, StepResult
+
+
+class Observer(Protocol):
+    """What the loop tells of, in its own thread, as it happens. See `EventLog` for each method."""
+
+    def added(self, request: Request, now_s: float, refusal: Exception | None) -> None: ...
+
+    def cancelled(self, request_id: str, status: str, found: bool, now_s: float) -> None: ...
+
+    def finished(self, request_id: str, stop_reason: Any, found: bool, now_s: float) -> None: ...
+
+    def turned(
+        self,
+        plan: StepPlan | None,
+        transfers: Sequence[TransferDone],
+        ready: Sequence[tuple[str, int]],
+        ended: Iterable[Request],
+        now_s: float,
+    ) -> None: ...
+
+    def committed(
+        self, plan: StepPlan, result: StepResult, ended: Iterable[Request], now_s: float
+    ) -> None: ...
+
+    def failed(self, broken: Iterable[str], now_s: float) -> None: ...
+
+    def only(self, request_ids: Iterable[str] | None, now_s: float) -> None: ...
+
+
+class Observers:
+    """Tells each of them in turn."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._all = observers
+
+    def __getattr__(self, name: str) -> Any:
+        methods = [getattr(observer, name) for observer in self._all]
+
+        def tell(*args: Any) -> None:
+            for method in methods:
+                method(*args)
+
+        return tell
