@@ -175,9 +175,9 @@ class PrefillPlanner:
         lacking = short_of_pages(snapshot)
         for priority in dict.fromkeys((*below, *lacking)):
             is_of_class = queue.columns.priority == priority
+            if not self._may_admit or not is_of_class.any():
+                continue  # those before may have been the last who waited
             first = int(is_of_class.argmax())
-            if not is_of_class[first] or not self._may_admit:
-                continue
             entry = queue[first]
             # Pages are short for it if they would not be enough for two of its size to grow.
             num_pages = 2 * self._kv.num_pages_for(entry.request.num_tokens)

@@ -137,3 +137,16 @@ def test_a_class_with_too_few_pages_gets_what_comes_free_before_anybody_else(dri
     waited_s = plain.metrics.first_scheduled_s - plain.arrival_s
     assert waited_s < 20 * STEP_S
     driver.drain()
+
+
+def test_the_last_who_waits_may_be_taken_for_its_classs_share(drive, request_of):
+    """Other classes are below their share, too, and have nobody who waits."""
+    driver = drive(policy="slo:late=serve", step_time=constant_machine())
+    driver.scheduler._table.shares.serve(Priority.NORMAL, 60_000)
+    alone = driver.add(
+        request_of("a", [1] * 8, 4, ttft_target_s=1.0, arrival_s=driver.now_s,
+                   priority=Priority.REALTIME)
+    )  # fmt: skip
+    assert len(driver.scheduler._table.shares.below_share()) > 1
+    driver.drain()
+    assert len(alone.output_token_ids) == 4
