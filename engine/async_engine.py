@@ -73,6 +73,11 @@ class AsyncEngine:
         """Whether the engine's thread lives and has not broken."""
         return self._error is None and (self._thread is None or self._thread.is_alive())
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the engine's thread has ended."""
+        return self._thread is not None and not self._thread.is_alive()
+
     async def start(self) -> None:
         """Starts the engine's thread; `generate` does so itself if need be."""
         if self._thread is None:

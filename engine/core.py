@@ -163,12 +163,13 @@ class EngineCore:
         if len(self._in_flight) >= self._max_in_flight or (plan is None and self._in_flight):
             self.num_turns += 1
             news.extend(self._commit())
+        elif plan is None and self._suspects.is_trying and self._suspects.settle():
+            self._go_on()  # they were cancelled, or their time was over: the others may run now
+            self.num_turns += 1
         elif plan is None:
             self.executor.idle()
             if self.masks is not None:
                 self.masks.wait()
-            if self._suspects.is_trying and self._suspects.settle():
-                self._go_on()  # they were cancelled, or their time was over
         if len(self._news):
             news.extend(self._take_news())
         return self._told(news)

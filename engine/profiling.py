@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -128,8 +129,10 @@ def _batches(engine: Engine, seed: int) -> list[list[BenchRequest]]:
     vocab, limits = engine.model_config.vocab_size, engine.limits
     longest = min(limits.max_model_len - 40, 1024)
     rows = sorted({shape.num_rows for shape in engine.executor.lattice.decode})
+    # A seed for each: with one seed prompts of different lengths begin alike.
+    seeds = itertools.count(seed)
     workloads = []
-    for index, num_rows in enumerate(rows):
+    for num_rows in rows:
         for prompt in ((8, 24), (longest // 12, longest // 6), (longest // 4, longest // 2)):
             # Long enough that the first still decodes when the last prompt has been computed.
             num_chunks = num_rows * (prompt[0] + prompt[1]) // 2 // limits.max_num_batched_tokens
@@ -137,13 +140,13 @@ def _batches(engine: Engine, seed: int) -> list[list[BenchRequest]]:
             pages = num_rows * (prompt[1] + num_output + 8) // limits.page_size
             if pages < limits.num_pages - 1:
                 workloads.append(
-                    random_workload(num_rows, prompt, (num_output,) * 2, vocab, seed + index)
+                    random_workload(num_rows, prompt, (num_output,) * 2, vocab, next(seeds))
                 )
         # The batch empties row by row: sizes in between.
-        workloads.append(random_workload(num_rows, (8, 64), (1, 32), vocab, seed + 50 + index))
+        workloads.append(random_workload(num_rows, (8, 64), (1, 32), vocab, next(seeds)))
     lengths = [n for n in (8, 24, 48, 96, 128, 200, 256, 384, 512, 768, 1000) if n <= longest]
-    for index, length in enumerate(lengths):
-        workloads.append(random_workload(1, (length, length), (2, 2), vocab, seed + 100 + index))
+    for length in lengths:
+        workloads.append(random_workload(1, (length, length), (2, 2), vocab, next(seeds)))
     return workloads
 
 

@@ -9,6 +9,7 @@ up to `drain_timeout_s`. A second one stops at once.
 from __future__ import annotations
 
 import asyncio
+import enum
 import gc
 import logging
 import signal
@@ -56,6 +57,17 @@ class Addresses:
 
     grpc: str
     http: str | None
+
+
+class Ending(enum.Enum):
+    """How an engine ended, and with it the server."""
+
+    WHOLE = "whole"
+    COMPILING = "compiling"
+    """Nothing is in flight any more; a thread behind is still in the compiler, which cannot be
+    interrupted."""
+    HANGING = "hanging"
+    """The engine's thread hangs in a step."""
 
 
 class OctavoServer:
@@ -127,13 +139,13 @@ class OctavoServer:
         await self._set_serving(self.front.is_ready)
         self._watch = asyncio.create_task(self._watch_engine(engine))
 
-    async def drain_and_stop(self, *, hurry: asyncio.Event | None = None) -> bool:
+    async def drain_and_stop(self, *, hurry: asyncio.Event | None = None) -> Ending:
         """Refuses new work, lets what is in flight finish, stops.
 
         Args:
             hurry: when set, what is in flight is cancelled at once.
 
-        Returns: whether the engine's thread ended, too; if not, it hangs in a step.
+        Returns: how the engine ended.
         """
         self.front.draining = True
         await self._health.enter_graceful_shutdown()
@@ -148,15 +160,19 @@ class OctavoServer:
         await asyncio.gather(*stops)
         # Calls that were cut off are cancelled by now: their requests end before the engine does.
         await self._idle(STOP_GRACE_S)
-        if self.front.engine is None:
-            return True
-        ending = asyncio.create_task(self.front.engine.shutdown())
+        engine = self.front.engine
+        if engine is None:
+            return Ending.WHOLE
+        ending = asyncio.create_task(engine.shutdown())
         await asyncio.wait({ending}, timeout=ENGINE_STOP_S)
-        if not ending.done():
-            _log.critical("the engine's thread hangs in a step: leaving it")
-            return False
-        await ending
-        return True
+        if ending.done():
+            await ending
+            return Ending.WHOLE
+        if engine.is_stopped:
+            _log.info("leaving a program that is still being compiled")
+            return Ending.COMPILING
+        _log.critical("the engine's thread hangs in a step: leaving it")
+        return Ending.HANGING
 
     async def _idle(self, timeout_s: float, hurry: asyncio.Event | None = None) -> None:
         """Waits until nothing is in flight, for `timeout_s`, or until `hurry` is set."""
@@ -200,7 +216,7 @@ async def serve(
     *,
     announce: Callable[[Addresses, AsyncEngine], None],
     log_prompts: bool = False,
-) -> bool:
+) -> Ending:
     """Runs a server until SIGTERM or SIGINT.
 
     Args:
@@ -208,7 +224,7 @@ async def serve(
         announce: called once with the bound addresses when the server is ready.
         log_prompts: whether the log of requests may hold their prompts.
 
-    Returns: whether everything ended; if not, the engine's thread hangs.
+    Returns: how the engine ended.
 
     Raises:
         InvalidConfigError: an address cannot be bound.

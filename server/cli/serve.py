@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -73,14 +75,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve(make_engine: Callable[[], AsyncEngine], settings: Settings) -> None:
-    from octavo.server.serve import serve
+    from octavo.server.serve import Ending, serve
 
-    ended = await serve(
+    ending = await serve(
         make_engine, settings.serve, announce=_announce, log_prompts=settings.log.log_prompts
     )
-    if not ended:
-        # A thread that hangs in a step would keep the interpreter from exiting, too.
-        os._exit(1)
+    if ending is not Ending.WHOLE:
+        # A thread in a step or in the compiler would keep the interpreter from exiting, too.
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(1 if ending is Ending.HANGING else 0)
 
 
 def _announce(addresses: Addresses, engine: AsyncEngine) -> None:

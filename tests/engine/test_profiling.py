@@ -21,11 +21,13 @@ def test_a_profile_holds_every_program_and_the_link_to_the_host(
         for shape in (*lattice.decode, *lattice.mixed)
     ]
     for program in profile.programs:
-        assert program.base_s + program.iteration_s > 0
+        # On a busy machine the least squares may give all of it to one of them.
+        assert program.base_s + program.iteration_s + program.row_s + program.token_s > 0
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     assert profile.link is not None
     assert profile.link.bytes_per_page == engine.executor.page_bytes
     assert profile.link.bytes_per_s > 0
     assert engine.core.executor is executor
-    assert engine.load().prefix_cache_hits == 0  # or prompts would have cost nothing
+    load = engine.load()  # prompts found in the prefix cache would have cost nothing
+    assert load.prefix_cache_hits == 0 or load.num_preemptions > 0

@@ -24,8 +24,9 @@ from octavo.engine.errors import (
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import Targets
+from octavo.server import serve
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
-from octavo.server.serve import HEALTH_PERIOD_S, OctavoServer
+from octavo.server.serve import HEALTH_PERIOD_S, Ending, OctavoServer
 from octavo.server.serve_config import ServeConfig
 
 GENERATE = "/octavo.v1.OctavoService/Generate"
@@ -364,6 +365,23 @@ def test_a_second_signal_does_not_wait_for_what_is_in_flight(on_stand):
         with pytest.raises(OctavoError):
             await anext(stream)
 
+    on_stand(scenario)
+
+
+@pytest.mark.parametrize(
+    ("is_stopped", "ending"), [(True, Ending.COMPILING), (False, Ending.HANGING)]
+)
+def test_an_engine_that_does_not_end_is_left_and_said_what_it_is_at(
+    on_stand, monkeypatch, is_stopped, ending
+):
+    async def scenario(stand):
+        left = asyncio.Event()
+        monkeypatch.setattr(stand.engine, "shutdown", left.wait)
+        monkeypatch.setattr(stand.engine, "is_stopped", is_stopped, raising=False)
+        assert await stand.server.drain_and_stop() is ending
+        left.set()
+
+    monkeypatch.setattr(serve, "ENGINE_STOP_S", 0.02)
     on_stand(scenario)
 
 

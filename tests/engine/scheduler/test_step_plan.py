@@ -17,7 +17,8 @@ def test_columns_read_back_as_the_rows_they_were_made_of(fakes):
     assert columns[2] == rows[2]
     assert columns[1:3] == rows[1:3]
     assert len(columns) == 4
-    assert columns.slots.dtype == columns.starts.dtype == columns.max_new_tokens.dtype == np.int32
+    assert columns.slots.dtype == np.intp
+    assert columns.starts.dtype == columns.max_new_tokens.dtype == np.int32
 
 
 def test_a_plan_takes_rows_or_columns_and_counts_its_tokens(fakes):

@@ -32,6 +32,7 @@ def test_random_scenarios_hold_every_invariant(first: int) -> None:
 @pytest.mark.parametrize(
     "number",
     [
+        176,  # when the last request on trial was shed, the others were let run a moment too late
         1301,  # a prefix page was copied to the host after the next step had overwritten it
         1165,  # two requests took each other's pages for ever
         1176,
