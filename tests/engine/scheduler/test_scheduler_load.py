@@ -40,7 +40,7 @@ def test_a_step_on_its_way_is_unfinished_though_its_request_has_ended(drive, req
     driver = drive(depth=1)
     driver.add(request_of("a"))
     driver.plan()
-    driver.scheduler.cancel("a", driver.now_s)
+    driver.cancel("a")
     assert driver.scheduler.has_work
     driver.drain()
     assert not driver.scheduler.has_work
