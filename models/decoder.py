@@ -26,9 +26,11 @@ from octavo.models.layers import (
     rotary_tables,
     softcap,
 )
+from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
 
 Weights = Mapping[str, Any]
-"""The tree of arrays that `octavo.models.parameters.declare` describes."""
+"""The tree of arrays that `octavo.models.parameters.declare` describes; linear layers may be
+quantized, see `octavo.models.quantization`."""
 
 
 class Attend(Protocol):
@@ -51,7 +53,11 @@ def embed(weights: Weights, config: ModelConfig, token_ids: jax.Array) -> jax.Ar
         [T, E] in the weights' dtype, which is the activation dtype of the whole model.
     """
     with jax.named_scope("embed"):
-        x = jnp.take(weights["embed"], token_ids, axis=0, mode="clip")
+        table = weights["embed"]
+        if isinstance(table, QuantizedWeight):
+            x = table.rows(token_ids)
+        else:
+            x = jnp.take(table, token_ids, axis=0, mode="clip")
         if config.embedding_scale is not None:
             x = x * jnp.asarray(config.embedding_scale, x.dtype)
         return x
@@ -112,13 +118,16 @@ def unembed(weights: Weights, config: ModelConfig, hidden: jax.Array) -> jax.Arr
             table, contracted = weights["embed"], ((1,), (1,))
         else:
             table, contracted = weights["lm_head"], ((1,), (0,))
-        logits = jax.lax.dot_general(
-            normed,
-            table,
-            dimension_numbers=(contracted, ((), ())),
-            precision=full_precision(normed.dtype),
-            preferred_element_type=jnp.float32,
-        )
+        if isinstance(table, QuantizedWeight):
+            logits = quantized_linear(normed, table, jnp.dtype(jnp.float32))
+        else:
+            logits = jax.lax.dot_general(
+                normed,
+                table,
+                dimension_numbers=(contracted, ((), ())),
+                precision=full_precision(normed.dtype),
+                preferred_element_type=jnp.float32,
+            )
         if config.final_logit_softcap is not None:
             logits = softcap(logits, config.final_logit_softcap)
         return logits

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from octavo.models.config import Activation, Rope, RopeScaling
+from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -32,19 +33,21 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (normed * per_feature).astype(x.dtype)
 
 
-def linear(x: jax.Array, weight: jax.Array, num_inputs: int = 1) -> jax.Array:
+def linear(x: jax.Array, weight: jax.Array | QuantizedWeight, num_inputs: int = 1) -> jax.Array:
     """x · weight, contracting x's last `num_inputs` dimensions with weight's first ones.
 
     float32 stays float32 on every device: no TF32 or bfloat16 passes.
 
     Args:
         x: [T, *inputs].
-        weight: [*inputs, *outputs], of x's dtype.
+        weight: [*inputs, *outputs], of x's dtype; or the same quantized.
         num_inputs: how many dimensions are contracted.
 
     Returns:
         [T, *outputs] in x's dtype.
     """
+    if isinstance(weight, QuantizedWeight):
+        return quantized_linear(x, weight)
     contracted = (tuple(range(x.ndim - num_inputs, x.ndim)), tuple(range(num_inputs)))
     return jax.lax.dot_general(
         x,

@@ -54,8 +54,9 @@ def contracted_last_but_one(num_dims: int) -> Layout:
 
 
 def _format(path: Any, weight: Any) -> Any:
-    names = {getattr(key, "key", None) for key in path}
+    # A quantized weight's parts have their inputs last, where a product's tiles want them.
+    name = getattr(path[-1], "key", None)
     device = next(iter(weight.sharding.device_set))
-    if device.platform not in PLATFORMS or weight.ndim < 3 or not names & SPLIT_OUTPUTS:
+    if device.platform not in PLATFORMS or weight.ndim < 3 or name not in SPLIT_OUTPUTS:
         return weight.sharding
     return Format(contracted_last_but_one(weight.ndim), weight.sharding)

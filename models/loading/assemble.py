@@ -22,6 +22,8 @@ from octavo.models.loading.tensors import (
     read_parameter,
 )
 from octavo.models.parameters import ParamSpec, declare, is_spec
+from octavo.models.quantization import is_quantized, path_keys, quantize_parameter
+from octavo.pallas_kernels.quantized_linear import Quantization
 
 MAX_READERS = 4
 """Threads that read and convert; they spend their time in NumPy, outside the interpreter lock."""
@@ -70,7 +72,11 @@ def check_shapes(
 
 
 def assemble_weights(
-    source: TensorSource, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh
+    source: TensorSource,
+    config: ModelConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh,
+    quantization: Quantization | None = None,
 ) -> dict[str, Any]:
     """Read every parameter of `config` from `source` onto `mesh`.
 
@@ -79,16 +85,22 @@ def assemble_weights(
         config: the model, with its KV heads copied for the mesh.
         dtype: of the weights.
         mesh: where they go.
+        quantization: of linear layers; each is rounded as it is read, so that few of them are ever
+            in memory in full.
 
     Returns:
-        The weights in the tree of `declare(config, dtype)`.
+        The weights in the tree of `declare(config, dtype)`; see `octavo.models.quantization`.
     """
     specs = declare(config, dtype)
     leaves, tree = jax.tree.flatten_with_path(specs, is_leaf=is_spec)
 
-    def load(leaf: tuple[Any, ParamSpec]) -> jax.Array:
-        path = tuple(getattr(key, "key", getattr(key, "idx", None)) for key in leaf[0])
-        return _load_parameter(source, config, path, leaf[1], mesh)
+    def load(leaf: tuple[Any, ParamSpec]) -> Any:
+        path, spec = path_keys(leaf[0]), leaf[1]
+        array = _load_parameter(source, config, path, spec, mesh)
+        if quantization is None or not is_quantized(path, config):
+            return array
+        quantized = quantize_parameter(path, spec, array, quantization, mesh)
+        return jax.block_until_ready(quantized)  # before the next is read: `array` is freed
 
     num_readers = min(MAX_READERS, os.cpu_count() or 1)
     with ThreadPoolExecutor(num_readers, thread_name_prefix="octavo-load") as pool:

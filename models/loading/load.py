@@ -15,6 +15,8 @@ from octavo.models.config import ModelConfig
 from octavo.models.loading.assemble import assemble_weights, check_tensors
 from octavo.models.loading.tensors import TensorSource
 from octavo.models.packaged import PACKAGED_MODELS
+from octavo.models.quantization import check_quantization, quantized_weights
+from octavo.pallas_kernels.quantized_linear import Quantization
 from octavo.sharding.mesh import make_mesh, tensor_parallel_size
 
 CheckpointKind = Literal["gguf", "safetensors", "orbax"]
@@ -29,6 +31,7 @@ class LoadedModel:
         config: the model, with KV heads copied as the mesh needs.
         weights: the tree of `declare(config, dtype)`, sharded over the mesh.
         dtype: of the weights and activations.
+        quantization: of the linear layers; None is none.
         source: the file or directory it came from.
         kind: what that is.
         tokenizer_source: a Hugging Face directory or a GGUF file that holds the tokenizer.
@@ -37,12 +40,18 @@ class LoadedModel:
     config: ModelConfig
     weights: dict[str, Any]
     dtype: jnp.dtype
+    quantization: Quantization | None = None
     source: Path
     kind: CheckpointKind
     tokenizer_source: Path
 
 
-def load_model(model: str | Path, dtype: str = "auto", mesh: Mesh | None = None) -> LoadedModel:
+def load_model(
+    model: str | Path,
+    dtype: str = "auto",
+    mesh: Mesh | None = None,
+    quantization: str | None = None,
+) -> LoadedModel:
     """Load a model onto a mesh.
 
     Args:
@@ -50,24 +59,27 @@ def load_model(model: str | Path, dtype: str = "auto", mesh: Mesh | None = None)
             checkpoint directory.
         dtype: "float32", "bfloat16", or "auto": float32 on CPUs, the checkpoint's own elsewhere.
         mesh: where the weights go; None takes the first device alone.
+        quantization: "int8" or "fp8" rounds the linear layers to it; None or "none" does not.
 
     Raises:
         ModelLoadError: the checkpoint is missing, damaged, incomplete or unsafe.
         UnsupportedModelError: its mathematics are not implemented.
-        InvalidConfigError: an unknown dtype.
+        InvalidConfigError: an unknown dtype or quantization.
     """
+    kind_of_weights = check_quantization(quantization)
     mesh = make_mesh(1) if mesh is None else mesh
     path, kind = locate(model)
     if kind == "orbax":
-        return _load_orbax(path, dtype, mesh)
+        return _load_orbax(path, dtype, mesh, kind_of_weights)
     source: TensorSource = _open(path, kind)
     config = source.config.with_tensor_parallel(tensor_parallel_size(mesh))
     resolved = resolve_dtype(dtype, config, mesh)
     check_tensors(source, config, str(path))
     return LoadedModel(
         config=config,
-        weights=assemble_weights(source, config, resolved, mesh),
+        weights=assemble_weights(source, config, resolved, mesh, kind_of_weights),
         dtype=resolved,
+        quantization=kind_of_weights,
         source=path,
         kind=kind,
         tokenizer_source=path,
@@ -97,7 +109,10 @@ def save_model(model: LoadedModel, destination: str | Path) -> None:
 
     Raises:
         ModelLoadError: the destination is not a new or empty directory.
+        InvalidConfigError: the model is quantized: a checkpoint holds what it was read from.
     """
+    if model.quantization is not None:
+        raise InvalidConfigError("quantization", model.quantization, "none, to save a model")
     from octavo.models.loading import orbax
 
     orbax.save(destination, model.config, model.weights, model.dtype, model.tokenizer_source)
@@ -114,17 +129,23 @@ def _open(path: Path, kind: CheckpointKind) -> TensorSource:
     return SafetensorsSource(path)
 
 
-def _load_orbax(path: Path, dtype: str, mesh: Mesh) -> LoadedModel:
+def _load_orbax(
+    path: Path, dtype: str, mesh: Mesh, quantization: Quantization | None
+) -> LoadedModel:
     from octavo.models.loading import orbax
 
     stored, stored_dtype = orbax.read_config(path)
     stored = dataclasses.replace(stored, checkpoint_dtype=stored_dtype.name)
     config = stored.with_tensor_parallel(tensor_parallel_size(mesh))
     resolved = resolve_dtype(dtype, config, mesh)
+    weights = orbax.restore_weights(path, config, resolved, mesh)
+    if quantization is not None:
+        weights = quantized_weights(weights, config, quantization, mesh)
     return LoadedModel(
         config=config,
-        weights=orbax.restore_weights(path, config, resolved, mesh),
+        weights=weights,
         dtype=resolved,
+        quantization=quantization,
         source=path,
         kind="orbax",
         tokenizer_source=orbax.tokenizer_source(path),

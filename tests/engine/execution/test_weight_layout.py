@@ -14,6 +14,7 @@ from octavo.engine.execution import weight_layout
 from octavo.engine.execution.weight_layout import lay_out, weight_formats
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models.config import ModelConfig
+from octavo.models.quantization import quantized_weights
 from octavo.models.random_weights import random_weights
 from octavo.sharding.mesh import make_mesh
 
@@ -59,6 +60,13 @@ def test_programs_are_compiled_for_the_order_the_weights_are_in() -> None:
     formats = weight_formats(weights())["layers"][0]
     assert isinstance(formats["wqkv"], Format)
     assert not isinstance(formats["wo"], Format)
+
+
+@pytest.mark.usefixtures("on_a_tpu")
+def test_quantized_weights_stay_in_their_order() -> None:
+    quantized = quantized_weights(weights(), CONFIG, "int8", make_mesh(1))
+    before = quantized["layers"][0]["wqkv"].values
+    assert lay_out(quantized)["layers"][0]["wqkv"].values is before
 
 
 def test_tokens_do_not_depend_on_the_order(

@@ -1,0 +1,125 @@
+"""Which parameters are quantized, and the weights with them quantized.
+
+Every linear layer is, and the output layer: it is a fifth of SmolLM2-135M and two thirds of Gemma 3
+270M, read whole for every token. A tied embedding table is the output layer, and is looked up in
+its eight bits; one of its own is not quantized, because a step reads a few rows of it. Norms and
+biases are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.models.config import ModelConfig
+from octavo.models.parameters import ParamSpec, declare, is_spec
+from octavo.pallas_kernels.quantized_linear import (
+    QUANTIZATIONS,
+    Quantization,
+    QuantizedWeight,
+    quantize_weight,
+)
+from octavo.sharding.rules import DEFAULT_RULES
+
+NUM_INPUTS = {"wqkv": 1, "wo": 3, "w_gate_up": 1, "w_down": 1, "lm_head": 1}
+"""Parameter -> its leading dimensions that a product contracts."""
+
+
+def check_quantization(name: str | None) -> Quantization | None:
+    """The quantization that a name means; None and "none" are none.
+
+    Raises:
+        InvalidConfigError: another name.
+    """
+    if name is None or name == "none":
+        return None
+    for known in QUANTIZATIONS:
+        if name == known:
+            return known
+    raise InvalidConfigError("quantization", name, f"none, {' or '.join(QUANTIZATIONS)}")
+
+
+def is_quantized(path: tuple[str | int, ...], config: ModelConfig) -> bool:
+    """Whether the parameter at `path`, such as ("layers", 3, "wqkv"), is among the quantized."""
+    name = str(path[-1])
+    return name in NUM_INPUTS or (name == "embed" and config.tie_word_embeddings)
+
+
+def quantize_parameter(
+    path: tuple[str | int, ...],
+    spec: ParamSpec,
+    array: jax.Array,
+    quantization: Quantization,
+    mesh: Mesh,
+) -> QuantizedWeight:
+    """One parameter, rounded on its devices; scales are split as its outputs are.
+
+    Args:
+        path: one for which `is_quantized`.
+        spec: of the parameter.
+        array: its values on `mesh`. Not donated.
+    """
+    num_inputs = NUM_INPUTS.get(str(path[-1]))
+    program = _quantizer(spec, quantization, num_inputs, mesh)
+    quantized: QuantizedWeight = program(array)
+    return quantized
+
+
+def quantized_weights(
+    weights: Mapping[str, Any], config: ModelConfig, quantization: Quantization, mesh: Mesh
+) -> dict[str, Any]:
+    """The tree of weights with every parameter that is to be quantized as a `QuantizedWeight`.
+
+    Args:
+        weights: of `declare(config, dtype)`, on `mesh`. Not donated.
+    """
+    specs = declare(config, weights["embed"].dtype)
+
+    def one(path: Any, spec: ParamSpec, array: jax.Array) -> Any:
+        keys = path_keys(path)
+        if not is_quantized(keys, config):
+            return array
+        return quantize_parameter(keys, spec, array, quantization, mesh)
+
+    tree: dict[str, Any] = jax.tree.map_with_path(one, specs, dict(weights), is_leaf=is_spec)
+    return tree
+
+
+def path_keys(path: Any) -> tuple[str | int, ...]:
+    """A path of `jax.tree` as plain names and numbers."""
+    return tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path)
+
+
+@lru_cache(maxsize=64)
+def _quantizer(
+    spec: ParamSpec, quantization: Quantization, num_inputs: int | None, mesh: Mesh
+) -> Any:
+    """A compiled array -> `QuantizedWeight`; one for all parameters that are alike."""
+    axes, shape = spec.logical_axes, spec.shape
+    if num_inputs is None:  # an embedding table: outputs first, already
+        order, inputs = tuple(range(len(shape))), 1
+    else:
+        order, inputs = (*range(num_inputs, len(shape)), *range(num_inputs)), num_inputs
+
+    def sharding(dims: tuple[int, ...]) -> NamedSharding:
+        return DEFAULT_RULES.sharding(mesh, [axes[i] for i in dims], [shape[i] for i in dims])
+
+    shardings = QuantizedWeight(
+        values=sharding(order),  # type: ignore[arg-type]
+        scale=sharding(order[: len(shape) - inputs]),  # type: ignore[arg-type]
+        dtype=spec.dtype,
+    )
+    return jax.jit(
+        partial(
+            quantize_weight,
+            quantization=quantization,
+            num_inputs=inputs,
+            inputs_first=num_inputs is not None,
+        ),
+        out_shardings=shardings,
+    )

@@ -1,0 +1,125 @@
+"""Linear layers whose weights and activations are eight bits wide (W8A8).
+
+The weight is rounded once, with a scale for each output; activations are rounded in the step, with
+a scale for each row; products are summed in int32 (int8) or float32 (fp8), and scaled at the end.
+Under tensor parallelism a layer that contracts a split dimension sums integers over the devices, so
+int8 gives the same numbers on any number of them.
+
+XLA's own dots serve every platform. How they are best written differs (`tuning.json`): XLA's CPU
+backend multiplies one row of int8 by a scalar loop, and packs a right-hand weight on every call.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from octavo.pallas_kernels.quantized_linear.reference import quantized_linear_reference
+from octavo.pallas_kernels.quantized_linear.weight import (
+    QUANTIZATIONS,
+    Quantization,
+    QuantizedWeight,
+    quantize,
+    quantize_weight,
+)
+
+__all__ = [
+    "QUANTIZATIONS",
+    "Quantization",
+    "QuantizedWeight",
+    "quantize",
+    "quantize_weight",
+    "quantized_linear",
+    "quantized_linear_reference",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Formulation:
+    """How a platform's products are written.
+
+    Attributes:
+        min_rows: fewer rows are padded to as many.
+        weight_first: the weight is the left operand.
+        widen_fp8: products of fp8 are taken in float32, where the device has none of their own.
+    """
+
+    min_rows: int
+    weight_first: bool
+    widen_fp8: bool
+
+    def __post_init__(self) -> None:
+        if self.min_rows < 1:
+            raise ValueError(f"min_rows = {self.min_rows} is not allowed: at least 1")
+
+
+@cache
+def formulations() -> dict[str, Formulation]:
+    """`tuning.json`: platform -> formulation, with one named "default"."""
+    table = json.loads(Path(__file__).with_name("tuning.json").read_text(encoding="utf-8"))
+    return {
+        platform: Formulation(entry["min_rows"], entry["weight_first"], entry["widen_fp8"])
+        for platform, entry in table.items()
+    }
+
+
+def quantized_linear(
+    x: jax.Array, weight: QuantizedWeight, out_dtype: jnp.dtype | None = None
+) -> jax.Array:
+    """x · weight, contracting x's last dimensions with the weight's inputs.
+
+    Args:
+        x: [T, *inputs], float32 or bfloat16.
+        weight: see `QuantizedWeight`.
+        out_dtype: of the result; None is x's.
+
+    Returns:
+        [T, *outputs].
+
+    Raises:
+        ValueError: x's last dimensions are not the weight's inputs.
+    """
+    inputs = weight.values.shape[weight.scale.ndim :]
+    if x.shape[1:] != inputs:
+        raise ValueError(f"x {x.shape}: want [T, {', '.join(map(str, inputs))}]")
+    dims = tuple(range(1, x.ndim))
+    values, row_scale = quantize(x, weight.quantization, dims)
+    # Chosen when the program is lowered for a platform, which may not be the one at hand.
+    table = formulations()
+    branches = {name: partial(_product, how) for name, how in table.items() if name != "default"}
+    out = jax.lax.platform_dependent(
+        values, weight.values, default=partial(_product, table["default"]), **branches
+    )
+    scale = row_scale.reshape(-1, *(1,) * weight.scale.ndim) * weight.scale[None]
+    return (out.astype(jnp.float32) * scale).astype(x.dtype if out_dtype is None else out_dtype)
+
+
+def _product(how: Formulation, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """[T, *outputs] in the accumulator's dtype, of values alone."""
+    num_rows, num_outputs = x.shape[0], weight.ndim - x.ndim + 1
+    # One contracted dimension: with several, XLA's CPU backend leaves its fast products. A split
+    # over devices stays one, because it is the first of them that is split.
+    x = x.reshape(num_rows, -1)
+    weight = weight.reshape(*weight.shape[:num_outputs], -1)
+    if num_rows < how.min_rows:
+        x = jnp.pad(x, ((0, how.min_rows - num_rows), (0, 0)))
+    accumulator = jnp.int32
+    if weight.dtype != jnp.int8:
+        accumulator = jnp.float32
+        if how.widen_fp8:
+            x, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
+    if how.weight_first:
+        out = jax.lax.dot_general(
+            weight, x, (((num_outputs,), (1,)), ((), ())), preferred_element_type=accumulator
+        )
+        out = jnp.moveaxis(out, -1, 0)
+    else:
+        out = jax.lax.dot_general(
+            x, weight, (((1,), (num_outputs,)), ((), ())), preferred_element_type=accumulator
+        )
+    return out[:num_rows]

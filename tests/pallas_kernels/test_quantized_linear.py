@@ -1,0 +1,118 @@
+"""Eight-bit linear layers: how weights are rounded, and that every way to multiply agrees."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from octavo.pallas_kernels.quantized_linear import (
+    QUANTIZATIONS,
+    Formulation,
+    QuantizedWeight,
+    _product,
+    formulations,
+    quantize,
+    quantize_weight,
+    quantized_linear,
+    quantized_linear_reference,
+)
+
+STEP = {"int8": 0.5 / 127, "fp8": 2.0**-4}
+"""Half the distance between neighbours: of a slice's largest in int8, of the value itself in fp8
+(3 bits of mantissa)."""
+SHAPES = {"flat": ((96,), (64,)), "fused": ((96,), (2, 48)), "heads in": ((3, 2, 16), (40,))}
+
+
+def case(shape: str, quantization: str, rows: int) -> tuple[jax.Array, jax.Array, QuantizedWeight]:
+    inputs, outputs = SHAPES[shape]
+    rng = np.random.default_rng(rows)
+    x = jnp.asarray(rng.standard_normal((rows, *inputs)), jnp.float32)
+    weight = jnp.asarray(rng.standard_normal((*inputs, *outputs)), jnp.float32)
+    return x, weight, quantize_weight(weight, quantization, len(inputs))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_weights_are_off_by_half_a_step_at_most(shape: str, quantization: str) -> None:
+    _, weight, quantized = case(shape, quantization, 1)
+    num_inputs = len(SHAPES[shape][0])
+    exact = np.moveaxis(weight, range(num_inputs), range(-num_inputs, 0))
+    inputs = tuple(range(exact.ndim - num_inputs, exact.ndim))
+    largest = np.abs(exact).max(axis=inputs, keepdims=True)
+    error = np.abs(np.asarray(quantized.dequantized()) - exact)
+    # An fp8 number below 2^-6 of 448 is subnormal: its neighbours are 2^-9 apart.
+    bound = STEP[quantization] * (largest if quantization == "int8" else np.abs(exact))
+    floor = 2.0**-10 / 448 * largest if quantization == "fp8" else 0
+    assert (error <= np.maximum(bound, floor) * (1 + 1e-5)).all()
+    assert quantized.values.dtype.itemsize == 1
+    assert quantized.scale.shape == SHAPES[shape][1]
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rows", [1, 2, 33])
+def test_the_product_is_the_references(shape: str, quantization: str, rows: int) -> None:
+    x, _, weight = case(shape, quantization, rows)
+    got = jax.jit(quantized_linear)(x, weight)
+    # The reference adds rounded float32 products in another order: 96 of them, of size 1.
+    np.testing.assert_allclose(got, quantized_linear_reference(x, weight), rtol=2e-5, atol=2e-4)
+    assert got.dtype == x.dtype
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("weight_first", [False, True])
+@pytest.mark.parametrize("min_rows", [1, 4])
+def test_every_formulation_gives_the_same_product(
+    quantization: str, weight_first: bool, min_rows: int
+) -> None:
+    x, _, weight = case("fused", quantization, 3)
+    values, _ = quantize(x, quantization, 1)  # type: ignore[arg-type]
+    how = Formulation(min_rows=min_rows, weight_first=weight_first, widen_fp8=True)
+    got = jax.jit(partial(_product, how))(values, weight.values)
+    exact = np.einsum(
+        "tk,abk->tab", np.asarray(values, np.float64), np.asarray(weight.values, np.float64)
+    )
+    # Sums of int8 are exact; those of fp8 are float32.
+    np.testing.assert_allclose(got, exact, rtol=0 if quantization == "int8" else 1e-5, atol=0.5)
+    if quantization == "int8":
+        np.testing.assert_array_equal(got, exact)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+def test_zeros_stay_zeros(quantization: str) -> None:
+    x, weight, _ = case("flat", quantization, 3)
+    empty = quantize_weight(weight.at[:, 5].set(0.0), quantization, 1)  # type: ignore[arg-type]
+    out = np.asarray(quantized_linear(x.at[1].set(0.0), empty))
+    assert np.isfinite(out).all()
+    assert (out[1] == 0).all()
+    assert (out[:, 5] == 0).all()
+
+
+def test_the_widest_sum_of_int8_does_not_overflow() -> None:
+    width = 65536
+    weight = quantize_weight(jnp.ones((width, 1), jnp.float32), "int8", 1)
+    out = quantized_linear(jnp.ones((2, width), jnp.float32), weight)
+    np.testing.assert_allclose(out, width, rtol=1e-6)
+
+
+def test_rows_of_a_table_are_its_dequantized_rows() -> None:
+    _, weight, _ = case("flat", "int8", 1)
+    table = quantize_weight(weight, "int8", 1, inputs_first=False)
+    rows = table.rows(jnp.asarray([3, 95, 0, 400], jnp.int32))
+    np.testing.assert_array_equal(rows, np.asarray(table.dequantized())[[3, 95, 0, 95]])
+
+
+def test_rows_that_do_not_fit_are_refused() -> None:
+    x, _, weight = case("heads in", "int8", 2)
+    with pytest.raises(ValueError, match=r"want \[T, 3, 2, 16\]"):
+        quantized_linear(x.reshape(2, -1), weight)
+
+
+def test_the_table_of_formulations_names_a_default() -> None:
+    assert {"cpu", "default"} <= set(formulations())
+    with pytest.raises(ValueError, match="min_rows = 0"):
+        Formulation(min_rows=0, weight_first=False, widen_fp8=False)
