@@ -18,6 +18,8 @@ OFFLINE_BATCHED_TOKENS = 1024
 """Default token budget of a step where a whole batch is waited for."""
 
 _DTYPES = ("auto", "float32", "bfloat16")
+_QUANTIZATIONS = ("none", "int8", "fp8")
+_KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8")
 ATTENTION_BACKENDS = ("auto", "xla", "reference", "mosaic_tpu", "mosaic_gpu")
 
 WarmUp = Literal["early", "full", "coarse"]
@@ -33,8 +35,13 @@ class EngineConfig:
             Orbax checkpoint.
         tokenizer: a path when it is not beside the model; None takes the model's.
         served_model_name: the name clients use; None takes `model`.
-        dtype: of weights and KV: "float32", "bfloat16", or "auto" (float32 on CPU, the
+        dtype: of weights, activations and KV: "float32", "bfloat16", or "auto" (float32 on CPU, the
             checkpoint's own elsewhere).
+        quantization: of weights: "none", "int8" or "fp8" rounds linear layers and the output layer
+            to eight bits as they are loaded, and their inputs in each step; docs/quantization.md
+            states what that costs in accuracy.
+        kv_cache_dtype: of KV: "auto" (that of the activations), "float32", "bfloat16", or "int8" or
+            "fp8", which keep a scale for each token and head beside the pages.
         max_model_len: most tokens of prompt and output together; None takes the model's, at most
             8,192.
         max_num_seqs: most sequences running at once.
@@ -73,6 +80,8 @@ class EngineConfig:
     tokenizer: str | None = None
     served_model_name: str | None = None
     dtype: str = "auto"
+    quantization: str = "none"
+    kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 128
     max_num_batched_tokens: int | None = None
@@ -119,6 +128,12 @@ class EngineConfig:
             raise InvalidConfigError("block_size", self.block_size, "8, 16, 32, 64, 128 or 256")
         if self.dtype not in _DTYPES:
             raise InvalidConfigError("dtype", self.dtype, " or ".join(_DTYPES))
+        if self.quantization not in _QUANTIZATIONS:
+            raise InvalidConfigError("quantization", self.quantization, " or ".join(_QUANTIZATIONS))
+        if self.kv_cache_dtype not in _KV_CACHE_DTYPES:
+            raise InvalidConfigError(
+                "kv_cache_dtype", self.kv_cache_dtype, " or ".join(_KV_CACHE_DTYPES)
+            )
         _check_policy(self.scheduling_policy)
         if self.attention_backend not in ATTENTION_BACKENDS:
             raise InvalidConfigError(

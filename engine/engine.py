@@ -73,7 +73,7 @@ class Engine:
                 config.tensor_parallel_size,
                 f"1 to {len(jax.devices())}, the number of devices there are",
             ) from error
-        model = load_model(config.model, config.dtype, mesh)
+        model = load_model(config.model, config.dtype, mesh, config.quantization)
         self.tokenizer = Tokenizer.from_source(config.tokenizer or model.tokenizer_source)
         self.model_config = model.config
         self.model_name = config.served_model_name or config.model
@@ -89,7 +89,7 @@ class Engine:
             limits=size.limits,
             lattice=size.lattice,
             backend=size.backend,
-            kv_dtype=model.dtype,
+            kv_dtype=size.kv_dtype,
             fail_on_compile=config.fail_on_compile,
             masks=self.masks,
         )

@@ -22,6 +22,7 @@ def choose_attention(
     mesh: Mesh,
     *,
     dtype: jnp.dtype,
+    kv_dtype: jnp.dtype,
     page_size: int,
     max_tokens: int,
 ) -> Backend:
@@ -33,7 +34,8 @@ def choose_attention(
 
     Args:
         requested: the engine's argument.
-        dtype: of activations and KV.
+        dtype: of activations.
+        kv_dtype: of KV.
         page_size: tokens.
         max_tokens: most tokens of a step.
 
@@ -51,7 +53,7 @@ def choose_attention(
         page_size=page_size,
         max_tokens=max_tokens,
         q_dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=kv_dtype,
     )
     backend = choose_backend(
         requested, shape, platform=device.platform, device_kind=device.device_kind

@@ -6,7 +6,7 @@ hands them to the device; when they are there, a scatter into the donated pools 
 later step sees them. Copies inside a step's program would end within the program, and the next step
 wait for them; these do not.
 
-Shapes: N pages a program, L layers, a page [2, Hkv, P, D].
+Shapes: N pages a program, L layers, a page [2, Hkv, P, D] and its scales [2, Hkv, P] if any.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ SIZES = (8, 64)
 """Pages that the compiled copies move at once; longer ones go in pieces."""
 
 KV = tuple[PagedKV, ...]
+Block = tuple[jax.Array, ...]
+"""Some pages of all layers, [pages, L, ...]: of each array of a layer's pool, one."""
 
 
 @dataclass(slots=True)
@@ -43,7 +45,7 @@ class _Pending:
     """A copy on its way; the future gives its seconds and, of one in, the device's blocks."""
 
     copy: PageCopy
-    future: Future[tuple[float, list[jax.Array]]]
+    future: Future[tuple[float, list[Block]]]
     is_in: bool
 
 
@@ -57,15 +59,16 @@ class PageCopier:
 
     def __init__(self, layout: StateLayout, num_host_pages: int) -> None:
         config = layout.config
-        page = (2, config.num_kv_heads, layout.page_size, layout.pool_head_dim)
-        self.host: NDArray[Any] = np.empty(
-            (num_host_pages, config.num_layers, *page), np.dtype(layout.dtype)
+        self._kv = layout.abstract().kv
+        # Of each array of a layer's pool (its pages, and scales if any): one, of all layers.
+        self.host: tuple[NDArray[Any], ...] = tuple(
+            np.empty((num_host_pages, config.num_layers, *pool.shape[1:]), np.dtype(pool.dtype))
+            for pool in jax.tree.leaves(self._kv[0])
         )
         self._num_pages = layout.num_pages
         axis = head_axis(config, layout.mesh)
         self._sharding = NamedSharding(layout.mesh, P(None, None, None, axis))
         self._flat = layout.mesh.size == 1
-        self._kv = layout.abstract().kv
         self._gathers: dict[int, Any] = {}
         self._scatters: dict[int, Any] = {}
         self._pending: list[_Pending] = []
@@ -77,8 +80,10 @@ class PageCopier:
         kv_shardings = jax.tree.map(lambda x: x.sharding, self._kv)
         for size in SIZES:
             ids = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
-            shape = (size, *self.host.shape[1:])
-            block = jax.ShapeDtypeStruct(shape, self.host.dtype, sharding=self._sharding)
+            block = tuple(
+                jax.ShapeDtypeStruct((size, *host.shape[1:]), host.dtype, sharding=self._sharding)
+                for host in self.host
+            )
             gather = jax.jit(self._gather, out_shardings=self._sharding)
             scatter = jax.jit(self._scatter, donate_argnums=0, out_shardings=kv_shardings)
             self._gathers[size] = gather.lower(self._kv, ids).compile()
@@ -92,8 +97,8 @@ class PageCopier:
             part = copy.device_pages[start : start + size]
             ids[: len(part)] = part
             blocks.append(self._gathers[size](kv, ids))
-        for block in blocks:
-            block.copy_to_host_async()
+        for array in jax.tree.leaves(blocks):
+            array.copy_to_host_async()
         future = self._thread.submit(self._store, blocks, copy.host_pages)
         self._pending.append(_Pending(copy, future, is_in=False))
 
@@ -121,7 +126,7 @@ class PageCopier:
             else:
                 seconds, blocks = pending.future.result()
                 if pending.is_in:
-                    if not all(_is_ready(block) for block in blocks):
+                    if not all(_is_ready(array) for array in jax.tree.leaves(blocks)):
                         waiting.append(pending)
                         continue
                     kv = self._put(kv, pending.copy.device_pages, blocks)
@@ -161,7 +166,7 @@ class PageCopier:
         """Ends the thread, after the copy at hand."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _put(self, kv: KV, device_pages: Sequence[int], blocks: list[jax.Array]) -> KV:
+    def _put(self, kv: KV, device_pages: Sequence[int], blocks: list[Block]) -> KV:
         for (start, size), block in zip(pieces(len(device_pages)), blocks, strict=True):
             ids = np.full(size, self._num_pages, np.int32)  # padding is dropped
             part = device_pages[start : start + size]
@@ -171,47 +176,57 @@ class PageCopier:
 
     # In the thread.
 
-    def _store(
-        self, blocks: list[jax.Array], host_pages: Sequence[int]
-    ) -> tuple[float, list[jax.Array]]:
+    def _store(self, blocks: list[Block], host_pages: Sequence[int]) -> tuple[float, list[Block]]:
         jax.block_until_ready(blocks)  # the steps before them are not the copy's own time
         begun_s = time.perf_counter()
         for (start, size), block in zip(pieces(len(host_pages)), blocks, strict=True):
             part = host_pages[start : start + size]
-            self.host[list(part)] = np.asarray(block)[: len(part)]
+            for host, array in zip(self.host, block, strict=True):
+                host[list(part)] = np.asarray(array)[: len(part)]
         return time.perf_counter() - begun_s, []
 
-    def _load(self, host_pages: Sequence[int]) -> tuple[float, list[jax.Array]]:
+    def _load(self, host_pages: Sequence[int]) -> tuple[float, list[Block]]:
         begun_s = time.perf_counter()
-        blocks = []
+        blocks: list[Block] = []
         for start, size in pieces(len(host_pages)):
-            # An array of its own for every piece: a device may use the memory as it stands.
-            block = np.zeros((size, *self.host.shape[1:]), self.host.dtype)
             part = host_pages[start : start + size]
-            block[: len(part)] = self.host[list(part)]
-            blocks.append(jax.device_put(block, self._sharding))
+            block = []
+            for host in self.host:
+                # An array of its own for every piece: a device may use the memory as it stands.
+                array = np.zeros((size, *host.shape[1:]), host.dtype)
+                array[: len(part)] = host[list(part)]
+                block.append(jax.device_put(array, self._sharding))
+            blocks.append(tuple(block))
         return time.perf_counter() - begun_s, blocks
 
     # Traced.
 
-    def _gather(self, kv: KV, ids: jax.Array) -> jax.Array:
-        return jnp.stack([self._rows(layer)[ids] for layer in kv], axis=1).reshape(
-            ids.shape[0], *self.host.shape[1:]
+    def _gather(self, kv: KV, ids: jax.Array) -> Block:
+        parts = zip(*(jax.tree.leaves(layer) for layer in kv), strict=True)
+        return tuple(
+            jnp.stack([self._rows(pool)[ids] for pool in layers], axis=1).reshape(
+                ids.shape[0], *host.shape[1:]
+            )
+            for layers, host in zip(parts, self.host, strict=True)
         )
 
-    def _scatter(self, kv: KV, ids: jax.Array, block: jax.Array) -> KV:
+    def _scatter(self, kv: KV, ids: jax.Array, block: Block) -> KV:
+        def put(pool: jax.Array, new: jax.Array) -> jax.Array:
+            rows = self._rows(pool)
+            new = new.reshape(ids.shape[0], *rows.shape[1:])
+            return rows.at[ids].set(new, mode="drop").reshape(pool.shape)
+
         out = []
         for index, layer in enumerate(kv):
-            rows = self._rows(layer)
-            new = block[:, index].reshape(ids.shape[0], *rows.shape[1:])
-            rows = rows.at[ids].set(new, mode="drop")
-            out.append(PagedKV(pages=rows.reshape(layer.pages.shape)))
+            pools, tree = jax.tree.flatten(layer)
+            new = [put(pool, part[:, index]) for pool, part in zip(pools, block, strict=True)]
+            out.append(jax.tree.unflatten(tree, new))
         return tuple(out)
 
-    def _rows(self, layer: PagedKV) -> jax.Array:
+    def _rows(self, pool: jax.Array) -> jax.Array:
         """A row a page. Flattened on one device, where that makes each a single copy; a flattened
         pool could not stay split over heads."""
-        return layer.pages.reshape(layer.pages.shape[0], -1) if self._flat else layer.pages
+        return pool.reshape(pool.shape[0], -1) if self._flat else pool
 
 
 def _is_ready(block: Any) -> bool:

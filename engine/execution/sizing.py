@@ -19,6 +19,7 @@ from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import KV_DTYPES, stored_dtype
 
 DEFAULT_MAX_MODEL_LEN = 8192
 TABLE_ALIGNMENT_PAGES = 8
@@ -31,17 +32,21 @@ CPU_MEMORY_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """What the configuration comes to on this machine."""
+    """What the configuration comes to on this machine; `kv_dtype` is that of the pool's arrays."""
 
     limits: StepLimits
     lattice: Lattice
     backend: Backend
+    kv_dtype: jnp.dtype
 
 
 def size_engine(
     config: EngineConfig, model: ModelConfig, dtype: jnp.dtype, mesh: Mesh
 ) -> EngineSize:
     """Resolves everything that depends on the model and the machine.
+
+    Args:
+        dtype: of activations.
 
     Raises:
         InvalidConfigError: the context exceeds the model's, or the pool cannot hold one page a
@@ -67,16 +72,20 @@ def size_engine(
         # branch on a device value costs a round trip.
         variants=("general",) if platform == "cpu" else ("greedy", "general"),
     )
+    kv_dtype = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
     backend = choose_attention(
         config.attention_backend,
         model,
         mesh,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         page_size=page_size,
         max_tokens=max_tokens,
     )
+    if backend in ("xla", "reference"):
+        kv_dtype = stored_dtype(kv_dtype)
     page_bytes = page_size * kv_bytes_per_token(
-        model, dtype, pool_head_dim(backend, model.head_dim)
+        model, kv_dtype, pool_head_dim(backend, model.head_dim)
     )
     return EngineSize(
         limits=StepLimits(
@@ -93,6 +102,7 @@ def size_engine(
         ),
         lattice=lattice,
         backend=backend,
+        kv_dtype=kv_dtype,
     )
 
 

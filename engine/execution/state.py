@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from octavo.engine.execution.logits import LogitsState, SamplingRows
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import PagedKV
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import bytes_per_head
 from octavo.sharding.mesh import TENSOR_AXIS
 
 
@@ -22,7 +23,7 @@ class DeviceState:
     """KV pool and row state. The last slot is the trash row that padding rows use.
 
     Attributes:
-        kv: one pool a layer, never stacked: [N, 2, Hkv, P, D].
+        kv: one pool a layer, never stacked: [N, 2, Hkv, P, D], and scales [N, 2, Hkv, P] if any.
         block_table: int32[slots, M].
         num_computed_tokens: int32[slots] positions whose KV is written.
         max_total_tokens: int32[slots] prompt and output tokens at which the row stops.
@@ -54,13 +55,14 @@ def kv_pool_sharding(config: ModelConfig, mesh: Mesh) -> NamedSharding:
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype, head_dim: int | None = None) -> int:
-    """Bytes of KV for one token over all layers and devices.
+    """Bytes of KV for one token over all layers and devices, scales counted.
 
     Args:
+        dtype: of the pool.
         head_dim: numbers a head takes in the pool; None is the model's own.
     """
     per_head = config.head_dim if head_dim is None else head_dim
-    return 2 * config.num_layers * config.num_kv_heads * per_head * dtype.itemsize
+    return 2 * config.num_layers * config.num_kv_heads * bytes_per_head(dtype, per_head)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,7 @@ class StateLayout:
             return jnp.zeros((slots, *tail), jnp.int32)
 
         return DeviceState(
-            kv=tuple(PagedKV(pages=jnp.zeros(shape, self.dtype)) for _ in range(config.num_layers)),
+            kv=tuple(PagedKV.zeros(shape, self.dtype) for _ in range(config.num_layers)),
             block_table=zeros(self.table_pages),
             num_computed_tokens=zeros(),
             max_total_tokens=zeros(),

@@ -52,8 +52,8 @@ def ragged_paged_attention(
         q: [T, Hq, D] packed queries, rotated.
         k, v: [T, Hkv, D] new keys (rotated) and values; Hq is a multiple of Hkv and query head h
             reads KV head h // (Hq / Hkv).
-        kv: pool [N, 2, Hkv, P, D'], updated in place under donation. D' is `pool_head_dim` of the
-            backend, at least D; what exceeds D holds zeros.
+        kv: pool [N, 2, Hkv, P, D'], with scales if it is int8 or fp8, updated in place under
+            donation. D' is `pool_head_dim` of the backend, at least D; what exceeds D holds zeros.
         batch: which token is whose; see `RaggedBatch`.
         params: scale, window, soft cap.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -11,6 +12,8 @@ from octavo.engine.errors import InvalidConfigError
 from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
 from octavo.pallas_kernels.ragged_paged_attention.kv_write_tpu import sublane_tile
 from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
+
+logger = logging.getLogger(__name__)
 
 Backend = Literal["xla", "reference", "mosaic_tpu", "mosaic_gpu"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
@@ -101,7 +104,13 @@ def choose_backend(
         for backend in ("mosaic_tpu", "mosaic_gpu"):
             if platform in PLATFORMS[backend]:
                 why = refusal(backend, shape, platform=platform, device_kind=device_kind)
-                return backend if why is None else "xla"
+                if why is None:
+                    return backend
+                logger.warning(
+                    "attention_backend=%s is not used, xla is: %s = %s, and it takes %s",
+                    backend, why.field, why.value, why.allowed,
+                )  # fmt: skip
+                return "xla"
         return "xla"
     if requested not in BACKENDS:
         raise InvalidConfigError("attention_backend", requested, f"auto, {', '.join(BACKENDS)}")
@@ -120,6 +129,8 @@ def _tpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
     for field, dtype in (("dtype", shape.q_dtype), ("kv_cache_dtype", shape.kv_dtype)):
         if jnp.dtype(dtype).name not in dtypes:
             return Refusal(field, jnp.dtype(dtype).name, _one_of(dtypes))
+    if jnp.dtype(shape.kv_dtype) != jnp.dtype(shape.q_dtype):
+        return Refusal("kv_cache_dtype", jnp.dtype(shape.kv_dtype).name, "that of dtype")
     if shape.page_size % sublane_tile(shape.kv_dtype):
         allowed = f"a multiple of {sublane_tile(shape.kv_dtype)}"
         return Refusal("block_size", shape.page_size, allowed)

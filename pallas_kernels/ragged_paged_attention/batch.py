@@ -7,8 +7,12 @@ N pages in the pool, P tokens in a page, M pages in a row of the block table.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import SCALE_DTYPE, kv_quantization
 
 
 @jax.tree_util.register_dataclass
@@ -48,20 +52,35 @@ class PagedKV:
 
     Attributes:
         pages: [N, 2, Hkv, P, D], keys and values of a page side by side: reading a page is one
-            contiguous copy of 2·Hkv·P·D numbers.
+            contiguous copy of 2·Hkv·P·D numbers. Narrow floats may be stored as bits, see
+            `kv_dtype`.
+        scales: float32 [N, 2, Hkv, P] where pages hold int8 or fp8: a number stands for itself
+            times its token's and head's scale; None where they hold the numbers themselves. A
+            scale a token is known when the token is written, needs no calibration and clips
+            nothing, for 4 bytes beside the D of a head.
     """
 
     pages: jax.Array
+    scales: jax.Array | None = None
 
     @property
     def k(self) -> jax.Array:
-        """Keys [N, Hkv, P, D]."""
+        """Keys [N, Hkv, P, D], before scales."""
         return self.pages[:, 0]
 
     @property
     def v(self) -> jax.Array:
-        """Values [N, Hkv, P, D]."""
+        """Values [N, Hkv, P, D], before scales."""
         return self.pages[:, 1]
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, ...], dtype: Any) -> PagedKV:
+        """An empty pool [N, 2, Hkv, P, D], with scales where `dtype` needs them."""
+        is_scaled = kv_quantization(dtype) is not None
+        return cls(
+            pages=jnp.zeros(shape, dtype),
+            scales=jnp.zeros(shape[:-1], SCALE_DTYPE) if is_scaled else None,
+        )
 
     @property
     def num_kv_heads(self) -> int:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from octavo.pallas_kernels.quantized_linear.weight import quantize
 from octavo.pallas_kernels.ragged_paged_attention.batch import PagedKV, RaggedBatch
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
+    kv_quantization,
+    to_stored,
+)
 
 
 def write_kv(kv: PagedKV, k: jax.Array, v: jax.Array, batch: RaggedBatch) -> PagedKV:
-    """Scatters the new KV of each token to its page.
+    """Scatters the new KV of each token to its page, rounded to the pool's dtype.
 
     Args:
         kv: pool [N, 2, Hkv, P, D]; updated in place under donation.
@@ -19,6 +24,13 @@ def write_kv(kv: PagedKV, k: jax.Array, v: jax.Array, batch: RaggedBatch) -> Pag
     Returns:
         The updated pool.
     """
-    new = jnp.stack([k, v], axis=1).astype(kv.pages.dtype)  # [T, 2, Hkv, D]
+    scales = kv.scales
+    new = jnp.stack([k, v], axis=1)  # [T, 2, Hkv, D]
+    quantization = kv_quantization(kv.pages.dtype)
+    if scales is not None and quantization is not None:
+        new, scale = quantize(new, quantization, -1)
+        where = scales.at[batch.token_page, :, :, batch.token_offset]
+        scales = where.set(scale, mode="promise_in_bounds")
     where = kv.pages.at[batch.token_page, :, :, batch.token_offset]
-    return PagedKV(pages=where.set(new, mode="promise_in_bounds"))
+    new = to_stored(new, kv.pages.dtype)
+    return PagedKV(pages=where.set(new, mode="promise_in_bounds"), scales=scales)

@@ -6,7 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from octavo.pallas_kernels.quantized_linear.weight import quantize
 from octavo.pallas_kernels.ragged_paged_attention.batch import PagedKV, RaggedBatch
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
+    KV_DTYPES,
+    kv_quantization,
+    stored_dtype,
+    to_stored,
+)
 
 
 def make_case(
@@ -20,6 +27,7 @@ def make_case(
     page_size: int = 8,
     table: int = 16,
     dtype: str = "float32",
+    kv_dtype: str | None = None,
     num_pages: int | None = None,
     pool_head_dim: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, PagedKV, RaggedBatch]:
@@ -27,6 +35,7 @@ def make_case(
 
     Args:
         rows: (new tokens, KV length with them) of each; rows of one token first are decode rows.
+        kv_dtype: of the pool, a name of `KV_DTYPES`, as plain XLA stores it; None is `dtype`.
         num_tokens, num_rows: T and S, what the rows do not fill is padding.
         pool_head_dim: of the pool, whose numbers beyond `head_dim` are zeros; None is `head_dim`.
         table: M, pages in a row of the block table.
@@ -71,7 +80,16 @@ def make_case(
     )
     q = jnp.asarray(rng.standard_normal((num_tokens, num_heads, head_dim)), dtype)
     k, v = jnp.asarray(rng.standard_normal((2, num_tokens, num_kv_heads, head_dim)), dtype)
-    return q, k, v, PagedKV(pages=jnp.asarray(pool, dtype)), batch
+    stored = jnp.dtype(dtype) if kv_dtype is None else stored_dtype(KV_DTYPES[kv_dtype])
+    return q, k, v, _pool(pool, stored), batch
+
+
+def _pool(numbers: np.ndarray, stored: jnp.dtype) -> PagedKV:
+    quantization = kv_quantization(stored)
+    pages, scales = jnp.asarray(numbers, jnp.float32), None
+    if quantization is not None:
+        pages, scales = quantize(pages, quantization, -1)
+    return PagedKV(pages=to_stored(pages, stored), scales=scales)
 
 
 def _leading_ones(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
     PagedKV,
     RaggedBatch,
 )
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import to_float32
 
 
 def attend_reference(
@@ -45,11 +46,14 @@ def attend_reference(
     )  # [T] of the query in its sequence
     pages = batch.block_table[rows]  # [T, M]
 
-    def dense(pool: jax.Array) -> jax.Array:  # [T, Hkv, M·P, D]
-        gathered = pool[pages].transpose(0, 2, 1, 3, 4)
-        return gathered.reshape(num_tokens, num_kv_heads, -1, head_dim).astype(jnp.float32)
+    def dense(half: int) -> jax.Array:  # [T, Hkv, M·P, D]
+        gathered = to_float32(kv.pages[:, half][pages])
+        if kv.scales is not None:
+            gathered = gathered * kv.scales[:, half][pages][..., None]
+        gathered = gathered.transpose(0, 2, 1, 3, 4)
+        return gathered.reshape(num_tokens, num_kv_heads, -1, head_dim)
 
-    keys, values = dense(kv.k), dense(kv.v)
+    keys, values = dense(0), dense(1)
     queries = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, group, head_dim)
     scores = jnp.einsum("thgd,thkd->thgk", queries, keys) * params.scale
     if params.logit_softcap is not None:

@@ -30,6 +30,7 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
     PagedKV,
     RaggedBatch,
 )
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import to_float32
 
 ROW_GROUP = 8
 QUERY_TILE = 32
@@ -244,26 +245,37 @@ def _blocks(kv: PagedKV, batch: RaggedBatch, tokens: int) -> tuple[int, int]:
 def _gather(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Keys and values [R, Hkv, pages·P, D] in float32 of page ids [R, pages]."""
     rows, pages = ids.shape
-    num_pages, *page_shape = kv.pages.shape
-    pool = kv.pages.reshape(num_pages, -1)
-    block = pool.at[ids.reshape(-1)].get(mode="promise_in_bounds")
-    # Fused into what follows, the copy of pages would become a loop over elements.
-    block = lax.optimization_barrier(block).reshape(rows, pages, *page_shape)
-    block = block.transpose(2, 0, 3, 1, 4, 5).astype(jnp.float32)  # [2, R, Hkv, pages, P, D]
+    pool, scales = _copies(kv, ids.reshape(-1), 1)
+    block = _wide(pool, scales).reshape(rows, pages, *kv.pages.shape[1:])
+    block = block.transpose(2, 0, 3, 1, 4, 5)  # [2, R, Hkv, pages, P, D]
     block = block.reshape(2, rows, kv.num_kv_heads, pages * kv.page_size, kv.head_dim)
     return block[0], block[1]
 
 
 def _gather_apart(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Keys and values [R, pages, Hkv, P, D] in float32 of page ids [R, pages]."""
-    num_pages, two, *page_shape = kv.pages.shape
-    pool = kv.pages.reshape(num_pages * two, -1)
-    keys = pool.at[2 * ids.reshape(-1)].get(mode="promise_in_bounds")
-    values = pool.at[2 * ids.reshape(-1) + 1].get(mode="promise_in_bounds")
-    # Fused into what follows, the copies would become loops over elements.
-    keys, values = lax.optimization_barrier((keys, values))
-    shape = (*ids.shape, *page_shape)
-    return keys.reshape(shape).astype(jnp.float32), values.reshape(shape).astype(jnp.float32)
+    shape = (*ids.shape, *kv.pages.shape[2:])
+    flat = 2 * ids.reshape(-1)
+    keys, values = (_wide(*_copies(kv, flat + half, 2)) for half in (0, 1))
+    return keys.reshape(shape), values.reshape(shape)
+
+
+def _copies(kv: PagedKV, ids: jax.Array, parts: int) -> tuple[jax.Array, jax.Array | None]:
+    """Pages (parts = 1) or halves of pages (2) as [ids, numbers of one head, D], and scales."""
+
+    def copy(pool: jax.Array) -> jax.Array:
+        rows = pool.reshape(pool.shape[0] * parts, -1).at[ids].get(mode="promise_in_bounds")
+        # Fused into what follows, the copies would become loops over elements.
+        return lax.optimization_barrier(rows)
+
+    pages = copy(kv.pages).reshape(len(ids), -1, kv.head_dim)
+    return pages, None if kv.scales is None else copy(kv.scales)
+
+
+def _wide(pages: jax.Array, scales: jax.Array | None) -> jax.Array:
+    """The numbers that copies of pages stand for, in float32."""
+    numbers = to_float32(pages)
+    return numbers if scales is None else numbers * scales[..., None]
 
 
 def _soft_cap(scores: jax.Array, params: AttentionParams) -> jax.Array:

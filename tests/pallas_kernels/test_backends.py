@@ -64,6 +64,8 @@ def test_auto_falls_back_to_xla_where_the_kernel_does_not_fit() -> None:
         (V6E, {"head_dim": 80}, "head_dim = 80.*64, 96, 128, 256"),
         (V6E, {"page_size": 8}, "block_size = 8.*16, 32, 64, 128, 256"),
         (V6E, {"kv_dtype": jnp.float16}, "kv_cache_dtype = 'float16'.*float32, bfloat16"),
+        (V6E, {"kv_dtype": jnp.float32}, "kv_cache_dtype = 'float32'.*that of dtype"),
+        (V6E, {"kv_dtype": jnp.int8}, "kv_cache_dtype = 'int8'.*attention_backend=xla takes it"),
         (V6E, {"num_heads": 4096, "num_kv_heads": 4096}, "num_kv_heads = 4096.*VMEM"),
     ],
 )

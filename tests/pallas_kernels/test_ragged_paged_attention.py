@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,7 +53,8 @@ def check(rows: list[tuple[int, int]], params: AttentionParams, **shape: object)
         rtol=tolerance,
     )
     assert np.isfinite(np.asarray(got, np.float32)).all()
-    np.testing.assert_array_equal(np.asarray(got_kv.pages[1:]), np.asarray(want_kv.pages[1:]))
+    for got_pool, want_pool in zip(jax.tree.leaves(got_kv), jax.tree.leaves(want_kv), strict=True):
+        np.testing.assert_array_equal(np.asarray(got_pool[1:]), np.asarray(want_pool[1:]))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -77,6 +80,56 @@ def test_matches_the_reference_for_heads_and_pages(
 
 def test_matches_the_reference_in_bfloat16() -> None:
     check(MIXES["decode and prefill"], VARIANTS["full"], dtype="bfloat16")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "fp8"])
+def test_matches_the_reference_over_narrow_pools(kv_dtype: str, variant: str) -> None:
+    # Both read the same rounded numbers, and compute in float32: the tolerance is float32's.
+    check(MIXES["decode and prefill"], VARIANTS[variant], kv_dtype=kv_dtype)
+    check(MIXES["decode rows of many lengths"], VARIANTS[variant], kv_dtype=kv_dtype, heads=(9, 3))
+
+
+STEP = {"bfloat16": 2.0**-9, "int8": 0.5 / 127, "fp8": 2.0**-4}
+"""Half the distance between neighbours, of a head's largest number."""
+
+
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+@pytest.mark.parametrize("kv_dtype", STEP)
+def test_narrow_pools_change_outputs_within_their_rounding(kv_dtype: str, backend: Any) -> None:
+    rows, params = MIXES["decode and prefill"], VARIANTS["full"]
+    num_tokens, dim = sum(q for q, _ in rows), 16
+    shape: dict[str, Any] = {"num_tokens": num_tokens, "num_rows": len(rows), "head_dim": dim}
+    wide, narrow = (
+        make_case(np.random.default_rng(3), rows, **shape, kv_dtype=name)
+        for name in ("float32", kv_dtype)
+    )
+    want, _ = ragged_paged_attention(*wide, params, backend="reference")
+    got, _ = ragged_paged_attention(*narrow, params, backend=backend)
+    # Every number of a key or value is off by `STEP` of its head's largest at most. A score then
+    # moves by ds = scale * |q|_1 * dk at most, and weights by a factor within exp(+-2 ds).
+    largest = max(float(jnp.abs(x).max()) for x in (wide[3].pages, *wide[1:3]))
+    off = STEP[kv_dtype] * largest
+    score = params.scale * np.abs(np.asarray(wide[0], np.float64)).sum(-1).max() * off
+    bound = np.expm1(2 * score) * largest + off
+    error = np.abs(np.asarray(got) - np.asarray(want))
+    assert 0 < error.max() < bound
+    # Roundings are as often up as down: the usual error is far below the bound.
+    assert error.mean() < 2 * STEP[kv_dtype]
+
+
+@pytest.mark.parametrize("kv_dtype", ["bfloat16", "int8", "fp8"])
+def test_narrow_pools_are_updated_in_place_under_donation(kv_dtype: str) -> None:
+    case = make_case(
+        np.random.default_rng(0), [(1, 9)], num_tokens=1, num_rows=1, kv_dtype=kv_dtype
+    )
+    step = jax.jit(
+        lambda q, k, v, kv, b: ragged_paged_attention(q, k, v, kv, b, VARIANTS["full"])[1],
+        donate_argnums=3,
+    )
+    big = jax.tree.map(lambda x: jnp.zeros((4096, *x.shape[1:]), x.dtype), case[3])
+    compiled = step.lower(*case[:3], big, case[4]).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < big.pages.nbytes // 8
 
 
 def test_decode_only_leaves_nothing_out() -> None:

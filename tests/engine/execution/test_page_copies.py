@@ -16,12 +16,13 @@ from octavo.engine.executor import TransferDone
 from octavo.engine.scheduler.step_plan import PageCopy
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import PagedKV
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import KV_DTYPES, stored_dtype
 from octavo.sharding.mesh import make_mesh
 
 NUM_PAGES, NUM_HOST_PAGES = 96, 80
 
 
-def layout(num_devices: int = 1, num_pages: int = NUM_PAGES) -> StateLayout:
+def layout(num_devices: int = 1, num_pages: int = NUM_PAGES, dtype: str = "float32") -> StateLayout:
     config = ModelConfig(
         vocab_size=64,
         hidden_size=32,
@@ -41,14 +42,16 @@ def layout(num_devices: int = 1, num_pages: int = NUM_PAGES) -> StateLayout:
         num_pages=num_pages,
         page_size=4,
         table_pages=8,
-        dtype=jnp.dtype("float32"),
+        dtype=stored_dtype(KV_DTYPES[dtype]),
     )
 
 
 def random_pools(of: StateLayout, seed: int) -> tuple[PagedKV, ...]:
     rng = np.random.default_rng(seed)
     return jax.tree.map(
-        lambda x: jax.device_put(rng.standard_normal(x.shape, np.float32), x.sharding),
+        lambda x: jax.device_put(
+            (rng.standard_normal(x.shape, np.float32) * 40).astype(x.dtype), x.sharding
+        ),
         of.abstract().kv,
     )
 
@@ -64,21 +67,26 @@ def finish(copier: PageCopier, kv: Any) -> tuple[Any, list[TransferDone]]:
 
 
 def values(kv: Any) -> list[np.ndarray]:
-    return [np.array(layer.pages) for layer in kv]  # copies: a view would stop donation
+    return [np.array(pool) for pool in jax.tree.leaves(kv)]  # copies: a view would stop donation
 
 
-@pytest.fixture(params=[1, 2], ids=["one device", "two devices"])
+@pytest.fixture(
+    params=[(1, "float32"), (2, "float32"), (1, "int8"), (1, "fp8"), (2, "int8")],
+    ids=["one device", "two devices", "int8", "fp8", "int8 on two devices"],
+)
 def copier(request: pytest.FixtureRequest) -> Any:
-    if jax.device_count() < request.param:
+    num_devices, dtype = request.param
+    if jax.device_count() < num_devices:
         pytest.skip("needs two devices")
-    copier = PageCopier(layout(request.param), NUM_HOST_PAGES)
+    copier = PageCopier(layout(num_devices, dtype=dtype), NUM_HOST_PAGES)
     copier.compile()
     yield copier
     copier.close()
 
 
 def layout_of(copier: PageCopier) -> StateLayout:
-    return layout(copier._sharding.mesh.size)
+    names = {stored_dtype(dtype): name for name, dtype in KV_DTYPES.items()}
+    return layout(copier._sharding.mesh.size, dtype=names[copier.host[0].dtype])
 
 
 @pytest.mark.parametrize("num_pages", [1, 8, 9, 70])
