@@ -73,6 +73,17 @@ def catalogue(envs: Path, octavo_model: str, octavo_arguments: tuple[str, ...]) 
         "octavo": Peer(
             "Octavo", "octavo_peer.py", Path(sys.executable), octavo_model, octavo_arguments
         ),
+        "octavo-int8": Peer(
+            "Octavo int8",
+            "octavo_peer.py",
+            Path(sys.executable),
+            octavo_model,
+            (
+                *octavo_arguments,
+                "--engine-arg=quantization=int8",
+                "--engine-arg=kv_cache_dtype=int8",
+            ),
+        ),
         "vllm": Peer("vLLM compiled", "vllm_peer.py", vllm_python, hf_model, preload=vllm_preload),
         "vllm-eager": Peer(
             "vLLM eager", "vllm_peer.py", vllm_python, hf_model, ("--eager",), vllm_preload
