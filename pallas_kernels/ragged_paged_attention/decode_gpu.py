@@ -38,6 +38,7 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     softcap_scores,
     tiled_smem,
 )
+from octavo.pallas_kernels.ragged_paged_attention.tuning import tuning_key
 from octavo.pallas_kernels.ragged_paged_attention.worklist import block_range, decode_worklist
 
 _MASKED = -1e30
@@ -105,7 +106,7 @@ def decode_gpu(
     Args:
         q: [T, Hq, D] bfloat16; row s reads token `cu_q_lens[s]`.
         kv, batch, params, sinks, interpret: see `attend_mosaic_gpu`.
-        tiles: block sizes; None takes the default of the shape.
+        tiles: block sizes; None takes the measured or computed ones of the shape.
 
     Returns:
         float32[S, Hq, D]; rows that are no decode rows or idle hold zeros.
@@ -115,7 +116,8 @@ def decode_gpu(
     num_kv_heads = kv.num_kv_heads
     group = num_heads // num_kv_heads
     padded = -(-group // 8) * 8
-    tiles = tiles or choose_decode_tiles(head_dim, kv.page_size, q.dtype.itemsize)
+    key = tuning_key("mosaic_gpu", "decode", q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
+    tiles = tiles or choose_decode_tiles(head_dim, kv.page_size, q.dtype.itemsize, key)
     work = split_worklist(batch, params, tiles, num_kv_heads)
     num_items = work.row.shape[0]
 

@@ -8,7 +8,7 @@ Speed on hardware: not yet measured. See docs/kernels/ragged_paged_attention.md.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
     RaggedBatch,
 )
 
+if TYPE_CHECKING:
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import DecodeTiles, PrefillTiles
+
 
 def attend_mosaic_gpu(
     q: jax.Array,
@@ -28,6 +31,8 @@ def attend_mosaic_gpu(
     *,
     sinks: jax.Array | None = None,
     decode_only: bool = False,
+    decode_tiles: DecodeTiles | None = None,
+    prefill_tiles: PrefillTiles | None = None,
     interpret: Any = False,
 ) -> jax.Array:
     """Attention of packed queries over their rows' pages.
@@ -39,6 +44,7 @@ def attend_mosaic_gpu(
         params: see `AttentionParams`.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
         decode_only: every row has one token (T = S): leaves the prefill half out.
+        decode_tiles, prefill_tiles: block sizes; None takes the measured or computed ones.
         interpret: run in Pallas' interpreter (JAX 0.11 on).
 
     Returns:
@@ -48,10 +54,14 @@ def attend_mosaic_gpu(
     from octavo.pallas_kernels.ragged_paged_attention.decode_gpu import decode_gpu
     from octavo.pallas_kernels.ragged_paged_attention.prefill_gpu import prefill_gpu
 
-    rows = decode_gpu(q, kv, batch, params, sinks=sinks, interpret=interpret)  # [S, Hq, D]
+    rows = decode_gpu(  # [S, Hq, D]
+        q, kv, batch, params, sinks=sinks, tiles=decode_tiles, interpret=interpret
+    )
     out = rows[batch.token_row]
     if not decode_only:
-        chunk = prefill_gpu(q, kv, batch, params, sinks=sinks, interpret=interpret)
+        chunk = prefill_gpu(
+            q, kv, batch, params, sinks=sinks, tiles=prefill_tiles, interpret=interpret
+        )
         is_decode = batch.token_row < batch.num_decode_rows
         out = jnp.where(is_decode[:, None, None], out, chunk)
     live = batch.kv_lens[batch.token_row] > 0

@@ -39,6 +39,7 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     softcap_scores,
     tiled_smem,
 )
+from octavo.pallas_kernels.ragged_paged_attention.tuning import tuning_key
 from octavo.pallas_kernels.ragged_paged_attention.worklist import (
     block_range,
     pack_prefill,
@@ -67,7 +68,7 @@ def prefill_gpu(
     Args:
         q: [T, Hq, D] bfloat16.
         kv, batch, params, sinks, interpret: see `attend_mosaic_gpu`.
-        tiles: block sizes; None takes the default of the shape.
+        tiles: block sizes; None takes the measured or computed ones of the shape.
 
     Returns:
         [T, Hq, D] in q's dtype; garbage in tokens of other rows.
@@ -80,7 +81,8 @@ def prefill_gpu(
     rows = COMPUTE_WGS * QUERY_ROWS
     tile = rows // padded
     align = max(1, 8 // padded)
-    tiles = tiles or choose_prefill_tiles(head_dim, q.dtype.itemsize)
+    key = tuning_key("mosaic_gpu", "prefill", q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
+    tiles = tiles or choose_prefill_tiles(head_dim, q.dtype.itemsize, key)
 
     packing = pack_prefill(batch, num_tokens, tile=tile, align=align)
     packed = q.reshape(num_tokens, num_kv_heads, group, head_dim)[packing.token]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
+from octavo.pallas_kernels.ragged_paged_attention.tuning import TuningKey, with_tuned
+
+logger = logging.getLogger(__name__)
 
 SMEM_BYTES = 232_448
 """Shared memory of one block on Hopper."""
@@ -59,22 +63,51 @@ class PrefillTiles:
         return max(1, self.tile // page_size)
 
 
-def choose_decode_tiles(head_dim: int, page_size: int, itemsize: int) -> DecodeTiles:
-    """64 keys a tile and as many stages, up to four, as shared memory holds."""
+def choose_decode_tiles(
+    head_dim: int, page_size: int, itemsize: int, key: TuningKey | None = None
+) -> DecodeTiles:
+    """Measured block sizes of `key`, else 64 keys a tile and as many stages as memory holds."""
     del page_size
+    fits = decode_stages(head_dim, itemsize, 64)
+    computed = DecodeTiles(tile=64, num_stages=max(2, min(4, fits)))
+    tiles = computed if key is None else with_tuned(computed, key)
+    if tiles.num_stages > decode_stages(head_dim, itemsize, tiles.tile):
+        logger.warning("tuned block sizes %s are left out: they exceed shared memory", tiles)
+        return computed
+    return tiles
+
+
+def choose_prefill_tiles(
+    head_dim: int, itemsize: int, key: TuningKey | None = None
+) -> PrefillTiles:
+    """Measured block sizes of `key`, else 128 keys a tile where two stages fit, else 64."""
+    computed = next(
+        (
+            PrefillTiles(tile=tile, num_stages=2)
+            for tile in (128, 64)
+            if prefill_stages(head_dim, itemsize, tile) >= 2
+        ),
+        None,
+    )
+    if computed is None:
+        raise ValueError(f"head_dim {head_dim}: two stages of 64 keys exceed {SMEM_BYTES} bytes")
+    tiles = computed if key is None else with_tuned(computed, key)
+    if tiles.num_stages > prefill_stages(head_dim, itemsize, tiles.tile):
+        logger.warning("tuned block sizes %s are left out: they exceed shared memory", tiles)
+        return computed
+    return tiles
+
+
+def decode_stages(head_dim: int, itemsize: int, tile: int) -> int:
+    """Stages of decode that shared memory holds."""
     fixed = 64 * (head_dim * itemsize + out_columns(head_dim) * 4) + 4096
-    stages = (SMEM_BYTES - fixed) // (2 * 64 * head_dim * itemsize)
-    return DecodeTiles(tile=64, num_stages=max(2, min(4, stages)))
+    return (SMEM_BYTES - fixed) // (2 * tile * head_dim * itemsize)
 
 
-def choose_prefill_tiles(head_dim: int, itemsize: int) -> PrefillTiles:
-    """128 keys a tile where two stages fit, else 64."""
+def prefill_stages(head_dim: int, itemsize: int, tile: int) -> int:
+    """Stages of prefill that shared memory holds."""
     fixed = 128 * (head_dim + out_columns(head_dim)) * itemsize + 4096
-    for tile in (128, 64):
-        stages = (SMEM_BYTES - fixed) // (2 * tile * head_dim * itemsize)
-        if stages >= 2:
-            return PrefillTiles(tile=tile, num_stages=min(2, stages))
-    raise ValueError(f"head_dim {head_dim}: two stages of 64 keys exceed {SMEM_BYTES} bytes")
+    return (SMEM_BYTES - fixed) // (2 * tile * head_dim * itemsize)
 
 
 def out_columns(head_dim: int) -> int:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
 
 from octavo.pallas_kernels.compat import device_kind
+from octavo.pallas_kernels.ragged_paged_attention.tuning import tuning_key, with_tuned
+
+logger = logging.getLogger(__name__)
 
 MIB = 1 << 20
 VMEM_BYTES = {
@@ -80,7 +84,7 @@ def choose_tpu_tiles(
     kv_dtype: Any,
     kind: str | None = None,
 ) -> TpuTiles:
-    """Block sizes that fit the device's VMEM.
+    """Block sizes that fit the device's VMEM: measured ones where a table has them.
 
     Args:
         q_shape: [T, Hq, D].
@@ -119,9 +123,24 @@ def choose_tpu_tiles(
         raise ValueError(
             f"attention needs {needed} bytes of VMEM: at most {budget} are planned for"
         )
-    return TpuTiles(
+    computed = TpuTiles(
         decode_pages=widest_block(group),
         prefill_pages=pages,
         prefill_tile=tile,
         vmem_bytes=min(int(capacity * 0.9), max(budget + budget // 2, needed)),
     )
+    tiles = computed
+    for part in ("decode", "prefill"):
+        key = tuning_key("mosaic_tpu", part, q_shape, q_dtype, pool_shape, kv_dtype, kind)
+        tiles = with_tuned(tiles, key)
+    most = max(
+        scratch_bytes(rows=rows, block=num_pages * page_size, **sizes)
+        for rows, num_pages in (
+            (group, tiles.decode_pages),
+            (tiles.prefill_tile * group, tiles.prefill_pages),
+        )
+    )
+    if most > capacity * 0.9:
+        logger.warning("tuned block sizes %s are left out: they need %s bytes", tiles, most)
+        return computed
+    return replace(tiles, vmem_bytes=max(tiles.vmem_bytes, most))

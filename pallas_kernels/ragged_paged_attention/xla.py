@@ -3,11 +3,11 @@
 Both halves walk KV in blocks of pages with an online softmax (Source: Milakov and Gimelshein,
 arXiv 1805.02867; Dao et al., arXiv 2205.14135), each loop bounded by the rows' own lengths:
 
-- decode rows go in groups of `ROW_GROUP`: one gather of contiguous pages and one batched matrix
+- decode rows go in groups of `row_group`: one gather of contiguous pages and one batched matrix
   product serve the whole group, which divides the loop's fixed cost. The packer sorts decode rows
   by length, so that a group's longest row is little longer than its shortest. Products are taken
   page by page, so that the gathered pages are their operands as they stand;
-- prefill rows go in tiles of `QUERY_TILE` queries. Tiles run in token order, so the garbage after
+- prefill rows go in tiles of `query_tile` queries. Tiles run in token order, so the garbage after
   a row's last query is overwritten by the next row's first tile.
 
 Data movement: a page is read once a group (decode) or once a tile (prefill), through a gathered
@@ -31,11 +31,8 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
     RaggedBatch,
 )
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import to_float32
+from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import XlaTiles, choose_xla_tiles
 
-ROW_GROUP = 8
-QUERY_TILE = 32
-DECODE_BLOCK_TOKENS = 64
-PREFILL_BLOCK_TOKENS = 64
 _MASKED = -1e30
 
 
@@ -47,6 +44,7 @@ def attend_xla(
     *,
     sinks: jax.Array | None = None,
     decode_only: bool = False,
+    tiles: XlaTiles | None = None,
 ) -> jax.Array:
     """Attention of packed queries over their rows' pages.
 
@@ -57,14 +55,17 @@ def attend_xla(
         params: see `AttentionParams`.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
         decode_only: every row has one token (T = S): leaves the prefill half out.
+        tiles: block sizes; None takes the measured or computed ones of the shape.
 
     Returns:
         [T, Hq, D] in q's dtype; padding tokens hold finite garbage.
     """
-    out = _decode(q, kv, batch, params, sinks)
+    if tiles is None:
+        tiles = choose_xla_tiles(q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
+    out = _decode(q, kv, batch, params, sinks, tiles)
     if decode_only:
         return out
-    return _prefill(q, kv, batch, params, sinks, out)
+    return _prefill(q, kv, batch, params, sinks, tiles, out)
 
 
 class _Softmax(NamedTuple):
@@ -124,11 +125,12 @@ def _decode(
     batch: RaggedBatch,
     params: AttentionParams,
     sinks: jax.Array | None,
+    tiles: XlaTiles,
 ) -> jax.Array:
     num_tokens, num_heads, head_dim = q.shape
     num_rows = min(batch.kv_lens.shape[0], num_tokens)
-    pages, block = _blocks(kv, batch, DECODE_BLOCK_TOKENS)
-    rows = min(ROW_GROUP, num_rows)
+    pages, block = _blocks(kv, batch, tiles.decode_block)
+    rows = min(tiles.row_group, num_rows)
     num_kv_heads = kv.num_kv_heads
     group = num_heads // num_kv_heads
     sink_rows = None if sinks is None else sinks.reshape(1, num_kv_heads, group, 1)
@@ -179,11 +181,12 @@ def _prefill(
     batch: RaggedBatch,
     params: AttentionParams,
     sinks: jax.Array | None,
+    tiles: XlaTiles,
     out: jax.Array,
 ) -> jax.Array:
     num_tokens, num_heads, head_dim = q.shape
-    tile = min(QUERY_TILE, num_tokens)
-    pages, block = _blocks(kv, batch, PREFILL_BLOCK_TOKENS)
+    tile = min(tiles.query_tile, num_tokens)
+    pages, block = _blocks(kv, batch, tiles.prefill_block)
     num_kv_heads = kv.num_kv_heads
     group = num_heads // num_kv_heads
     sink_rows = None

@@ -28,6 +28,7 @@ COMMANDS = {
     "bench": "measure throughput and goodput",
     "simulate": "play traffic through the scheduler under a virtual clock",
     "profile": "measure this machine for simulations of it",
+    "tune": "measure block sizes of attention on this device",
 }
 """Command -> its line in the help; module `octavo.server.cli.<command>`."""
 

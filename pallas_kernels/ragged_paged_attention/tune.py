@@ -1,0 +1,286 @@
+"""Measures block sizes on the device at hand.
+
+Every candidate is compiled and timed a few times; the fastest few meet the default again in rounds
+in which all of them take turns, so that a machine that changes its speed changes it for all. A
+candidate is taken only if its median beats the default's by `MARGIN`.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from octavo.pallas_kernels.ragged_paged_attention.backends import (
+    AttentionShape,
+    Backend,
+    pool_head_dim,
+)
+from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
+from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
+from octavo.pallas_kernels.ragged_paged_attention.tuning import (
+    Part,
+    TuningKey,
+    key_fields,
+    tuning_key,
+)
+
+logger = logging.getLogger(__name__)
+
+MARGIN = 0.03
+"""A gain below it is noise on most machines."""
+FINALISTS = 4
+FIRST_RUNS = 3
+
+Sizes = dict[str, int]
+Attend = Callable[..., jax.Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What block sizes are measured on.
+
+    Attributes:
+        rows, row_context: decode rows, and the longest's KV; the others' are spread below it.
+        chunk, chunk_context: tokens of a prefill chunk, and the KV at its end.
+    """
+
+    rows: int = 32
+    row_context: int = 1024
+    chunk: int = 512
+    chunk_context: int = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What came of one part of one shape.
+
+    Attributes:
+        tiles: the sizes to use; the default's where nothing beat it.
+        ms, default_ms: medians of the last rounds.
+        num_candidates: sizes that ran.
+    """
+
+    key: TuningKey
+    tiles: Sizes
+    default: Sizes
+    ms: float
+    default_ms: float
+    num_candidates: int
+
+    def entry(self) -> dict[str, Any]:
+        """As a table holds it."""
+        return {
+            **key_fields(self.key),
+            "tiles": self.tiles,
+            "default": self.default,
+            "ms": round(self.ms, 4),
+            "default_ms": round(self.default_ms, 4),
+            "num_candidates": self.num_candidates,
+        }
+
+
+def tune(
+    backend: Backend,
+    shape: AttentionShape,
+    part: Part,
+    workload: Workload,
+    *,
+    rounds: int = 7,
+    on_candidate: Callable[[int, int], None] = lambda done, total: None,
+) -> Tuned:
+    """Finds the fastest block sizes of one part.
+
+    Args:
+        backend: an implementation with block sizes: xla, mosaic_tpu or mosaic_gpu.
+        shape: heads, pages and dtypes; `max_tokens` is not used.
+        rounds: of the finalists.
+        on_candidate: told how many candidates are measured, and how many there are.
+
+    Raises:
+        ValueError: a backend without block sizes.
+    """
+    arguments = _case(backend, shape, part, workload)
+    q, kv = arguments[0], arguments[1]
+    key = tuning_key(backend, part, q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
+    default, candidates = _candidates(backend, part, q.shape, q.dtype, kv.pages.shape)
+    default_sizes = _named(default, part)
+    runs: dict[int, tuple[Sizes, Callable[[], float]]] = {}
+    first: dict[int, float] = {}
+    everything = [default, *candidates]
+    for index, tiles in enumerate(everything):
+        try:
+            run = _runner(backend, part, tiles, arguments)
+            run()  # compiles
+            first[index] = min(run() for _ in range(FIRST_RUNS))
+            runs[index] = _named(tiles, part), run
+        except Exception as error:  # whatever a compiler says of a size that does not fit
+            if index == 0:
+                raise
+            logger.info("%s does not run: %s", tiles, error)
+        on_candidate(index + 1, len(everything))
+    finalists = [0, *sorted((i for i in first if i), key=first.__getitem__)[:FINALISTS]]
+    times: dict[int, list[float]] = {index: [] for index in finalists}
+    for turn in range(rounds):
+        # Who comes first in a round changes.
+        for index in finalists[turn % len(finalists) :] + finalists[: turn % len(finalists)]:
+            times[index].append(runs[index][1]())
+    median = {index: statistics.median(each) for index, each in times.items()}
+    best = min(median, key=median.__getitem__)
+    if median[best] > (1 - MARGIN) * median[0]:
+        best = 0
+    return Tuned(key, runs[best][0], default_sizes, 1e3 * median[best], 1e3 * median[0], len(runs))
+
+
+def _case(backend: Backend, shape: AttentionShape, part: Part, workload: Workload) -> Any:
+    """Queries, pool, batch; the numbers in them do not matter, the lengths do."""
+    if part == "decode":
+        steps = np.linspace(0.25, 1.0, workload.rows)
+        rows = [(1, max(1, int(workload.row_context * step))) for step in steps]
+    else:
+        rows = [(workload.chunk, max(workload.chunk, workload.chunk_context))]
+    num_tokens = sum(new for new, _ in rows)
+    longest = max(kv_len for _, kv_len in rows)
+    pages = -(-longest // shape.page_size)
+    q, _, _, kv, batch = make_case(
+        np.random.default_rng(0),
+        rows,
+        num_tokens=num_tokens,
+        num_rows=len(rows),
+        heads=(shape.num_heads, shape.num_kv_heads),
+        head_dim=shape.head_dim,
+        page_size=shape.page_size,
+        table=-(-pages // 8) * 8,
+        dtype=jax.numpy.dtype(shape.q_dtype).name,
+        pool_head_dim=pool_head_dim(backend, shape.head_dim),
+    )
+    if kv.head_dim > shape.head_dim:
+        q = jax.numpy.pad(q, ((0, 0), (0, 0), (0, kv.head_dim - shape.head_dim)))
+    return q, kv, batch
+
+
+def _runner(backend: Backend, part: Part, tiles: Any, arguments: Any) -> Callable[[], float]:
+    """Seconds of one run with these block sizes; the first run compiles."""
+    attend: Attend
+    if backend == "mosaic_gpu":
+        from octavo.pallas_kernels.ragged_paged_attention.kernel_gpu import attend_mosaic_gpu
+
+        attend = functools.partial(attend_mosaic_gpu, **{f"{part}_tiles": tiles})
+    elif backend == "mosaic_tpu":
+        from octavo.pallas_kernels.ragged_paged_attention.kernel_tpu import attend_mosaic_tpu
+
+        attend = functools.partial(attend_mosaic_tpu, tiles=tiles)
+    else:
+        from octavo.pallas_kernels.ragged_paged_attention.xla import attend_xla
+
+        attend = functools.partial(attend_xla, tiles=tiles)
+    params = AttentionParams(scale=arguments[0].shape[-1] ** -0.5)
+    program = jax.jit(functools.partial(attend, params=params, decode_only=part == "decode"))
+    q, kv, batch = arguments
+
+    def run() -> float:
+        begun_s = time.perf_counter()
+        jax.block_until_ready(program(q, kv, batch))
+        return time.perf_counter() - begun_s
+
+    return run
+
+
+def _candidates(
+    backend: Backend, part: Part, q_shape: Any, dtype: Any, pool_shape: Any
+) -> tuple[Any, list[Any]]:
+    """The computed default and the sizes to try, those of the other part left as they are."""
+    if backend == "xla":
+        return _xla_candidates(part, pool_shape)
+    if backend == "mosaic_tpu":
+        return _tpu_candidates(part, q_shape, dtype, pool_shape)
+    if backend == "mosaic_gpu":
+        return _gpu_candidates(part, q_shape[2], dtype.itemsize, pool_shape[3])
+    raise ValueError(f"attention backend {backend!r} has no block sizes")
+
+
+def _xla_candidates(part: Part, pool_shape: Any) -> tuple[Any, list[Any]]:
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import default_xla_tiles
+
+    default = default_xla_tiles(pool_shape[2], pool_shape[4])
+    if part == "decode":
+        grid = itertools.product((1, 2, 4, 8, 16, 32), (32, 64, 128, 256))
+        tried = [replace(default, row_group=rows, decode_block=block) for rows, block in grid]
+    else:
+        grid = itertools.product((16, 32, 64, 128), (32, 64, 128, 256))
+        tried = [replace(default, query_tile=tile, prefill_block=block) for tile, block in grid]
+    return default, [tiles for tiles in tried if tiles != default]
+
+
+def _tpu_candidates(part: Part, q_shape: Any, dtype: Any, pool_shape: Any) -> tuple[Any, list[Any]]:
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
+
+    default = choose_tpu_tiles(q_shape, dtype, pool_shape, dtype)
+    pages = [n for n in (1, 2, 4, 8, 16, 32) if 64 <= n * pool_shape[3] <= 2048]
+    if part == "decode":
+        tried = [replace(default, decode_pages=n) for n in pages]
+    else:
+        tried = [
+            replace(default, prefill_pages=n, prefill_tile=tile)
+            for n, tile in itertools.product(pages, (32, 64, 128, 256))
+        ]
+    return default, [tiles for tiles in tried if tiles != default]
+
+
+def _gpu_candidates(
+    part: Part, head_dim: int, itemsize: int, page_size: int
+) -> tuple[Any, list[Any]]:
+    from octavo.pallas_kernels.ragged_paged_attention import tiles_gpu as gpu
+
+    if part == "prefill":
+        default_prefill = gpu.choose_prefill_tiles(head_dim, itemsize)
+        tried_prefill = [
+            gpu.PrefillTiles(tile=tile, num_stages=stages)
+            for tile, stages in itertools.product((64, 128), (2, 3, 4))
+            if stages <= gpu.prefill_stages(head_dim, itemsize, tile)
+        ]
+        return default_prefill, [tiles for tiles in tried_prefill if tiles != default_prefill]
+    default = gpu.choose_decode_tiles(head_dim, page_size, itemsize)
+    tried = [
+        replace(
+            default,
+            num_stages=stages,
+            target_blocks=waves * gpu.NUM_MULTIPROCESSORS,
+            min_tiles=least,
+        )
+        for stages, waves, least in itertools.product((2, 3, 4, 5), (1, 2, 4, 8), (2, 4, 8))
+        if stages <= gpu.decode_stages(head_dim, itemsize, default.tile)
+    ]
+    return default, [tiles for tiles in tried if tiles != default]
+
+
+_PARTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "XlaTiles": {
+        "decode": ("row_group", "decode_block"),
+        "prefill": ("query_tile", "prefill_block"),
+    },
+    "TpuTiles": {"decode": ("decode_pages",), "prefill": ("prefill_pages", "prefill_tile")},
+    "DecodeTiles": {"decode": ("tile", "num_stages", "target_blocks", "min_tiles")},
+    "PrefillTiles": {"prefill": ("tile", "num_stages")},
+}
+"""The block sizes that each part has a say in."""
+
+
+def _named(tiles: Any, part: Part) -> Sizes:
+    return {name: getattr(tiles, name) for name in _PARTS[type(tiles).__name__][part]}
+
+
+def shapes_to_tune(
+    shape: AttentionShape, page_sizes: tuple[int, ...], dtypes: tuple[Any, ...]
+) -> Iterator[AttentionShape]:
+    """The shape in each page size and dtype."""
+    for page_size, dtype in itertools.product(page_sizes, dtypes):
+        yield replace(shape, page_size=page_size, q_dtype=dtype, kv_dtype=dtype)

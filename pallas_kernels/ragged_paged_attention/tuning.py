@@ -1,0 +1,200 @@
+"""Block sizes measured on a device: data, found by what they were measured for.
+
+A table is a JSON file that `octavo tune` wrote: the device, the date and the command, and one entry
+a shape and part. Tables are looked for in `OCTAVO_TUNING_DIR`, else in the user's cache folder, and
+then among those shipped; where none matches, block sizes are computed from the device's properties.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import jax.numpy as jnp
+
+from octavo.pallas_kernels.compat import device_kind
+
+logger = logging.getLogger(__name__)
+
+Part = Literal["decode", "prefill"]
+Tiles = TypeVar("Tiles", bound=Any)
+SHIPPED = Path(__file__).resolve().parent / "tuning_tables"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningKey:
+    """What block sizes were measured for.
+
+    Attributes:
+        device: `tuning_device()`'s name.
+        backend: of attention.
+        part: decode rows or prefill chunks.
+        dtype, kv_dtype: names, of queries and of the pool.
+        num_heads, num_kv_heads, head_dim: on one device; `head_dim` as in the pool.
+        page_size: tokens.
+    """
+
+    device: str
+    backend: str
+    part: Part
+    dtype: str
+    kv_dtype: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+
+
+def tuning_key(
+    backend: str,
+    part: Part,
+    q_shape: tuple[int, ...],
+    q_dtype: Any,
+    pool_shape: tuple[int, ...],
+    kv_dtype: Any,
+    kind: str | None = None,
+) -> TuningKey:
+    """The key of queries [T, Hq, D] over a pool [N, 2, Hkv, P, D].
+
+    Args:
+        kind: a device's name; None is the one being compiled for.
+    """
+    return TuningKey(
+        device=kind or tuning_device(),
+        backend=backend,
+        part=part,
+        dtype=jnp.dtype(q_dtype).name,
+        kv_dtype=jnp.dtype(kv_dtype).name,
+        num_heads=q_shape[1],
+        num_kv_heads=pool_shape[2],
+        head_dim=q_shape[2],
+        page_size=pool_shape[3],
+    )
+
+
+def tuned(key: TuningKey) -> Mapping[str, int] | None:
+    """Measured block sizes, by name; None where nothing was measured."""
+    for directory in directories():
+        found = _tables(str(directory)).get(key)
+        if found is not None:
+            return found
+    return None
+
+
+def with_tuned(tiles: Tiles, key: TuningKey) -> Tiles:
+    """Block sizes with what was measured for `key` in place of what was computed.
+
+    Args:
+        tiles: a frozen dataclass of sizes; it comes back as it is where a table does not fit it.
+    """
+    found = tuned(key)
+    if found is None:
+        return tiles
+    try:
+        return replace(tiles, **found)
+    except (TypeError, ValueError) as error:
+        logger.warning("tuned block sizes %s are left out: %s", dict(found), error)
+        return tiles
+
+
+def tuning_device() -> str:
+    """The device being compiled for: JAX's kind of it, or a CPU's model and its L2 cache."""
+    kind = device_kind()
+    return _cpu_name() if kind == "cpu" else kind
+
+
+def user_directory() -> Path:
+    """Where `octavo tune` writes unless told otherwise."""
+    given = os.environ.get("OCTAVO_TUNING_DIR")
+    if given:
+        return Path(given)
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "octavo" / "tuning"
+
+
+def directories() -> tuple[Path, ...]:
+    """Folders of tables, the first found first."""
+    return user_directory(), SHIPPED
+
+
+def forget_tables() -> None:
+    """Reads the tables anew when next asked: one was just written."""
+    _tables.cache_clear()
+
+
+def write_table(path: Path, about: Mapping[str, Any], entries: list[dict[str, Any]]) -> None:
+    """Writes a table; entries of keys that it does not measure anew stay.
+
+    Args:
+        about: device, date, command and whatever else explains the figures.
+        entries: each a key's fields, `tiles`, and figures.
+    """
+    fields = TuningKey.__dataclass_fields__.keys() - {"device"}
+
+    def identity(entry: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(entry[name] for name in sorted(fields))
+
+    kept: list[dict[str, Any]] = []
+    if path.exists():
+        known = {identity(entry) for entry in entries}
+        old = json.loads(path.read_text("utf-8"))
+        if old.get("device") == about["device"]:
+            kept = [entry for entry in old["entries"] if identity(entry) not in known]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**about, "entries": [*kept, *entries]}, indent=1) + "\n", "utf-8")
+    forget_tables()
+
+
+def key_fields(key: TuningKey) -> dict[str, Any]:
+    """A key as an entry states it: its device is the table's."""
+    return {name: value for name, value in asdict(key).items() if name != "device"}
+
+
+@functools.lru_cache(maxsize=8)
+def _tables(directory: str) -> dict[TuningKey, Mapping[str, int]]:
+    found: dict[TuningKey, Mapping[str, int]] = {}
+    for path in sorted(Path(directory).glob("*.json")):
+        try:
+            found.update(_read(path))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            logger.warning("tuning table %s is left out: %s: %s", path, type(error).__name__, error)
+    return found
+
+
+def _read(path: Path) -> Iterator[tuple[TuningKey, Mapping[str, int]]]:
+    table = json.loads(path.read_text("utf-8"))
+    names = TuningKey.__dataclass_fields__.keys() - {"device"}
+    for entry in table["entries"]:
+        key = TuningKey(device=table["device"], **{name: entry[name] for name in names})
+        sizes = {name: int(value) for name, value in entry["tiles"].items()}
+        if min(sizes.values()) < 1:
+            raise ValueError(f"{sizes}: want at least 1")
+        yield key, sizes
+
+
+@functools.cache
+def _cpu_name() -> str:
+    name = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if "model name" in line)
+    except (OSError, StopIteration):
+        pass
+    return f"cpu {name}, L2 {l2_bytes() >> 10} KiB"
+
+
+@functools.cache
+def l2_bytes() -> int:
+    """A core's second-level cache; 1 MiB where the system does not say."""
+    try:
+        text = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text("utf-8").strip()
+        return int(text.rstrip("KM")) << (20 if text.endswith("M") else 10)
+    except (OSError, ValueError):
+        return 1 << 20

@@ -1,0 +1,146 @@
+"""`octavo tune`: measures attention's block sizes on this device and writes them as a table.
+
+Engines find the table when they are built: without --output it is written where they look first
+(OCTAVO_TUNING_DIR, or the user's cache folder). Where no table matches the device, dtype, heads and
+page size, block sizes are computed from the device's properties.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import sys
+from pathlib import Path
+
+from octavo.engine.config import DEFAULT_MODEL
+from octavo.engine.errors import InvalidConfigError
+
+BACKENDS = ("auto", "xla", "mosaic_tpu", "mosaic_gpu")
+PARTS = ("decode", "prefill")
+DTYPES = ("auto", "float32", "bfloat16")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds the command's parser."""
+    parser = subparsers.add_parser("tune", help="measure block sizes", description=__doc__)
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL, help="whose heads to tune for (default: %(default)s)"
+    )
+    parser.add_argument("--heads", metavar="HQ/HKV/D", help="32/8/128, say, instead of a model's")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto")
+    parser.add_argument(
+        "--block-size", type=int, action="append", metavar="TOKENS",
+        help="tokens in a page; may be repeated (default: the platform's)",
+    )  # fmt: skip
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--attention-backend", choices=BACKENDS, default="auto")
+    parser.add_argument("--part", choices=PARTS, action="append", help="(default: both)")
+    parser.add_argument("--rows", type=int, default=32, help="decode rows (default %(default)s)")
+    parser.add_argument("--row-context", type=int, default=1024, help="(default %(default)s)")
+    parser.add_argument("--chunk", type=int, default=512, help="prefill (default %(default)s)")
+    parser.add_argument("--chunk-context", type=int, default=1024, help="(default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=7, help="(default %(default)s)")
+    parser.add_argument("--output", "-o", type=Path, help="the table; entries are added to it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and writes the table; 0."""
+    for name in ("rows", "row_context", "chunk", "chunk_context", "rounds"):
+        if getattr(args, name) < 1:
+            raise InvalidConfigError(name, getattr(args, name), "an integer of at least 1")
+    import jax
+    from tqdm import tqdm
+
+    from octavo.engine.execution.host_memory import keep_freed_memory
+    from octavo.pallas_kernels.ragged_paged_attention import tuning
+    from octavo.pallas_kernels.ragged_paged_attention.backends import (
+        AttentionShape,
+        choose_backend,
+    )
+    from octavo.pallas_kernels.ragged_paged_attention.tune import (
+        Workload,
+        shapes_to_tune,
+        tune,
+    )
+
+    keep_freed_memory()
+    device = jax.devices()[0]
+    on_cpu = device.platform == "cpu"
+    num_heads, num_kv_heads, head_dim = _heads(args)
+    dtype = args.dtype if args.dtype != "auto" else "float32" if on_cpu else "bfloat16"
+    any_shape = AttentionShape(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        page_size=1,
+        max_tokens=args.chunk,
+        q_dtype=dtype,
+        kv_dtype=dtype,
+    )
+    page_sizes = tuple(args.block_size or ([8] if on_cpu else [64]))
+    workload = Workload(
+        rows=args.rows,
+        row_context=args.row_context,
+        chunk=args.chunk,
+        chunk_context=args.chunk_context,
+    )
+    results = []
+    for shape in shapes_to_tune(any_shape, page_sizes, (dtype,)):
+        backend = choose_backend(
+            args.attention_backend,
+            shape,
+            platform=device.platform,
+            device_kind=device.device_kind,
+        )
+        for part in dict.fromkeys(args.part or PARTS):
+            name = f"{backend} {part}, pages of {shape.page_size}"
+            with tqdm(total=0, desc=name, disable=not sys.stderr.isatty()) as bar:
+
+                def tell(done: int, total: int, bar: tqdm = bar) -> None:
+                    bar.total = total
+                    bar.update(done - bar.n)
+
+                result = tune(backend, shape, part, workload, rounds=args.rounds, on_candidate=tell)
+            results.append(result)
+            sizes = " ".join(f"{name}={value}" for name, value in result.tiles.items())
+            print(
+                f"{name}: {sizes}: {result.ms:.3f} ms, by default {result.default_ms:.3f} ms "
+                f"({result.num_candidates} candidates)",
+                flush=True,
+            )
+    about = {
+        "device": tuning.tuning_device(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "command": "octavo " + " ".join(sys.argv[1:]),
+        "jax": jax.__version__,
+        "num_threads": len(os.sched_getaffinity(0)) if on_cpu else None,
+    }
+    path = args.output or tuning.user_directory() / f"{_file_name(tuning.tuning_device())}.json"
+    tuning.write_table(path, about, [result.entry() for result in results])
+    print(f"written to {path}")
+    return 0
+
+
+def _heads(args: argparse.Namespace) -> tuple[int, int, int]:
+    """Query heads, KV heads and head size on one device."""
+    if args.heads is not None:
+        match = re.fullmatch(r"(\d+)/(\d+)/(\d+)", args.heads)
+        sizes = tuple(int(part) for part in match.groups()) if match else (0, 0, 0)
+        if min(sizes) < 1 or sizes[0] % sizes[1]:
+            raise InvalidConfigError("heads", args.heads, "HQ/HKV/D, HQ a multiple of HKV")
+        return sizes[0], sizes[1], sizes[2]
+    from octavo.models.loading.load import load_config
+
+    split = args.tensor_parallel_size
+    if split < 1:
+        raise InvalidConfigError("tensor_parallel_size", split, "at least 1")
+    config = load_config(args.model).with_tensor_parallel(split)
+    if config.num_kv_heads % split:
+        split = 1  # heads that do not divide run everywhere
+    return config.num_heads // split, config.num_kv_heads // split, config.head_dim
+
+
+def _file_name(device: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")

@@ -1,0 +1,186 @@
+"""Measured block sizes are found by what they were measured for, and used."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from octavo.pallas_kernels.ragged_paged_attention import AttentionParams, tuning
+from octavo.pallas_kernels.ragged_paged_attention.backends import AttentionShape
+from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
+from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
+from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
+    choose_decode_tiles,
+    choose_prefill_tiles,
+)
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
+from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import (
+    XlaTiles,
+    choose_xla_tiles,
+    default_xla_tiles,
+)
+from octavo.pallas_kernels.ragged_paged_attention.tune import Workload, tune
+from octavo.pallas_kernels.ragged_paged_attention.xla import attend_xla
+
+Q, POOL = (32, 9, 64), (40, 2, 3, 8, 64)
+F32 = jnp.dtype("float32")
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Writes one entry into a folder of its own, which is the only one read."""
+    monkeypatch.setattr(tuning, "directories", lambda: (tmp_path,))
+    tuning.forget_tables()
+
+    def write(key: tuning.TuningKey, **tiles: int) -> Path:
+        path = tmp_path / "table.json"
+        entry = {**tuning.key_fields(key), "tiles": tiles}
+        tuning.write_table(path, {"device": key.device, "date": "2026-11-21"}, [entry])
+        return path
+
+    yield write
+    tuning.forget_tables()
+
+
+def key(backend: str = "xla", part: str = "decode", **changes: Any) -> tuning.TuningKey:
+    made = tuning.tuning_key(backend, part, Q, F32, POOL, F32)  # type: ignore[arg-type]
+    return tuning.TuningKey(**{**tuning.key_fields(made), "device": made.device, **changes})
+
+
+def test_without_a_table_sizes_are_computed(table: Any) -> None:
+    assert choose_xla_tiles(Q, F32, POOL, F32) == XlaTiles() == default_xla_tiles(3, 64)
+
+
+@pytest.mark.parametrize(("num_kv_heads", "head_dim"), [(1, 64), (8, 128), (32, 256)])
+def test_a_computed_group_is_no_larger_than_the_cache(num_kv_heads: int, head_dim: int) -> None:
+    tiles = default_xla_tiles(num_kv_heads, head_dim)
+    block = 8 * tiles.row_group * tiles.decode_block * num_kv_heads * head_dim
+    assert tiles.row_group == 1 or block <= 1 << 20
+
+
+def test_what_was_measured_is_used(table: Any) -> None:
+    table(key(), row_group=3, decode_block=32)
+    table(key(part="prefill"), query_tile=16, prefill_block=128)
+    assert choose_xla_tiles(Q, F32, POOL, F32) == XlaTiles(
+        row_group=3, decode_block=32, query_tile=16, prefill_block=128
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"device": "another"},
+        {"num_heads": 8},
+        {"num_kv_heads": 1},
+        {"head_dim": 128},
+        {"page_size": 16},
+        {"dtype": "bfloat16"},
+        {"kv_dtype": "bfloat16"},
+        {"backend": "mosaic_tpu"},
+    ],
+)
+def test_what_was_measured_for_something_else_is_not(table: Any, change: dict[str, Any]) -> None:
+    table(key(**change), row_group=3, decode_block=32)
+    assert choose_xla_tiles(Q, F32, POOL, F32) == XlaTiles()
+
+
+def test_a_broken_table_is_left_out_with_a_warning(
+    table: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = table(key(), row_group=3)
+    (path.parent / "broken.json").write_text('{"device": "x", "entries": [{}]}')
+    table(key(part="prefill"), warp_groups=2)
+    assert choose_xla_tiles(Q, F32, POOL, F32) == XlaTiles(row_group=3)
+    assert "broken.json is left out: KeyError" in caplog.text
+    assert "{'warp_groups': 2} are left out" in caplog.text
+    table(key(), row_group=0)
+    assert choose_xla_tiles(Q, F32, POOL, F32) == XlaTiles()
+    assert "table.json is left out: ValueError: {'row_group': 0}: want at least 1" in caplog.text
+
+
+def test_kernels_for_tpus_and_gpus_find_theirs(
+    table: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    q, pool, bf16 = (64, 32, 128), (9, 2, 8, 64, 128), jnp.dtype("bfloat16")
+    v6e = tuning.tuning_key("mosaic_tpu", "decode", q, bf16, pool, bf16, "TPU v6 lite")
+    computed = choose_tpu_tiles(q, bf16, pool, bf16, "TPU v6 lite")
+    table(v6e, decode_pages=4)
+    tiles = choose_tpu_tiles(q, bf16, pool, bf16, "TPU v6 lite")
+    assert (computed.decode_pages, tiles.decode_pages) == (8, 4)
+    assert tiles.prefill_tile == computed.prefill_tile
+    table(v6e, decode_pages=1000)
+    assert choose_tpu_tiles(q, bf16, pool, bf16, "TPU v6 lite") == computed
+
+    h200 = tuning.tuning_key("mosaic_gpu", "decode", q, bf16, pool, bf16, "NVIDIA H200")
+    table(h200, tile=64, num_stages=3, target_blocks=264, min_tiles=2)
+    decode = choose_decode_tiles(128, 64, 2, h200)
+    assert (decode.num_stages, decode.target_blocks, decode.min_tiles) == (3, 264, 2)
+    chunk = tuning.tuning_key("mosaic_gpu", "prefill", q, bf16, pool, bf16, "NVIDIA H200")
+    table(chunk, tile=64, num_stages=30)
+    assert choose_prefill_tiles(128, 2, chunk) == choose_prefill_tiles(128, 2)
+    assert "exceed shared memory" in caplog.text
+
+
+def test_a_table_keeps_what_was_not_measured_anew(table: Any) -> None:
+    table(key(), row_group=3)
+    table(key(page_size=16), row_group=2)
+    path = table(key(), row_group=4)
+    entries = json.loads(path.read_text())["entries"]
+    assert [entry["tiles"]["row_group"] for entry in entries] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        XlaTiles(row_group=1, decode_block=32, query_tile=16, prefill_block=32),
+        XlaTiles(row_group=5, decode_block=256, query_tile=128, prefill_block=128),
+    ],
+)
+def test_block_sizes_do_not_change_what_is_computed(tiles: XlaTiles) -> None:
+    rows = [(1, 70), (1, 9), (1, 100), (40, 90), (3, 3)]
+    q, _, _, kv, batch = make_case(
+        np.random.default_rng(0), rows, num_tokens=48, num_rows=6, table=16
+    )
+    params = AttentionParams(scale=0.25)
+    out = jax.jit(lambda q, kv, batch: attend_xla(q, kv, batch, params, tiles=tiles))(q, kv, batch)
+    expected = attend_reference(q, kv, batch, params)
+    np.testing.assert_allclose(out[:46], expected[:46], atol=2e-5)
+
+
+def test_tuning_measures_on_this_device_and_never_takes_a_loss() -> None:
+    shape = AttentionShape(
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        page_size=64,
+        max_tokens=16,
+        q_dtype=F32,
+        kv_dtype=F32,
+    )
+    told: list[tuple[int, int]] = []
+    result = tune(
+        "xla",
+        shape,
+        "prefill",
+        Workload(chunk=16, chunk_context=64),
+        rounds=1,
+        on_candidate=lambda done, total: told.append((done, total)),
+    )
+    assert told[-1][0] == told[-1][1] == result.num_candidates
+    assert set(result.tiles) == {"query_tile", "prefill_block"}
+    assert 0 < result.ms <= result.default_ms
+    assert (result.tiles == result.default) == (result.ms == result.default_ms)
+
+
+def test_shipped_tables_are_whole() -> None:
+    for path in tuning.SHIPPED.glob("*.json"):
+        table = json.loads(path.read_text())
+        assert table["date"]
+        assert table["command"].startswith("octavo tune")
+        assert dict(tuning._read(path))

@@ -1,0 +1,49 @@
+"""`octavo tune` writes a table that attention then reads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from octavo.pallas_kernels.ragged_paged_attention import tuning
+from octavo.server.cli.main import main
+
+SMALL = ["--heads", "4/2/16", "--block-size", "64", "--rows", "2", "--row-context", "64"]
+SMALL += ["--part", "decode", "--rounds", "1"]
+
+
+def test_a_table_lands_where_engines_look(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OCTAVO_TUNING_DIR", str(tmp_path))
+    tuning.forget_tables()
+    assert main(["tune", *SMALL]) == 0
+    [path] = tmp_path.glob("cpu-*.json")
+    assert f"written to {path}" in capsys.readouterr().out
+    table = json.loads(path.read_text())
+    assert table["device"] == tuning.tuning_device()
+    assert table["command"]
+    [entry] = table["entries"]
+    key = tuning.TuningKey(
+        device=table["device"], **{k: entry[k] for k in tuning.key_fields(_any_key())}
+    )
+    assert tuning.tuned(key) == entry["tiles"]
+    assert (key.num_heads, key.page_size, key.part) == (4, 64, "decode")
+    tuning.forget_tables()
+
+
+def _any_key():
+    return tuning.tuning_key("xla", "decode", (1, 4, 16), "float32", (1, 2, 2, 64, 16), "float32")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--heads", "5/2/16"], "heads = '5/2/16' is not allowed: HQ/HKV/D"),
+        (["--heads", "many"], "heads = 'many'"),
+        (["--rounds", "0"], "rounds = 0"),
+        ([*SMALL, "--attention-backend", "mosaic_tpu"], "attention_backend"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(options, message, capsys):
+    assert main(["tune", *options]) == 2
+    assert message in capsys.readouterr().err
