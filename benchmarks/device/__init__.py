@@ -1,0 +1,1 @@
+"""What `benchmarks/device_suite.py` is made of."""

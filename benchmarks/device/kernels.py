@@ -1,0 +1,122 @@
+"""Attention alone, timed in a loop on the device, against what was just measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.device.roofs import in_loop
+from octavo.pallas_kernels.ragged_paged_attention import (
+    AttentionParams,
+    PagedKV,
+    RaggedBatch,
+)
+from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
+
+HEADS, HEAD_DIM, PAGE = (32, 8), 128, 64
+
+
+def measure(
+    results: dict[str, Any], deadline_s: float, *, backend: Any, dtype: str, tiny: bool
+) -> Iterator[dict[str, Any]]:
+    """Decode at equal and at drawn lengths, prefill chunks, a mixed batch."""
+    rng = np.random.default_rng(0)
+    if tiny:
+        drawn = rng.integers(8, 64, 4)
+        cases = [
+            ("decode 4 x 32", [(1, 32)] * 4),
+            ("decode 4 x 8-64", [(1, int(n)) for n in drawn]),
+            ("prefill 16 x 48", [(16, 48)]),
+        ]
+    else:
+        drawn = rng.integers(1024, 8193, 64)
+        cases = [
+            ("decode 64 x 4096", [(1, 4096)] * 64),
+            ("decode 64 x 1k-8k", [(1, int(n)) for n in drawn]),
+            ("prefill 2048 x 8192", [(2048, 8192)]),
+            ("decode 1 x 32768", [(1, 32768)]),
+            ("decode 128 x 1024", [(1, 1024)] * 128),
+            ("prefill 2048 x 2048", [(2048, 2048)]),
+            ("mixed 128 x 1024 + 512 x 1024", [(1, 1024)] * 128 + [(512, 1024)]),
+        ]
+    for name, rows in cases:
+        if time.monotonic() > deadline_s:
+            return
+        yield {"what": name, **_one(rows, results, backend, dtype, tiny)}
+
+
+def _one(
+    rows: list[tuple[int, int]], results: dict[str, Any], backend: Any, dtype: str, tiny: bool
+) -> dict[str, Any]:
+    decode_only = all(new == 1 for new, _ in rows)
+    q, kv, batch = make_batch(rows, backend, dtype)
+    params = AttentionParams(scale=HEAD_DIM**-0.5)
+    attend = partial(_attend(backend), params=params, decode_only=decode_only)
+    count = 2 if tiny else 10
+
+    def body(q: jax.Array, kv: PagedKV, batch: RaggedBatch) -> jax.Array:
+        return attend(q, kv, batch)
+
+    took_s = in_loop(body, q, kv, batch, count=count)
+    itemsize = jnp.dtype(dtype).itemsize
+    num_bytes = sum(kv_len for _, kv_len in rows) * 2 * HEADS[1] * HEAD_DIM * itemsize
+    pairs = sum(new * kv_len - new * (new - 1) // 2 for new, kv_len in rows)
+    flops = 4 * pairs * HEADS[0] * HEAD_DIM
+    rate, matmul = results["copy_bytes_per_s"], results["matmul_flops_per_s"]
+    return {
+        "µs": 1e6 * took_s,
+        "KV GB/s": 1e-9 * num_bytes / took_s,
+        "of copy": num_bytes / took_s / rate,
+        "TFLOP/s": 1e-12 * flops / took_s,
+        "of matmul": flops / took_s / matmul,
+    }
+
+
+def make_batch(rows: list[tuple[int, int]], backend: Any, dtype: str) -> Any:
+    """Queries, pool and batch of rows (new tokens, KV length), on the device; pages shuffled."""
+    rng = np.random.default_rng(1)
+    pages = [-(-kv_len // PAGE) for _, kv_len in rows]
+    order = rng.permutation(sum(pages)) + 1
+    table = np.zeros((len(rows), -(-max(pages) // 8) * 8), np.int32)
+    first = 0
+    for row, count in enumerate(pages):
+        table[row, :count] = order[first : first + count]
+        first += count
+    new = np.array([n for n, _ in rows], np.int32)
+    token_row = np.repeat(np.arange(len(rows), dtype=np.int32), new)
+    zeros = jnp.zeros((int(new.sum()),), jnp.int32)
+    batch = RaggedBatch(
+        block_table=jnp.asarray(table),
+        kv_lens=jnp.asarray([kv_len for _, kv_len in rows], jnp.int32),
+        cu_q_lens=jnp.asarray(np.concatenate([[0], np.cumsum(new)]), jnp.int32),
+        token_row=jnp.asarray(token_row),
+        token_page=zeros,  # the kernels alone write no KV
+        token_offset=zeros,
+        num_decode_rows=jnp.int32(sum(1 for n, _ in rows if n == 1)),
+        num_rows=jnp.int32(len(rows)),
+    )
+    dim = pool_head_dim(backend, HEAD_DIM)
+    shape = (1 + sum(pages), 2, HEADS[1], PAGE, dim)
+    pool = jax.jit(lambda key: jax.random.normal(key, shape, jnp.dtype(dtype)))(jax.random.key(0))
+    q = jax.random.normal(jax.random.key(1), (int(new.sum()), HEADS[0], dim), jnp.dtype(dtype))
+    return q, PagedKV(pages=pool), batch
+
+
+def _attend(backend: Any) -> Any:
+    if backend == "mosaic_gpu":
+        from octavo.pallas_kernels.ragged_paged_attention.kernel_gpu import attend_mosaic_gpu
+
+        return attend_mosaic_gpu
+    if backend == "mosaic_tpu":
+        from octavo.pallas_kernels.ragged_paged_attention.kernel_tpu import attend_mosaic_tpu
+
+        return attend_mosaic_tpu
+    from octavo.pallas_kernels.ragged_paged_attention.xla import attend_xla
+
+    return attend_xla

@@ -1,0 +1,137 @@
+"""Checks and measures Octavo on the device at hand; one command, under nine minutes.
+
+    python benchmarks/device_suite.py                  on a GPU or TPU
+    python benchmarks/device_suite.py --quick          checks and kernels alone
+    python benchmarks/device_suite.py --tiny           small shapes, to try the suite on a CPU
+
+Needs JAX, NumPy and, for whole steps, Flax; peers are measured where PyTorch is. Shapes are
+Llama-3.1-8B's, weights random. Every figure stands beside the copy bandwidth and the matmul rate of
+the same run. Sections run in order of worth, each within a limit; what is measured is on disk at
+once (`--output`, .json and .md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import functools
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+# Peers share the device, in processes of their own.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+BUDGET_S = 520.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="checks and kernels alone")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, float32")
+    parser.add_argument("--backend", default="auto", help="of attention (default: the device's)")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S)
+    parser.add_argument("--output", type=Path, help="without suffix (default: under results/)")
+    args = parser.parse_args()
+
+    import jax
+
+    from benchmarks.device import checks, kernels, roofs, steps
+    from benchmarks.device.report import Report, Section
+    from octavo.pallas_kernels.ragged_paged_attention.backends import (
+        AttentionShape,
+        choose_backend,
+    )
+
+    device = jax.devices()[0]
+    dtype = "float32" if args.tiny else "bfloat16"
+    shape = AttentionShape(
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        page_size=64,
+        max_tokens=2048,
+        q_dtype=dtype,
+        kv_dtype=dtype,
+    )
+    backend = choose_backend(
+        args.backend, shape, platform=device.platform, device_kind=device.device_kind
+    )
+    today = datetime.datetime.now(datetime.UTC)
+    kind = device.device_kind.lower().replace(" ", "-")
+    output = args.output or ROOT / "benchmarks" / "results" / f"device-{kind}-{today.date()}"
+    about = {
+        "date": today.isoformat(timespec="seconds"),
+        "command": "python " + " ".join(sys.argv),
+        "device": device.device_kind,
+        "num_devices": len(jax.devices()),
+        "jax": jax.__version__,
+        "python": platform.python_version(),
+        "attention": backend,
+        "dtype": dtype,
+        "shapes": "tiny" if args.tiny else "Llama-3.1-8B",
+    }
+    report = Report(about, output, args.budget_s)
+    common = {"backend": backend, "dtype": dtype, "tiny": args.tiny}
+    sections = [
+        Section("roofs", functools.partial(roofs.measure, tiny=args.tiny), 40),
+        Section("checks", functools.partial(checks.check, **common), 110),
+        Section("kernels", functools.partial(kernels.measure, **common), 100),
+    ]
+    if not args.quick:
+        sections.append(Section("steps", functools.partial(steps.measure, **common), 190))
+        for name, limit_s in (("decode", 60), ("sdpa", 40), ("transformers", 110)):
+            run = functools.partial(peers, part=name)
+            sections.append(Section(f"peer {name}", run, limit_s))
+    for section in sections:
+        report.run(section)
+        steps.free_device()
+    print(f"written to {output}.json and .md")
+    return 0 if report.ok else 1
+
+
+def peers(results: dict[str, Any], deadline_s: float, *, part: str) -> Iterator[dict[str, Any]]:
+    """Rows of a peer's process."""
+    from benchmarks.device.report import Skipped
+
+    if importlib.util.find_spec("torch") is None:
+        raise Skipped("PyTorch is not installed: no peer is measured")
+    probe = [sys.executable, "-c", "import torch; raise SystemExit(not torch.cuda.is_available())"]
+    if subprocess.run(probe, check=False, capture_output=True).returncode:
+        raise Skipped("PyTorch sees no CUDA device: no peer is measured")
+    command = [sys.executable, str(ROOT / "benchmarks" / "device" / "torch_peers.py"), part]
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=max(5.0, deadline_s - time.monotonic()),
+        )
+        text, problem = done.stdout, done.stderr[-300:] if done.returncode else ""
+    except subprocess.TimeoutExpired as error:
+        text = (error.stdout or b"").decode() if isinstance(error.stdout, bytes) else ""
+        problem = "not done in time"
+    for line in text.splitlines():
+        if line.startswith("{"):
+            row = json.loads(line)
+            if part == "transformers" and "offline_tokens_per_s" in results and "seconds" in row:
+                row["ours / peer"] = results["offline_tokens_per_s"] / row["output tok/s"]
+            yield row
+    if problem:
+        yield {"what": f"peer {part}", "failed": problem}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
