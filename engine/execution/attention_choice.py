@@ -12,6 +12,7 @@ from octavo.engine.execution.state import head_axis
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.backends import AttentionShape, choose_backend
+from octavo.pallas_kernels.ragged_paged_attention.tuning import check_tables
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ def choose_attention(
 
     Raises:
         InvalidConfigError: the named backend cannot serve the model on this device, or does not
-            agree with the reference there.
+            agree with the reference there; a table of block sizes that cannot be used.
     """
     device = mesh.devices.flat[0]
     axis = head_axis(model, mesh)
@@ -55,6 +56,7 @@ def choose_attention(
         q_dtype=dtype,
         kv_dtype=kv_dtype,
     )
+    check_tables()
     backend = choose_backend(
         requested, shape, platform=device.platform, device_kind=device.device_kind
     )
@@ -85,6 +87,8 @@ def _problem(backend: Backend, shape: AttentionShape, model: ModelConfig) -> str
         )
         try:
             worst = check_backend(backend, shape, params)
+        except InvalidConfigError:
+            raise  # a table of block sizes: the user's to mend
         except Exception as error:  # whatever a compiler or a device may raise
             logger.debug("attention_backend=%s", backend, exc_info=True)
             return f"it fails with {type(error).__name__}: {str(error)[:200]}"

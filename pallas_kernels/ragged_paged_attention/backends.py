@@ -139,6 +139,8 @@ def _tpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
     pool_shape = (2, 2, shape.num_kv_heads, shape.page_size, head_dim)
     try:
         choose_tpu_tiles(q_shape, shape.q_dtype, pool_shape, shape.kv_dtype, device_kind)
+    except InvalidConfigError:
+        raise
     except ValueError as error:
         return Refusal("num_kv_heads", shape.num_kv_heads, f"fewer on a device: {error}")
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,9 +14,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
-from octavo.pallas_kernels.ragged_paged_attention.tuning import TuningKey, with_tuned
-
-logger = logging.getLogger(__name__)
+from octavo.pallas_kernels.ragged_paged_attention.tuning import (
+    TuningKey,
+    bad_tiles,
+    with_tuned,
+)
 
 SMEM_BYTES = 232_448
 """Shared memory of one block on Hopper."""
@@ -66,36 +67,45 @@ class PrefillTiles:
 def choose_decode_tiles(
     head_dim: int, page_size: int, itemsize: int, key: TuningKey | None = None
 ) -> DecodeTiles:
-    """Measured block sizes of `key`, else 64 keys a tile and as many stages as memory holds."""
+    """Measured block sizes of `key`, else 64 keys a tile and as many stages as memory holds.
+
+    Raises:
+        InvalidConfigError: a table asks for more than shared memory holds.
+    """
     del page_size
     fits = decode_stages(head_dim, itemsize, 64)
-    computed = DecodeTiles(tile=64, num_stages=max(2, min(4, fits)))
-    tiles = computed if key is None else with_tuned(computed, key)
-    if tiles.num_stages > decode_stages(head_dim, itemsize, tiles.tile):
-        logger.warning("tuned block sizes %s are left out: they exceed shared memory", tiles)
-        return computed
+    tiles = DecodeTiles(tile=64, num_stages=max(2, min(4, fits)))
+    if key is not None:
+        tiles = with_tuned(tiles, key)
+        _check_stages(key, tiles, decode_stages(head_dim, itemsize, tiles.tile))
     return tiles
 
 
 def choose_prefill_tiles(
     head_dim: int, itemsize: int, key: TuningKey | None = None
 ) -> PrefillTiles:
-    """Measured block sizes of `key`, else 128 keys a tile where two stages fit, else 64."""
-    computed = next(
-        (
-            PrefillTiles(tile=tile, num_stages=2)
-            for tile in (128, 64)
-            if prefill_stages(head_dim, itemsize, tile) >= 2
-        ),
-        None,
-    )
-    if computed is None:
+    """Measured block sizes of `key`, else 128 keys a tile where two stages fit, else 64.
+
+    Raises:
+        InvalidConfigError: a table asks for more than shared memory holds.
+        ValueError: two stages of the smallest tile do not fit.
+    """
+    fitting = [t for t in (128, 64) if prefill_stages(head_dim, itemsize, t) >= 2]
+    if not fitting:
         raise ValueError(f"head_dim {head_dim}: two stages of 64 keys exceed {SMEM_BYTES} bytes")
-    tiles = computed if key is None else with_tuned(computed, key)
-    if tiles.num_stages > prefill_stages(head_dim, itemsize, tiles.tile):
-        logger.warning("tuned block sizes %s are left out: they exceed shared memory", tiles)
-        return computed
+    tiles = PrefillTiles(tile=fitting[0], num_stages=2)
+    if key is not None:
+        tiles = with_tuned(tiles, key)
+        _check_stages(key, tiles, prefill_stages(head_dim, itemsize, tiles.tile))
     return tiles
+
+
+def _check_stages(key: TuningKey, tiles: DecodeTiles | PrefillTiles, most: int) -> None:
+    sizes = {"tile": tiles.tile, "num_stages": tiles.num_stages}
+    if tiles.tile % 64:
+        raise bad_tiles(key, sizes, "tiles of a multiple of 64 keys")
+    if tiles.num_stages > most:
+        raise bad_tiles(key, sizes, f"at most {most} stages, which shared memory holds")
 
 
 def decode_stages(head_dim: int, itemsize: int, tile: int) -> int:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
 
 from octavo.pallas_kernels.compat import device_kind
-from octavo.pallas_kernels.ragged_paged_attention.tuning import tuning_key, with_tuned
-
-logger = logging.getLogger(__name__)
+from octavo.pallas_kernels.ragged_paged_attention.tuning import (
+    bad_tiles,
+    tuning_key,
+    with_tuned,
+)
 
 MIB = 1 << 20
 VMEM_BYTES = {
@@ -92,6 +93,7 @@ def choose_tpu_tiles(
         kind: device kind; None asks JAX which one is being compiled for.
 
     Raises:
+        InvalidConfigError: a table asks for more than VMEM holds.
         ValueError: not even one page and the smallest tile fit.
     """
     _, num_heads, head_dim = q_shape
@@ -123,24 +125,25 @@ def choose_tpu_tiles(
         raise ValueError(
             f"attention needs {needed} bytes of VMEM: at most {budget} are planned for"
         )
-    computed = TpuTiles(
+    tiles = TpuTiles(
         decode_pages=widest_block(group),
         prefill_pages=pages,
         prefill_tile=tile,
         vmem_bytes=min(int(capacity * 0.9), max(budget + budget // 2, needed)),
     )
-    tiles = computed
+    most = int(capacity * 0.9)
     for part in ("decode", "prefill"):
         key = tuning_key("mosaic_tpu", part, q_shape, q_dtype, pool_shape, kv_dtype, kind)
         tiles = with_tuned(tiles, key)
-    most = max(
-        scratch_bytes(rows=rows, block=num_pages * page_size, **sizes)
-        for rows, num_pages in (
-            (group, tiles.decode_pages),
-            (tiles.prefill_tile * group, tiles.prefill_pages),
+        tiles = replace(tiles, prefill_tile=min(tiles.prefill_tile, q_shape[0]))
+        rows, num_pages = (
+            (group, tiles.decode_pages)
+            if part == "decode"
+            else (tiles.prefill_tile * group, tiles.prefill_pages)
         )
-    )
-    if most > capacity * 0.9:
-        logger.warning("tuned block sizes %s are left out: they need %s bytes", tiles, most)
-        return computed
-    return replace(tiles, vmem_bytes=max(tiles.vmem_bytes, most))
+        needed = scratch_bytes(rows=rows, block=num_pages * page_size, **sizes)
+        if needed > most:
+            names = {"pages": num_pages, "prefill_tile": tiles.prefill_tile}
+            raise bad_tiles(key, names, f"what {most} bytes of VMEM hold, not {needed}")
+        tiles = replace(tiles, vmem_bytes=max(tiles.vmem_bytes, needed))
+    return tiles

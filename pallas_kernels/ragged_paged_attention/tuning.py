@@ -3,25 +3,24 @@
 A table is a JSON file that `octavo tune` wrote: the device, the date and the command, and one entry
 a shape and part. Tables are looked for in `OCTAVO_TUNING_DIR`, else in the user's cache folder, and
 then among those shipped; where none matches, block sizes are computed from the device's properties.
+A table that cannot be read, or asks for what a kernel does not have, ends the engine's start.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import logging
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import jax.numpy as jnp
 
+from octavo.engine.errors import InvalidConfigError
 from octavo.pallas_kernels.compat import device_kind
-
-logger = logging.getLogger(__name__)
 
 Part = Literal["decode", "prefill"]
 Tiles = TypeVar("Tiles", bound=Any)
@@ -80,7 +79,11 @@ def tuning_key(
 
 
 def tuned(key: TuningKey) -> Mapping[str, int] | None:
-    """Measured block sizes, by name; None where nothing was measured."""
+    """Measured block sizes, by name; None where nothing was measured.
+
+    Raises:
+        InvalidConfigError: a table cannot be read.
+    """
     for directory in directories():
         found = _tables(str(directory)).get(key)
         if found is not None:
@@ -92,16 +95,35 @@ def with_tuned(tiles: Tiles, key: TuningKey) -> Tiles:
     """Block sizes with what was measured for `key` in place of what was computed.
 
     Args:
-        tiles: a frozen dataclass of sizes; it comes back as it is where a table does not fit it.
+        tiles: a frozen dataclass of sizes; it comes back as it is where nothing was measured.
+
+    Raises:
+        InvalidConfigError: a table cannot be read, or names sizes that the kernel does not have.
     """
     found = tuned(key)
     if found is None:
         return tiles
-    try:
-        return replace(tiles, **found)
-    except (TypeError, ValueError) as error:
-        logger.warning("tuned block sizes %s are left out: %s", dict(found), error)
-        return tiles
+    names = [each.name for each in fields(tiles)]
+    unknown = sorted(found.keys() - set(names))
+    if unknown:
+        raise bad_tiles(key, found, f"sizes named {', '.join(names)}")
+    return replace(tiles, **found)
+
+
+def bad_tiles(key: TuningKey, tiles: Mapping[str, int], allowed: str) -> InvalidConfigError:
+    """The error for an entry that a kernel cannot take."""
+    where = f"tuning table, {key.backend} {key.part} of {key.device}"
+    return InvalidConfigError(where, dict(tiles), f"{allowed} (`octavo tune` measures anew)")
+
+
+def check_tables() -> None:
+    """Reads all tables.
+
+    Raises:
+        InvalidConfigError: one cannot be read.
+    """
+    for directory in directories():
+        _tables(str(directory))
 
 
 def tuning_device() -> str:
@@ -136,10 +158,10 @@ def write_table(path: Path, about: Mapping[str, Any], entries: list[dict[str, An
         about: device, date, command and whatever else explains the figures.
         entries: each a key's fields, `tiles`, and figures.
     """
-    fields = TuningKey.__dataclass_fields__.keys() - {"device"}
+    names = sorted(TuningKey.__dataclass_fields__.keys() - {"device"})
 
     def identity(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(entry[name] for name in sorted(fields))
+        return tuple(entry[name] for name in names)
 
     kept: list[dict[str, Any]] = []
     if path.exists():
@@ -164,7 +186,8 @@ def _tables(directory: str) -> dict[TuningKey, Mapping[str, int]]:
         try:
             found.update(_read(path))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            logger.warning("tuning table %s is left out: %s: %s", path, type(error).__name__, error)
+            allowed = f"a table that `octavo tune` wrote ({type(error).__name__}: {error})"
+            raise InvalidConfigError("tuning table", str(path), allowed) from error
     return found
 
 
@@ -173,10 +196,10 @@ def _read(path: Path) -> Iterator[tuple[TuningKey, Mapping[str, int]]]:
     names = TuningKey.__dataclass_fields__.keys() - {"device"}
     for entry in table["entries"]:
         key = TuningKey(device=table["device"], **{name: entry[name] for name in names})
-        sizes = {name: int(value) for name, value in entry["tiles"].items()}
-        if min(sizes.values()) < 1:
-            raise ValueError(f"{sizes}: want at least 1")
-        yield key, sizes
+        for name, value in entry["tiles"].items():
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} = {value!r} in tiles: want an integer of at least 1")
+        yield key, dict(entry["tiles"])
 
 
 @functools.cache

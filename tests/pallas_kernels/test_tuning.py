@@ -11,8 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from octavo.engine.errors import InvalidConfigError
 from octavo.pallas_kernels.ragged_paged_attention import AttentionParams, tuning
-from octavo.pallas_kernels.ragged_paged_attention.backends import AttentionShape
+from octavo.pallas_kernels.ragged_paged_attention.backends import (
+    AttentionShape,
+    choose_backend,
+)
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
 from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
@@ -90,23 +94,35 @@ def test_what_was_measured_for_something_else_is_not(table: Any, change: dict[st
     assert choose_xla_tiles(Q, F32, POOL, F32) == XlaTiles()
 
 
-def test_a_broken_table_is_left_out_with_a_warning(
-    table: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"device": "x", "entries": [{}]}', "KeyError"),
+        ("no JSON", "JSONDecodeError"),
+        ('{"device": "x"}', "KeyError: 'entries'"),
+    ],
+)
+def test_a_table_that_cannot_be_read_is_refused(
+    table: Any, tmp_path: Path, text: str, why: str
 ) -> None:
-    path = table(key(), row_group=3)
-    (path.parent / "broken.json").write_text('{"device": "x", "entries": [{}]}')
+    (tmp_path / "broken.json").write_text(text)
+    for ask in (tuning.check_tables, lambda: choose_xla_tiles(Q, F32, POOL, F32)):
+        with pytest.raises(InvalidConfigError, match=r"broken\.json.*octavo tune") as caught:
+            ask()
+        assert why in str(caught.value)
+
+
+def test_sizes_that_a_kernel_does_not_have_are_refused(table: Any) -> None:
     table(key(part="prefill"), warp_groups=2)
-    assert choose_xla_tiles(Q, F32, POOL, F32) == XlaTiles(row_group=3)
-    assert "broken.json is left out: KeyError" in caplog.text
-    assert "{'warp_groups': 2} are left out" in caplog.text
+    with pytest.raises(InvalidConfigError, match=r"warp_groups.*sizes named row_group"):
+        choose_xla_tiles(Q, F32, POOL, F32)
+    table(key(part="prefill"), query_tile=16)
     table(key(), row_group=0)
-    assert choose_xla_tiles(Q, F32, POOL, F32) == XlaTiles()
-    assert "table.json is left out: ValueError: {'row_group': 0}: want at least 1" in caplog.text
+    with pytest.raises(InvalidConfigError, match="row_group = 0 in tiles: want an integer"):
+        choose_xla_tiles(Q, F32, POOL, F32)
 
 
-def test_kernels_for_tpus_and_gpus_find_theirs(
-    table: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_kernels_for_tpus_and_gpus_find_theirs(table: Any) -> None:
     q, pool, bf16 = (64, 32, 128), (9, 2, 8, 64, 128), jnp.dtype("bfloat16")
     v6e = tuning.tuning_key("mosaic_tpu", "decode", q, bf16, pool, bf16, "TPU v6 lite")
     computed = choose_tpu_tiles(q, bf16, pool, bf16, "TPU v6 lite")
@@ -115,7 +131,8 @@ def test_kernels_for_tpus_and_gpus_find_theirs(
     assert (computed.decode_pages, tiles.decode_pages) == (8, 4)
     assert tiles.prefill_tile == computed.prefill_tile
     table(v6e, decode_pages=1000)
-    assert choose_tpu_tiles(q, bf16, pool, bf16, "TPU v6 lite") == computed
+    with pytest.raises(InvalidConfigError, match=r"'pages': 1000.*bytes of VMEM hold"):
+        choose_tpu_tiles(q, bf16, pool, bf16, "TPU v6 lite")
 
     h200 = tuning.tuning_key("mosaic_gpu", "decode", q, bf16, pool, bf16, "NVIDIA H200")
     table(h200, tile=64, num_stages=3, target_blocks=264, min_tiles=2)
@@ -123,8 +140,29 @@ def test_kernels_for_tpus_and_gpus_find_theirs(
     assert (decode.num_stages, decode.target_blocks, decode.min_tiles) == (3, 264, 2)
     chunk = tuning.tuning_key("mosaic_gpu", "prefill", q, bf16, pool, bf16, "NVIDIA H200")
     table(chunk, tile=64, num_stages=30)
-    assert choose_prefill_tiles(128, 2, chunk) == choose_prefill_tiles(128, 2)
-    assert "exceed shared memory" in caplog.text
+    with pytest.raises(InvalidConfigError, match="at most 4 stages, which shared memory holds"):
+        choose_prefill_tiles(128, 2, chunk)
+    table(chunk, tile=48, num_stages=2)
+    with pytest.raises(InvalidConfigError, match="a multiple of 64 keys"):
+        choose_prefill_tiles(128, 2, chunk)
+
+
+def test_a_shape_whose_table_is_bad_is_not_called_unsupported(table: Any) -> None:
+    bf16 = jnp.dtype("bfloat16")
+    shape = AttentionShape(
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+        page_size=64,
+        max_tokens=64,
+        q_dtype=bf16,
+        kv_dtype=bf16,
+    )
+    q, pool = (64, 32, 128), (2, 2, 8, 64, 128)
+    table(tuning.tuning_key("mosaic_tpu", "decode", q, bf16, pool, bf16, "TPU v6 lite"), lanes=3)
+    for requested in ("auto", "mosaic_tpu"):
+        with pytest.raises(InvalidConfigError, match="tuning table"):
+            choose_backend(requested, shape, platform="tpu", device_kind="TPU v6 lite")
 
 
 def test_a_table_keeps_what_was_not_measured_anew(table: Any) -> None:
