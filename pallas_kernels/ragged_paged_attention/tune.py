@@ -1,8 +1,10 @@
 """Measures block sizes on the device at hand.
 
-Every candidate is compiled and timed a few times; the fastest few meet the default again in rounds
-in which all of them take turns, so that a machine that changes its speed changes it for all. A
-candidate is taken only if its median beats the default's by `MARGIN`.
+Every candidate is compiled and timed a few times on long and on short rows; the fastest few meet
+the default again in rounds in which all of them take turns, so that a machine that changes its
+speed changes it for all. A candidate's score is its time over the default's, in the geometric mean
+of the two: what helps long rows may not cost short ones as much. It is taken only if it beats the
+default by `MARGIN`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -39,6 +42,8 @@ MARGIN = 0.03
 """A gain below it is noise on most machines."""
 FINALISTS = 4
 FIRST_RUNS = 3
+SHORTER = 8
+"""Short rows have so much less KV than long ones."""
 
 Sizes = dict[str, int]
 Attend = Callable[..., jax.Array]
@@ -58,6 +63,20 @@ class Workload:
     chunk: int = 512
     chunk_context: int = 1024
 
+    def cases(self, part: Part) -> tuple[list[tuple[int, int]], ...]:
+        """Rows (new tokens, KV length), long ones and short ones."""
+        if part == "decode":
+            spread = np.linspace(0.25, 1.0, self.rows)
+            return tuple(
+                [(1, max(1, int(context * share))) for share in spread]
+                for context in (self.row_context, max(1, self.row_context // SHORTER))
+            )
+        short = max(1, self.chunk // (2 * SHORTER))
+        return (
+            [(self.chunk, max(self.chunk, self.chunk_context))],
+            [(short, short)] * max(1, self.chunk // short),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
@@ -65,16 +84,21 @@ class Tuned:
 
     Attributes:
         tiles: the sizes to use; the default's where nothing beat it.
-        ms, default_ms: medians of the last rounds.
+        ms, default_ms: medians of the last rounds, on long rows and on short ones.
         num_candidates: sizes that ran.
     """
 
     key: TuningKey
     tiles: Sizes
     default: Sizes
-    ms: float
-    default_ms: float
+    ms: tuple[float, ...]
+    default_ms: tuple[float, ...]
     num_candidates: int
+
+    @property
+    def score(self) -> float:
+        """Time over the default's, in the geometric mean of the cases."""
+        return _score(self.ms, self.default_ms)
 
     def entry(self) -> dict[str, Any]:
         """As a table holds it."""
@@ -82,8 +106,8 @@ class Tuned:
             **key_fields(self.key),
             "tiles": self.tiles,
             "default": self.default,
-            "ms": round(self.ms, 4),
-            "default_ms": round(self.default_ms, 4),
+            "ms": [round(ms, 4) for ms in self.ms],
+            "default_ms": [round(ms, 4) for ms in self.default_ms],
             "num_candidates": self.num_candidates,
         }
 
@@ -108,45 +132,60 @@ def tune(
     Raises:
         ValueError: a backend without block sizes.
     """
-    arguments = _case(backend, shape, part, workload)
-    q, kv = arguments[0], arguments[1]
+    cases = [_arguments(backend, shape, rows) for rows in workload.cases(part)]
+    q, kv, _ = cases[0]
     key = tuning_key(backend, part, q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
-    default, candidates = _candidates(backend, part, q.shape, q.dtype, kv.pages.shape)
-    default_sizes = _named(default, part)
-    runs: dict[int, tuple[Sizes, Callable[[], float]]] = {}
-    first: dict[int, float] = {}
-    everything = [default, *candidates]
+    everything = _candidates(backend, part, q.shape, q.dtype, kv.pages.shape)
+    runs: dict[int, list[Callable[[], float]]] = {}
+    first: dict[int, tuple[float, ...]] = {}
     for index, tiles in enumerate(everything):
         try:
-            run = _runner(backend, part, tiles, arguments)
-            run()  # compiles
-            first[index] = min(run() for _ in range(FIRST_RUNS))
-            runs[index] = _named(tiles, part), run
+            each = [_runner(backend, part, tiles, arguments) for arguments in cases]
+            for run in each:
+                run()  # compiles
+            first[index] = tuple(min(run() for _ in range(FIRST_RUNS)) for run in each)
+            runs[index] = each
         except Exception as error:  # whatever a compiler says of a size that does not fit
             if index == 0:
                 raise
             logger.info("%s does not run: %s", tiles, error)
         on_candidate(index + 1, len(everything))
-    finalists = [0, *sorted((i for i in first if i), key=first.__getitem__)[:FINALISTS]]
-    times: dict[int, list[float]] = {index: [] for index in finalists}
-    for turn in range(rounds):
-        # Who comes first in a round changes.
-        for index in finalists[turn % len(finalists) :] + finalists[: turn % len(finalists)]:
-            times[index].append(runs[index][1]())
-    median = {index: statistics.median(each) for index, each in times.items()}
-    best = min(median, key=median.__getitem__)
-    if median[best] > (1 - MARGIN) * median[0]:
+    fastest = sorted((i for i in first if i), key=lambda i: _score(first[i], first[0]))
+    median = _in_turns({i: runs[i] for i in (0, *fastest[:FINALISTS])}, rounds)
+    best = min(median, key=lambda i: _score(median[i], median[0]))
+    if _score(median[best], median[0]) > 1 - MARGIN:
         best = 0
-    return Tuned(key, runs[best][0], default_sizes, 1e3 * median[best], 1e3 * median[0], len(runs))
+    return Tuned(
+        key,
+        _named(everything[best], part),
+        _named(everything[0], part),
+        tuple(1e3 * seconds for seconds in median[best]),
+        tuple(1e3 * seconds for seconds in median[0]),
+        len(runs),
+    )
 
 
-def _case(backend: Backend, shape: AttentionShape, part: Part, workload: Workload) -> Any:
+def _in_turns(
+    runs: dict[int, list[Callable[[], float]]], rounds: int
+) -> dict[int, tuple[float, ...]]:
+    """Median seconds of each one's cases; who comes first in a round changes."""
+    order = list(runs)
+    times: dict[int, list[list[float]]] = {i: [[] for _ in each] for i, each in runs.items()}
+    for turn in range(rounds):
+        start = turn % len(order)
+        for index in order[start:] + order[:start]:
+            for seconds, run in zip(times[index], runs[index], strict=True):
+                seconds.append(run())
+    return {i: tuple(map(statistics.median, each)) for i, each in times.items()}
+
+
+def _score(times: tuple[float, ...], default: tuple[float, ...]) -> float:
+    ratios = [mine / its for mine, its in zip(times, default, strict=True)]
+    return math.prod(ratios) ** (1 / len(ratios))
+
+
+def _arguments(backend: Backend, shape: AttentionShape, rows: list[tuple[int, int]]) -> Any:
     """Queries, pool, batch; the numbers in them do not matter, the lengths do."""
-    if part == "decode":
-        steps = np.linspace(0.25, 1.0, workload.rows)
-        rows = [(1, max(1, int(workload.row_context * step))) for step in steps]
-    else:
-        rows = [(workload.chunk, max(workload.chunk, workload.chunk_context))]
     num_tokens = sum(new for new, _ in rows)
     longest = max(kv_len for _, kv_len in rows)
     pages = -(-longest // shape.page_size)
@@ -196,8 +235,8 @@ def _runner(backend: Backend, part: Part, tiles: Any, arguments: Any) -> Callabl
 
 def _candidates(
     backend: Backend, part: Part, q_shape: Any, dtype: Any, pool_shape: Any
-) -> tuple[Any, list[Any]]:
-    """The computed default and the sizes to try, those of the other part left as they are."""
+) -> list[Any]:
+    """The computed default, then the sizes to try; those of the other part are the default's."""
     if backend == "xla":
         return _xla_candidates(part, pool_shape)
     if backend == "mosaic_tpu":
@@ -207,7 +246,7 @@ def _candidates(
     raise ValueError(f"attention backend {backend!r} has no block sizes")
 
 
-def _xla_candidates(part: Part, pool_shape: Any) -> tuple[Any, list[Any]]:
+def _xla_candidates(part: Part, pool_shape: Any) -> list[Any]:
     from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import default_xla_tiles
 
     default = default_xla_tiles(pool_shape[2], pool_shape[4])
@@ -217,10 +256,10 @@ def _xla_candidates(part: Part, pool_shape: Any) -> tuple[Any, list[Any]]:
     else:
         grid = itertools.product((16, 32, 64, 128), (32, 64, 128, 256))
         tried = [replace(default, query_tile=tile, prefill_block=block) for tile, block in grid]
-    return default, [tiles for tiles in tried if tiles != default]
+    return [default, *(tiles for tiles in tried if tiles != default)]
 
 
-def _tpu_candidates(part: Part, q_shape: Any, dtype: Any, pool_shape: Any) -> tuple[Any, list[Any]]:
+def _tpu_candidates(part: Part, q_shape: Any, dtype: Any, pool_shape: Any) -> list[Any]:
     from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
 
     default = choose_tpu_tiles(q_shape, dtype, pool_shape, dtype)
@@ -232,12 +271,10 @@ def _tpu_candidates(part: Part, q_shape: Any, dtype: Any, pool_shape: Any) -> tu
             replace(default, prefill_pages=n, prefill_tile=tile)
             for n, tile in itertools.product(pages, (32, 64, 128, 256))
         ]
-    return default, [tiles for tiles in tried if tiles != default]
+    return [default, *(tiles for tiles in tried if tiles != default)]
 
 
-def _gpu_candidates(
-    part: Part, head_dim: int, itemsize: int, page_size: int
-) -> tuple[Any, list[Any]]:
+def _gpu_candidates(part: Part, head_dim: int, itemsize: int, page_size: int) -> list[Any]:
     from octavo.pallas_kernels.ragged_paged_attention import tiles_gpu as gpu
 
     if part == "prefill":
@@ -247,7 +284,7 @@ def _gpu_candidates(
             for tile, stages in itertools.product((64, 128), (2, 3, 4))
             if stages <= gpu.prefill_stages(head_dim, itemsize, tile)
         ]
-        return default_prefill, [tiles for tiles in tried_prefill if tiles != default_prefill]
+        return [default_prefill, *(tiles for tiles in tried_prefill if tiles != default_prefill)]
     default = gpu.choose_decode_tiles(head_dim, page_size, itemsize)
     tried = [
         replace(
@@ -259,7 +296,7 @@ def _gpu_candidates(
         for stages, waves, least in itertools.product((2, 3, 4, 5), (1, 2, 4, 8), (2, 4, 8))
         if stages <= gpu.decode_stages(head_dim, itemsize, default.tile)
     ]
-    return default, [tiles for tiles in tried if tiles != default]
+    return [default, *(tiles for tiles in tried if tiles != default)]
 
 
 _PARTS: dict[str, dict[str, tuple[str, ...]]] = {

@@ -106,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
             results.append(result)
             sizes = " ".join(f"{name}={value}" for name, value in result.tiles.items())
             print(
-                f"{name}: {sizes}: {result.ms:.3f} ms, by default {result.default_ms:.3f} ms "
-                f"({result.num_candidates} candidates)",
+                f"{name}: {sizes}: {_ms(result.ms)} ms on long and short rows, by default "
+                f"{_ms(result.default_ms)} ms ({result.num_candidates} candidates)",
                 flush=True,
             )
     about = {
@@ -140,6 +140,10 @@ def _heads(args: argparse.Namespace) -> tuple[int, int, int]:
     if config.num_kv_heads % split:
         split = 1  # heads that do not divide run everywhere
     return config.num_heads // split, config.num_kv_heads // split, config.head_dim
+
+
+def _ms(times: tuple[float, ...]) -> str:
+    return " and ".join(f"{ms:.3f}" for ms in times)
 
 
 def _file_name(device: str) -> str:
