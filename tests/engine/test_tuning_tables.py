@@ -1,0 +1,43 @@
+"""Engines look for measured block sizes, and say at once where a table cannot be used."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import LLM
+from octavo.engine.errors import InvalidConfigError
+from octavo.models.loading.load import load_config
+from octavo.pallas_kernels.ragged_paged_attention import tuning
+
+SMALL: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 64}
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("OCTAVO_TUNING_DIR", str(tmp_path))
+    tuning.forget_tables()
+    yield tmp_path
+    tuning.forget_tables()
+
+
+def test_a_broken_table_ends_the_start(directory: Path, tiny_model: Path) -> None:
+    (directory / "mine.json").write_text("{")
+    with pytest.raises(InvalidConfigError, match=r"tuning table = .*mine\.json"):
+        LLM(str(tiny_model), progress=False, **SMALL)
+
+
+def test_an_engine_asks_for_its_own_heads_and_pages(directory: Path, tiny_model: Path) -> None:
+    """An entry that no kernel could take is met only by the engine that it was measured for."""
+    config = load_config(tiny_model)
+    q = (16, config.num_heads, config.head_dim)
+    pool = (2, 2, config.num_kv_heads, 8, config.head_dim)
+    key = tuning.tuning_key("xla", "prefill", q, "float32", pool, "float32")
+    entry = {**tuning.key_fields(key), "tiles": {"warp_groups": 2}}
+    (directory / "mine.json").write_text(json.dumps({"device": key.device, "entries": [entry]}))
+    with pytest.raises(InvalidConfigError, match="'warp_groups': 2"):
+        LLM(str(tiny_model), progress=False, **SMALL)
