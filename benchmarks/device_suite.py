@@ -3,6 +3,7 @@
     python benchmarks/device_suite.py                  on a GPU or TPU
     python benchmarks/device_suite.py --quick          checks and kernels alone
     python benchmarks/device_suite.py --tiny           small shapes, to try the suite on a CPU
+    python benchmarks/device_suite.py --compile-for h200   compile its programs, without the device
 
 Needs JAX, NumPy and, for whole steps, Flax; peers are measured where PyTorch is. Shapes are
 Llama-3.1-8B's, weights random. Every figure stands beside the copy bandwidth and the matmul rate of
@@ -43,7 +44,11 @@ def main() -> int:
     parser.add_argument("--backend", default="auto", help="of attention (default: the device's)")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S)
     parser.add_argument("--output", type=Path, help="without suffix (default: under results/)")
+    parser.add_argument("--compile-for", metavar="TARGET", help="of `make aot`; nothing is run")
+    parser.add_argument("--only", default="", help="with --compile-for: names that contain this")
     args = parser.parse_args()
+    if args.compile_for:
+        return compile_for(args.compile_for, args.only)
 
     import jax
 
@@ -99,6 +104,18 @@ def main() -> int:
         steps.free_device()
     print(f"written to {output}.json and .md")
     return 0 if report.ok else 1
+
+
+def compile_for(target: str, only: str) -> int:
+    """Compiles the suite's programs for a device that is not there; 1 if one does not compile."""
+    from benchmarks.device.deviceless import compile_all
+    from benchmarks.device.report import line
+
+    failed = 0
+    for row in compile_all(target, only):
+        print(line(row), flush=True)
+        failed += not row["ok"]
+    return 1 if failed else 0
 
 
 def peers(results: dict[str, Any], deadline_s: float, *, part: str) -> Iterator[dict[str, Any]]:

@@ -75,18 +75,7 @@ def compile_all(target: Target, only: str) -> Iterator[dict[str, Any]]:
         if only not in case.name:
             continue
         mesh = make_mesh(num_devices(case, target), topology.devices)
-        counted = case.counted(backend, kind)
-        result: dict[str, Any] = {
-            "target": target.name,
-            "case": case.name,
-            "num_devices": mesh.size,
-            "bytes": case.bytes_moved / mesh.size,
-            "flops": case.flops / mesh.size,
-            "counted_bytes": counted.num_bytes / mesh.size,
-            "counted_flops": counted.flops / mesh.size,
-        }
-        if target.platform == "tpu":
-            result.update(vmem(case, kind, mesh.size))
+        result = describe(case, target, backend, kind, mesh.size)
         begun_s = time.perf_counter()
         try:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), _stderr() as log:
@@ -105,6 +94,30 @@ def compile_all(target: Target, only: str) -> Iterator[dict[str, Any]]:
             result["over_memory"] = True
         result.update(registers(log[0]))
         yield result
+
+
+def describe(
+    case: Case, target: Target, backend: Any, device_kind: str, num_devices: int
+) -> dict[str, Any]:
+    """What is known of a case without a compiler, in figures of one device."""
+    from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
+
+    counted = case.counted(backend, device_kind)
+    head_dim = case.attention.head_dim
+    result: dict[str, Any] = {
+        "target": target.name,
+        "case": case.name,
+        "num_devices": num_devices,
+        "bytes": case.bytes_moved / num_devices,
+        "flops": case.flops / num_devices,
+        "counted_bytes": counted.num_bytes / num_devices,
+        "counted_flops": counted.flops / num_devices,
+        "is_decode": not case.attention.chunk,
+        "pads_heads": pool_head_dim(backend, head_dim) != head_dim,
+    }
+    if target.platform == "tpu":
+        result.update(vmem(case, device_kind, num_devices))
+    return result
 
 
 def num_devices(case: Case, target: Target) -> int:

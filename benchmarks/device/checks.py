@@ -21,7 +21,8 @@ from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 """Outputs are averages of unit normals; bfloat16 rounds weights and outputs to 8 bits."""
-SPARE_PAGES = 3
+SPARE_PAGES, PADDING = 3, 11
+DECODE_ONLY = ("decode", "idle")
 
 ROWS = {
     "decode": [(1, 1), (1, 64), (1, 150), (1, 333), (1, 700)],
@@ -77,32 +78,12 @@ def _one(
     extra: dict[str, Any],
 ) -> dict[str, Any]:
     rows = ROWS[kind]
-    decode_only = kind in ("decode", "idle")
-    num_tokens = sum(new for new, _ in rows)
-    if not decode_only:
-        num_tokens += 11  # padding
     used = 1 + sum(-(-kv_len // page_size) for _, kv_len in rows)
-    q, k, v, kv, batch = make_case(
-        rng,
-        rows,
-        num_tokens=num_tokens,
-        num_rows=len(rows) + (0 if decode_only else 2),
-        heads=heads,
-        head_dim=head_dim,
-        page_size=page_size,
-        table=-(-704 // page_size),
-        dtype=dtype,
-        pool_head_dim=pool_head_dim(backend, head_dim),
-    )
-    assert kv.pages.shape[0] == used
-    nobodys = jnp.full((SPARE_PAGES, *kv.pages.shape[1:]), jnp.nan, kv.pages.dtype)
-    kv = PagedKV(pages=jnp.concatenate([kv.pages, nobodys]))
-    params = AttentionParams(scale=head_dim**-0.5, **extra)
+    q, k, v, kv, batch = make_inputs(rng, backend, dtype, kind, heads, head_dim, page_size)
+    num_tokens = q.shape[0]
 
     def run(name: Any) -> tuple[np.ndarray, np.ndarray]:
-        attend = partial(
-            ragged_paged_attention, params=params, backend=name, decode_only=decode_only
-        )
+        attend = attention(name, kind, head_dim, extra)
         program = jax.jit(attend).lower(q, k, v, kv, batch).compile()
         poison(q.size * q.dtype.itemsize)
         out, pool = program(q, k, v, kv, batch)
@@ -124,6 +105,45 @@ def _one(
         "pool": "same" if same_pool else "DIFFERS",
         "ok": worst <= TOLERANCE[dtype] and same_pool and padding_finite,
     }
+
+
+def make_inputs(
+    rng: np.random.Generator,
+    backend: Any,
+    dtype: str,
+    kind: str,
+    heads: tuple[int, int],
+    head_dim: int,
+    page_size: int,
+) -> Any:
+    """Queries, new keys and values, pool and batch, with padding, and pages that are nobody's."""
+    rows = ROWS[kind]
+    decode_only = kind in DECODE_ONLY
+    q, k, v, kv, batch = make_case(
+        rng,
+        rows,
+        num_tokens=sum(new for new, _ in rows) + (0 if decode_only else PADDING),
+        num_rows=len(rows) + (0 if decode_only else 2),
+        heads=heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        table=-(-704 // page_size),
+        dtype=dtype,
+        pool_head_dim=pool_head_dim(backend, head_dim),
+    )
+    assert kv.pages.shape[0] == 1 + sum(-(-kv_len // page_size) for _, kv_len in rows)
+    nobodys = jnp.full((SPARE_PAGES, *kv.pages.shape[1:]), jnp.nan, kv.pages.dtype)
+    return q, k, v, PagedKV(pages=jnp.concatenate([kv.pages, nobodys])), batch
+
+
+def attention(backend: Any, kind: str, head_dim: int, extra: dict[str, Any]) -> Any:
+    """What is checked: (queries, new keys, new values, pool, batch) -> outputs and pool."""
+    return partial(
+        ragged_paged_attention,
+        params=AttentionParams(scale=head_dim**-0.5, **extra),
+        backend=backend,
+        decode_only=kind in DECODE_ONLY,
+    )
 
 
 def poison(num_bytes: int) -> None:

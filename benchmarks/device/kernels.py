@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -22,48 +22,53 @@ from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
 HEADS, HEAD_DIM, PAGE = (32, 8), 128, 64
 
 
+LOOPS = 10
+
+
 def measure(
     results: dict[str, Any], deadline_s: float, *, backend: Any, dtype: str, tiny: bool
 ) -> Iterator[dict[str, Any]]:
     """Decode at equal and at drawn lengths, prefill chunks, a mixed batch."""
-    rng = np.random.default_rng(0)
-    if tiny:
-        drawn = rng.integers(8, 64, 4)
-        cases = [
-            ("decode 4 x 32", [(1, 32)] * 4),
-            ("decode 4 x 8-64", [(1, int(n)) for n in drawn]),
-            ("prefill 16 x 48", [(16, 48)]),
-        ]
-    else:
-        drawn = rng.integers(1024, 8193, 64)
-        cases = [
-            ("decode 64 x 4096", [(1, 4096)] * 64),
-            ("decode 64 x 1k-8k", [(1, int(n)) for n in drawn]),
-            ("prefill 2048 x 8192", [(2048, 8192)]),
-            ("decode 1 x 32768", [(1, 32768)]),
-            ("decode 128 x 1024", [(1, 1024)] * 128),
-            ("prefill 2048 x 2048", [(2048, 2048)]),
-            ("mixed 128 x 1024 + 512 x 1024", [(1, 1024)] * 128 + [(512, 1024)]),
-        ]
-    for name, rows in cases:
+    for name, rows in cases(tiny):
         if time.monotonic() > deadline_s:
             return
         yield {"what": name, **_one(rows, results, backend, dtype, tiny)}
 
 
+def cases(tiny: bool = False) -> list[tuple[str, list[tuple[int, int]]]]:
+    """Names and rows (new tokens, KV length), the most wanted first."""
+    rng = np.random.default_rng(0)
+    if tiny:
+        drawn = rng.integers(8, 64, 4)
+        return [
+            ("decode 4 x 32", [(1, 32)] * 4),
+            ("decode 4 x 8-64", [(1, int(n)) for n in drawn]),
+            ("prefill 16 x 48", [(16, 48)]),
+        ]
+    drawn = rng.integers(1024, 8193, 64)
+    return [
+        ("decode 64 x 4096", [(1, 4096)] * 64),
+        ("decode 64 x 1k-8k", [(1, int(n)) for n in drawn]),
+        ("prefill 2048 x 8192", [(2048, 8192)]),
+        ("decode 1 x 32768", [(1, 32768)]),
+        ("decode 128 x 1024", [(1, 1024)] * 128),
+        ("prefill 2048 x 2048", [(2048, 2048)]),
+        ("mixed 128 x 1024 + 512 x 1024", [(1, 1024)] * 128 + [(512, 1024)]),
+    ]
+
+
+def attention(rows: list[tuple[int, int]], backend: Any) -> Callable[..., jax.Array]:
+    """What is timed: (queries, pool, batch) -> outputs, which are the next run's queries."""
+    params = AttentionParams(scale=HEAD_DIM**-0.5)
+    decode_only = all(new == 1 for new, _ in rows)
+    return partial(_attend(backend), params=params, decode_only=decode_only)
+
+
 def _one(
     rows: list[tuple[int, int]], results: dict[str, Any], backend: Any, dtype: str, tiny: bool
 ) -> dict[str, Any]:
-    decode_only = all(new == 1 for new, _ in rows)
     q, kv, batch = make_batch(rows, backend, dtype)
-    params = AttentionParams(scale=HEAD_DIM**-0.5)
-    attend = partial(_attend(backend), params=params, decode_only=decode_only)
-    count = 2 if tiny else 10
-
-    def body(q: jax.Array, kv: PagedKV, batch: RaggedBatch) -> jax.Array:
-        return attend(q, kv, batch)
-
-    took_s = in_loop(body, q, kv, batch, count=count)
+    took_s = in_loop(attention(rows, backend), q, kv, batch, count=2 if tiny else LOOPS)
     itemsize = jnp.dtype(dtype).itemsize
     num_bytes = sum(kv_len for _, kv_len in rows) * 2 * HEADS[1] * HEAD_DIM * itemsize
     pairs = sum(new * kv_len - new * (new - 1) // 2 for new, kv_len in rows)

@@ -22,13 +22,19 @@ def seconds(run: Callable[[], Any], repeats: int = 5) -> float:
     return statistics.median(times)
 
 
-def in_loop(body: Callable[..., jax.Array], x: jax.Array, *rest: Any, count: int) -> float:
-    """Seconds of `x = body(x, *rest)`, `count` of them in one program: no dispatch counts."""
+def looped(body: Callable[..., jax.Array], count: int) -> Any:
+    """A program of `x = body(x, *rest)`, `count` times: no dispatch counts."""
 
     @jax.jit
     def many(x: jax.Array, *rest: Any) -> jax.Array:
         return jax.lax.fori_loop(0, count, lambda _, x: body(x, *rest), x)
 
+    return many
+
+
+def in_loop(body: Callable[..., jax.Array], x: jax.Array, *rest: Any, count: int) -> float:
+    """Seconds of one `x = body(x, *rest)` of `count` in one program."""
+    many = looped(body, count)
     return seconds(lambda: jax.block_until_ready(many(x, *rest))) / count
 
 
