@@ -108,7 +108,6 @@ class EngineCore:
         if self.log is not None:
             status = RequestStatus.CANCELLED.value
             self.log.cancelled(request_id, status, request is not None, now_s)
-        self._forget(request_id)
 
     def cancel(
         self,
@@ -137,7 +136,6 @@ class EngineCore:
         found = self.scheduler.finish(request, RequestStatus.STOPPED, stop_reason, now_s)
         if self.log is not None:
             self.log.finished(request.request_id, stop_reason, found, now_s)
-        self._forget(request.request_id)
 
     def step(self) -> News:
         """One turn of the loop.
@@ -155,7 +153,7 @@ class EngineCore:
                 raise
             self.num_bugs += 1
             news.extend(self._recover(error, self.scheduler.live_requests))
-            return self._told(news)
+            return news
         if plan is not None:
             self.num_turns += 1
             news.extend(self._dispatch(plan))
@@ -172,7 +170,7 @@ class EngineCore:
                 self.masks.wait()
         if len(self._news):
             news.extend(self._take_news())
-        return self._told(news)
+        return news
 
     def _plan(self, news: News, ready: list[tuple[str, int]], now_s: float) -> StepPlan | None:
         """Takes in what happened meanwhile and decides the next step; adds who ended to `news`."""
@@ -191,9 +189,10 @@ class EngineCore:
 
     def _release(self) -> list[tuple[str, int]]:
         """Lets the gated requests go on whose masks are there; which, and from how many tokens."""
-        if self.masks is None or not self.masks.is_busy:
-            return []
-        ready = []
+        ready: list[tuple[str, int]] = []
+        if self.masks is None:
+            return ready
+        self.masks.take()
         for item in self.masks.poll():
             if item.error is not None:
                 self.cancel(item.request_id, RequestStatus.FAILED, item.error)
@@ -202,17 +201,6 @@ class EngineCore:
             ready.append((item.request_id, item.num_tokens))
         self.num_turns += bool(ready)
         return ready
-
-    def _told(self, news: News) -> News:
-        if self.masks is not None and self.masks.num_live:
-            for item in news.items:
-                if item.finished:
-                    self._forget(item.request.request_id)
-        return news
-
-    def _forget(self, request_id: str) -> None:
-        if self.masks is not None:
-            self.masks.drop(request_id)
 
     def _dispatch(self, plan: StepPlan) -> News:
         try:
@@ -245,12 +233,6 @@ class EngineCore:
             news = _take_back(plan)
             news.extend(self._recover(error, _requests(plan)))
             return news
-        if self.masks is not None and self.masks.num_live:
-            self.masks.take(
-                (item.request.request_id, item.new_token_ids)
-                for item in committed
-                if not item.finished
-            )
         self.host_s += self._clock.now_s() - begun_s
         if self.log is not None:
             ended = [item.request for item in committed.items if item.finished]

@@ -221,7 +221,11 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """One turn of the engine; what each touched request has to tell."""
-        return self.outputs.process(self.core.step())
+        news = self.core.step()
+        self.masks.take()  # masks are made while texts are
+        outputs = self.outputs.process(news)
+        self.masks.take()
+        return outputs
 
     def load(self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL) -> EngineLoad:
         """How busy the engine is, and how soon a request of this size and class would speak."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ SLOW_MASK_S = 2e-3
 """A matcher whose last mask took longer has its next one made apart from the others'."""
 POLL_WAIT_S = 2e-3
 """Longest wait of a turn of the loop for the masks of sequences whose last ones were quick."""
-IDLE_WAIT_S = 0.05
+IDLE_WAIT_S = 0.005
 """Longest wait of a turn that has nothing else to do."""
 
 
@@ -44,20 +44,25 @@ class MaskReady(NamedTuple):
 class _Walk:
     """A sequence on its way through its grammar."""
 
-    __slots__ = ("is_live", "is_slow", "mask", "matcher", "num_tokens", "request_id")
+    __slots__ = ("is_live", "is_slow", "mask", "matcher", "num_taken", "request")
 
     def __init__(self, request: Request, grammar: CompiledGrammar) -> None:
-        self.request_id = request.request_id
+        self.request = request
         self.matcher = grammar.matcher.deep_copy()
         self.mask: Mask = grammar.first_mask.copy()
-        self.num_tokens = request.num_prompt_tokens
+        self.num_taken = 0
         self.is_slow = False
         self.is_live = True
+
+    def new_token_ids(self) -> list[int]:
+        """Tokens that were committed since the last call."""
+        new = self.request.output_token_ids[self.num_taken :]
+        self.num_taken += len(new)
+        return new
 
     def take(self, token_ids: Sequence[int]) -> Exception | None:
         """Moves on and writes the mask; what went wrong, if anything."""
         begun_s = time.perf_counter()
-        self.num_tokens += len(token_ids)
         if self.matcher.consume_tokens(list(token_ids)):
             fill_mask(self.matcher, self.mask)
         self.is_slow = time.perf_counter() - begun_s > SLOW_MASK_S
@@ -67,7 +72,12 @@ class _Walk:
         return InvalidRequestError(FIELD, "the grammar", f"one simple enough to follow ({why})")
 
 
-_Job = tuple[_Walk, tuple[int, ...]]
+class _Job(NamedTuple):
+    """Tokens for a walk to take in, after which its sequence has so many."""
+
+    walk: _Walk
+    token_ids: list[int]
+    num_tokens: int
 
 
 class TokenMasks:
@@ -85,11 +95,6 @@ class TokenMasks:
         """Sequences with a grammar."""
         return len(self._walks)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether masks are being made, or were made and not asked for."""
-        return any(self._num_pending) or bool(self._ready)
-
     def open(self, request: Request, grammar: CompiledGrammar) -> None:
         """Begins to follow a sequence. Tokens that it has already are taken in now.
 
@@ -97,10 +102,11 @@ class TokenMasks:
             InvalidRequestError: its tokens do not follow the grammar.
         """
         walk = _Walk(request, grammar)
-        if request.output_token_ids:
-            error = walk.take(request.output_token_ids)
+        if token_ids := walk.new_token_ids():
+            error = walk.take(token_ids)
             if error is not None:
                 raise error
+        self.drop(request.request_id)
         self._walks[request.request_id] = walk
 
     def drop(self, request_id: str) -> None:
@@ -114,13 +120,17 @@ class TokenMasks:
         walk = self._walks.get(request_id)
         return None if walk is None else walk.mask
 
-    def take(self, news: Iterable[tuple[str, tuple[int, ...]]]) -> None:
-        """Takes in tokens of sequences that go on; others' are passed over. Returns at once."""
+    def take(self) -> None:
+        """Takes in the tokens committed since, and forgets sequences that ended. At once."""
+        if not self._walks:
+            return
         jobs: tuple[list[_Job], list[_Job]] = ([], [])
-        for request_id, token_ids in news:
-            walk = self._walks.get(request_id)
-            if walk is not None and token_ids:
-                jobs[walk.is_slow].append((walk, token_ids))
+        for walk in list(self._walks.values()):
+            request = walk.request
+            if request.status.is_finished:
+                self.drop(request.request_id)
+            elif token_ids := walk.new_token_ids():
+                jobs[walk.is_slow].append(_Job(walk, token_ids, request.num_tokens))
         for lane, batch in enumerate(jobs):
             if batch:
                 with self._done:
@@ -165,7 +175,7 @@ class TokenMasks:
 
     def _run(self, queue: SimpleQueue[list[_Job] | None], lane: int) -> None:
         while (jobs := queue.get()) is not None:
-            for walk, token_ids in jobs:
+            for walk, token_ids, num_tokens in jobs:
                 if not walk.is_live:
                     continue
                 try:
@@ -173,7 +183,7 @@ class TokenMasks:
                 except Exception as caught:  # a fault of the library ends this request alone
                     error = caught
                 with self._done:
-                    item = MaskReady(walk.request_id, walk.num_tokens, error)
+                    item = MaskReady(walk.request.request_id, num_tokens, error)
                     self._ready.append((walk, item))
                     if lane:
                         self._done.notify_all()

@@ -86,7 +86,7 @@ def llm(tiny_model: Path) -> Iterator[LLM]:
         block_size=8,
         num_decode_steps=4,
         fail_on_compile=True,
-        warm_up="full",
+        warm_up="coarse",
     )
     yield llm
     llm.close()
@@ -159,7 +159,7 @@ def test_preempted_texts_go_on_where_they_were_and_the_run_replays(
     regex = "[a-f]{60}[0-9]"
     asked = [params(grammar(regex=regex), seed=i) for i in range(6)]
     expected = [llm.generate("x" * 20, p, use_tqdm=False)[0].outputs[0] for p in asked]
-    small = make_llm(block_size=8, num_kv_pages=24, watermark=0.0)
+    small = make_llm(block_size=8, num_kv_pages=24, watermark=0.0, warm_up="coarse")
     path = tmp_path / "log.jsonl"
     with start_log(small.engine.core, small.engine.config, path):
         found = small.generate(["x" * 20] * 6, asked, use_tqdm=False)
