@@ -11,9 +11,10 @@ from grpc_status import rpc_status
 
 from octavo.engine.errors import OctavoError
 from octavo.server.auth import TokenFile
+from octavo.server.kserve.service import OPEN_METHODS
 from octavo.server.status import status_of
 
-_OPEN = f"/{health.SERVICE_NAME}/"
+_OPEN = (f"/{health.SERVICE_NAME}/", *OPEN_METHODS)
 """Load balancers ask for health without a token."""
 
 

@@ -72,11 +72,11 @@ class OctavoService:
             "GetLoad": (pb.GetLoadRequest, self.get_load),
         }
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(_guarded(handler), _parser(kind), _serialize)
+            name: grpc.unary_unary_rpc_method_handler(guarded(handler), parser(kind), serialize)
             for name, (kind, handler) in unary.items()
         }
         methods["GenerateStream"] = grpc.unary_stream_rpc_method_handler(
-            _guarded(self.generate_stream), _parser(pb.GenerateRequest), _serialize
+            guarded(self.generate_stream), parser(pb.GenerateRequest), serialize
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -266,7 +266,7 @@ def _check_name(name: str, value: str, low: int = 0) -> str:
     return value
 
 
-def _parser(kind: type[Message]) -> Callable[[bytes], Message | InvalidRequestError]:
+def parser(kind: type[Message]) -> Callable[[bytes], Message | InvalidRequestError]:
     """A deserializer that hands a malformed message on as the error it is."""
 
     def parse(raw: bytes) -> Message | InvalidRequestError:
@@ -280,15 +280,15 @@ def _parser(kind: type[Message]) -> Callable[[bytes], Message | InvalidRequestEr
     return parse
 
 
-def _serialize(message: Message) -> bytes:
+def serialize(message: Message) -> bytes:
     data: bytes = message.SerializeToString()
     return data
 
 
-def _guarded(handler: Handler) -> Handler:
+def guarded(handler: Handler) -> Handler:
     """The handler with its errors turned into statuses."""
 
-    async def guarded(request: Any, context: Any) -> Any:
+    async def run(request: Any, context: Any) -> Any:
         try:
             if isinstance(request, InvalidRequestError):
                 raise request
@@ -306,4 +306,4 @@ def _guarded(handler: Handler) -> Handler:
             status = status_of(OctavoError(f"internal error, incident {incident} in the log"))
         return await context.abort_with_status(rpc_status.to_status(status))
 
-    return guarded
+    return run

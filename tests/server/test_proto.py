@@ -18,9 +18,10 @@ def test_generated_code_is_current(capsys):
 
 def test_stale_generated_code_is_noticed_and_rewritten(tmp_path, monkeypatch, capsys):
     pytest.importorskip("grpc_tools")
-    source = tmp_path / generate.SOURCE
-    source.parent.mkdir(parents=True)
-    source.write_text((generate.ROOT / generate.SOURCE).read_text())
+    for name in generate.SOURCES:
+        source = tmp_path / name
+        source.parent.mkdir(parents=True)
+        source.write_text((generate.ROOT / name).read_text())
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     assert generate.main(["--check"]) == 1
     assert "stale: " in capsys.readouterr().out

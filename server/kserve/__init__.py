@@ -1,0 +1,1 @@
+"""The Open Inference Protocol over gRPC, as Triton's clients speak it."""
