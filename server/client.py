@@ -1,4 +1,6 @@
-"""Thin typed clients: the engine's own types in and out, its own errors raised.
+"""Typed clients: the engine's own types in and out, its own errors raised.
+
+Public as `octavo.client`.
 
 >>> with OctavoClient("127.0.0.1:50051") as client:
 ...     for output in client.stream("The capital of France is", SamplingParams(max_tokens=8)):
@@ -7,6 +9,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -19,12 +23,21 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server.output_message import OutputDecoder
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
+from octavo.server.retries import NO_RETRIES, Attempts, RetryPolicy
 from octavo.server.sampling_message import sampling_params_to_message
 from octavo.server.status import error_of
 
 DEFAULT_TARGET = "127.0.0.1:50051"
 _METHOD = "/octavo.v1.OctavoService/"
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # A connection whose other end is gone is noticed while a call waits for its next token.
+    ("grpc.keepalive_time_ms", 60_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    # Pauses between attempts are ours, with what the server said.
+    ("grpc.enable_retries", 0),
+)
 
 _M = TypeVar("_M", bound=Message)
 
@@ -86,8 +99,13 @@ class OctavoClient:
 
     Args:
         target: address of a server.
-        timeout_s: deadline of every call that gives none; None waits as long as it takes.
-        channel: a channel of one's own (credentials, interceptors); `target` is then unused.
+        timeout_s: deadline of every call that gives none, attempts and pauses included; None waits
+            as long as it takes.
+        token: shown with every call, for a server that asks for one.
+        credentials: for TLS (`grpc.ssl_channel_credentials`); None is plain text.
+        retry: what to do about a server that is full or going away; None never tries again.
+        channel: a channel of one's own (interceptors, other options); `target` and `credentials`
+            are then unused.
 
     Every method raises the engine's typed error: see `octavo.engine.errors`.
     """
@@ -97,10 +115,19 @@ class OctavoClient:
         target: str = DEFAULT_TARGET,
         *,
         timeout_s: float | None = None,
+        token: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        retry: RetryPolicy | None = RetryPolicy(),  # noqa: B008
         channel: grpc.Channel | None = None,
     ) -> None:
-        self._channel = channel or grpc.insecure_channel(target, options=_OPTIONS)
+        if channel is None and credentials is None:
+            channel = grpc.insecure_channel(target, options=_OPTIONS)
+        elif channel is None:
+            channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
+        self._channel = channel
         self._timeout_s = timeout_s
+        self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
+        self._retry = retry or NO_RETRIES
 
     def __enter__(self) -> OctavoClient:
         return self
@@ -145,15 +172,23 @@ class OctavoClient:
             request_serializer=pb.GenerateRequest.SerializeToString,
             response_deserializer=pb.GenerateResponse.FromString,
         )
-        call = method(message, timeout=self._deadline_s(timeout_s))
-        decoder = OutputDecoder(_text(prompt))
-        try:
-            for answer in call:
-                yield decoder.decode(answer)
-        except grpc.RpcError as error:
-            raise error_of(error) from None
-        finally:
-            call.cancel()
+        attempts, has_begun = self._attempts(timeout_s), False
+        while True:
+            call = method(message, timeout=attempts.timeout_s, metadata=self._metadata)
+            decoder = OutputDecoder(_text(prompt))
+            try:
+                for answer in call:
+                    has_begun = True
+                    yield decoder.decode(answer)
+                return
+            except grpc.RpcError as error:
+                typed = error_of(error)
+            finally:
+                call.cancel()
+            pause_s = None if has_begun else attempts.pause_s(typed)
+            if pause_s is None:
+                raise typed
+            time.sleep(pause_s)
 
     def abort(self, request_id: str) -> bool:
         """Cancels a request; whether it was in flight."""
@@ -188,8 +223,8 @@ class OctavoClient:
         )
         return self._call("GetLoad", message, pb.GetLoadResponse)
 
-    def _deadline_s(self, timeout_s: float | None) -> float | None:
-        return self._timeout_s if timeout_s is None else timeout_s
+    def _attempts(self, timeout_s: float | None) -> Attempts:
+        return Attempts(self._retry, self._timeout_s if timeout_s is None else timeout_s)
 
     def _call(
         self, name: str, message: Message, kind: type[_M], timeout_s: float | None = None
@@ -199,11 +234,17 @@ class OctavoClient:
             request_serializer=type(message).SerializeToString,
             response_deserializer=kind.FromString,
         )
-        try:
-            answer: _M = method(message, timeout=self._deadline_s(timeout_s))
-        except grpc.RpcError as error:
-            raise error_of(error) from None
-        return answer
+        attempts = self._attempts(timeout_s)
+        while True:
+            try:
+                answer: _M = method(message, timeout=attempts.timeout_s, metadata=self._metadata)
+                return answer
+            except grpc.RpcError as error:
+                typed = error_of(error)
+            pause_s = attempts.pause_s(typed)
+            if pause_s is None:
+                raise typed
+            time.sleep(pause_s)
 
 
 class AsyncOctavoClient:
@@ -214,10 +255,19 @@ class AsyncOctavoClient:
         target: str = DEFAULT_TARGET,
         *,
         timeout_s: float | None = None,
+        token: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+        retry: RetryPolicy | None = RetryPolicy(),  # noqa: B008
         channel: grpc.aio.Channel | None = None,
     ) -> None:
-        self._channel = channel or grpc.aio.insecure_channel(target, options=_OPTIONS)
+        if channel is None and credentials is None:
+            channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
+        elif channel is None:
+            channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
+        self._channel = channel
         self._timeout_s = timeout_s
+        self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
+        self._retry = retry or NO_RETRIES
 
     async def __aenter__(self) -> AsyncOctavoClient:
         return self
@@ -258,15 +308,23 @@ class AsyncOctavoClient:
             request_serializer=pb.GenerateRequest.SerializeToString,
             response_deserializer=pb.GenerateResponse.FromString,
         )
-        call = method(message, timeout=self._deadline_s(timeout_s))
-        decoder = OutputDecoder(_text(prompt))
-        try:
-            async for answer in call:
-                yield decoder.decode(answer)
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from None
-        finally:
-            call.cancel()
+        attempts, has_begun = self._attempts(timeout_s), False
+        while True:
+            call = method(message, timeout=attempts.timeout_s, metadata=self._metadata)
+            decoder = OutputDecoder(_text(prompt))
+            try:
+                async for answer in call:
+                    has_begun = True
+                    yield decoder.decode(answer)
+                return
+            except grpc.aio.AioRpcError as error:
+                typed = error_of(error)
+            finally:
+                call.cancel()
+            pause_s = None if has_begun else attempts.pause_s(typed)
+            if pause_s is None:
+                raise typed
+            await asyncio.sleep(pause_s)
 
     async def abort(self, request_id: str) -> bool:
         """Cancels a request; whether it was in flight."""
@@ -305,8 +363,8 @@ class AsyncOctavoClient:
         )
         return await self._call("GetLoad", message, pb.GetLoadResponse)
 
-    def _deadline_s(self, timeout_s: float | None) -> float | None:
-        return self._timeout_s if timeout_s is None else timeout_s
+    def _attempts(self, timeout_s: float | None) -> Attempts:
+        return Attempts(self._retry, self._timeout_s if timeout_s is None else timeout_s)
 
     async def _call(
         self, name: str, message: Message, kind: type[_M], timeout_s: float | None = None
@@ -316,11 +374,19 @@ class AsyncOctavoClient:
             request_serializer=type(message).SerializeToString,
             response_deserializer=kind.FromString,
         )
-        try:
-            answer: _M = await method(message, timeout=self._deadline_s(timeout_s))
-        except grpc.aio.AioRpcError as error:
-            raise error_of(error) from None
-        return answer
+        attempts = self._attempts(timeout_s)
+        while True:
+            try:
+                answer: _M = await method(
+                    message, timeout=attempts.timeout_s, metadata=self._metadata
+                )
+                return answer
+            except grpc.aio.AioRpcError as error:
+                typed = error_of(error)
+            pause_s = attempts.pause_s(typed)
+            if pause_s is None:
+                raise typed
+            await asyncio.sleep(pause_s)
 
 
 def _streamed(params: SamplingParams | None, kind: RequestOutputKind) -> SamplingParams:
