@@ -6,10 +6,12 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+from octavo.engine.errors import InvalidConfigError
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server.cli.engine_args import add_engine_args, engine_args
@@ -36,6 +38,18 @@ def add_parser(subparsers: Any) -> None:
         help="print one JSON object a prompt: prompt, prompt_token_ids, token_ids, text, "
         "finish_reason, timings",
     )
+    batch = parser.add_argument_group("batches from a file")
+    batch.add_argument(
+        "--output", metavar="FILE",
+        help="results of --input, one JSON line each, as they end; a file with some of them is "
+        "gone on with",
+    )  # fmt: skip
+    batch.add_argument(
+        "--on-error", choices=("stop", "skip"), default="stop",
+        help="at a line that can never be served: end the run, or write its error as its result "
+        "(default: stop)",
+    )  # fmt: skip
+    batch.add_argument("--overwrite", action="store_true", help="begin --output anew")
     parser.add_argument("--quiet", action="store_true", help="no progress bar, no rates")
     add_sampling_args(parser, DEFAULTS)
     add_engine_args(parser, leave_out=("seed",))
@@ -43,6 +57,11 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generates; 0."""
+    if args.input is not None:
+        return _from_file(args)
+    for name in ("output", "overwrite"):
+        if getattr(args, name):
+            raise InvalidConfigError(name, getattr(args, name), "given together with --input")
     prompts = read_prompts(args, sampling_params(args))
     arguments = sized_for(sum(params.n for _, params in prompts)) | engine_args(args)
     if len(prompts) == 1 and prompts[0][1].n == 1 and not args.json:
@@ -50,6 +69,40 @@ def run(args: argparse.Namespace) -> int:
         asyncio.run(_stream(engine, *prompts[0], load_s=load_s, quiet=args.quiet))
     else:
         _batch(args, prompts, arguments)
+    return 0
+
+
+def _from_file(args: argparse.Namespace) -> int:
+    """Runs a batch from file to file."""
+    from octavo.server.batch.results import ResultsFile
+
+    if args.output is None:
+        raise InvalidConfigError("output", None, "a file for the results of --input")
+    if os.path.exists(args.output) and os.path.samefile(args.input, args.output):
+        raise InvalidConfigError("output", args.output, "another file than --input")
+    defaults = sampling_params(args)
+    with open(args.input, "rb"), ResultsFile(args.output, overwrite=args.overwrite) as results:
+        from octavo.engine.llm import LLM
+        from octavo.server.batch.run import BatchRun
+
+        llm = LLM(progress=not args.quiet, **engine_args(args))
+        try:
+            batch = BatchRun(
+                llm.engine, args.input, results,
+                defaults=defaults, on_error=args.on_error, progress=not args.quiet,
+                report=lambda text: print(f"octavo: skipped {text}", file=sys.stderr),
+            )  # fmt: skip
+            done = batch.run()
+        finally:
+            llm.close()
+    if not args.quiet:
+        earlier = f", {done.num_found} by an earlier run" if done.num_found else ""
+        without = done.num_bad + done.num_failed
+        print(
+            f"{done.num_done} lines answered{earlier}, {without} with an error, "
+            f"{done.num_tokens} tokens",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -17,13 +17,19 @@ _PARAMS = frozenset(field.name for field in dataclasses.fields(SamplingParams)) 
 
 
 def add_prompt_args(parser: argparse.ArgumentParser) -> None:
-    """Adds --prompt and --prompts-file."""
+    """Adds --prompt, --prompts-file and --input."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt (repeatable)")
     source.add_argument(
-        "--prompts-file", metavar="FILE",
+        "--prompts-file",
+        metavar="FILE",
         help="JSON lines: a string, or an object with prompt or prompt_token_ids and any sampling "
-        "parameters; - is standard input. With neither option standard input is one prompt",
+        "parameters; - is standard input. With no option standard input is one prompt",
+    )
+    source.add_argument(
+        "--input", metavar="FILE",
+        help="a batch of any size: JSON lines as in --prompts-file, or in OpenAI's batch format; "
+        "results go to --output",
     )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Files of requests in, files of results out: any number of lines, and nothing twice."""

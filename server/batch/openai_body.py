@@ -1,0 +1,85 @@
+"""Bodies of OpenAI's requests, as the lines of a batch hold them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from octavo.engine.errors import InvalidRequestError, shorten
+from octavo.engine.input_processor import Prompt
+from octavo.engine.outputs import RequestOutput
+from octavo.server.http.answers import ChatAnswer, CompletionAnswer, Usage
+from octavo.server.http.protocol import ChatRequest, CompletionRequest
+from octavo.server.http.sampling import (
+    Ask,
+    chat_ask,
+    chat_prompt,
+    check_model,
+    completion_ask,
+    prompts_of,
+)
+
+if TYPE_CHECKING:
+    from octavo.engine.engine import Engine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A body as the engine takes it.
+
+    Attributes:
+        ask: parameters and options.
+        prompts: what to answer.
+        answer: makes OpenAI's object of the outputs.
+    """
+
+    ask: Ask
+    prompts: list[Prompt]
+    answer: CompletionAnswer
+
+    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
+        """OpenAI's object of one output a prompt."""
+        usage, choices = Usage(len(outputs)), []
+        for place, output in enumerate(outputs):
+            usage.saw(place, output)
+            choices += [self.answer.choice(place, completion) for completion in output.outputs]
+        return self.answer.whole(choices, usage)
+
+
+def read_body(url: str, body: dict[str, Any], name: str, engine: Engine) -> Body:
+    """Checks a body.
+
+    Args:
+        name: id of the answer.
+
+    Raises:
+        InvalidRequestError: it can never be served; names the field.
+    """
+    if body.get("stream"):
+        raise InvalidRequestError("stream", True, "false or not given: results are whole")
+    answer: CompletionAnswer
+    try:
+        if url == "/v1/chat/completions":
+            chat = ChatRequest.model_validate(body)
+            check_model(chat.model, engine)
+            ask, prompts = chat_ask(chat, {}), [chat_prompt(chat, engine.tokenizer)()]
+            num_top = ask.params.logprobs or 0
+            answer = ChatAnswer(
+                name, engine.model_name, ask.params.n, engine.tokenizer, num_top
+            )  # fmt: skip
+            return Body(ask=ask, prompts=prompts, answer=answer)
+        completion = CompletionRequest.model_validate(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = str(first["loc"][0]) if first["loc"] else "body"
+        raise InvalidRequestError(field, shorten(first["input"]), first["msg"]) from None
+    check_model(completion.model, engine)
+    prompts = prompts_of(completion.prompt)
+    echoes = None
+    if completion.echo:
+        echoes = [p if isinstance(p, str) else engine.tokenizer.decode(p) for p in prompts]
+    ask = completion_ask(completion, {})
+    answer = CompletionAnswer(name, engine.model_name, ask.params.n, echoes)
+    return Body(ask=ask, prompts=prompts, answer=answer)

@@ -1,0 +1,230 @@
+"""A batch from file to file: a window of lines in the engine, results as they end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from tqdm import tqdm
+
+from octavo.engine.errors import InvalidRequestError, OctavoError, OverloadedError
+from octavo.engine.input_processor import Submission
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.sampling_params import SamplingParams
+from octavo.server.batch.results import ResultsFile, count_lines
+from octavo.server.batch.tasks import (
+    BadLineError,
+    Task,
+    custom_id_of,
+    read_lines,
+    read_task,
+)
+
+if TYPE_CHECKING:
+    from octavo.engine.engine import Engine
+
+OnError: TypeAlias = Literal["stop", "skip"]
+LINES_PER_ROW = 2
+"""Lines read ahead for each row of the engine: those that run, and as many that wait."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class BatchSummary:
+    """What became of a batch.
+
+    Attributes:
+        num_done: lines answered in this run.
+        num_found: lines that an earlier run had answered.
+        num_bad: lines that could never be served.
+        num_failed: lines whose request failed.
+        num_tokens: tokens generated in this run.
+    """
+
+    num_done: int = 0
+    num_found: int = 0
+    num_bad: int = 0
+    num_failed: int = 0
+    num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Running:
+    """A task in the engine, and those of its outputs that have come, by place."""
+
+    task: Task
+    outputs: dict[int, RequestOutput] = field(default_factory=dict)
+
+
+class BatchRun:
+    """Runs the lines of a file that have no result yet.
+
+    Args:
+        engine: nobody else's for the while.
+        source: the file of requests.
+        results: takes the results.
+        defaults: parameters of plain lines.
+        on_error: what a bad line does: "stop" ends the run, once those before it are answered;
+            "skip" writes its error in place of a result.
+        report: told of each bad line that is skipped.
+        progress: show a bar.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: str | Path,
+        results: ResultsFile,
+        *,
+        defaults: SamplingParams,
+        on_error: OnError = "stop",
+        report: Callable[[str], None] = _log.warning,
+        progress: bool = True,
+    ) -> None:
+        self._engine = engine
+        self._source = source
+        self._results = results
+        self._defaults = defaults
+        self._on_error = on_error
+        self._report = report
+        self._window = LINES_PER_ROW * engine.limits.max_num_seqs
+        self._running: dict[int, _Running] = {}
+        self._bad: BadLineError | None = None
+        self.summary = BatchSummary()
+        self._bar = tqdm(
+            total=count_lines(source), desc="Generating", unit="line", disable=not progress
+        )
+
+    def run(self) -> BatchSummary:
+        """Runs to the end.
+
+        Raises:
+            BadLineError: a line can never be served, under `on_error` "stop".
+            InvalidRequestError: the results are of other requests.
+        """
+        tasks = self._tasks()
+        begun_s = self._engine.clock.now_s()
+        waiting: Task | None = None
+        try:
+            while True:
+                while self._bad is None and len(self._running) < self._window:
+                    task = waiting or next(tasks, None)
+                    waiting = None
+                    if task is None:
+                        break
+                    if not self._submit(task):
+                        waiting = task
+                        break
+                if not self._running:  # nor is one waiting: an idle engine takes what it ever will
+                    break
+                for output in self._engine.step():
+                    self._take(output)
+                elapsed_s = max(1e-9, self._engine.clock.now_s() - begun_s)
+                rate = self.summary.num_tokens / elapsed_s
+                self._bar.set_postfix_str(f"{rate:.1f} output tok/s", refresh=False)
+        finally:
+            self._bar.close()
+            self._abandon()
+        if self._bad is not None:
+            raise self._bad
+        return self.summary
+
+    def _tasks(self) -> Iterator[Task]:
+        """Tasks of lines without a result; none after a bad line that ends the run."""
+        for number, line in read_lines(self._source):
+            if self._results.is_done(number):
+                self._check_name(number, line)
+                self.summary.num_found += 1
+                self._bar.update()
+                continue
+            try:
+                yield read_task(number, line, self._defaults, self._engine)
+            except BadLineError as error:
+                if not self._skips(error):
+                    return
+
+    def _check_name(self, number: int, line: bytes) -> None:
+        names = self._results.names
+        if number in names and names[number] != custom_id_of(line):
+            found = f"line {number} is {names[number]!r}"
+            allowed = f"results of {self._source}, whose line is {custom_id_of(line)!r}"
+            raise InvalidRequestError("output", found, f"{allowed}; or --overwrite")
+
+    def _skips(self, error: BadLineError) -> bool:
+        """Whether the run goes on after a bad line."""
+        if self._on_error == "stop":
+            self._bad = self._bad or error
+            return False
+        self._report(str(error))
+        self._results.append(error.number, error.record)
+        self.summary.num_bad += 1
+        self._bar.update()
+        return True
+
+    def _submit(self, task: Task) -> bool:
+        """Hands a task to the engine; whether it was taken, or is done with."""
+        options = {name: value for name, value in task.options.items() if value is not None}
+        try:
+            submissions = [
+                self._engine.inputs.process(
+                    f"{task.number}-{place}", prompt, task.params,
+                    now_s=self._engine.clock.now_s(), **options,
+                )
+                for place, prompt in enumerate(task.prompts)
+            ]  # fmt: skip
+            self._submit_all(submissions)
+        except OverloadedError:
+            if not self._running:
+                raise
+            return False
+        except InvalidRequestError as error:
+            self._skips(BadLineError(task.number, error, task.failure(error)))
+            return True
+        self._running[task.number] = _Running(task)
+        return True
+
+    def _submit_all(self, submissions: list[Submission]) -> None:
+        taken = []
+        try:
+            for submission in submissions:
+                self._engine.submit(submission)
+                taken.append(submission.request_id)
+        except Exception:
+            for request_id in taken:
+                self._engine.abort(request_id)
+            raise
+
+    def _take(self, output: RequestOutput) -> None:
+        number, place = map(int, output.request_id.split("-"))
+        running = self._running.get(number)
+        if running is None or not output.finished:
+            return
+        self.summary.num_tokens += sum(len(c.token_ids) for c in output.outputs)
+        running.outputs[place] = output
+        if len(running.outputs) < len(running.task.prompts):
+            return
+        del self._running[number]
+        outputs = [running.outputs[place] for place in sorted(running.outputs)]
+        error = next((item.error for item in outputs if item.error is not None), None)
+        if error is None:
+            self._results.append(number, running.task.result(outputs))
+            self.summary.num_done += 1
+        else:
+            typed = error if isinstance(error, OctavoError) else OctavoError(str(error))
+            self._report(f"line {number}: {typed}")
+            self._results.append(number, running.task.failure(typed))
+            self.summary.num_failed += 1
+        self._bar.update()
+
+    def _abandon(self) -> None:
+        """Ends what an exception left in flight, so that the engine serves on."""
+        for number, running in self._running.items():
+            for place in range(len(running.task.prompts)):
+                self._engine.abort(f"{number}-{place}")
+        self._running.clear()
+        while self._engine.has_unfinished:
+            self._engine.step()
