@@ -1,6 +1,7 @@
 """`octavo bench`: measures an engine on this machine.
 
 - `throughput`: a batch of requests, all at once or as a trace has them;
+- `serve`: a running server over HTTP, as its clients see it;
 - `goodput`: the highest rate at which enough requests are on time, live or simulated;
 - `accuracy`: what quantization costs, as perplexity and agreement on a text;
 - `prefix`: time to first token against the length of a shared prefix, cache on and off.
@@ -15,7 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.simulation.workload import parse_range, random_workload, trace_workload
-from octavo.server.cli import accuracy, goodput
+from octavo.server.cli import accuracy, bench_serve, goodput
 from octavo.server.cli.engine_args import add_engine_args, engine_args
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     throughput.add_argument("--record", metavar="FILE", help="write the event log there")
     goodput.add_parser(kinds)
     accuracy.add_parser(kinds)
+    bench_serve.add_parser(kinds)
     prefix = kinds.add_parser("prefix", help="first token against shared prefix length")
     prefix.add_argument("--num-prompts", type=int, default=8, help="prompts a length")
     for kind in (throughput, prefix):
@@ -53,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
         return goodput.run(args)
     if args.kind == "accuracy":
         return accuracy.run(args)
+    if args.kind == "serve":
+        return bench_serve.run(args)
     report = _throughput(args) if args.kind == "throughput" else _prefix(args)
     if args.json:
         print(json.dumps(report))

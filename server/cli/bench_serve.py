@@ -1,0 +1,131 @@
+"""`octavo bench serve`: a serving benchmark of any server with OpenAI's HTTP API, as vLLM's is."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.engine.simulation.workload import BenchRequest, parse_range, random_workload
+
+GOALS = ("ttft", "tpot", "e2el")
+
+
+def add_parser(kinds: Any) -> None:
+    """Adds `serve` to what `bench` measures."""
+    parser = kinds.add_parser("serve", help="a running server, over HTTP", description=__doc__)
+    parser.add_argument("--base-url", required=True, metavar="URL", help="http://HOST:PORT")
+    parser.add_argument("--model", help="its name there (default: the first that is served)")
+    parser.add_argument("--num-prompts", type=int, default=128)
+    parser.add_argument("--prompt-len", default="16:256", help="tokens, LOW:HIGH")
+    parser.add_argument("--output-len", default="16:128", help="tokens, LOW:HIGH")
+    parser.add_argument("--shared-prefix-len", type=int, default=0)
+    parser.add_argument(
+        "--vocab-size", type=int, default=10_000, help="prompts are token ids below it"
+    )
+    parser.add_argument(
+        "--request-rate", type=float, default=float("inf"),
+        help="requests a second, arriving at random (default: all at once)",
+    )  # fmt: skip
+    parser.add_argument("--max-concurrency", type=int, help="most requests in flight")
+    parser.add_argument("--seed", type=int, default=1, help="of the workload")
+    parser.add_argument("--stop-at-eos", action="store_true", help="do not send ignore_eos")
+    parser.add_argument(
+        "--goodput", action="append", default=[], metavar="NAME:MS",
+        help=f"a goal for {', '.join(GOALS)} (repeatable); requests within all of them are counted",
+    )  # fmt: skip
+    parser.add_argument(
+        "--extra-body", default="{}", metavar="JSON", help="more fields of requests"
+    )
+    parser.add_argument("--token-env", metavar="NAME", help="variable that holds the bearer token")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measures and prints; 1 if any request failed."""
+    import os
+
+    from tqdm import tqdm
+
+    from octavo.server.load.http_load import Load, run_load, summarize
+
+    goals = _goals(args.goodput)
+    body = {} if args.stop_at_eos else {"ignore_eos": True}
+    if args.token_env is not None and args.token_env not in os.environ:
+        raise InvalidConfigError("token_env", args.token_env, "a variable that is set")
+    load = Load(
+        base_url=args.base_url.rstrip("/").removesuffix("/v1"),
+        model=args.model,
+        token=None if args.token_env is None else os.environ[args.token_env],
+        max_concurrency=args.max_concurrency,
+        extra_body=body | _object(args.extra_body),
+    )
+    requests = random_workload(
+        args.num_prompts,
+        parse_range(args.prompt_len, "prompt_len"),
+        parse_range(args.output_len, "output_len"),
+        args.vocab_size,
+        args.seed,
+        args.shared_prefix_len,
+    )
+    requests = with_arrivals(requests, args.request_rate, args.seed)
+    with tqdm(total=len(requests), unit="req", disable=not sys.stderr.isatty()) as bar:
+        sent = asyncio.run(run_load(load, requests, lambda _: bar.update()))
+    report = summarize(sent, goals)
+    if args.json:
+        print(json.dumps(report))
+    else:
+        for name, value in report.items():
+            print(f"{name:24} {value:.4g}" if isinstance(value, float) else f"{name:24} {value}")
+    errors = [item.error for item in sent if item.error is not None]
+    if errors:
+        print(f"octavo: {len(errors)} requests failed, the first: {errors[0]}", file=sys.stderr)
+    return int(bool(errors))
+
+
+def with_arrivals(requests: Sequence[BenchRequest], rate: float, seed: int) -> list[BenchRequest]:
+    """The requests as a Poisson process of `rate` a second brings them; all at once if infinite.
+
+    Raises:
+        InvalidConfigError: the rate is not above 0.
+    """
+    if not rate > 0:
+        raise InvalidConfigError("request_rate", rate, "a number above 0")
+    if rate == float("inf"):
+        return list(requests)
+    gaps_s = np.random.default_rng(seed).exponential(1 / rate, len(requests))
+    arrivals_s = np.cumsum(gaps_s) - gaps_s[0]
+    return [
+        dataclasses.replace(request, arrival_s=float(arrival_s))
+        for request, arrival_s in zip(requests, arrivals_s, strict=True)
+    ]
+
+
+def _goals(texts: Sequence[str]) -> dict[str, float]:
+    goals = {}
+    for text in texts:
+        name, _, value = text.partition(":")
+        try:
+            goals[name] = float(value)
+        except ValueError:
+            name = ""
+        if name not in GOALS:
+            raise InvalidConfigError("goodput", text, f"{', '.join(GOALS)}, then :milliseconds")
+    return goals
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidConfigError("extra_body", text, "a JSON object")
+    return value

@@ -1,0 +1,1 @@
+"""Load on a server from outside, as its clients see it."""

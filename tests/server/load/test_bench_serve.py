@@ -1,0 +1,95 @@
+"""The serving benchmark: its arithmetic by hand, and a run against a live server."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.engine.simulation.workload import random_workload
+from octavo.server.cli.bench_serve import with_arrivals
+from octavo.server.cli.main import main
+from octavo.server.load.http_load import Sent, summarize
+
+
+def sent(begin_s: float, *token_s: float, num_output: int | None = None) -> Sent:
+    return Sent(
+        num_prompt=10, num_output=num_output or len(token_s), sent_s=begin_s,
+        token_s=list(token_s), ended_s=token_s[-1],
+    )  # fmt: skip
+
+
+def test_figures_are_those_a_person_works_out():
+    # The second one's five tokens came in two parts.
+    both = [sent(1.0, 1.5, 1.7, 2.1), sent(2.0, 2.25, 3.0, num_output=5)]
+    failed = Sent(sent_s=2.5, ended_s=5.0, error="503")
+    report = summarize([*both, failed], {"ttft": 300, "e2el": 2000})
+    assert (report["completed"], report["failed"]) == (2, 1)
+    assert report["duration"] == 4.0
+    assert report["total_input_tokens"] == 20
+    assert report["total_output_tokens"] == 8
+    assert report["output_throughput"] == 2.0
+    assert report["request_throughput"] == 0.5
+    assert report["request_goodput"] == 0.25
+    assert report["mean_ttft_ms"] == pytest.approx(375)
+    assert report["mean_tpot_ms"] == pytest.approx((300 + 187.5) / 2)
+    assert report["mean_e2el_ms"] == pytest.approx(1050)
+    assert report["median_itl_ms"] == pytest.approx(400)
+
+
+def test_nothing_answered_has_no_times():
+    report = summarize([Sent(error="x")])
+    assert report["failed"] == 1
+    assert not [name for name in report if name.endswith("_ms")]
+
+
+def test_arrivals_come_at_the_rate_and_the_same_for_a_seed():
+    requests = random_workload(2000, (4, 4), (4, 4), 300, 1)
+    timed = with_arrivals(requests, 50.0, seed=3)
+    assert timed == with_arrivals(requests, 50.0, seed=3)
+    assert timed[0].arrival_s == 0.0
+    assert 2000 / timed[-1].arrival_s == pytest.approx(50.0, rel=0.1)
+    assert with_arrivals(requests, float("inf"), seed=3) == requests
+    with pytest.raises(InvalidConfigError, match="request_rate"):
+        with_arrivals(requests, 0.0, seed=3)
+
+
+def test_a_live_server_is_measured(live, capsys):
+    status = main(
+        [
+            *("bench", "serve", "--base-url", live.http, "--num-prompts", "12", "--vocab-size"),
+            *("258", "--prompt-len", "4:20", "--output-len", "3:9", "--request-rate", "200"),
+            *("--max-concurrency", "4", "--goodput", "e2el:1000000", "--json"),
+        ]
+    )
+    report = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert (report["completed"], report["failed"]) == (12, 0)
+    requests = random_workload(12, (4, 20), (3, 9), 258, 1)
+    assert report["total_input_tokens"] == sum(len(r.prompt_token_ids) for r in requests)
+    assert report["total_output_tokens"] == sum(r.max_tokens for r in requests)
+    assert report["request_goodput"] == report["request_throughput"]
+    assert 0 < report["median_ttft_ms"] <= report["p99_ttft_ms"] <= report["p99_e2el_ms"]
+
+
+def test_requests_that_the_server_refuses_are_counted_and_reported(live, capsys):
+    arguments = ["bench", "serve", "--base-url", live.http, "--num-prompts", "2"]
+    assert main([*arguments, "--vocab-size", "258", "--extra-body", '{"top_p": 5}', "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["failed"] == 2
+    assert "top_p" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--base-url", "http://127.0.0.1:1"], "base_url"),
+        (["--base-url", "http://127.0.0.1:1", "--goodput", "speed:3"], "goodput"),
+        (["--base-url", "http://127.0.0.1:1", "--extra-body", "[]"], "extra_body"),
+        (["--base-url", "http://127.0.0.1:1", "--token-env", "OCTAVO_NO_SUCH"], "token_env"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, field, capsys):
+    assert main(["bench", "serve", *arguments]) == 2
+    assert field in capsys.readouterr().err
