@@ -32,7 +32,7 @@ def test_the_python_snippets_run(live):
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 def test_the_shell_snippets_run(live):
-    for code in snippets("http.md", "sh"):
+    for code in (*snippets("http.md", "sh"), *snippets("structured_output.md", "sh")):
         code = code.replace("http://127.0.0.1:8000", live.http)
         done = subprocess.run(
             ["bash", "-c", code], capture_output=True, text=True, timeout=120, check=False
