@@ -1,7 +1,7 @@
 """`octavo bench`: measures an engine on this machine.
 
 - `throughput`: a batch of requests, all at once or as a trace has them;
-- `serve`: a running server over HTTP, as its clients see it;
+- `serve`: a running server over HTTP or gRPC, as its clients see it;
 - `goodput`: the highest rate at which enough requests are on time, live or simulated;
 - `accuracy`: what quantization costs, as perplexity and agreement on a text;
 - `prefix`: time to first token against the length of a shared prefix, cache on and off.

@@ -1,4 +1,7 @@
-"""`octavo bench serve`: a serving benchmark of any server with OpenAI's HTTP API, as vLLM's is."""
+"""`octavo bench serve`: a serving benchmark, as vLLM's is, of a running server.
+
+Any with OpenAI's HTTP API, or Octavo over gRPC.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +9,31 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.simulation.workload import BenchRequest, parse_range, random_workload
 
+if TYPE_CHECKING:
+    from octavo.server.load.arrivals import Target
+    from octavo.server.load.figures import Sent
+
 GOALS = ("ttft", "tpot", "e2el")
 
 
 def add_parser(kinds: Any) -> None:
     """Adds `serve` to what `bench` measures."""
-    parser = kinds.add_parser("serve", help="a running server, over HTTP", description=__doc__)
-    parser.add_argument("--base-url", required=True, metavar="URL", help="http://HOST:PORT")
+    parser = kinds.add_parser(
+        "serve", help="a running server, over HTTP or gRPC", description=__doc__
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--base-url", metavar="URL", help="http://HOST:PORT")
+    where.add_argument("--grpc", metavar="HOST:PORT", help="an Octavo server's gRPC address")
     parser.add_argument("--model", help="its name there (default: the first that is served)")
     parser.add_argument("--num-prompts", type=int, default=128)
     parser.add_argument("--prompt-len", default="16:256", help="tokens, LOW:HIGH")
@@ -42,7 +54,10 @@ def add_parser(kinds: Any) -> None:
         help=f"a goal for {', '.join(GOALS)} (repeatable); requests within all of them are counted",
     )  # fmt: skip
     parser.add_argument(
-        "--extra-body", default="{}", metavar="JSON", help="more fields of requests"
+        "--extra-body",
+        default="{}",
+        metavar="JSON",
+        help="more fields of requests; of sampling parameters over gRPC",
     )
     parser.add_argument("--token-env", metavar="NAME", help="variable that holds the bearer token")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -50,23 +65,14 @@ def add_parser(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures and prints; 1 if any request failed."""
-    import os
-
     from tqdm import tqdm
 
-    from octavo.server.load.http_load import Load, run_load, summarize
+    from octavo.server.load.arrivals import send_all
+    from octavo.server.load.figures import summarize
 
     goals = _goals(args.goodput)
-    body = {} if args.stop_at_eos else {"ignore_eos": True}
-    if args.token_env is not None and args.token_env not in os.environ:
-        raise InvalidConfigError("token_env", args.token_env, "a variable that is set")
-    load = Load(
-        base_url=args.base_url.rstrip("/").removesuffix("/v1"),
-        model=args.model,
-        token=None if args.token_env is None else os.environ[args.token_env],
-        max_concurrency=args.max_concurrency,
-        extra_body=body | _object(args.extra_body),
-    )
+    if args.max_concurrency is not None and args.max_concurrency < 1:
+        raise InvalidConfigError("max_concurrency", args.max_concurrency, "at least 1")
     requests = random_workload(
         args.num_prompts,
         parse_range(args.prompt_len, "prompt_len"),
@@ -76,8 +82,16 @@ def run(args: argparse.Namespace) -> int:
         args.shared_prefix_len,
     )
     requests = with_arrivals(requests, args.request_rate, args.seed)
-    with tqdm(total=len(requests), unit="req", disable=not sys.stderr.isatty()) as bar:
-        sent = asyncio.run(run_load(load, requests, lambda _: bar.update()))
+    target = _target(args)
+
+    async def measure() -> list[Sent]:
+        with tqdm(total=len(requests), unit="req", disable=not sys.stderr.isatty()) as bar:
+            return await send_all(
+                target, requests, max_concurrency=args.max_concurrency,
+                on_end=lambda _: bar.update(),
+            )  # fmt: skip
+
+    sent = asyncio.run(measure())
     report = summarize(sent, goals)
     if args.json:
         print(json.dumps(report))
@@ -88,6 +102,21 @@ def run(args: argparse.Namespace) -> int:
     if errors:
         print(f"octavo: {len(errors)} requests failed, the first: {errors[0]}", file=sys.stderr)
     return int(bool(errors))
+
+
+def _target(args: argparse.Namespace) -> Target:
+    fields = ({} if args.stop_at_eos else {"ignore_eos": True}) | _object(args.extra_body)
+    if args.token_env is not None and args.token_env not in os.environ:
+        raise InvalidConfigError("token_env", args.token_env, "a variable that is set")
+    token = None if args.token_env is None else os.environ[args.token_env]
+    if args.grpc is not None:
+        from octavo.server.load.grpc_load import GrpcTarget
+
+        return GrpcTarget(args.grpc, model=args.model, token=token, sampling=fields)
+    from octavo.server.load.http_load import HttpTarget
+
+    base_url = args.base_url.rstrip("/").removesuffix("/v1")
+    return HttpTarget(base_url, model=args.model, token=token, extra_body=fields)
 
 
 def with_arrivals(requests: Sequence[BenchRequest], rate: float, seed: int) -> list[BenchRequest]:

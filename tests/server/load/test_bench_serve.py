@@ -10,7 +10,7 @@ from octavo.engine.errors import InvalidConfigError
 from octavo.engine.simulation.workload import random_workload
 from octavo.server.cli.bench_serve import with_arrivals
 from octavo.server.cli.main import main
-from octavo.server.load.http_load import Sent, summarize
+from octavo.server.load.figures import Sent, summarize
 
 
 def sent(begin_s: float, *token_s: float, num_output: int | None = None) -> Sent:
@@ -55,10 +55,12 @@ def test_arrivals_come_at_the_rate_and_the_same_for_a_seed():
         with_arrivals(requests, 0.0, seed=3)
 
 
-def test_a_live_server_is_measured(live, capsys):
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_live_server_is_measured(live, capsys, protocol):
+    where = ("--base-url", live.http) if protocol == "http" else ("--grpc", live.grpc)
     status = main(
         [
-            *("bench", "serve", "--base-url", live.http, "--num-prompts", "12", "--vocab-size"),
+            *("bench", "serve", *where, "--num-prompts", "12", "--vocab-size"),
             *("258", "--prompt-len", "4:20", "--output-len", "3:9", "--request-rate", "200"),
             *("--max-concurrency", "4", "--goodput", "e2el:1000000", "--json"),
         ]
@@ -73,8 +75,10 @@ def test_a_live_server_is_measured(live, capsys):
     assert 0 < report["median_ttft_ms"] <= report["p99_ttft_ms"] <= report["p99_e2el_ms"]
 
 
-def test_requests_that_the_server_refuses_are_counted_and_reported(live, capsys):
-    arguments = ["bench", "serve", "--base-url", live.http, "--num-prompts", "2"]
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_requests_that_the_server_refuses_are_counted_and_reported(live, capsys, protocol):
+    where = ("--base-url", live.http) if protocol == "http" else ("--grpc", live.grpc)
+    arguments = ["bench", "serve", *where, "--num-prompts", "2"]
     assert main([*arguments, "--vocab-size", "258", "--extra-body", '{"top_p": 5}', "--json"]) == 1
     out, err = capsys.readouterr()
     assert json.loads(out)["failed"] == 2
@@ -85,6 +89,8 @@ def test_requests_that_the_server_refuses_are_counted_and_reported(live, capsys)
     ("arguments", "field"),
     [
         (["--base-url", "http://127.0.0.1:1"], "base_url"),
+        (["--grpc", "127.0.0.1:1"], "grpc"),
+        (["--grpc", "127.0.0.1:1", "--max-concurrency", "0"], "max_concurrency"),
         (["--base-url", "http://127.0.0.1:1", "--goodput", "speed:3"], "goodput"),
         (["--base-url", "http://127.0.0.1:1", "--extra-body", "[]"], "extra_body"),
         (["--base-url", "http://127.0.0.1:1", "--token-env", "OCTAVO_NO_SUCH"], "token_env"),
