@@ -71,7 +71,7 @@ proto-check: venv ## check that the generated gRPC code is current
 	@$(BIN)/python -m octavo.server.proto.generate --check
 
 .PHONY: notebook
-notebook: venv ## run the quickstart notebook's cells
+notebook: venv ## run the notebooks' cells
 	@$(BIN)/python -m pytest tests/notebooks $(PYTEST_ARGS)
 
 .PHONY: constraints

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -260,3 +261,22 @@ def test_the_example_of_structured_outputs_of_the_docs_runs(
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2} stop", lines[-3])
     assert lines[-2] in ("positive stop", "negative stop")
     assert re.fullmatch(r"\d{1,3}(\+\d{1,3})+ stop", lines[-1])
+
+
+def test_the_notebook_runs(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda prefix: str(tmp_path))
+    notebook = json.loads((DOCS.parent / "notebooks" / "batch_inference.ipynb").read_text())
+    cells = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    space: dict[str, Any] = {"llm": llm}
+    for cell in cells:
+        code = re.sub(r"^llm = LLM\(.*\)$", "", cell, flags=re.M)
+        exec(code, space)
+    first, second = space["first"], space["second"]
+    assert (first.num_done, first.num_bad, first.num_found) == (21, 1, 0)
+    assert 0 < second.num_done < 21
+    assert second.num_done + second.num_bad + second.num_found == 22
+    assert len(read(tmp_path / "results.jsonl")) == 22
+    sentiments = [line.split()[0] for line in capsys.readouterr().out.splitlines()[:4]]
+    assert set(sentiments) <= {"positive", "negative", "neutral"}
