@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
         from octavo.engine.async_engine import AsyncEngine
 
         engine = AsyncEngine(settings.engine, progress=not args.quiet)
+        engine.engine.grammars.prepare()
         if args.record is not None:
             from octavo.engine.event_log import start_log
 

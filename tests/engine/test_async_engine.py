@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -170,3 +172,35 @@ async def test_shutdown_refuses_what_comes_after(engine: Any) -> None:
     await engine.shutdown()
     with pytest.raises(EngineDeadError):
         await collect(engine.generate("late", SHORT))
+
+
+async def test_a_grammar_that_is_slow_to_compile_or_to_follow_holds_up_nobody_else(
+    engine: Any, monkeypatch: Any
+) -> None:
+    from octavo.engine.structured import compiler, masks
+
+    compile_grammar, fill_mask = compiler.compile_grammar, masks.fill_mask
+    may_compile, fills, may_fill = threading.Event(), threading.Event(), threading.Event()
+
+    def compile_slowly(*args: Any) -> Any:
+        assert may_compile.wait(30)
+        return compile_grammar(*args)
+
+    def fill_slowly(*args: Any) -> None:
+        fills.set()
+        assert may_fill.wait(30)
+        fill_mask(*args)
+
+    monkeypatch.setattr(compiler, "compile_grammar", compile_slowly)
+    monkeypatch.setattr(masks, "fill_mask", fill_slowly)
+    gated = SamplingParams(max_tokens=20, seed=1, structured_outputs={"regex": "[a-z]{4}-[0-9]"})
+    slow = asyncio.create_task(collect(engine.generate("x", gated)))
+    expected = (await collect(engine.generate("hello", SHORT)))[-1].outputs[0].token_ids
+    assert not fills.is_set()
+    may_compile.set()
+    assert await asyncio.to_thread(fills.wait, 30)
+    found = (await collect(engine.generate("hello", SHORT)))[-1].outputs[0].token_ids
+    assert found == expected
+    assert not slow.done()
+    may_fill.set()
+    assert re.fullmatch("[a-z]{4}-[0-9]", (await slow)[-1].outputs[0].text)

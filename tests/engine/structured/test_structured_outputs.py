@@ -11,9 +11,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from octavo import LLM, InvalidRequestError, RequestOutput, SamplingParams
+from octavo import LLM, InvalidRequestError, RequestOutput, SamplingParams, StructuredOutputsParams
 from octavo.engine.event_log import start_log
 from octavo.engine.simulation.replay import replay
+from octavo.engine.structured.compiler import GrammarCompiler
 
 PERSON = {
     "type": "object",
@@ -172,6 +173,25 @@ def test_preempted_texts_go_on_where_they_were_and_the_run_replays(
     replayed = replay(path)
     assert replayed.difference is None
     assert replayed.num_plans > 60
+
+
+def test_the_vocabulary_is_read_ahead_and_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = GrammarCompiler(llm.tokenizer, vocab_size=258, eos_token_ids=(1,))
+    make, num_made = grammars._make_vocabulary, 0
+
+    def count() -> Any:
+        nonlocal num_made
+        num_made += 1
+        return make()
+
+    monkeypatch.setattr(grammars, "_make_vocabulary", count)
+    grammars.prepare()
+    assert num_made == 1
+    grammars.compile(StructuredOutputsParams(regex="a"))
+    grammars.prepare()
+    assert num_made == 1
+    grammars.close()
+    GrammarCompiler(llm.tokenizer, vocab_size=258, eos_token_ids=()).prepare()
 
 
 def test_cancelled_and_stopped_sequences_leave_no_matcher(llm: LLM) -> None:
