@@ -139,13 +139,19 @@ class BatchRun:
             if self._results.is_done(number):
                 self._check_name(number, line)
                 self.summary.num_found += 1
-                self._bar.update()
+                self._pass_over()
                 continue
             try:
                 yield read_task(number, line, self._defaults, self._engine)
             except BadLineError as error:
                 if not self._skips(error):
                     return
+
+    def _pass_over(self) -> None:
+        """Moves the bar without a line's time, which would make the time left look short."""
+        if not self._bar.disable:
+            self._bar.initial += 1
+            self._bar.n += 1
 
     def _check_name(self, number: int, line: bytes) -> None:
         names = self._results.names

@@ -39,9 +39,9 @@ def llm(tiny_model: Path) -> Iterator[LLM]:
 
 
 def run(llm: LLM, source: Path, output: Path, **options: Any) -> BatchSummary:
+    options = {"progress": False, "defaults": DEFAULTS} | options
     with ResultsFile(output) as results:
-        batch = BatchRun(llm.engine, source, results, defaults=DEFAULTS, progress=False, **options)
-        return batch.run()
+        return BatchRun(llm.engine, source, results, **options).run()
 
 
 def write(path: Path, lines: list[Any]) -> Path:
@@ -182,6 +182,19 @@ def test_only_a_window_of_lines_is_ever_in_the_engine(
     monkeypatch.setattr(llm.engine, "step", count)
     assert run(llm, source, tmp_path / "out").num_done == 120
     assert max(held) == 8
+
+
+def test_the_bar_tells_lines_time_left_and_tokens_a_second(
+    llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write(tmp_path / "in", [{"prompt": f"{n}"} for n in range(12)])
+    run(llm, source, tmp_path / "out", progress=True)
+    shown = capsys.readouterr().err
+    assert re.search(r"12/12 \[\d\d:\d\d<00:00, .*[\d.]+ output tok/s\]", shown), shown
+    kept = (tmp_path / "out").read_text().splitlines(keepends=True)[:9]
+    (tmp_path / "out").write_text("".join(kept))
+    assert run(llm, source, tmp_path / "out", progress=True).num_found == 9
+    assert "12/12" in capsys.readouterr().err
 
 
 def test_a_killed_batch_goes_on_with_nothing_lost_or_doubled(
