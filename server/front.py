@@ -19,6 +19,7 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import NO_TARGETS, Targets
 from octavo.server.request_stats import RequestStats, RequestWatch
+from octavo.server.tracing import TRACE_PARENT, RequestTracer
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
@@ -43,6 +44,7 @@ class Front:
         draining: set to refuse new generations while those in flight finish.
         stuck: set while the engine's thread has been in one step for too long.
         num_inflight: generations being answered.
+        tracer: told which caller's trace a request belongs to, if traces are made.
         stats: what became of requests.
         started_s: monotonic clock at the start.
     """
@@ -58,6 +60,7 @@ class Front:
         self.draining = False
         self.stuck = False
         self.num_inflight = 0
+        self.tracer: RequestTracer | None = None
         self.stats = RequestStats()
         self.started_s = time.monotonic()
         self._max_concurrent_requests = max_concurrent_requests
@@ -121,6 +124,8 @@ class Front:
                 tenant=tenant,
                 cache_salt=cache_salt,
             )
+            if self.tracer is not None:
+                self.tracer.link(request_id, TRACE_PARENT.get())
             self.num_inflight += 1
             try:
                 async with contextlib.aclosing(stream) as outputs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -22,22 +22,31 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Refuses calls without a good token as UNAUTHENTICATED, before their message is read.
 
     Args:
-        tokens: that open the server.
+        tokens: that open the server; None lets everybody in.
+        apart: tokens of services by name; these open them, and `tokens` do not.
     """
 
-    def __init__(self, tokens: TokenFile) -> None:
+    def __init__(self, tokens: TokenFile | None, apart: Mapping[str, TokenFile] = {}) -> None:
         self._tokens = tokens
+        self._apart = {f"/{service}/": of_service for service, of_service in apart.items()}
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
     ) -> Any:
         """The call's own handler, or one that refuses it."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(_OPEN):
+        method = handler_call_details.method
+        if handler is None or method.startswith(_OPEN):
+            return handler
+        tokens = self._tokens
+        for prefix, of_service in self._apart.items():
+            if method.startswith(prefix):
+                tokens = of_service
+        if tokens is None:
             return handler
         try:
             header = dict(handler_call_details.invocation_metadata).get("authorization")
-            self._tokens.check(header if isinstance(header, str) else None)
+            tokens.check(header if isinstance(header, str) else None)
         except OctavoError as error:
             return _refusing(handler, error)
         return handler

@@ -17,13 +17,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.observers import Observers
+from octavo.server.admin_service import SERVICE as ADMIN_SERVICE
+from octavo.server.admin_service import AdminService
 from octavo.server.auth import TokenFile
 from octavo.server.front import Front
 from octavo.server.grpc_auth import TokenInterceptor
@@ -31,6 +34,7 @@ from octavo.server.grpc_service import SERVICE, OctavoService
 from octavo.server.kserve.service import SERVICE as INFERENCE_SERVICE
 from octavo.server.kserve.service import InferenceService
 from octavo.server.serve_config import SPARE_CALLS, ServeConfig
+from octavo.server.tracing import RequestTracer, TraceInterceptor, exporting_tracer
 from octavo.server.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -86,24 +90,34 @@ class OctavoServer:
 
     def __init__(self, config: ServeConfig, *, log_prompts: bool = False) -> None:
         self._config = config
+        self.told_to_drain = asyncio.Event()
+        """Set when an operator has asked for the server's end."""
         self.front = Front(
             max_concurrent_requests=config.max_concurrent_requests,
             request_timeout_s=config.request_timeout_s,
             log_prompts=log_prompts,
         )
         tokens = None if config.token_file is None else TokenFile(config.token_file)
+        admins = None if config.admin_token_file is None else TokenFile(config.admin_token_file)
+        apart = {} if admins is None else {ADMIN_SERVICE: admins}
         self._credentials = config.grpc_credentials()
+        endpoint = config.otlp_traces_endpoint
+        self._tracing = None if endpoint is None else exporting_tracer(endpoint)
         self._health = health.aio.HealthServicer()
         self._grpc = grpc.aio.server(
             options=config.channel_options(),
-            interceptors=() if tokens is None else (TokenInterceptor(tokens),),
+            interceptors=(TokenInterceptor(tokens, apart), TraceInterceptor()),
             maximum_concurrent_rpcs=config.max_concurrent_requests + SPARE_CALLS,
         )
         services = (OctavoService(self.front), InferenceService(self.front))
         self._grpc.add_generic_rpc_handlers(tuple(service.handlers() for service in services))
+        if admins is not None:
+            service = AdminService(self.front, self.told_to_drain.set, config.profile_dir)
+            self._grpc.add_generic_rpc_handlers((service.handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        names = (SERVICE, INFERENCE_SERVICE, *apart)
         reflection.enable_server_reflection(
-            (SERVICE, INFERENCE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
+            (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
         )
         self._http = None if config.http_port is None else _http_server(config, self.front, tokens)
         self._serving = False
@@ -137,10 +151,19 @@ class OctavoServer:
         # What is loaded stays: the collector need not walk it again while requests wait.
         gc.collect()
         gc.freeze()
+        if self._tracing is not None:
+            self.trace(engine, self._tracing[0])
         await engine.start()
         self.front.engine = engine
         await self._set_serving(self.front.is_ready)
         self._watch = asyncio.create_task(self._watch_engine(engine))
+
+    def trace(self, engine: AsyncEngine, tracer: Any) -> None:
+        """Makes spans of the engine's requests with an OpenTelemetry tracer. Before `attach`."""
+        core = engine.engine.core
+        self.front.tracer = RequestTracer(tracer, engine.engine.clock, engine.model_name)
+        before = core.log
+        core.log = self.front.tracer if before is None else Observers(before, self.front.tracer)
 
     async def drain_and_stop(self, *, hurry: asyncio.Event | None = None) -> Ending:
         """Refuses new work, lets what is in flight finish, stops.
@@ -168,14 +191,16 @@ class OctavoServer:
             return Ending.WHOLE
         ending = asyncio.create_task(engine.shutdown())
         await asyncio.wait({ending}, timeout=ENGINE_STOP_S)
-        if ending.done():
-            await ending
-            return Ending.WHOLE
-        if engine.is_stopped:
+        if not engine.is_stopped and not ending.done():
+            _log.critical("the engine's thread hangs in a step: leaving it")
+            return Ending.HANGING
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing[1])
+        if not ending.done():
             _log.info("leaving a program that is still being compiled")
             return Ending.COMPILING
-        _log.critical("the engine's thread hangs in a step: leaving it")
-        return Ending.HANGING
+        await ending
+        return Ending.WHOLE
 
     async def _idle(self, timeout_s: float, hurry: asyncio.Event | None = None) -> None:
         """Waits until nothing is in flight, for `timeout_s`, or until `hurry` is set."""
@@ -244,7 +269,12 @@ async def serve(
             raise
         signals.catch()
         announce(addresses, engine)
-        await signals.stop.wait()
+        waits = [signals.stop.wait(), server.told_to_drain.wait()]
+        tasks = [asyncio.create_task(wait) for wait in waits]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        signals.stop.set()  # the next signal is the second
         _log.warning("draining: %d requests in flight", server.front.num_inflight)
         return await server.drain_and_stop(hurry=signals.hurry)
 

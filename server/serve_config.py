@@ -37,6 +37,11 @@ class ServeConfig:
         stuck_after_s: seconds in one engine step after which the server calls itself dead.
         token_file: bearer tokens, one a line, read again when the file changes; none lets everybody
             in.
+        admin_token_file: bearer tokens of the admin service alone, as in token_file; none does not
+            offer that service.
+        profile_dir: where the admin service records JAX profiles; none refuses to.
+        otlp_traces_endpoint: OTLP collector (gRPC) that traces of requests are sent to, such as
+            http://localhost:4317; none makes no traces.
         tls_cert, tls_key: certificate chain and its key, PEM files, given together.
         tls_client_ca: certificates that sign clients' own, PEM file; clients must then show one.
     """
@@ -53,6 +58,9 @@ class ServeConfig:
     keepalive_s: float = 30.0
     stuck_after_s: float = 120.0
     token_file: str | None = None
+    admin_token_file: str | None = None
+    profile_dir: str | None = None
+    otlp_traces_endpoint: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None

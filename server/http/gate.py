@@ -18,6 +18,7 @@ from octavo.server.http.errors import (
     headers_of,
     incident,
 )
+from octavo.server.tracing import TRACE_PARENT
 
 OPEN_PATHS = frozenset(("/", "/health", "/ready"))
 """Needs no token: what load balancers ask, and the status page, which holds no figures itself."""
@@ -80,6 +81,7 @@ class Gate:
             if self._tokens is not None and scope["path"] not in OPEN_PATHS:
                 self._tokens.check(_header(scope, b"authorization"))
             body.declare(scope)
+            TRACE_PARENT.set(_header(scope, b"traceparent"))
             await self._app(scope, body.receive, watched_send)
         except OctavoError as error:
             text = encode(body_of(error))

@@ -20,7 +20,7 @@ def test_stale_generated_code_is_noticed_and_rewritten(tmp_path, monkeypatch, ca
     pytest.importorskip("grpc_tools")
     for name in generate.SOURCES:
         source = tmp_path / name
-        source.parent.mkdir(parents=True)
+        source.parent.mkdir(parents=True, exist_ok=True)
         source.write_text((generate.ROOT / name).read_text())
     monkeypatch.setattr(generate, "ROOT", tmp_path)
     assert generate.main(["--check"]) == 1

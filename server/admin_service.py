@@ -1,0 +1,99 @@
+"""The operator's gRPC service: drain, flush the prefix cache, record profiles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.server.front import Front
+from octavo.server.grpc_service import guarded, parser, serialize
+from octavo.server.proto.octavo.v1 import admin_pb2 as pb
+
+SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
+
+_log = logging.getLogger(__name__)
+
+
+class AdminService:
+    """The methods of octavo.v1.AdminService.
+
+    Args:
+        front: the engine's door.
+        drain: begins to drain and stop the server.
+        profile_dir: where profiles are written; None refuses to record any.
+    """
+
+    def __init__(self, front: Front, drain: Callable[[], None], profile_dir: str | None) -> None:
+        self._front = front
+        self._drain = drain
+        self._profile_dir = profile_dir
+        self._is_profiling = False
+        self._profiler = asyncio.Lock()
+
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
+        methods = {
+            "Drain": (pb.DrainRequest, self.drain),
+            "FlushCache": (pb.FlushCacheRequest, self.flush_cache),
+            "StartProfile": (pb.StartProfileRequest, self.start_profile),
+            "StopProfile": (pb.StopProfileRequest, self.stop_profile),
+        }
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                name: grpc.unary_unary_rpc_method_handler(guarded(handler), parser(kind), serialize)
+                for name, (kind, handler) in methods.items()
+            },
+        )
+
+    async def drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
+        """Begins what SIGTERM begins."""
+        _log.warning("told to drain over gRPC")
+        self._drain()
+        return pb.DrainResponse(num_inflight=self._front.num_inflight)
+
+    async def flush_cache(
+        self, request: pb.FlushCacheRequest, context: Any
+    ) -> pb.FlushCacheResponse:
+        """Forgets every cached prefix."""
+        num_pages, num_host_pages = await self._front.ready_engine().flush_prefix_cache()
+        _log.warning("flushed %d cached pages and %d on the host", num_pages, num_host_pages)
+        return pb.FlushCacheResponse(num_pages=num_pages, num_host_pages=num_host_pages)
+
+    async def start_profile(
+        self, request: pb.StartProfileRequest, context: Any
+    ) -> pb.StartProfileResponse:
+        """Begins to record what the device and the host do."""
+        import jax
+
+        directory = self._directory()
+        async with self._profiler:
+            if self._is_profiling:
+                raise InvalidConfigError("profile", "recording", "one recording at a time")
+            await asyncio.to_thread(jax.profiler.start_trace, directory)
+            self._is_profiling = True
+        return pb.StartProfileResponse(directory=directory)
+
+    async def stop_profile(
+        self, request: pb.StopProfileRequest, context: Any
+    ) -> pb.StopProfileResponse:
+        """Ends the recording and writes it."""
+        import jax
+
+        directory = self._directory()
+        async with self._profiler:
+            if not self._is_profiling:
+                raise InvalidConfigError("profile", "not recording", "StartProfile before")
+            self._is_profiling = False
+            await asyncio.to_thread(jax.profiler.stop_trace)
+        return pb.StopProfileResponse(directory=directory)
+
+    def _directory(self) -> str:
+        if self._profile_dir is None:
+            raise InvalidConfigError("profile_dir", None, "a directory, in the server's settings")
+        return self._profile_dir

@@ -1,0 +1,70 @@
+"""`octavo admin`: what an operator does to a running server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+ACTIONS = {
+    "drain": ("Drain", "refuse new requests, let those in flight finish, and end the server"),
+    "flush-cache": ("FlushCache", "forget every cached prefix"),
+    "start-profile": ("StartProfile", "record a JAX profile in the server's profile_dir"),
+    "stop-profile": ("StopProfile", "end the recording"),
+}
+TOKEN_VARIABLE = "OCTAVO_ADMIN_TOKEN"
+TIMEOUT_S = 60.0
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the command's parser."""
+    about = "; ".join(f"{name}: {text}" for name, (_, text) in ACTIONS.items())
+    parser = subparsers.add_parser(
+        "admin",
+        description=f"Operate a server that was started with --admin-token-file. {about}. The "
+        f"token is read from --token-file or from {TOKEN_VARIABLE}.",
+    )
+    parser.add_argument("action", choices=tuple(ACTIONS))
+    parser.add_argument("--target", default="127.0.0.1:50051", help="host:port of its gRPC server")
+    parser.add_argument("--token-file", metavar="FILE", help="file whose first line is the token")
+    parser.add_argument("--tls-ca", metavar="FILE", help="PEM certificates that sign the server's")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Makes one call and prints its answer; 0."""
+    import grpc
+    from google.protobuf.json_format import MessageToJson
+
+    from octavo.engine.errors import InvalidConfigError
+    from octavo.server.proto.octavo.v1 import admin_pb2 as pb
+    from octavo.server.status import error_of
+
+    token = os.environ.get(TOKEN_VARIABLE, "")
+    if args.token_file is not None:
+        lines = [line.strip() for line in Path(args.token_file).read_text().splitlines()]
+        token = next((line for line in lines if line and not line.startswith("#")), "")
+    if not token:
+        raise InvalidConfigError("token_file", args.token_file, f"a token, or {TOKEN_VARIABLE}")
+    name, _ = ACTIONS[args.action]
+    if args.tls_ca is None:
+        channel = grpc.insecure_channel(args.target)
+    else:
+        credentials = grpc.ssl_channel_credentials(Path(args.tls_ca).read_bytes())
+        channel = grpc.secure_channel(args.target, credentials)
+    with channel:
+        call = channel.unary_unary(
+            f"/octavo.v1.AdminService/{name}",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=getattr(pb, f"{name}Response").FromString,
+        )
+        try:
+            answer = call(
+                getattr(pb, f"{name}Request")(),
+                metadata=(("authorization", f"Bearer {token}"),),
+                timeout=TIMEOUT_S,
+            )
+        except grpc.RpcError as error:
+            raise error_of(error) from None
+    print(MessageToJson(answer, preserving_proto_field_name=True, indent=None))
+    return 0
