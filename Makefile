@@ -12,6 +12,8 @@ EXTRAS ?= test,http,check,plots
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 SOAK_STEPS ?= 1000000
+SOAK_SECONDS ?= 1800
+FUZZ_MESSAGES ?= 100000
 # Compiled steps are kept between test runs; empty turns it off.
 export OCTAVO_TEST_CACHE ?= .jax_cache
 
@@ -36,6 +38,14 @@ test: venv ## run the tests
 soak: venv ## run the property tests for long
 	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=soak $(PYTEST_ARGS)
 	@$(BIN)/python -m octavo.engine.simulation.soak --steps $(SOAK_STEPS)
+
+.PHONY: soak-server
+soak-server: venv ## keep a live server at 1.5 times its capacity for half an hour
+	@$(BIN)/python -m benchmarks.server_soak --seconds $(SOAK_SECONDS) $(ARGS)
+
+.PHONY: fuzz
+fuzz: venv ## send a live server 100,000 messages that no sane client sends
+	@$(BIN)/python -m benchmarks.fuzz --messages $(FUZZ_MESSAGES) $(ARGS)
 
 .PHONY: check
 check: venv proto-check ## lint, format, types, import layers, generated code

@@ -1,0 +1,87 @@
+"""A small random model on disk, and a server process over it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from safetensors.numpy import save_file
+
+from octavo.models.architectures import config_from_hf
+from octavo.models.loading.tensors import expected_shapes
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 258,
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+    "max_position_embeddings": 512, "tie_word_embeddings": True, "bos_token_id": 0,
+    "eos_token_id": 1, "hidden_act": "silu", "torch_dtype": "float32",
+}  # fmt: skip
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+ARGS = (
+    *("--served-model-name", "tiny", "--max-num-seqs", "16", "--max-num-batched-tokens", "64"),
+    *("--max-model-len", "512", "--num-kv-pages", "400", "--block-size", "16"),
+    *("--warm-up", "full", "--fail-on-compile"),
+)
+
+
+@dataclass
+class Server:
+    """A server process and where it listens."""
+
+    popen: subprocess.Popen[str]
+    grpc: str
+    http: str
+
+
+def write_tiny_model(directory: Path) -> Path:
+    """A random two-layer Llama with one token a byte."""
+    (directory / "config.json").write_text(json.dumps(CONFIG))
+    rng = np.random.default_rng(0)
+    tensors = {
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in expected_shapes(config_from_hf(CONFIG)).items()
+    }
+    save_file(tensors, str(directory / "model.safetensors"))
+    tokens = ["<s>", "</s>", *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    backend.add_special_tokens(tokens[:2])
+    backend.save(str(directory / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
+    (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+@contextlib.contextmanager
+def serving(model: Path, args: Sequence[str] = ()) -> Iterator[Server]:
+    """`octavo serve` over the model on free ports, from ready until the block's end."""
+    command = [sys.executable, "-m", "octavo.server.cli.main", "serve", "--quiet"]
+    command += ["--model", str(model), *ARGS, "--grpc-port", "0", "--http-port", "0", *args]
+    # Small products are quickest in one thread, and the clients need the other core.
+    environ = {"JAX_PLATFORMS": "cpu"} | os.environ
+    with (model / "server.log").open("w") as log:
+        popen = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ
+        )
+        try:
+            assert popen.stdout is not None
+            addresses = [popen.stdout.readline().split()[-1] for _ in range(2)]
+            yield Server(popen, *addresses)
+        finally:
+            popen.terminate()
+            try:
+                popen.wait(30)
+            except subprocess.TimeoutExpired:
+                popen.kill()
+            popen.communicate()
