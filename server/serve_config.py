@@ -29,7 +29,8 @@ class ServeConfig:
         max_header_bytes: largest HTTP header accepted.
         max_concurrent_requests: most requests in flight; more are refused at once.
         request_timeout_s: most seconds a request may take; none sets no limit.
-        receive_timeout_s: seconds in which an HTTP header, and then its body, must arrive.
+        receive_timeout_s: seconds in which an HTTP header, and then its body, must arrive, and a
+            gRPC client's first frames.
         drain_timeout_s: seconds that requests in flight get to finish when the server is told to
             stop.
         keepalive_s: a gRPC client silent this long is pinged, and dropped if it does not answer; an
@@ -99,6 +100,8 @@ class ServeConfig:
             # connection: the default allows one ping in 5 minutes and then hangs up.
             ("grpc.http2.min_ping_interval_without_data_ms", 5000),
             ("grpc.http2.max_ping_strikes", 10),
+            # TLS, and HTTP/2's first frames, must come in this time.
+            ("grpc.server_handshake_timeout_ms", int(self.receive_timeout_s * 1000)),
         ]
 
     def grpc_credentials(self) -> grpc.ServerCredentials | None:

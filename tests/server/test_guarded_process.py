@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -128,18 +129,42 @@ def test_without_a_certificate_nobody_gets_in(guarded):
         httpx.get(guarded.process.http.replace("https", "http") + "/health")
 
 
-def test_tokens_rotate_without_a_restart(guarded):
-    def let_in(token: str) -> bool:
-        with guarded.http(token) as client:
-            return client.get("/v1/models").status_code == 200
+def test_a_certificate_of_another_authority_opens_nothing(guarded):
+    stranger = trustme.CA().issue_cert("client.example")
+    forged = dataclasses.replace(guarded, client_cert=stranger)
+    with forged.http() as client, pytest.raises(httpx.TransportError):
+        client.get("/health")
+    with forged.channel() as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+    assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
-    assert let_in(OLD)
-    guarded.tokens.write_text(f"{OLD}\n{NEW}\n")
-    end_s = time.monotonic() + WAIT_S
-    while not let_in(NEW):
-        assert time.monotonic() < end_s
-        time.sleep(0.1)
-    assert let_in(OLD)
+
+def test_tokens_rotate_in_and_out_without_a_restart(guarded):
+    def let_in(token: str) -> tuple[bool, bool]:
+        with guarded.http(token) as client:
+            by_http = client.get("/v1/models").status_code == 200
+        with OctavoClient(channel=guarded.channel(token)) as client:
+            try:
+                client.load()
+            except UnauthenticatedError:
+                return by_http, False
+        return by_http, True
+
+    def rotate(*tokens: str, until: str, opens: bool) -> None:
+        guarded.tokens.write_text("\n".join(tokens))
+        end_s = time.monotonic() + WAIT_S
+        while let_in(until) != (opens, opens):
+            assert time.monotonic() < end_s
+            time.sleep(0.1)
+
+    assert let_in(OLD) == (True, True)
+    rotate(OLD, NEW, until=NEW, opens=True)
+    assert let_in(OLD) == (True, True)
+    rotate(NEW, until=OLD, opens=False)
+    assert let_in(NEW) == (True, True)
+    rotate(OLD, NEW, until=OLD, opens=True)
 
 
 def test_the_log_names_requests_and_keeps_their_text(guarded):

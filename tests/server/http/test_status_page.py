@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shutil
+import struct
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -26,15 +28,7 @@ def test_a_browser_shows_the_load(live):
     body = {"prompt": "abc", "max_tokens": 20, "ignore_eos": True, "priority": "high"}
     for _ in range(3):
         httpx.post(f"{live.http}/v1/completions", json=body, timeout=60)
-    done = subprocess.run(
-        [
-            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-            *("--enable-logging=stderr", "--virtual-time-budget=7000", "--dump-dom"),
-            live.http + "/",
-        ],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert "CONSOLE" not in done.stderr
+    done = _chromium(live, "--virtual-time-budget=7000", "--dump-dom")
     page = done.stdout
     assert 'id="state" class="ready">ready<' in page
     assert 'id="model">tiny<' in page
@@ -43,4 +37,39 @@ def test_a_browser_shows_the_load(live):
     for word in ("realtime", "first token", "again"):
         assert f"{word}<" in page
     assert re.search(r"<td>length</td><td>\d+</td>", page)
-    assert re.search(r'<polyline id="rates" points="[\d., ]+"', page)
+    for name in ("rates", "busies", "step-times"):
+        assert re.search(rf'<polyline id="{name}"[^>]* points="[\d., ]+"', page)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_a_browser_draws_the_page(live, tmp_path):
+    picture = tmp_path / "page.png"
+
+    def ask(number: int) -> None:
+        body = {"prompt": f"{number} ", "max_tokens": 200, "ignore_eos": True, "user": "someone"}
+        body["priority"] = ("realtime", "high", "normal", "low")[number % 4]
+        httpx.post(f"{live.http}/v1/completions", json=body, timeout=120)
+
+    with ThreadPoolExecutor(12) as pool:
+        asked = [pool.submit(ask, number) for number in range(12)]
+        _chromium(
+            live, "--virtual-time-budget=20000", f"--screenshot={picture}", "--window-size=1060,900"
+        )
+        for future in asked:
+            future.cancel()
+    raw = picture.read_bytes()
+    assert raw[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", raw[16:24]) == (1060, 900)
+    assert len(raw) > 20_000, "hardly anything was drawn"
+
+
+def _chromium(live, *options: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+            *("--enable-logging=stderr", *options, live.http + "/"),
+        ],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert "CONSOLE" not in done.stderr
+    return done
