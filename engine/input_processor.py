@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from octavo.engine.errors import DeadlineExceededError, InvalidRequestError
 from octavo.engine.request import Priority, Request
-from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 from octavo.engine.structured.compiler import GrammarCompiler
 from octavo.engine.structured.grammar import CompiledGrammar
 from octavo.engine.structured.params import StructuredOutputsParams
@@ -108,9 +108,7 @@ class InputProcessor:
         token_ids = self._tokens(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
         self._check_ids(params)
-        bad_words = tuple(
-            tuple(word) for word in bad_word_token_sequences(self._tokenizer, params.bad_words)
-        )
+        bad_words = self._bad_words(params)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         sequences = tuple(
             Request(
@@ -140,6 +138,15 @@ class InputProcessor:
             sequences=sequences,
             grammar=self._grammar(params),
         )
+
+    def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        sequences = bad_word_token_sequences(self._tokenizer, params.bad_words)
+        longest = max(map(len, sequences), default=0)
+        if longest > MAX_BAD_WORD_TOKENS:
+            raise InvalidRequestError(
+                "bad_words", f"{longest} tokens", f"words of at most {MAX_BAD_WORD_TOKENS} tokens"
+            )
+        return tuple(map(tuple, sequences))
 
     def _grammar(self, params: SamplingParams) -> CompiledGrammar | None:
         wanted = params.structured_outputs

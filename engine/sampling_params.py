@@ -18,6 +18,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKENS = 16
 MAX_BAD_WORDS = 64
+MAX_BAD_WORD_TOKENS = 16
+"""Of the longest bad word, as the model spells it."""
 MAX_SEED = 2**63 - 1
 
 

@@ -23,6 +23,7 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from octavo.engine.errors import InvalidRequestError
+from octavo.engine.sampling_params import MAX_BAD_WORD_TOKENS
 
 NEEDS_PENALTIES = 1
 """Flag: a presence, frequency or repetition penalty is on; counts and prompt bits are set."""
@@ -36,7 +37,7 @@ HAS_MASK = 8
 MAX_STOP_IDS = 24
 MAX_BAD_SEQUENCES = 128
 """Token sequences banned for a request: a bad word is one with and one without a leading space."""
-MAX_BAD_SEQUENCE_TOKENS = 16
+MAX_BAD_SEQUENCE_TOKENS = MAX_BAD_WORD_TOKENS
 
 _WORD_BITS = 32
 

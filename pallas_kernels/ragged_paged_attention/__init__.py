@@ -63,7 +63,7 @@ def ragged_paged_attention(
         interpret: run a Pallas kernel in its interpreter (tests).
 
     Returns:
-        ([T, Hq, D] in q's dtype, the updated pool). Padding tokens hold finite garbage.
+        ([T, Hq, D] in q's dtype, the updated pool). Padding tokens hold garbage.
 
     Raises:
         ValueError: shapes that do not fit together, or an unknown backend.
@@ -77,6 +77,9 @@ def ragged_paged_attention(
         raise ValueError(f"sinks {sinks.shape}: want one a query head, ({q.shape[1]},)")
     if backend not in BACKENDS:
         raise ValueError(f"attention backend {backend!r}: want one of {', '.join(BACKENDS)}")
+    # Whatever padding computed, page 0 stays finite: everybody reads it, and 0 times NaN is NaN.
+    is_real = (batch.token_page > 0)[:, None, None]
+    k, v = jnp.where(is_real, k, 0), jnp.where(is_real, v, 0)
     if kv.head_dim > head_dim:
         wider = ((0, 0), (0, 0), (0, kv.head_dim - head_dim))
         q, k, v = jnp.pad(q, wider), jnp.pad(k, wider), jnp.pad(v, wider)

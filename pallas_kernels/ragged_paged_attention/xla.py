@@ -58,7 +58,7 @@ def attend_xla(
         tiles: block sizes; None takes the measured or computed ones of the shape.
 
     Returns:
-        [T, Hq, D] in q's dtype; padding tokens hold finite garbage.
+        [T, Hq, D] in q's dtype; padding tokens hold garbage.
     """
     if tiles is None:
         tiles = choose_xla_tiles(q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)

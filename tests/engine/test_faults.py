@@ -256,6 +256,23 @@ def test_numbers_that_are_not_finite_end_their_request_alone(
     assert tokens(outputs) == undisturbed
 
 
+@pytest.mark.parametrize("length", [2, 17, 33, 41, 50])
+def test_what_padding_reads_of_such_a_request_reaches_nobody(
+    engine: Any, undisturbed: dict[str, list[int]], length: int
+) -> None:
+    """Padding behind a prompt attends to it, and its own keys and values go where all may look."""
+    for index, prompt in enumerate(prompts()):
+        submit(engine, prompt, f"r{index}")
+    while engine.scheduler.num_running < 6:
+        engine.step()
+    last = {}
+    submit(engine, [30 + i % 100 for i in range(length - 1)] + [POISON], "bad")
+    while engine.has_unfinished:
+        last |= {output.request_id: output for output in engine.step()}
+    assert isinstance(last.pop("bad").error, QuarantinedError)
+    assert tokens(last) == undisturbed
+
+
 def test_a_decoded_token_that_is_not_finite_ends_its_request_after_the_good_ones(
     engine: Any, undisturbed: dict[str, list[int]]
 ) -> None:

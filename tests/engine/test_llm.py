@@ -154,6 +154,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a stop id beyond the vocabulary": ("a", {"stop_token_ids": [300]}, "stop_token_ids"),
     "a biased id beyond the vocabulary": ("a", {"logit_bias": {300: 1.0}}, "logit_bias"),
     "an allowed id beyond the vocabulary": ("a", {"allowed_token_ids": [300]}, "allowed_token_ids"),
+    "a bad word of too many tokens": ("a", {"bad_words": ["qzx7" * 60]}, "bad_words"),
 }
 
 
