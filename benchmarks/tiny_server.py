@@ -42,14 +42,21 @@ class Server:
     http: str
 
 
-def write_tiny_model(directory: Path) -> Path:
-    """A random two-layer Llama with one token a byte."""
-    (directory / "config.json").write_text(json.dumps(CONFIG))
+def write_tiny_model(directory: Path, poison: int | None = None) -> Path:
+    """A random two-layer Llama with one token a byte.
+
+    Args:
+        poison: a token whose embedding is not a number.
+    """
+    config = CONFIG | {"tie_word_embeddings": poison is None}
+    (directory / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(0)
     tensors = {
         name: rng.standard_normal(shape).astype(np.float32)
-        for name, shape in expected_shapes(config_from_hf(CONFIG)).items()
+        for name, shape in expected_shapes(config_from_hf(config)).items()
     }
+    if poison is not None:
+        tensors["model.embed_tokens.weight"][poison] = np.nan
     save_file(tensors, str(directory / "model.safetensors"))
     tokens = ["<s>", "</s>", *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
     vocab = {token: number for number, token in enumerate(tokens)}
@@ -64,15 +71,29 @@ def write_tiny_model(directory: Path) -> Path:
 
 
 @contextlib.contextmanager
-def serving(model: Path, args: Sequence[str] = ()) -> Iterator[Server]:
-    """`octavo serve` over the model on free ports, from ready until the block's end."""
-    command = [sys.executable, "-m", "octavo.server.cli.main", "serve", "--quiet"]
+def serving(
+    model: Path,
+    args: Sequence[str] = (),
+    program: Sequence[str] = ("octavo.server.cli.main", "serve"),
+) -> Iterator[Server]:
+    """`octavo serve` over the model on free ports, from ready until the block's end.
+
+    Args:
+        args: more options; they go before `ARGS`.
+        program: the module that serves, and its first arguments.
+    """
+    command = [sys.executable, "-m", *program, "--quiet"]
     command += ["--model", str(model), *ARGS, "--grpc-port", "0", "--http-port", "0", *args]
     # Small products are quickest in one thread, and the clients need the other core.
     environ = {"JAX_PLATFORMS": "cpu"} | os.environ
     with (model / "server.log").open("w") as log:
         popen = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=log, text=True, env=environ
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=environ,
         )
         try:
             assert popen.stdout is not None

@@ -7,6 +7,7 @@ as the request stands where the test wants it; then the event happens.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -237,7 +238,8 @@ def swaps(monkeypatch: pytest.MonkeyPatch, built: Any) -> Callable[[bool], None]
     """Makes copies to the host look cheap, or dear."""
 
     def choose(cheap: bool) -> None:
-        monkeypatch.setattr(Forecast, "observe_copy", lambda self, num_pages, duration_s: None)
+        for name in ("observe_copy", "observe_timed_copy"):
+            monkeypatch.setattr(Forecast, name, lambda self, num_pages, seconds: None)
         built.scheduler.forecast.page_copy_s = 1e-9 if cheap else 1e3
 
     return choose
@@ -268,6 +270,7 @@ ENDS: dict[str, grpc.StatusCode] = {
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("call", ["unary", "streaming"])
 @pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("again", range(int(os.environ.get("OCTAVO_CLEANUP_REPEATS", "1"))))
 def test_everything_comes_back(
     built: Any,
     want: list[int],
@@ -276,6 +279,7 @@ def test_everything_comes_back(
     event: str,
     call: str,
     state: str,
+    again: int,
 ) -> None:
     swaps(state == "swapped")
     seen = asyncio.run(_in_time(Scene(built, call, state, event).play(monkeypatch)))

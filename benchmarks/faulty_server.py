@@ -1,0 +1,89 @@
+"""`octavo serve` whose steps fail or dawdle when told to.
+
+    python -m benchmarks.faulty_server [--cheap-copies] SERVE'S OPTIONS
+
+Each line of standard input is a fault of the next step: `raise dispatch`, `raise result`, or `slow`
+and seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from octavo.engine import async_engine
+from octavo.engine.engine import Engine
+from octavo.engine.scheduler.forecast import Forecast
+from octavo.server.cli.main import main
+
+CHEAP_COPIES = False
+
+
+class FaultyExecutor:
+    """The real executor, but for faults.
+
+    Args:
+        inner: what computes.
+
+    Attributes:
+        faults: words of faults to come, by the stage that they concern.
+    """
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.faults: dict[str, deque[list[str]]] = {"dispatch": deque(), "result": deque()}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def dispatch(self, plan: Any) -> Any:
+        """Of a step, unless it is to fail here."""
+        self._suffer("dispatch")
+        return self._inner.dispatch(plan)
+
+    def result(self, handle: Any) -> Any:
+        """Of a step, unless it is to fail here."""
+        self._suffer("result")
+        return self._inner.result(handle)
+
+    def _suffer(self, stage: str) -> None:
+        if self.faults[stage]:
+            kind, value = self.faults[stage].popleft()
+            if kind == "slow":
+                time.sleep(float(value))
+            else:
+                raise RuntimeError(f"told to fail in {stage}")
+
+
+def listen(executor: FaultyExecutor) -> None:
+    """Takes orders until standard input ends."""
+    for line in sys.stdin:
+        words = line.split()
+        executor.faults["result" if words[0] == "slow" else words[1]].append(words)
+
+
+def build(*args: Any, **kwargs: Any) -> Engine:
+    """An engine over a faulty executor."""
+    engine = Engine(*args, **kwargs)
+    executor = FaultyExecutor(engine.executor)
+    engine.executor = engine.core.executor = executor  # type: ignore[assignment]
+    if CHEAP_COPIES:
+        cheapen_copies(engine)
+    threading.Thread(target=listen, args=(executor,), daemon=True).start()
+    return engine
+
+
+def cheapen_copies(engine: Engine) -> None:
+    """Has those who give way copied to the host: on a CPU, computing again is as quick."""
+    engine.scheduler.forecast.page_copy_s = 1e-9
+    Forecast.observe_copy = Forecast.observe_timed_copy = lambda self, *args: None  # type: ignore[assignment, method-assign]
+
+
+if __name__ == "__main__":
+    options = [option for option in sys.argv[1:] if option != "--cheap-copies"]
+    CHEAP_COPIES = len(options) < len(sys.argv) - 1
+    async_engine.Engine = build  # type: ignore[assignment, misc]
+    sys.exit(main(["serve", *options]))
