@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from octavo.engine.scheduler.snapshot import Snapshot
 
 DEFAULT_SHARES = (0.2, 0.15, 0.1, 0.05)
-"""Shares of the prompt tokens, and of the pages, that each class may count on while it has any
-waiting."""
+"""Shares of the prompt tokens, computed or brought back from the host, and of the pages, that each
+class may count on while it has any waiting."""
 
 WINDOW_TOKENS = 65_536.0
 """Over about how many prompt tokens shares are counted."""
@@ -52,6 +52,8 @@ class MaximumWait:
 class ClassShares:
     """Prompt tokens served by class, old ones forgotten, against what each class may count on.
 
+    KV that comes back from the host counts as if it were computed: a class is served by either.
+
     Args:
         shares: by class, each 0 to 1, together ≤ 1.
     """
@@ -63,7 +65,7 @@ class ClassShares:
         self._served = [0.0] * len(shares)
 
     def serve(self, priority: int, num_tokens: int) -> None:
-        """Counts prompt tokens planned for a class."""
+        """Counts prompt tokens planned for a class, or on their way back from the host."""
         keep = 0.5 ** (num_tokens / WINDOW_TOKENS)
         self._served = [served * keep for served in self._served]
         self._served[priority] += num_tokens

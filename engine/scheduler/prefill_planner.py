@@ -276,11 +276,13 @@ class PrefillPlanner:
         recalled = [] if pages.is_on_host else self._kv.match_host(pages, num_matched)
         self._table.admit(entry, matched, now_s)
         if pages.is_on_host and num_matched < len(pages.host_pages):
+            self._serve_pages(entry, len(pages.host_pages) - num_matched)
             self._transfers.swap_in(entry, num_matched, now_s)
             self._running.begin_arrival(entry)
         elif pages.is_on_host:
             self._kv.drop_host_copy(pages)
         elif recalled and self._is_worth_recalling(len(recalled), snapshot):
+            self._serve_pages(entry, len(recalled))
             self._transfers.recall(entry, recalled, num_matched, now_s)
             self._running.begin_arrival(entry)
         if self._draft.explains:
@@ -292,6 +294,11 @@ class PrefillPlanner:
                 + (", its pages come back from the host" if pages.arriving else ""),
                 num_tokens=request.num_computed_tokens,
             )
+
+    def _serve_pages(self, entry: LiveRequest, num_pages: int) -> None:
+        """Counts pages that come back from the host as if their tokens were computed."""
+        num_tokens = num_pages * self._limits.page_size
+        self._table.shares.serve(entry.request.priority, num_tokens)
 
     def _is_worth_recalling(self, num_pages: int, snapshot: Snapshot) -> bool:
         forecast, page_size = snapshot.forecast, self._limits.page_size

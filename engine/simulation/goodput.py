@@ -110,7 +110,7 @@ def run_summary(setting: Setting, candidate: Candidate, rate: float, seed: int) 
     }
     summary["run_s"] = time.process_time() - begun_s
     if max_wait_s is not None:
-        summary["class_shares"] = class_shares(report)
+        summary["class_shares"] = class_shares(report, setting.limits.page_size)
         summary["longest_stretch"] = longest_wait(report, max_wait_s)
     return summary
 

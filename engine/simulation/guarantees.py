@@ -62,17 +62,19 @@ def waits(report: SimulationReport) -> list[Stretch]:
 
 
 def class_shares(
-    report: SimulationReport, shares: Sequence[float] = DEFAULT_SHARES
+    report: SimulationReport, page_size: int, shares: Sequence[float] = DEFAULT_SHARES
 ) -> dict[str, dict[str, Any]]:
     """What each priority class got while any of it waited, against what it is guaranteed.
 
     Guaranteed is a share of the last prompt tokens (about 65,536, the older ones counting less),
     as long as the class has requests waiting. So at each step that began while it waited, its share
     of the tokens until then is taken: what a class got before it had to wait counts, and so does
-    what it was given by the step that ended a wait, for the next one.
+    what it was given by the step that ended a wait, for the next one. Tokens whose pages
+    come back from the host count as computed ones do.
 
     Args:
         report: of a run with `keep_timeline`.
+        page_size: tokens a page.
         shares: guaranteed to each class, of prompt tokens.
 
     Returns:
@@ -85,7 +87,7 @@ def class_shares(
     stretches = waits(report)
     priority = {r.request_id: int(r.traffic_class.priority) for r in report.records}
     begins = [step.begin_s for step in report.timeline]
-    tokens, pages = _served(report, priority)
+    tokens, pages = _served(report, priority, page_size)
     result: dict[str, dict[str, Any]] = {}
     for kind in sorted(set(priority.values())):
         waited = np.zeros(len(begins) + 1, bool)
@@ -137,9 +139,10 @@ class _Window:
 
 
 def _served(
-    report: SimulationReport, priority: Mapping[str, int]
+    report: SimulationReport, priority: Mapping[str, int], page_size: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Prompt tokens, and context tokens held by decode rows times seconds: [step, class] each."""
+    """Prompt tokens computed or brought back, and context tokens held by decode rows times seconds:
+    [step, class] each."""
     tokens = np.zeros((len(report.timeline), len(Priority)))
     pages = np.zeros_like(tokens)
     known: tuple[Any, ...] = ()
@@ -147,6 +150,9 @@ def _served(
     for index, step in enumerate(report.timeline):
         for chunk in step.plan.prefill_rows:
             tokens[index, priority[chunk.request.request_id]] += chunk.num_tokens
+        for copy in step.plan.copy_ins:
+            if copy.request_id:
+                tokens[index, priority[copy.request_id]] += len(copy.device_pages) * page_size
         rows = step.plan.decode_rows
         if len(rows):
             if rows.requests != known:

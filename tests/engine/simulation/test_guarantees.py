@@ -18,6 +18,7 @@ from octavo.engine.simulation.traffic import Arrival, TrafficClass
 
 NORMAL = TrafficClass(name="chat", priority=Priority.NORMAL)
 LOW = TrafficClass(name="batch", priority=Priority.LOW)
+PAGE_SIZE = 16
 
 
 def record(name: str, arrival_s: float, traffic_class: TrafficClass = NORMAL) -> RequestRecord:
@@ -28,14 +29,22 @@ def record(name: str, arrival_s: float, traffic_class: TrafficClass = NORMAL) ->
 
 
 def step(
-    begin_s: float, begun: tuple[str, ...], preempted: tuple[str, ...] = (), num_tokens: int = 10
+    begin_s: float,
+    begun: tuple[str, ...],
+    preempted: tuple[str, ...] = (),
+    num_tokens: int = 10,
+    brought_back: dict[str, int] | None = None,
 ) -> Any:
     rows = tuple(
         SimpleNamespace(request=SimpleNamespace(request_id=n), is_new=True, num_tokens=num_tokens)
         for n in begun
     )
+    copies = tuple(
+        SimpleNamespace(request_id=name, device_pages=tuple(range(num_pages)))
+        for name, num_pages in (brought_back or {}).items()
+    )
     plan = SimpleNamespace(
-        preempted=preempted, prefill_rows=rows, copy_ins=(), decode_rows=DecodeRows.of(())
+        preempted=preempted, prefill_rows=rows, copy_ins=copies, decode_rows=DecodeRows.of(())
     )
     return SimpleNamespace(plan=plan, begin_s=begin_s, end_s=begin_s + 1.0)
 
@@ -69,7 +78,7 @@ def test_whoever_comes_before_one_over_the_bound_is_counted() -> None:
 def test_a_class_that_waits_while_others_take_everything_is_below_its_share() -> None:
     records = [record(str(n), float(n)) for n in range(50)] + [record("low", 0.0, LOW)]
     steps = [step(float(n) + 1, (str(n),), num_tokens=100_000) for n in range(50)]
-    found = class_shares(run_of(records, *steps, step(60.0, ("low",))))
+    found = class_shares(run_of(records, *steps, step(60.0, ("low",))), PAGE_SIZE)
     assert found["LOW"]["tokens"] == 0.0
     assert not found["LOW"]["is_kept"]
     assert found["NORMAL"]["is_kept"]
@@ -80,12 +89,23 @@ def test_what_a_class_got_before_it_had_to_wait_counts() -> None:
     records = [*served, *(record(str(n), float(n)) for n in range(9))]
     others = [step(float(n) + 2, (str(n),), num_tokens=5_000) for n in range(9)]
     first = step(1.0, ("early",), num_tokens=5_000)
-    found = class_shares(run_of(records, first, *others, step(60.0, ("low",))))["LOW"]
+    found = class_shares(run_of(records, first, *others, step(60.0, ("low",))), PAGE_SIZE)["LOW"]
     assert found["lacked_tokens"] == 0.0
     assert 0.05 < found["tokens"] < 1.0
-    late = class_shares(run_of(records, *others, step(60.0, ("low",))))["LOW"]
+    late = class_shares(run_of(records, *others, step(60.0, ("low",))), PAGE_SIZE)["LOW"]
     assert late["lacked_tokens"] > 0.05 * 20_000
     assert not late["is_kept"]
+
+
+def test_pages_that_come_back_from_the_host_count_as_what_their_class_was_served() -> None:
+    records = [record("back", 0.0, LOW), record("low", 0.0, LOW)]
+    records += [record(str(n), float(n)) for n in range(9)]
+    others = [step(float(n) + 2, (str(n),), num_tokens=5_000) for n in range(9)]
+    back = step(1.0, (), brought_back={"back": 5_000 // PAGE_SIZE})
+    kept = class_shares(run_of(records, back, *others, step(60.0, ("low",))), PAGE_SIZE)["LOW"]
+    assert kept["is_kept"]
+    lost = class_shares(run_of(records, *others, step(60.0, ("low",))), PAGE_SIZE)["LOW"]
+    assert not lost["is_kept"]
 
 
 def test_slo_keeps_what_it_promises_and_says_who_waited(
@@ -103,7 +123,7 @@ def test_slo_keeps_what_it_promises_and_says_who_waited(
     wait = longest_wait(report, 0.5)
     assert wait["longest_s"] > 0.5
     assert wait["is_kept"]
-    assert all(found["is_kept"] for found in class_shares(report).values())
+    assert all(found["is_kept"] for found in class_shares(report, PAGE_SIZE).values())
     traces = [scheduler.trace(str(n)) for n in range(60)]
     assert any(e.decision is Decision.WAITED and e.text == "for a row" for t in traces for e in t)
 
@@ -133,7 +153,7 @@ def test_a_class_below_its_share_of_tokens_is_not_overtaken_while_it_lacks_pages
         sorted(arrivals, key=lambda arrival: arrival.arrival_s), scheduler, ConstantStepTime(0.02),
         keep_timeline=True, max_tokens=200, overlap=False,
     )  # fmt: skip
-    found = class_shares(report)["LOW"]
+    found = class_shares(report, PAGE_SIZE)["LOW"]
     assert found["tokens"] is not None
     assert found["is_kept"], found
 
