@@ -92,7 +92,7 @@ def quantized_weights(
 
 def path_keys(path: Any) -> tuple[str | int, ...]:
     """A path of `jax.tree` as plain names and numbers."""
-    return tuple(getattr(key, "key", getattr(key, "idx", None)) for key in path)
+    return tuple(key.key if isinstance(key, jax.tree_util.DictKey) else key.idx for key in path)
 
 
 @lru_cache(maxsize=64)

@@ -45,12 +45,14 @@ class Formulation:
 
     Attributes:
         min_rows: fewer rows are padded to as many.
-        weight_first: the weight is the left operand.
+        weight_first_rows: with as many rows or fewer the weight is the left operand, and its
+            outputs are scaled as they come, [*outputs, T], before they are transposed; with more
+            it is the right one.
         widen_fp8: products of fp8 are taken in float32, where the device has none of their own.
     """
 
     min_rows: int
-    weight_first: bool
+    weight_first_rows: int
     widen_fp8: bool
 
     def __post_init__(self) -> None:
@@ -63,7 +65,7 @@ def formulations() -> dict[str, Formulation]:
     """`tuning.json`: platform -> formulation, with one named "default"."""
     table = json.loads(Path(__file__).with_name("tuning.json").read_text(encoding="utf-8"))
     return {
-        platform: Formulation(entry["min_rows"], entry["weight_first"], entry["widen_fp8"])
+        platform: Formulation(entry["min_rows"], entry["weight_first_rows"], entry["widen_fp8"])
         for platform, entry in table.items()
     }
 
@@ -93,19 +95,25 @@ def quantized_linear(
     table = formulations()
     branches = {name: partial(_product, how) for name, how in table.items() if name != "default"}
     out = jax.lax.platform_dependent(
-        values, weight.values, default=partial(_product, table["default"]), **branches
+        values,
+        row_scale,
+        weight.values,
+        weight.scale,
+        default=partial(_product, table["default"]),
+        **branches,
     )
-    scale = row_scale.reshape(-1, *(1,) * weight.scale.ndim) * weight.scale[None]
-    return (out.astype(jnp.float32) * scale).astype(x.dtype if out_dtype is None else out_dtype)
+    return out.astype(x.dtype if out_dtype is None else out_dtype)
 
 
-def _product(how: Formulation, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """[T, *outputs] in the accumulator's dtype, of values alone."""
-    num_rows, num_outputs = x.shape[0], weight.ndim - x.ndim + 1
+def _product(
+    how: Formulation, x: jax.Array, row_scale: jax.Array, weight: jax.Array, scale: jax.Array
+) -> jax.Array:
+    """[T, *outputs] float32 of values x [T, *inputs] and weight [*outputs, *inputs]."""
+    num_rows, num_outputs = x.shape[0], scale.ndim
     # One contracted dimension: with several, XLA's CPU backend leaves its fast products. A split
     # over devices stays one, because it is the first of them that is split.
     x = x.reshape(num_rows, -1)
-    weight = weight.reshape(*weight.shape[:num_outputs], -1)
+    weight = weight.reshape(*scale.shape, -1)
     if num_rows < how.min_rows:
         x = jnp.pad(x, ((0, how.min_rows - num_rows), (0, 0)))
     accumulator = jnp.int32
@@ -113,13 +121,16 @@ def _product(how: Formulation, x: jax.Array, weight: jax.Array) -> jax.Array:
         accumulator = jnp.float32
         if how.widen_fp8:
             x, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
-    if how.weight_first:
+    if num_rows <= how.weight_first_rows:
         out = jax.lax.dot_general(
             weight, x, (((num_outputs,), (1,)), ((), ())), preferred_element_type=accumulator
         )
-        out = jnp.moveaxis(out, -1, 0)
-    else:
-        out = jax.lax.dot_general(
-            x, weight, (((1,), (num_outputs,)), ((), ())), preferred_element_type=accumulator
-        )
-    return out[:num_rows]
+        by_row = row_scale.reshape(*(1,) * num_outputs, -1)
+        out = out[..., :num_rows].astype(jnp.float32) * (scale[..., None] * by_row)
+        # Without the barrier what follows would read the outputs across their order in memory.
+        return jax.lax.optimization_barrier(jnp.moveaxis(out, -1, 0))
+    out = jax.lax.dot_general(
+        x, weight, (((1,), (num_outputs,)), ((), ())), preferred_element_type=accumulator
+    )
+    by_row = row_scale.reshape(-1, *(1,) * num_outputs)
+    return out[:num_rows].astype(jnp.float32) * (by_row * scale[None])

@@ -33,7 +33,10 @@ def test_predictions_of_different_texts_are_not_compared() -> None:
 
 
 def test_every_token_but_the_first_of_a_window_is_scored(make_llm: Callable[..., Any]) -> None:
-    engine = make_llm().engine
+    engine = make_llm(warm_up="coarse").engine
+    for window in (1, 512, 100_000):
+        with pytest.raises(InvalidConfigError, match=f"window = {window}"):
+            predict(engine, "a text", window)
     text = TEXT_FILE.read_text(encoding="utf-8")[:150]
     ids = engine.tokenizer.encode(text)
     found = predict(engine, text, 40)
@@ -56,12 +59,6 @@ def engine_says(engine: Any, ids: list[int]) -> int:
                 return int(output.outputs[0].token_ids[0])
 
 
-@pytest.mark.parametrize("window", [1, 512, 100_000])
-def test_a_window_that_does_not_fit_is_refused(make_llm: Callable[..., Any], window: int) -> None:
-    with pytest.raises(InvalidConfigError, match=f"window = {window}"):
-        predict(make_llm(warm_up="coarse").engine, "a text", window)
-
-
 def test_modes_are_checked_before_anything_is_loaded() -> None:
     assert list(parse_modes(",".join(MODES))) == list(MODES)
     for bad in ("int8", "int4/auto", "int8/float16", ""):
@@ -72,11 +69,9 @@ def test_modes_are_checked_before_anything_is_loaded() -> None:
 def test_the_command_compares_each_mode_with_float32(
     tiny_model: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["bench", "accuracy", "--model", str(tiny_model), "--modes", "none/auto,int8/int8"]
+    command = ["bench", "accuracy", "--model", str(tiny_model), "--modes", "int8/int8"]
     assert main([*command, "--window", "200", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    same, rounded = report["modes"]["none/auto"], report["modes"]["int8/int8"]
-    assert same["perplexity_ratio"] == 1
-    assert same["top1_agreement"] == 1
+    rounded = report["modes"]["int8/int8"]
     assert 0.5 < rounded["top1_agreement"] < 1
     assert rounded["mean_abs_logprob_change"] > 0

@@ -30,8 +30,8 @@ def test_logits_stay_near_those_of_the_whole_model(
     directory = tiny_checkpoint("gemma3")
     whole = load_model(directory, "float32")
     small = load_model(directory, "float32", quantization=quantization)
-    want = run_model(whole.config, whole.weights, tokens, 12)
-    got = run_model(small.config, small.weights, tokens, 12)
+    want = run_model(whole.config, whole.weights, tokens[:8], 8)
+    got = run_model(small.config, small.weights, tokens[:8], 8)
     # Rounding moves a logit by a share of how far logits differ: about 1/127 a layer in int8, 1/16
     # in fp8, a handful of layers.
     spread = want.std()
