@@ -51,7 +51,7 @@ class RetryPolicy:
         if isinstance(error, OverloadedError):
             return error.retry_after_s * (1 + MARGIN * chance)
         if isinstance(error, EngineDeadError):
-            pause_s = min(self.first_pause_s * 2 ** (num_attempts - 1), self.max_pause_s)
+            pause_s = min(self.first_pause_s * 2.0 ** (num_attempts - 1), self.max_pause_s)
             return pause_s * (0.5 + 0.5 * chance)
         return None
 

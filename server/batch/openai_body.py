@@ -60,6 +60,7 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: Engine) -> Body
     if body.get("stream"):
         raise InvalidRequestError("stream", True, "false or not given: results are whole")
     answer: CompletionAnswer
+    prompts: list[Prompt]
     try:
         if url == "/v1/chat/completions":
             chat = ChatRequest.model_validate(body)

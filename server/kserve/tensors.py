@@ -50,12 +50,10 @@ def read_inputs(request: pb.ModelInferRequest, known: dict[str, str]) -> dict[st
             shown = f"{tensor.datatype} {list(tensor.shape)}"
             raise InvalidRequestError(name, shown, f"{known[name]} of one element, shape [1]")
         value = _raw(name, raw[index], known[name]) if raw else _content(tensor)
-        if isinstance(value, bytes):
-            try:
-                value = value.decode()
-            except UnicodeDecodeError:
-                raise InvalidRequestError(name, value, "text in UTF-8") from None
-        found[name] = value
+        try:
+            found[name] = value.decode() if isinstance(value, bytes) else value
+        except UnicodeDecodeError:
+            raise InvalidRequestError(name, value, "text in UTF-8") from None
     return found
 
 
