@@ -1,9 +1,10 @@
 """`octavo serve` whose steps fail or dawdle when told to.
 
-    python -m benchmarks.faulty_server [--cheap-copies] SERVE'S OPTIONS
+    python -m benchmarks.faulty_server [--cheap-copies] [--paced] SERVE'S OPTIONS
 
 Each line of standard input is a fault of the next step: `raise dispatch`, `raise result`, or `slow`
-and seconds.
+and seconds. With `--paced` no two steps end closer to each other than `PACE_S`, so that not the
+processor is what is short, as with a device of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from octavo.engine.engine import Engine
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.server.cli.main import main
 
-CHEAP_COPIES = False
+CHEAP_COPIES = "--cheap-copies" in sys.argv
+IS_PACED = "--paced" in sys.argv
+PACE_S = 0.02
 
 
 class FaultyExecutor:
@@ -34,6 +37,7 @@ class FaultyExecutor:
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        self._next_s = 0.0
         self.faults: dict[str, deque[list[str]]] = {"dispatch": deque(), "result": deque()}
 
     def __getattr__(self, name: str) -> Any:
@@ -47,7 +51,11 @@ class FaultyExecutor:
     def result(self, handle: Any) -> Any:
         """Of a step, unless it is to fail here."""
         self._suffer("result")
-        return self._inner.result(handle)
+        result = self._inner.result(handle)
+        if IS_PACED:
+            self._next_s = max(self._next_s + PACE_S, time.monotonic())
+            time.sleep(max(0.0, self._next_s - time.monotonic()))
+        return result
 
     def _suffer(self, stage: str) -> None:
         if self.faults[stage]:
@@ -83,7 +91,6 @@ def cheapen_copies(engine: Engine) -> None:
 
 
 if __name__ == "__main__":
-    options = [option for option in sys.argv[1:] if option != "--cheap-copies"]
-    CHEAP_COPIES = len(options) < len(sys.argv) - 1
+    options = [option for option in sys.argv[1:] if option not in ("--cheap-copies", "--paced")]
     async_engine.Engine = build  # type: ignore[assignment, misc]
     sys.exit(main(["serve", *options]))

@@ -34,7 +34,7 @@ STREAM = "/octavo.v1.OctavoService/GenerateStream"
 
 
 class PacedExecutor:
-    """Ends a step so many seconds after the one before it; tokens count up."""
+    """Ends an iteration so many seconds after the one before it; every token is the same."""
 
     def __init__(self, inner: Any, step_s: float) -> None:
         self._inner = inner
@@ -45,7 +45,7 @@ class PacedExecutor:
         return getattr(self._inner, name)
 
     def dispatch(self, plan: StepPlan) -> tuple[StepPlan, float]:
-        self._free_s = max(self._free_s, time.perf_counter()) + self._step_s
+        self._free_s = max(self._free_s, time.perf_counter()) + self._step_s * plan.num_steps
         return plan, self._free_s
 
     def result(self, handle: tuple[StepPlan, float]) -> StepResult:
@@ -53,9 +53,12 @@ class PacedExecutor:
         left_s = end_s - time.perf_counter()
         if left_s > 0:
             time.sleep(left_s)
-        tokens = (60 + plan.decode_rows.starts % 100).tolist()
+        counts = plan.decode_rows.max_new_tokens.tolist()
         others = [RowTokens((60,) if row.samples else ()) for row in plan.prefill_rows]
-        return StepResult(rows=TokenRows(tokens, others), duration_s=self._step_s)
+        rows: Any = [*(RowTokens((60,) * count) for count in counts), *others]
+        if plan.num_steps == 1:
+            rows = TokenRows([60] * len(counts), others)
+        return StepResult(rows=rows, duration_s=self._step_s * plan.num_steps)
 
     def poll_transfers(self) -> list[Any]:
         return []
