@@ -38,6 +38,7 @@ FAULTY = ("benchmarks.faulty_server",)
 NUM_CLIENTS, NUM_PROMPTS = 8, 24
 POISON = 200
 STUCK_S, SLOW_S = 0.4, 1.2
+APART_S = 0.4
 TRUTH_S = 1.0
 """Health may be untrue for so long."""
 HANG_S = 60.0
@@ -194,6 +195,8 @@ class Faults:
                 return bool((await self.load())["num_step_failures"] > before)
 
             await self.until("a step's failure", has_failed, HANG_S)
+            # Those of the failed step are tried apart: another fault now would be held against them.
+            await asyncio.sleep(APART_S)
             if not await self.is_serving():
                 self.faults.append("health is NOT_SERVING after a failed step")
 

@@ -17,9 +17,9 @@ from octavo.engine.engine import Engine, engine_config
 from octavo.engine.errors import DuplicateRequestError, EngineDeadError
 from octavo.engine.input_processor import Prompt, Submission
 from octavo.engine.load import EngineLoad
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.outputs import RequestOutput, merged
 from octavo.engine.request import Priority
-from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import NO_TARGETS, Targets
 
 logger = logging.getLogger(__name__)
@@ -141,12 +141,15 @@ class AsyncEngine:
         queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
         self._streams[request_id] = queue
         submitted = finished = False
+        params = sampling_params or SamplingParams()
+        is_delta = params.output_kind is RequestOutputKind.DELTA
+        held: Any = None
         try:
             process = partial(
                 self.engine.inputs.process,
                 request_id,
                 prompt,
-                sampling_params or SamplingParams(),
+                params,
                 now_s=self.engine.clock.now_s(),
                 priority=priority,
                 timeout_s=timeout_s,
@@ -158,15 +161,19 @@ class AsyncEngine:
             # A long prompt takes a while to tokenize, and a grammar to compile: other streams must
             # not wait for it.
             is_long = isinstance(prompt, Sized) and len(prompt) > INLINE_PROMPT_SIZE
-            is_long |= (
-                sampling_params is not None and sampling_params.structured_outputs is not None
-            )
+            is_long |= params.structured_outputs is not None
             submission = await asyncio.to_thread(process) if is_long else process()
             self._check_alive()
             self._post(lambda: self._submit(submission))
             submitted = True
             while not finished:
-                item = await queue.get()
+                item, held = held or await queue.get(), None
+                # Whoever reads more slowly than tokens come gets several at once.
+                while is_delta and not queue.empty() and not _is_error(item):
+                    held = queue.get_nowait()
+                    if _is_error(held):
+                        break
+                    item, held = merged(item, held), None
                 if isinstance(item, Exception):
                     finished = True
                     raise item
@@ -286,3 +293,7 @@ class AsyncEngine:
         queue = self._streams.get(request_id)
         if queue is not None:
             queue.put_nowait(item)
+
+
+def _is_error(item: Any) -> bool:
+    return isinstance(item, Exception) or item.error is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,3 +108,26 @@ class RequestOutput:
     metrics: RequestMetrics
     num_cached_tokens: int = 0
     error: Exception | None = field(default=None)
+
+
+def merged(older: RequestOutput, newer: RequestOutput) -> RequestOutput:
+    """Two outputs of a stream of deltas, one after the other, as one."""
+    completions = {completion.index: completion for completion in older.outputs}
+    for after in newer.outputs:
+        before = completions.get(after.index)
+        if before is None:
+            completions[after.index] = after
+            continue
+        completions[after.index] = replace(
+            after,
+            text=before.text + after.text,
+            token_ids=[*before.token_ids, *after.token_ids],
+            logprobs=None
+            if after.logprobs is None
+            else [*(before.logprobs or ()), *after.logprobs],
+            finish_reason=after.finish_reason or before.finish_reason,
+            stop_reason=before.stop_reason if after.stop_reason is None else after.stop_reason,
+        )
+    scores = older.prompt_logprobs if newer.prompt_logprobs is None else newer.prompt_logprobs
+    outputs = [completions[index] for index in sorted(completions)]
+    return replace(newer, outputs=outputs, prompt_logprobs=scores)

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import grpc
+from google.protobuf.message import Message
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.server.front import Front
-from octavo.server.grpc_service import guarded, parser, serialize
+from octavo.server.grpc_service import Handler, guarded, parser, serialize
 from octavo.server.proto.octavo.v1 import admin_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -37,7 +38,7 @@ class AdminService:
 
     def handlers(self) -> grpc.GenericRpcHandler:
         """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
-        methods = {
+        methods: dict[str, tuple[type[Message], Handler]] = {
             "Drain": (pb.DrainRequest, self.drain),
             "FlushCache": (pb.FlushCacheRequest, self.flush_cache),
             "StartProfile": (pb.StartProfileRequest, self.start_profile),

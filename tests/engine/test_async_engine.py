@@ -84,6 +84,43 @@ async def test_cumulative_outputs_grow_and_deltas_add_up(engine: Any) -> None:
     assert [o.finished for o in whole] == [False] * (len(whole) - 1) + [True]
 
 
+async def test_deltas_that_wait_for_a_slow_reader_come_as_one(engine: Any, built: Any) -> None:
+    params = SamplingParams(
+        temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=1,
+        output_kind=RequestOutputKind.DELTA,
+    )  # fmt: skip
+    whole = await collect(
+        engine.generate("slow", params.replace(output_kind=RequestOutputKind.FINAL_ONLY))
+    )
+    stream = engine.generate("slow", params)
+    parts = [await anext(stream)]
+    while built.has_unfinished:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)  # what the engine's thread told last is in the stream's queue
+    parts += [part async for part in stream]
+    assert len(parts) == 2
+    first, rest = parts[0].outputs[0], parts[1].outputs[0]
+    want = whole[-1].outputs[0]
+    assert first.token_ids + rest.token_ids == want.token_ids
+    assert first.text + rest.text == want.text
+    assert len(first.logprobs) + len(rest.logprobs) == 24
+    assert (rest.finish_reason, rest.cumulative_logprob) == ("length", want.cumulative_logprob)
+
+
+async def test_an_error_behind_deltas_does_not_swallow_them(engine: Any, built: Any) -> None:
+    params = SamplingParams(
+        temperature=0.0, max_tokens=24, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+    )
+    stream = engine.generate("cut off", params, request_id="cut")
+    parts = [await anext(stream)]
+    while built.has_unfinished:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.05)
+    engine._put("cut", EngineDeadError("the engine was shut down"))
+    parts += [part async for part in stream]
+    assert sum(len(part.outputs[0].token_ids) for part in parts) == 24
+
+
 async def test_many_streams_at_once(engine: Any) -> None:
     streams = [collect(engine.generate([20 + i] * (1 + i), SHORT)) for i in range(12)]
     for outputs in await asyncio.gather(*streams):

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,19 @@ def test_an_image_serves_with_flags_that_exist(path: Path, options: set[str]) ->
     assert flags(command) <= options
     assert "USER octavo" in text
     assert command[command.index("--http-port") + 1] in text.partition("EXPOSE")[2]
+
+
+def test_the_images_health_check_passes_on_a_ready_server_alone(live) -> None:
+    (check,) = {
+        path.read_text().partition("HEALTHCHECK ")[2].split("\n")[0] for path in DOCKERFILES
+    }
+    command = json.loads(check.partition("CMD ")[2])
+    address = live.http.removeprefix("http://")
+    for target, status in ((address, 0), ("127.0.0.1:1", 1)):
+        code = command[2].replace("127.0.0.1:8000", target)
+        assert code != command[2]
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+        assert done.returncode == status, done.stderr
 
 
 def test_there_is_an_image_for_each_target() -> None:
