@@ -195,7 +195,7 @@ class Faults:
                 return bool((await self.load())["num_step_failures"] > before)
 
             await self.until("a step's failure", has_failed, HANG_S)
-            # Those of the failed step are tried apart: another fault now would be held against them.
+            # Those of the failed step are tried apart: another fault now is held against them.
             await asyncio.sleep(APART_S)
             if not await self.is_serving():
                 self.faults.append("health is NOT_SERVING after a failed step")
