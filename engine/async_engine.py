@@ -143,7 +143,7 @@ class AsyncEngine:
         submitted = finished = False
         params = sampling_params or SamplingParams()
         is_delta = params.output_kind is RequestOutputKind.DELTA
-        held: Any = None
+        held: RequestOutput | Exception | None = None
         try:
             process = partial(
                 self.engine.inputs.process,
@@ -169,11 +169,14 @@ class AsyncEngine:
             while not finished:
                 item, held = held or await queue.get(), None
                 # Whoever reads more slowly than tokens come gets several at once.
-                while is_delta and not queue.empty() and not _is_error(item):
-                    held = queue.get_nowait()
-                    if _is_error(held):
+                while is_delta and not queue.empty():
+                    if isinstance(item, Exception) or item.error is not None:
                         break
-                    item, held = merged(item, held), None
+                    newer = queue.get_nowait()
+                    if isinstance(newer, Exception) or newer.error is not None:
+                        held = newer
+                        break
+                    item = merged(item, newer)
                 if isinstance(item, Exception):
                     finished = True
                     raise item
@@ -293,7 +296,3 @@ class AsyncEngine:
         queue = self._streams.get(request_id)
         if queue is not None:
             queue.put_nowait(item)
-
-
-def _is_error(item: Any) -> bool:
-    return isinstance(item, Exception) or item.error is not None

@@ -27,7 +27,7 @@ import httpx
 from benchmarks.tiny_server import serving, write_tiny_model
 
 WATCH_S = 40.0
-SIZE = {"width": 1060, "height": 760, "deviceScaleFactor": 1, "mobile": False}
+SIZE = {"width": 1060, "height": 800, "deviceScaleFactor": 1, "mobile": False}
 
 
 class Browser:
