@@ -19,7 +19,7 @@ import pytest
 
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
-from octavo.server.serve import OctavoServer
+from octavo.server.serve import Ending, OctavoServer
 from octavo.server.serve_config import ServeConfig
 
 SERVICE = "/octavo.v1.OctavoService/"
@@ -224,7 +224,7 @@ class Scene:
             await asyncio.sleep(0.02)
         self.gate.go_on.set()
         if drain is not None:
-            assert await drain
+            assert await drain is Ending.WHOLE
 
     @staticmethod
     async def until(condition: Callable[[], bool]) -> None:
