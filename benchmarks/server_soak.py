@@ -5,10 +5,10 @@
 A random two-layer model is served by a process of its own, on a device that takes 20 ms a step
 (`benchmarks.faulty_server --paced`): it must be the device that is short, as the clients' own time
 would otherwise be what is measured. What it can do is measured first by as many clients as it has
-rows. Then requests come at 1.5 times that rate, as they please (Poisson): some leave, some have deadlines. It fails if a request does not end in exactly one
-way, a status says that the server is at fault, memory in the last third of the time is more than 2%
-above the second's, refusals take longer than 50 ms (p99), anything is held at the end, or health
-was ever not SERVING.
+rows. Then requests come at 1.5 times that rate, as they please (Poisson): some leave, some have
+deadlines. It fails if a request does not end in exactly one way, a status says that the server is
+at fault, memory in the last third of the time is more than 2% above the second's, refusals take
+longer than 50 ms (p99), anything is held at the end, or health was ever not SERVING.
 """
 
 from __future__ import annotations
