@@ -191,7 +191,7 @@ class OctavoServer:
             return Ending.WHOLE
         ending = asyncio.create_task(engine.shutdown())
         await asyncio.wait({ending}, timeout=ENGINE_STOP_S)
-        if not engine.is_stopped and not ending.done():
+        if not (ending.done() or engine.is_stopped):
             _log.critical("the engine's thread hangs in a step: leaving it")
             return Ending.HANGING
         if self._tracing is not None:
