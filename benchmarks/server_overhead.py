@@ -5,7 +5,7 @@
 The engine is the real one with a tiny model's tokenizer; in the place of the device stands a clock
 that ends a step of 32 rows every 1.6 ms: 20,000 tokens a second, without using a core meanwhile.
 The same requests go through `Engine.step` directly (as `LLM.generate` drives it) and through gRPC
-streams from another process. Then 1,000 streams are opened that get no token.
+streams from another process. Then 1,000 streams are opened, most of which wait.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ def main() -> int:
         model = write_tiny_model(Path(folder))
         alone = direct(model, args.step_s)
         over_grpc = in_process(model, args.step_s, idles=False)
-        waiting = in_process(model, 3600.0, idles=True)
+        waiting = in_process(model, 0.5, idles=True)
     result = {
         "requests": NUM_REQUESTS, "tokens_each": NUM_TOKENS, "streams_at_once": ROWS,
         "device_tokens_per_s": round(ROWS / args.step_s),

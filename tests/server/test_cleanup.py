@@ -175,9 +175,10 @@ class Scene:
         # Four rows of up to 8 pages do not fit 25: the target, last to come, gives way.
         presses = self.state in ("waiting", "preempted", "swapped")
         num_others = NUM_ROWS if self.state == "waiting" else NUM_ROWS - 1
+        size = (40, 84) if presses else (16, 48)  # tokens of the prompt, and of the answer
         self.gate.wanted = lambda: stands(self.engine, self.state)
         beside = [
-            asyncio.create_task(ask(others, "unary", message(f"o{n}", 40, 84 if presses else 20)))
+            asyncio.create_task(ask(others, "unary", message(f"o{n}", *size)))
             for n in range(num_others)
         ]
         await self.until(lambda: self.engine.scheduler.num_running == num_others)
