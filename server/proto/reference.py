@@ -64,8 +64,11 @@ def render() -> str:
     Raises:
         RuntimeError: protoc refused a source.
     """
-    lines = [_HEAD]
-    for file in _read():
+    lines, package = [_HEAD], ""
+    for file in sorted(_read(), key=lambda file: file.package != "octavo.v1"):
+        if file.package != package:
+            package = file.package
+            lines += [f"## {package}", ""]
         lines += _File(file).render()
     return "\n".join(lines).rstrip() + "\n"
 
@@ -102,7 +105,7 @@ class _File:
 
     def render(self) -> list[str]:
         file = self._file
-        lines = [f"## {file.package}", "", *_paragraphs(self._comments[()])]
+        lines = [*_paragraphs(self._comments[()])]
         for index, service in enumerate(file.service):
             lines += self._service(service, (_FILE_SERVICE, index))
         for index, enum in enumerate(file.enum_type):

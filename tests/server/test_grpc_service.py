@@ -119,7 +119,9 @@ def test_no_limit_of_tokens_is_not_the_default_limit(on_stand):
         with contextlib.suppress(OctavoError):
             await stand.client.generate("x", SamplingParams(max_tokens=None))
         await stand.client.generate("x")
-        assert [seen["params"].max_tokens for seen in stand.engine.seen] == [None, 16]
+        # Tried again in between: an engine that ends a request without an answer may be going down.
+        most = [seen["params"].max_tokens for seen in stand.engine.seen]
+        assert (most[0], most[-1]) == (None, 16)
 
     on_stand(scenario)
 
