@@ -54,7 +54,7 @@ class StepTimeModel:
 
     Attributes:
         num_observed: steps learned from.
-        error_sum: of the predictions' relative errors, measured over predicted.
+        error_sum: of the predictions' errors, each over the larger of measured and predicted.
         safety: the 95th percentile factor, ≥ 1.
 
     Source: Kulhavý, "Restricted exponential forgetting in real-time identification", 1987.
@@ -149,7 +149,8 @@ class StepTimeModel:
         """Learns from one measured step (or iteration) of `seconds` > 0."""
         predicted = self.predict_s(features)
         ratio = seconds / predicted
-        self.error_sum += abs(ratio - 1.0)
+        # Bounded, so that the first step, which nobody could know, does not outweigh thousands.
+        self.error_sum += abs(seconds - predicted) / max(seconds, predicted)
         if self.num_observed >= 16:
             # A step that hung says nothing about the next one's arithmetic.
             seconds = min(seconds, _MAX_RATIO * predicted)
