@@ -20,6 +20,7 @@ import importlib.util
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -78,7 +79,7 @@ def main() -> int:
     output = args.output or ROOT / "benchmarks" / "results" / f"device-{kind}-{today.date()}"
     about = {
         "date": today.isoformat(timespec="seconds"),
-        "command": "python " + " ".join(sys.argv),
+        "command": "python " + shlex.join(sys.argv),
         "device": device.device_kind,
         "num_devices": len(jax.devices()),
         "jax": jax.__version__,

@@ -13,6 +13,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         folder = Path(args.output)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "goodput.json").write_text(json.dumps(report, indent=1) + "\n")
-        command = "octavo " + " ".join(sys.argv[1:])
+        command = "octavo " + shlex.join(sys.argv[1:])
         (folder / "goodput.md").write_text(f"`{command}`\n\n{text}\n")
         if not args.no_plots:
             _plot(args, report, folder)

@@ -10,6 +10,7 @@ import argparse
 import datetime
 import os
 import platform
+import shlex
 import sys
 
 from octavo.server.cli.engine_args import add_engine_args, engine_args
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         "machine": platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": "octavo " + " ".join(sys.argv[1:]),
+        "command": "octavo " + shlex.join(sys.argv[1:]),
     }
     replace(profile, about=about).save(args.output)
     for program in profile.programs:

@@ -11,6 +11,7 @@ import argparse
 import datetime
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
     about = {
         "device": tuning.tuning_device(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "command": "octavo " + " ".join(sys.argv[1:]),
+        "command": "octavo " + shlex.join(sys.argv[1:]),
         "jax": jax.__version__,
         "num_threads": len(os.sched_getaffinity(0)) if on_cpu else None,
     }
