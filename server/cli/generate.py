@@ -78,6 +78,12 @@ def _from_file(args: argparse.Namespace) -> int:
 
     if args.output is None:
         raise InvalidConfigError("output", None, "a file for the results of --input")
+    try:
+        open(args.input, "rb").close()
+    except OSError as error:
+        raise InvalidConfigError(
+            "input", args.input, f"a file that can be read ({error.strerror})"
+        ) from error
     if os.path.exists(args.output) and os.path.samefile(args.input, args.output):
         raise InvalidConfigError("output", args.output, "another file than --input")
     defaults = sampling_params(args)

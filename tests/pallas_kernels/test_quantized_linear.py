@@ -77,10 +77,12 @@ def test_every_formulation_gives_the_same_product(
     exact = np.einsum(
         "tk,abk->tab", np.asarray(values, np.float64), np.asarray(weight.values, np.float64)
     )
-    # Sums of int8 are exact; those of fp8 are float32.
-    np.testing.assert_allclose(got, exact, rtol=0 if quantization == "int8" else 1e-5, atol=0.5)
     if quantization == "int8":
         np.testing.assert_array_equal(got, exact)
+        return
+    # Sums of fp8 are float32's: of products up to 448² (200,000), one in ten million of which is
+    # 0.02; two dozen such errors stay where the sum itself is near 0.
+    np.testing.assert_allclose(got, exact, rtol=1e-5, atol=0.5)
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
