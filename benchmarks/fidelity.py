@@ -1,11 +1,14 @@
 """Simulation against the live engine: the same requests, the same policy, this machine.
 
-Profiles the machine, then serves Poisson arrivals at three loads (shares of the rate at which a
-batch of them is served) on the live engine, and plays the same arrivals through a simulation from
-the profile, host time included. Prints TTFT and TPOT of both and how far apart they are. Wants a
-machine that does nothing else.
+Serves Poisson arrivals at three loads (shares of the rate at which a batch of them is served) on
+the live engine, and plays the same arrivals through a simulation from a profile, host time
+included. Prints TTFT and TPOT of both and how far apart they are.
 
-    python benchmarks/fidelity.py [--seconds 60] [--profile FILE] [--output FILE.json]
+The profile of a load is measured right before it and right after it: the speed of a shared machine
+drifts by a tenth within minutes, and what is compared here is the simulation with the engine, not
+the machine with itself a quarter of an hour ago. Wants a machine that does nothing else.
+
+    python benchmarks/fidelity.py [--seconds 60] [--output FILE.json]
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from machine import about_machine
 
 from octavo.engine.engine import Engine, engine_config
 from octavo.engine.measurement import measure
-from octavo.engine.profiling import RecordingExecutor, profile_engine
+from octavo.engine.profiling import RecordingExecutor, fit_profile, measure_programs
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.simulation.arrivals import gamma_arrivals, uniform_lengths
 from octavo.engine.simulation.metrics import percentiles
@@ -29,6 +32,8 @@ from octavo.engine.simulation.traffic import Arrival
 from octavo.engine.simulation.workload import BenchRequest, parse_range, random_workload
 
 LOADS = {"low": 0.3, "medium": 0.6, "near saturation": 0.9}
+PROFILE_SEED = 50_001
+"""Of the profile's workloads: other prompts than those that are served."""
 
 
 def main() -> None:
@@ -41,9 +46,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of arrivals, at each load")
     parser.add_argument("--prompt-len", default="16:128", help="tokens, LOW:HIGH")
     parser.add_argument("--output-len", default="8:64", help="tokens, LOW:HIGH")
-    parser.add_argument("--repeats", type=int, default=2, help="of the profile's workloads")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--profile", help="read this one, or write it if it is not there")
     parser.add_argument("--output", help="write every figure as JSON")
     args = parser.parse_args()
 
@@ -54,33 +57,32 @@ def main() -> None:
         "warm_up": "full",  # nothing is compiled behind while this measures
     }
     engine = Engine(engine_config(args.model, given))
-    if args.profile and Path(args.profile).exists():
-        profile = Profile.load(args.profile)
-    else:
-        profile = profile_engine(engine, repeats=args.repeats)
-        if args.profile:
-            profile.save(args.profile)
     lengths = parse_range(args.prompt_len), parse_range(args.output_len)
     vocab = engine.model_config.vocab_size
     batch = random_workload(3 * args.max_num_seqs, *lengths, vocab, args.seed)
     capacity = measure(engine, batch).report["requests_per_s"]
     print(f"a batch is served at {capacity:.2f} requests a second")
     rows = []
+    before = measure_programs(engine, seed=PROFILE_SEED)
     for index, (name, share) in enumerate(LOADS.items()):
         # Each load has prompts of its own: one served before would be in the prefix cache.
         rate, seed = share * capacity, args.seed + index
         arrivals = gamma_arrivals(
             rate, args.seconds, uniform_lengths(*lengths), seed=seed, prefix="bench-"
         )
+        served, steps = live(engine, arrivals, seed)
+        after = measure_programs(engine, seed=PROFILE_SEED + 1000 * (index + 1))
+        profile = fit_profile(engine, (before, after))
         rows.append(
             {
                 "load": name,
                 "requests_per_s": rate,
                 "requests": len(arrivals),
-                "live": live(engine, profile, arrivals, seed),
+                "live": served | {"steps_over_profile": over_profile(steps, profile)},
                 "simulated": simulated(engine, profile, arrivals),
             }
         )
+        before = after
         show(rows[-1])
     if args.output:
         settings = {name: value for name, value in vars(args).items() if name != "output"}
@@ -93,8 +95,8 @@ def main() -> None:
         Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def live(engine: Engine, profile: Profile, arrivals: list[Arrival], seed: int) -> dict[str, Any]:
-    """TTFT and TPOT on the engine, in seconds; and what its steps took against the profile."""
+def live(engine: Engine, arrivals: list[Arrival], seed: int) -> tuple[dict[str, Any], list[Any]]:
+    """TTFT and TPOT on the engine, in seconds; and its steps."""
     vocab = engine.model_config.vocab_size
     workload = []
     for index, arrival in enumerate(arrivals):
@@ -113,8 +115,7 @@ def live(engine: Engine, profile: Profile, arrivals: list[Arrival], seed: int) -
         "ttft_s": percentiles(ttft),
         "tpot_s": percentiles(value for value in tpot if value is not None),
         "num_steps": len(recorder.samples),
-        "steps_over_profile": over_profile(recorder.samples, profile),
-    }
+    }, recorder.samples
 
 
 def over_profile(samples: list[tuple[Any, Sample]], profile: Profile) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,19 @@ class RecordingExecutor:
         self._executor.reset()
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one round of small workloads took.
+
+    Attributes:
+        samples: (the program's shape, work, seconds) of each step.
+        turns: (rows committed, host seconds without waiting) of each of the engine's turns.
+    """
+
+    samples: list[tuple[Any, Sample]]
+    turns: list[tuple[int, float]]
+
+
 def profile_engine(
     engine: Engine,
     *,
@@ -76,30 +90,61 @@ def profile_engine(
     Returns:
         The profile; a program that no workload reached takes as long as the next larger one.
     """
-    link = _time_link(engine)
+    link = time_link(engine)
+    rounds = []
+    for turn in range(repeats):
+
+        def part(share: float, turn: int = turn) -> None:
+            if on_progress is not None:
+                on_progress((turn + share) / repeats)
+
+        # New prompts in every repeat: those served before would be in the prefix cache.
+        rounds.append(measure_programs(engine, seed=seed + 1000 * turn, on_progress=part))
+    return fit_profile(engine, rounds, link)
+
+
+def measure_programs(
+    engine: Engine, *, seed: int, on_progress: Callable[[float], None] | None = None
+) -> Measured:
+    """One round of the workloads, recorded.
+
+    Args:
+        engine: warmed up and idle; it must serve nothing else meanwhile.
+        seed: of the workloads, another one in every round: what was served before would be in the
+            prefix cache.
+        on_progress: told the share that is done.
+    """
     recorder = RecordingExecutor(engine.core.executor)
     engine.core.executor = recorder
     turns = _time_turns(engine, recorder)
     try:
-        for turn in range(repeats):
-            # New prompts in every repeat: those served before would be in the prefix cache.
-            workloads = _batches(engine, seed + 1000 * turn)
-            num_parts = len(workloads) + 1
-            for index, workload in enumerate(workloads):
-                measure(engine, workload)
-                if on_progress is not None:
-                    on_progress((turn + index / num_parts) / repeats)
-            step_s = float(np.median([sample.seconds for _, sample in recorder.samples]))
-            for workload in _arriving(engine, seed + 1000 * turn, step_s):
-                measure(engine, workload)
+        workloads = _batches(engine, seed)
+        for index, workload in enumerate(workloads):
+            measure(engine, workload)
             if on_progress is not None:
-                on_progress((turn + 1) / repeats)
+                on_progress(index / (len(workloads) + 1))
+        step_s = float(np.median([sample.seconds for _, sample in recorder.samples]))
+        for workload in _arriving(engine, seed, step_s):
+            measure(engine, workload)
+        if on_progress is not None:
+            on_progress(1.0)
     finally:
         engine.core.executor = recorder._executor
         del engine.step
+    return Measured(recorder.samples, turns)
+
+
+def fit_profile(
+    engine: Engine, rounds: Sequence[Measured], link: SwapLink | None = None
+) -> Profile:
+    """The profile that rounds of `measure_programs` on an engine come to, all together.
+
+    Args:
+        link: to the host tier, as `time_link` measured it.
+    """
     return Profile(
-        programs=_programs(engine, recorder.samples),
-        host=_host(turns),
+        programs=_programs(engine, [sample for found in rounds for sample in found.samples]),
+        host=_host([turn for found in rounds for turn in found.turns]),
         limits=engine.limits,
         link=link,
     )
@@ -158,11 +203,16 @@ def _arriving(engine: Engine, seed: int, step_s: float) -> list[list[BenchReques
     """
     vocab = engine.model_config.vocab_size
     longest = min(engine.limits.max_model_len - 40, 1024)
+    # Shortest and longest prompt, typical steps between two of them, how many.
+    kinds = (
+        (6, longest // 2, 2.0, 32), (4, 24, 2.0, 32), (4, 24, 0.7, 32), (16, 128, 1.0, 32),
+        # Light traffic, of which steps with few rows and now and then a prompt are made.
+        (16, 128, 5.0, 16), (16, 128, 12.0, 12),
+    )  # fmt: skip
     workloads = []
-    kinds = ((6, longest // 2, 2.0), (4, 24, 2.0), (4, 24, 0.7), (16, 128, 1.0))
-    for index, (shortest_prompt, longest_prompt, num_steps) in enumerate(kinds):
+    for index, (shortest_prompt, longest_prompt, num_steps, num_requests) in enumerate(kinds):
         requests = random_workload(
-            32, (shortest_prompt, longest_prompt), (8, 48), vocab, seed + 200 + index
+            num_requests, (shortest_prompt, longest_prompt), (8, 48), vocab, seed + 200 + index
         )
         workloads.append(
             [
@@ -192,8 +242,11 @@ def _programs(engine: Engine, samples: Sequence[tuple[Any, Sample]]) -> tuple[Pr
     return tuple(known)
 
 
-def _time_link(engine: Engine) -> SwapLink | None:
-    """Copies of few and of many pages, if there is a host tier: latency and bandwidth."""
+def time_link(engine: Engine) -> SwapLink | None:
+    """Copies of few and of many pages, if there is a host tier: latency and bandwidth.
+
+    For an engine that has served nothing yet.
+    """
     limits, executor = engine.limits, engine.executor
     most = min(limits.num_pages - 1, limits.num_host_pages)
     if not most:
