@@ -1,7 +1,8 @@
 """Ragged paged attention in plain XLA: the CPU's path, and the fallback anywhere.
 
 Both halves walk KV in blocks of pages with an online softmax (Source: Milakov and Gimelshein,
-arXiv 1805.02867; Dao et al., arXiv 2205.14135), each loop bounded by the rows' own lengths:
+arXiv 1805.02867; Dao et al., arXiv 2205.14135), bounded by the rows' own lengths: whole blocks
+first, then what is left in blocks of some `TAIL` keys.
 
 - decode rows go in groups of `row_group`: one gather of contiguous pages and one batched matrix
   product serve the whole group, which divides the loop's fixed cost. The packer sorts decode rows
@@ -19,6 +20,7 @@ took 1.4 times as long, and from the unflattened pool (an element loop to XLA) l
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -34,6 +36,8 @@ from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import to_float32
 from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import XlaTiles, choose_xla_tiles
 
 _MASKED = -1e30
+TAIL = 32
+"""Keys, at least, of the smaller blocks that what whole blocks leave over is walked in."""
 
 
 def attend_xla(
@@ -129,7 +133,7 @@ def _decode(
 ) -> jax.Array:
     num_tokens, num_heads, head_dim = q.shape
     num_rows = min(batch.kv_lens.shape[0], num_tokens)
-    pages, block = _blocks(kv, batch, tiles.decode_block)
+    pages, tail = _blocks(kv, batch, tiles.decode_block)
     rows = min(tiles.row_group, num_rows)
     num_kv_heads = kv.num_kv_heads
     group = num_heads // num_kv_heads
@@ -143,28 +147,29 @@ def _decode(
             rows, 1, num_kv_heads, group, head_dim
         )
         # Each page of a block meets a copy of its row's queries, made once for all blocks.
-        queries = jnp.broadcast_to(queries, (rows, pages, *queries.shape[2:]))
-        queries = lax.optimization_barrier(queries)
+        copies = {
+            count: lax.optimization_barrier(
+                jnp.broadcast_to(queries, (rows, count, *queries.shape[2:]))
+            )
+            for count in {pages, tail}
+        }
         table = lax.dynamic_slice(batch.block_table, (first, 0), (rows, batch.block_table.shape[1]))
         lens = lax.dynamic_slice(batch.kv_lens, (first,), (rows,))
         # Prefill rows may share the last group: they are computed again, rightly, below.
         is_decode = first + jnp.arange(rows, dtype=jnp.int32) < batch.num_decode_rows
         lens = jnp.where(is_decode, lens, 0)
 
-        def one_block(i: jax.Array, softmax: _Softmax) -> _Softmax:
-            ids = lax.dynamic_slice(table, (0, i * pages), (rows, pages))
+        def one_block(page: jax.Array, count: int, softmax: _Softmax) -> _Softmax:
+            ids = lax.dynamic_slice(table, (0, page), (rows, count))
             keys, values = _gather_apart(kv, ids)
-            scores = jnp.einsum("rnhgd,rnhpd->rnhgp", queries, keys)
-            key_position = i * block + jnp.arange(block, dtype=jnp.int32)
-            visible = _visible(lens[:, None] - 1, key_position[None, :], params)
-            visible = visible.reshape(rows, pages, 1, 1, kv.page_size)
+            scores = jnp.einsum("rnhgd,rnhpd->rnhgp", copies[count], keys)
+            visible = _visible(lens[:, None] - 1, _positions(kv, page, count)[None, :], params)
+            visible = visible.reshape(rows, count, 1, 1, kv.page_size)
             return softmax.add_pages(_soft_cap(scores, params), visible, values)
 
-        start = lax.div(_first_visible(jnp.where(lens > 0, lens, lens.max()), params).min(), block)
-        stop = lax.div(lens.max() + block - 1, block)
-        softmax = lax.fori_loop(
-            start, stop, one_block, _Softmax.start(rows, num_kv_heads, group, head_dim)
-        )
+        first_key = _first_visible(jnp.where(lens > 0, lens, lens.max()), params).min()
+        softmax = _Softmax.start(rows, num_kv_heads, group, head_dim)
+        softmax = _walk(kv, first_key, lens.max(), (pages, tail), one_block, softmax)
         return lax.dynamic_update_slice(
             out,
             softmax.result(sink_rows).reshape(rows, num_heads, head_dim).astype(q.dtype),
@@ -186,7 +191,7 @@ def _prefill(
 ) -> jax.Array:
     num_tokens, num_heads, head_dim = q.shape
     tile = min(tiles.query_tile, num_tokens)
-    pages, block = _blocks(kv, batch, tiles.prefill_block)
+    pages, tail = _blocks(kv, batch, tiles.prefill_block)
     num_kv_heads = kv.num_kv_heads
     group = num_heads // num_kv_heads
     sink_rows = None
@@ -212,20 +217,18 @@ def _prefill(
             position = kv_len - q_len + j * tile + jnp.arange(tile, dtype=jnp.int32)
             position = jnp.minimum(position, kv_len - 1)
 
-            def one_block(i: jax.Array, softmax: _Softmax) -> _Softmax:
-                ids = lax.dynamic_slice(table, (0, i * pages), (1, pages))
+            def one_block(page: jax.Array, count: int, softmax: _Softmax) -> _Softmax:
+                ids = lax.dynamic_slice(table, (0, page), (1, count))
                 keys, values = _gather(kv, ids)
                 scores = _soft_cap(jnp.einsum("rhqd,rhkd->rhqk", queries, keys), params)
-                key_position = i * block + jnp.arange(block, dtype=jnp.int32)
+                key_position = _positions(kv, page, count)
                 visible = _visible(position[:, None], key_position[None, :], params)
-                visible = jnp.broadcast_to(visible[None], (group, tile, block))
-                return softmax.add(scores, visible.reshape(1, 1, group * tile, block), values)
+                visible = jnp.broadcast_to(visible[None], (group, *visible.shape))
+                return softmax.add(scores, visible.reshape(1, 1, group * tile, -1), values)
 
-            start = lax.div(_first_visible(position[0] + 1, params), block)
-            stop = lax.div(position[-1] + block, block)
-            softmax = lax.fori_loop(
-                start, stop, one_block, _Softmax.start(1, num_kv_heads, group * tile, head_dim)
-            )
+            first_key = _first_visible(position[0] + 1, params)
+            softmax = _Softmax.start(1, num_kv_heads, group * tile, head_dim)
+            softmax = _walk(kv, first_key, position[-1] + 1, (pages, tail), one_block, softmax)
             result = softmax.result(sink_rows).reshape(num_kv_heads, group, tile, head_dim)
             result = result.transpose(2, 0, 1, 3).reshape(tile, num_heads, head_dim)
             return lax.dynamic_update_slice(out, result.astype(q.dtype), (token, 0, 0))
@@ -237,12 +240,49 @@ def _prefill(
 
 
 def _blocks(kv: PagedKV, batch: RaggedBatch, tokens: int) -> tuple[int, int]:
-    """Pages and tokens in a block: the widest within `tokens` that divides the block table."""
+    """Pages in a block: the most within `tokens` that divide the block table; and in one of what
+    whole blocks leave over, which divides a block."""
     page_size, table = kv.page_size, batch.block_table.shape[1]
     pages = max(1, min(tokens // page_size, table))
     while table % pages:
         pages -= 1
-    return pages, pages * page_size
+    tail = pages
+    while tail % 2 == 0 and tail * page_size >= 2 * TAIL:
+        tail //= 2
+    return pages, tail
+
+
+def _walk(
+    kv: PagedKV,
+    first_key: jax.Array,
+    num_keys: jax.Array,
+    blocks: tuple[int, int],
+    one_block: Callable[[jax.Array, int, _Softmax], _Softmax],
+    softmax: _Softmax,
+) -> _Softmax:
+    """Takes in keys from `first_key` up to `num_keys`, block by block.
+
+    Args:
+        blocks: pages of a whole block, and of one of what whole blocks leave over.
+        one_block: given its first page and how many it has.
+    """
+    pages, tail = blocks
+    start = lax.div(first_key, tail * kv.page_size)
+    stop = lax.div(num_keys + tail * kv.page_size - 1, tail * kv.page_size)
+    ratio = pages // tail
+    if ratio > 1:
+        num_whole = lax.div(jnp.maximum(stop - start, 0), ratio)
+        begun = start * tail
+        softmax = lax.fori_loop(
+            0, num_whole, lambda i, seen: one_block(begun + i * pages, pages, seen), softmax
+        )
+        start += num_whole * ratio
+    return lax.fori_loop(start, stop, lambda i, seen: one_block(i * tail, tail, seen), softmax)
+
+
+def _positions(kv: PagedKV, page: jax.Array, count: int) -> jax.Array:
+    """Positions of the keys of `count` pages from page `page` of a row's table on."""
+    return page * kv.page_size + jnp.arange(count * kv.page_size, dtype=jnp.int32)
 
 
 def _gather(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
