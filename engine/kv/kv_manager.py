@@ -64,6 +64,9 @@ class KVManager:
         pages = SequencePages(
             request=request,
             root=root_hash(request.tenant, request.cache_salt),
+            reads_cache=(
+                self.enable_prefix_caching and request.sampling_params.prompt_logprobs is None
+            ),
         )
         if self.enable_prefix_caching:
             self._extend_hashes(pages, request.num_prompt_tokens // self.page_size)
@@ -75,19 +78,20 @@ class KVManager:
         At least the last known token is left to compute. A request that wants its prompt's
         log-probabilities computes every token.
         """
-        request = pages.request
-        if not self._reads_cache(request):
+        if not pages.reads_cache:
             return []
-        num_pages = (request.num_tokens - 1) // self.page_size
-        self._extend_hashes(pages, num_pages)
-        return self.cache.longest_match(islice(pages.hashes, num_pages))
+        hashes = pages.hashes
+        num_pages = (pages.request.num_tokens - 1) // self.page_size
+        if len(hashes) < num_pages:
+            self._extend_hashes(pages, num_pages)
+        return self.cache.longest_match(islice(hashes, num_pages))
 
     def match_host(self, pages: SequencePages, num_matched: int) -> list[int]:
         """Host pages that go on where the first `num_matched` pages found on the device end.
 
         Asked right after `match_prefix`; empty unless bringing them back is the cheaper way.
         """
-        if not self.host.num_cached or not self._reads_cache(pages.request):
+        if not self.host.num_cached or not pages.reads_cache:
             return []
         num_pages = (pages.request.num_tokens - 1) // self.page_size
         return self.host.longest_match(islice(pages.hashes, num_matched, num_pages))
@@ -97,15 +101,16 @@ class KVManager:
         evicted, self._evicted = self._evicted, []
         return evicted
 
-    def count_query(self, request: Request, num_hit_tokens: int) -> None:
-        """Counts a request's look-up once, when it is first admitted."""
-        if self._reads_cache(request):
-            self.cache.num_queried_tokens += request.num_tokens
+    def count_query(self, pages: SequencePages, num_tokens: int, num_hit_tokens: int) -> None:
+        """Counts a sequence's look-up once, when it is first admitted."""
+        if pages.reads_cache:
+            self.cache.num_queried_tokens += num_tokens
             self.cache.num_hit_tokens += num_hit_tokens
 
     def num_pages_to_take(self, matched: list[int], num_tokens: int) -> int:
         """Available pages that `admit` would use: new ones, and matched ones nobody holds now."""
-        return self.num_pages_for(num_tokens) - self.pool.num_held(matched)
+        num_pages = -(-num_tokens // self.page_size)
+        return num_pages - self.pool.num_held(matched) if matched else num_pages
 
     def admit(self, pages: SequencePages, matched: list[int], num_tokens: int) -> None:
         """Gives a sequence without pages the matched ones and new ones for `num_tokens` in all.
@@ -113,9 +118,9 @@ class KVManager:
         `num_pages_to_take` of them must be available.
         """
         assert not pages.page_ids, pages.request.request_id
-        self.cache.mark_referenced(self.pool.share(matched))
-        pages.page_ids.extend(matched)
-        pages.capacity = len(matched) * self.page_size
+        if matched:
+            self.cache.mark_referenced(self.pool.share(matched))
+            pages.page_ids += matched
         pages.num_registered = len(matched)
         self.grow(pages, num_tokens)
 
@@ -125,7 +130,7 @@ class KVManager:
         Returns:
             The pages added.
         """
-        num_new = self.num_pages_for(num_tokens) - len(pages.page_ids)
+        num_new = -(-num_tokens // self.page_size) - len(pages.page_ids)
         if num_new <= 0:
             return []
         pool = self.pool
@@ -134,12 +139,14 @@ class KVManager:
             self._note_eviction(evicted)
             pool.reclaim(self.cache.evict(evicted))
         new = pool.allocate(num_new)
-        pages.page_ids.extend(new)
-        pages.capacity += num_new * self.page_size
+        pages.page_ids += new
         return new
 
-    def grow_by_one(self, sequences: Sequence[SequencePages]) -> list[int]:
+    def grow_by_one(self, sequences: Sequence[list[int]]) -> list[int]:
         """Adds one page to each sequence, as `grow` would one after the other.
+
+        Args:
+            sequences: their `SequencePages.page_ids`.
 
         Returns:
             The pages added, in that order.
@@ -151,10 +158,8 @@ class KVManager:
             self._note_eviction(num_lacking)
             pool.reclaim(self.cache.evict(num_lacking)[::-1])
             new += pool.allocate(num_lacking)
-        size = self.page_size
-        for pages, page in zip(sequences, new, strict=True):
-            pages.page_ids.append(page)
-            pages.capacity += size
+        for page_ids, page in zip(sequences, new, strict=True):
+            page_ids.append(page)
         return new
 
     def _note_eviction(self, num_pages: int) -> None:
@@ -186,7 +191,6 @@ class KVManager:
             pages.arriving = ()
         self.cache.mark_unreferenced(self.pool.release(owned, self.cache.registered))
         pages.page_ids.clear()
-        pages.capacity = 0
         pages.num_registered = 0
 
     def drop_host_copy(self, pages: SequencePages) -> None:
@@ -223,14 +227,10 @@ class KVManager:
         self.cache.check_integrity(cached)
         for pages in live:
             assert len(set(pages.page_ids)) == len(pages.page_ids)
-            assert pages.capacity == len(pages.page_ids) * self.page_size
             for page in pages.page_ids[pages.num_registered :]:
                 assert held[page] == (page not in pages.arriving), (
                     f"page {page} may be written and has {held[page]} owners"
                 )
-
-    def _reads_cache(self, request: Request) -> bool:
-        return self.enable_prefix_caching and request.sampling_params.prompt_logprobs is None
 
     def _extend_hashes(self, pages: SequencePages, num_pages: int) -> None:
         hashes, size = pages.hashes, self.page_size

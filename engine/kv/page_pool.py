@@ -73,13 +73,14 @@ class PagePool:
 
     def allocate(self, num_pages: int) -> list[int]:
         """Takes free pages, with one reference each. There must be enough: see `reclaim`."""
-        assert 0 <= num_pages <= len(self._free), (num_pages, len(self._free))
-        first = len(self._free) - num_pages
-        pages = self._free[first:]
+        free, references = self._free, self._num_references
+        first = len(free) - num_pages
+        assert 0 <= first <= len(free), (num_pages, len(free))
+        pages = free[first:]
         pages.reverse()
-        del self._free[first:]
+        del free[first:]
         for page in pages:
-            self._num_references[page] = 1
+            references[page] = 1
         self._num_owned += num_pages
         return pages
 

@@ -15,8 +15,8 @@ class SequencePages:
     Attributes:
         request: whose tokens the pages hold.
         root: parent of the first page's hash.
+        reads_cache: whether pages of others may stand for its own first ones.
         page_ids: its pages in order; empty while it has none.
-        capacity: tokens that `page_ids` have room for.
         hashes: hashes of its first full pages, as far as they were needed. They outlive the
             pages: tokens never change.
         num_registered: its first pages that have been offered to the prefix cache.
@@ -28,8 +28,8 @@ class SequencePages:
 
     request: Request
     root: PageHash
+    reads_cache: bool
     page_ids: list[int] = field(default_factory=list)
-    capacity: int = 0
     hashes: list[PageHash] = field(default_factory=list)
     num_registered: int = 0
     arriving: tuple[int, ...] = ()

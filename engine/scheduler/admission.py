@@ -32,7 +32,9 @@ def late_jobs(
     Returns:
         Indices, in the order in which they were left out.
     """
-    if not len(due_s) or start_s + float(work_s.sum()) <= float(np.min(due_s)):
+    if not len(due_s):
+        return []
+    if start_s + float(work_s.sum()) <= float(due_s.min(0)):
         return []
     order = due_s.argsort()
     due_s, work_s = due_s[order], work_s[order]
@@ -70,7 +72,7 @@ def peak_pages(contexts: Floats, remaining: Floats, page_size: int) -> float:
 
 def demand_s(
     remaining: NDArray[np.float64],
-    contexts: Floats,
+    contexts: Floats | NDArray[np.int32],
     *,
     step_s: float,
     num_rows: int,
@@ -78,6 +80,8 @@ def demand_s(
     page_size: int,
 ) -> Floats:
     """Seconds of the whole machine that decode rows still take: see `Forecast.demand_s`."""
-    share = np.maximum(1.0 / num_rows, (contexts + remaining) / (page_size * num_pages))
-    result: Floats = remaining * (step_s * share)
+    share = np.maximum(
+        np.array(1.0 / num_rows), (contexts + remaining) / np.array(float(page_size * num_pages))
+    )
+    result: Floats = remaining * (np.array(step_s) * share)
     return result

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import TypeVar, overload
 
 import numpy as np
@@ -11,8 +13,11 @@ from numpy.typing import NDArray
 from octavo.engine.outputs import RequestMetrics
 from octavo.engine.request import Request
 from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.row_columns import RowColumns
 
 Item = TypeVar("Item")
+
+_turn = attrgetter("turn")
 
 
 class Rows:
@@ -21,11 +26,17 @@ class Rows:
     Attributes:
         entries, requests: whose they are.
         outputs, metrics: of the requests: what every commit adds to.
-        slots: intp[rows], theirs. Read only.
-        starts: int32[rows], the positions of their inputs. Read only.
+        slots: intp[rows], theirs. Read only, as are all arrays.
+        starts: int32[rows], the positions of their inputs.
+        ends: int32[rows], where they end: `LiveRequest.last_position`.
+        numbers: int64[rows], their requests' numbers.
+        is_row: int32[slots of the device], 1 where one of these is, else 0.
     """
 
-    __slots__ = ("_context", "entries", "metrics", "outputs", "requests", "slots", "starts")
+    __slots__ = (
+        "_context", "ends", "entries", "is_row", "metrics", "numbers", "outputs", "requests",
+        "slots", "starts",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -35,6 +46,9 @@ class Rows:
         metrics: tuple[RequestMetrics, ...],
         slots: NDArray[np.intp],
         starts: NDArray[np.int32],
+        ends: NDArray[np.int32],
+        numbers: NDArray[np.int64],
+        is_row: NDArray[np.int32],
     ) -> None:
         self.entries = entries
         self.requests = requests
@@ -42,7 +56,35 @@ class Rows:
         self.metrics = metrics
         self.slots = slots
         self.starts = starts
+        self.ends = ends
+        self.numbers = numbers
+        self.is_row = is_row
         self._context: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        entries: tuple[LiveRequest, ...],
+        requests: tuple[Request, ...],
+        outputs: tuple[list[int], ...],
+        metrics: tuple[RequestMetrics, ...],
+        slots: NDArray[np.intp],
+        columns: RowColumns,
+    ) -> Rows:
+        """The rows in these slots, as the columns have them now."""
+        is_row = np.zeros(len(columns.number), np.int32)
+        is_row[slots] = 1
+        return cls(
+            entries,
+            requests,
+            outputs,
+            metrics,
+            slots,
+            columns.num_computed[slots],
+            columns.last_position[slots],
+            columns.number[slots],
+            is_row,
+        )
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -56,110 +98,223 @@ class Rows:
 
     def at(self, starts: NDArray[np.int32]) -> Rows:
         """The same rows, further on."""
-        return Rows(self.entries, self.requests, self.outputs, self.metrics, self.slots, starts)
+        return Rows(
+            self.entries,
+            self.requests,
+            self.outputs,
+            self.metrics,
+            self.slots,
+            starts,
+            self.ends,
+            self.numbers,
+            self.is_row,
+        )
 
     def without(self, left_out: Sequence[int]) -> Rows:
         """All but those at these indices, ascending."""
         if not len(left_out):
             return self
         kept = is_kept(len(self.entries), left_out)
+        is_row = self.is_row.copy()
+        is_row[self.slots[left_out]] = 0
         return Rows(
-            all_but(self.entries, left_out),
-            all_but(self.requests, left_out),
-            all_but(self.outputs, left_out),
-            all_but(self.metrics, left_out),
+            tuple(all_but(self.entries, left_out)),
+            tuple(all_but(self.requests, left_out)),
+            tuple(all_but(self.outputs, left_out)),
+            tuple(all_but(self.metrics, left_out)),
             self.slots[kept],
             self.starts[kept],
+            self.ends[kept],
+            self.numbers[kept],
+            is_row,
         )
 
 
-def all_but(items: Sequence[Item], left_out: Sequence[int]) -> tuple[Item, ...]:
+def all_but(items: Sequence[Item], left_out: Sequence[int]) -> list[Item]:
     """The items without those at these indices, ascending."""
-    kept: list[Item] = []
-    begin = 0
-    for index in left_out:
-        kept += items[begin:index]
-        begin = index + 1
-    kept += items[begin:]
-    return tuple(kept)
+    kept = list(items)
+    for index in reversed(left_out):
+        del kept[index]
+    return kept
 
 
 def is_kept(size: int, left_out: Sequence[int]) -> NDArray[np.bool_]:
     """bool[size], whether each item is kept."""
-    kept = np.ones(size, np.bool_)
+    kept = np.empty(size, np.bool_)
+    kept.fill(True)
     kept[left_out] = False
     return kept
 
 
-NO_ROWS = Rows((), (), (), (), np.empty(0, np.intp), np.empty(0, np.int32))
+def _no_rows() -> Rows:
+    no_counts = np.empty(0, np.int32)
+    return Rows(
+        (), (), (), (), np.empty(0, np.intp), no_counts, no_counts, np.empty(0, np.int64), no_counts
+    )
+
+
+NO_ROWS = _no_rows()
 
 
 class DecodingRows(Sequence[LiveRequest]):
     """Entries that decode, in the order in which they began to.
 
+    Those whose last token was planned stay among them until it is committed, but stand apart: no
+    step computes them any more.
+
     Args:
-        num_slots: rows of the device state.
+        columns: the rows' figures.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, columns: RowColumns) -> None:
+        self._columns = columns
+        self._num_appended = 0
+        # Of those that go on, side by side: a plan takes copies of the lists as they are.
         self._entries: list[LiveRequest] = []
-        self._slots = np.zeros(num_slots, np.intp)
+        self._requests: list[Request] = []
+        self._outputs: list[list[int]] = []
+        self._metrics: list[RequestMetrics] = []
+        self._slots = np.zeros(len(columns.number), np.intp)
         self._rows: Rows | None = None
         """As they were when last asked for, until somebody comes or goes."""
+        self._first: Rows | None = None
+        """The same, until somebody goes: since then the first of the lists."""
+        self._ending: dict[int, LiveRequest] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._entries) + len(self._ending)
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        return iter(self._entries)
+        return iter(self._all())
 
     @overload
     def __getitem__(self, index: int) -> LiveRequest: ...
     @overload
     def __getitem__(self, index: slice) -> list[LiveRequest]: ...
     def __getitem__(self, index: int | slice) -> LiveRequest | list[LiveRequest]:
-        return self._entries[index]
+        return self._all()[index]
+
+    def _all(self) -> list[LiveRequest]:
+        if not self._ending:
+            return self._entries
+        return sorted([*self._entries, *self._ending.values()], key=_turn)
+
+    @property
+    def num_ending(self) -> int:
+        """Those whose last token was planned."""
+        return len(self._ending)
 
     def append(self, entry: LiveRequest) -> None:
-        """A row begins to decode."""
-        assert entry.request.slot is not None
-        self._slots[len(self._entries)] = entry.request.slot
+        """A row, whose known tokens have all been planned, begins to decode."""
+        request, slot = entry.request, entry.request.slot
+        assert slot is not None
+        entry.turn = self._num_appended
+        self._num_appended += 1
+        if entry.prefill_end >= entry.last_position:
+            self._ending[entry.number] = entry
+            return
+        self._slots[len(self._entries)] = slot
         self._entries.append(entry)
+        self._requests.append(request)
+        self._outputs.append(request.output_token_ids)
+        self._metrics.append(request.metrics)
         self._rows = None
+
+    def end(self, rows: Rows, is_ending: NDArray[np.bool_]) -> list[int]:
+        """The last tokens of some rows were planned.
+
+        Args:
+            rows: as `rows` gave them, or less.
+            is_ending: bool[rows], which of them.
+
+        Returns:
+            Their indices, ascending.
+        """
+        indices: list[int] = is_ending.nonzero()[0].tolist()
+        if not indices:
+            return indices
+        ending = [rows.entries[index] for index in indices]
+        if rows is self._first:
+            num_rows, size, slots = len(rows), len(self._entries), self._slots
+            for index in reversed(indices):
+                self._delete(index)
+            left = num_rows - len(indices)
+            slots[:left] = rows.slots[~is_ending]
+            slots[left : size - len(indices)] = slots[num_rows:size]
+            self._rows = self._first = None
+        else:
+            for entry in ending:
+                self.remove(entry)
+        for entry in ending:
+            self._ending[entry.number] = entry
+        return indices
 
     def remove(self, entry: LiveRequest) -> None:
         """A row, which must be one of these, ends."""
-        size, slots = len(self._entries), self._slots
-        index = int((slots[:size] == entry.request.slot).argmax())
-        assert self._entries[index] is entry
-        del self._entries[index]
+        if self._ending.pop(entry.number, None) is not None:
+            return
+        index, size, slots = self._entries.index(entry), len(self._entries), self._slots
+        self._delete(index)
         slots[index : size - 1] = slots[index + 1 : size]
-        self._rows = None
+        self._rows = self._first = None
 
-    def rows(self, num_computed: NDArray[np.int32]) -> Rows:
-        """All of them, as they stand now.
+    def _delete(self, index: int) -> None:
+        del self._entries[index], self._requests[index]
+        del self._outputs[index], self._metrics[index]
 
-        Args:
-            num_computed: int32[slots], positions that are computed.
-        """
+    def rows(self) -> Rows:
+        """Those that go on, as they stand now."""
         rows = self._rows
         if rows is None:
-            requests = tuple([entry.request for entry in self._entries])
-            slots = self._slots[: len(self._entries)].copy()
-            outputs = tuple([request.output_token_ids for request in requests])
-            metrics = tuple([request.metrics for request in requests])
-            entries = tuple(self._entries)
-            rows = Rows(entries, requests, outputs, metrics, slots, num_computed[slots])
+            rows = Rows.of(
+                tuple(self._entries),
+                tuple(self._requests),
+                tuple(self._outputs),
+                tuple(self._metrics),
+                self._slots[: len(self._entries)].copy(),
+                self._columns,
+            )
         else:
-            rows = rows.at(num_computed[rows.slots])
-        self._rows = rows
+            rows = rows.at(self._columns.num_computed[rows.slots])
+        self._rows = self._first = rows
         return rows
+
+    def all_rows(self) -> Rows:
+        """All of them, as they stand now."""
+        if not self._ending:
+            return self.rows()
+        entries, requests = self._entries.copy(), self._requests.copy()
+        outputs, metrics = self._outputs.copy(), self._metrics.copy()
+        indices: list[int] = []
+        for entry in sorted(self._ending.values(), key=_turn):
+            index, request = bisect_left(entries, entry.turn, key=_turn), entry.request
+            indices.append(index)
+            entries.insert(index, entry)
+            requests.insert(index, request)
+            outputs.insert(index, request.output_token_ids)
+            metrics.insert(index, request.metrics)
+        slots = np.empty(len(entries), np.intp)
+        slots[is_kept(len(entries), indices)] = self._slots[: len(self._entries)]
+        slots[indices] = [entries[index].request.slot for index in indices]
+        return Rows.of(
+            tuple(entries), tuple(requests), tuple(outputs), tuple(metrics), slots, self._columns
+        )
 
     def check_integrity(self) -> None:
         """Asserts that the columns agree with the entries."""
         slots = [entry.request.slot for entry in self._entries]
         assert self._slots[: len(slots)].tolist() == slots
+        requests = [entry.request for entry in self._entries]
+        assert self._requests == requests
+        assert all(
+            output is request.output_token_ids and metrics is request.metrics
+            for output, metrics, request in zip(self._outputs, self._metrics, requests, strict=True)
+        )
+        for entry in self._entries:
+            assert entry.request.num_computed_tokens < entry.last_position
+        for entry in self._ending.values():
+            assert entry.request.num_computed_tokens >= entry.last_position
         if self._rows is not None:
             assert self._rows.entries == tuple(self._entries)
-            assert self._rows.requests == tuple(entry.request for entry in self._entries)
+            assert self._rows.requests == tuple(requests)
             assert self._rows.slots.tolist() == slots

@@ -75,12 +75,13 @@ class ClassShares:
         total = sum(self._served)
         if total < WINDOW_TOKENS / 16:
             return []
-        lacking = [
-            (served / total - share, index)
-            for index, (served, share) in enumerate(zip(self._served, self._shares, strict=True))
-            if served < share * total
-        ]
-        return [index for _, index in sorted(lacking)]
+        lacking = []
+        for index, served in enumerate(self._served):
+            share = self._shares[index]
+            if served < share * total:
+                lacking.append((served / total - share, index))
+        lacking.sort()
+        return [index for _, index in lacking]
 
 
 def short_of_pages(snapshot: Snapshot, shares: Sequence[float] = DEFAULT_SHARES) -> list[int]:

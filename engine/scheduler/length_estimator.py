@@ -11,6 +11,7 @@ from octavo.engine.request import Request
 
 _BINS_PER_DOUBLING = 4
 _HALF_LIFE = 2000.0
+_FADE = 0.5 ** (1.0 / _HALF_LIFE)
 _REFRESH_EVERY = 16
 _PRIOR_LENGTH = 128
 _PRIOR_WEIGHT = 2.0
@@ -68,53 +69,69 @@ class _LengthClass:
     def __init__(self, uppers: NDArray[np.float64], quantiles: tuple[float, ...]) -> None:
         self._lengths = uppers * 2.0 ** (-0.5 / _BINS_PER_DOUBLING)
         self._quantiles = quantiles
+        self._levels = np.array(quantiles)
         self._counts = np.zeros(len(uppers))
         self._counts[_bin(_PRIOR_LENGTH, len(uppers))] = _PRIOR_WEIGHT
         self._num_new = 0
+        self._is_young = True
         self._refresh()
 
-    # Means and quantiles are worked out when asked for, from the counts of the newest refresh.
+    # Means and quantiles are worked out when asked for, from the counts of the newest refresh, by
+    # the bin of the emitted length.
 
     def observe(self, length: int) -> None:
-        self._counts *= 0.5 ** (1.0 / _HALF_LIFE)
+        self._counts *= _FADE
         self._counts[_bin(length, len(self._counts))] += 1.0
         self._num_new += 1
-        if self._num_new >= _REFRESH_EVERY or self._counts.sum() < 4 * _REFRESH_EVERY:
+        if self._is_young:  # who has reached this weight never falls below it again
+            self._is_young = bool(self._counts.sum() < 4 * _REFRESH_EVERY)
+        if self._is_young or self._num_new >= _REFRESH_EVERY:
             self._refresh()
 
     def expected(self, num_emitted: int) -> float:
-        return self._remaining(num_emitted)[0]
+        start = _bin(num_emitted + 1, len(self._means))
+        found = self._means[start]
+        if found is None:
+            found = self._means[start] = self._mean(start)
+        return found
 
     def quantile(self, num_emitted: int, index: int) -> float:
-        return self._remaining(num_emitted)[1 + index]
+        start = _bin(num_emitted + 1, len(self._at_levels))
+        found = self._at_levels[start]
+        if found is None:
+            found = self._at_levels[start] = self._at_each_level(start)
+        return found[index]
 
     def _refresh(self) -> None:
         """Takes in the lengths seen since the last time."""
         self._num_new = 0
         self._newest = self._counts.copy()
-        self._known: list[tuple[float, ...] | None] = [None] * len(self._counts)
+        self._means: list[float | None] = [None] * len(self._counts)
+        self._at_levels: list[tuple[float, ...] | None] = [None] * len(self._counts)
 
-    def _remaining(self, num_emitted: int) -> tuple[float, ...]:
-        """Mean and quantiles of what is still to come, by the bin of the emitted length."""
-        start = _bin(num_emitted + 1, len(self._known))
-        found = self._known[start]
-        if found is None:
-            found = self._known[start] = self._figures(start)
-        return found
+    # Longer than nearly all before it: as long again as it has come, says the heavy tail of output
+    # lengths.
 
-    def _figures(self, start: int) -> tuple[float, ...]:
-        emitted = float(self._lengths[start - 1]) if start else 0.0
-        counts = self._newest[start:]
-        total = counts.sum()
+    def _mean(self, start: int) -> float:
+        emitted, counts, total = self._from(start)
         if total < 0.5:
-            # Longer than nearly all before it: as long again as it has come, says the heavy
-            # tail of output lengths.
-            return (max(1.0, emitted), *(max(1.0, emitted * q) for q in self._quantiles))
+            return max(1.0, emitted)
         lengths = np.maximum(self._lengths[start:] - emitted, 1.0)
-        mean = float(np.dot(counts, lengths) / total)
-        cumulative = np.cumsum(counts) / total
-        places = [int(np.searchsorted(cumulative, q)) for q in self._quantiles]
-        return (mean, *(float(lengths[min(at, len(lengths) - 1)]) for at in places))
+        return float(counts.dot(lengths) / total)
+
+    def _at_each_level(self, start: int) -> tuple[float, ...]:
+        emitted, counts, total = self._from(start)
+        if total < 0.5:
+            return tuple([max(1.0, emitted * q) for q in self._quantiles])
+        lengths = np.maximum(self._lengths[start:] - emitted, 1.0)
+        places = (np.cumsum(counts) / total).searchsorted(self._levels)
+        return tuple(lengths[np.minimum(places, len(lengths) - 1)].tolist())
+
+    def _from(self, start: int) -> tuple[float, NDArray[np.float64], float]:
+        """The length before a bin, the counts from it on, and their sum."""
+        counts = self._newest[start:]
+        emitted = float(self._lengths[start - 1]) if start else 0.0
+        return emitted, counts, float(counts.sum())
 
 
 def _bin(length: int, num_bins: int) -> int:

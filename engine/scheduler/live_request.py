@@ -34,6 +34,7 @@ class LiveRequest:
         ready_position: last position whose step may be planned; `ALWAYS_READY` for a request that
             is not gated.
         is_live: false from the terminal event on.
+        turn: 0, 1, 2, … in the order in which rows began to decode.
     """
 
     request: Request
@@ -52,6 +53,7 @@ class LiveRequest:
     is_demoted: bool = False
     place: tuple[float, ...] = ()
     is_live: bool = True
+    turn: int = 0
 
     def __post_init__(self) -> None:
         self.stop_ids = frozenset(self.request.stop_token_ids)

@@ -9,7 +9,7 @@ from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.deadlines import has_target
-from octavo.engine.scheduler.decoding_rows import NO_ROWS, DecodingRows, Rows
+from octavo.engine.scheduler.decoding_rows import NO_ROWS, Rows
 from octavo.engine.scheduler.fairness import ClassShares, MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
@@ -53,8 +53,9 @@ class LiveTable:
         self.tenants = forecast.tenants
         self.shares = ClassShares()
         self._pinned: set[str] = set()
-        self.running = RunningSet(limits.max_num_seqs)
         self.columns = RowColumns(limits.max_num_seqs)
+        self.running = RunningSet(self.columns)
+        self._running_requests = RunningRequests(self.running)
         self.busy_until_s = 0.0
         self.num_added = 0
         self.num_with_targets = 0
@@ -113,22 +114,21 @@ class LiveTable:
     def snapshot(
         self,
         now_s: float,
-        decoding: Rows | DecodingRows = NO_ROWS,
+        rows: Rows = NO_ROWS,
     ) -> Snapshot:
         """The state as policies see it.
 
         Args:
-            decoding: the rows that decode in the step being planned, as far as they are known.
+            rows: those that decode in the step being planned, as far as they are known.
         """
-        rows = decoding if isinstance(decoding, Rows) else self.decoding_rows()
         prompts = self.running.prefilling
         return Snapshot(
             now_s=now_s,
             starts_s=max(now_s, self.busy_until_s),
             waiting=self.waiting.requests,
-            running=RunningRequests(self.running),
+            running=self._running_requests,
             num_available_pages=self.kv.num_available,
-            num_free_rows=self.running.num_free_slots,
+            num_free_rows=len(self.running.free_slots),
             limits=self.limits,
             forecast=self.forecast,
             columns=self.columns,
@@ -138,12 +138,9 @@ class LiveTable:
             decoding=rows.requests,
             decode_slots=rows.slots,
             decode_starts=rows.starts,
+            decode_context=rows.context,
             pinned=self._pinned,
         )
-
-    def decoding_rows(self) -> Rows:
-        """The rows that decode, by column, as they stand now."""
-        return self.running.decoding.rows(self.columns.num_computed)
 
     def carry_over(self, old: LiveTable) -> list[LiveRequest]:
         """Takes in the live requests of a table that cannot be trusted, as waiting ones.
@@ -221,25 +218,26 @@ class LiveTable:
         if self.max_wait.max_wait_s < math.inf and not entry.is_pinned:
             self.max_wait.began(entry)
 
-    def admit(self, entry: LiveRequest, matched: list[int], now_s: float) -> None:
+    def admit(self, entry: LiveRequest, num_known: int, matched: list[int], now_s: float) -> None:
         """Moves a waiting request to a free slot, with pages for all its known tokens.
 
         Args:
+            num_known: how many those are.
             matched: cached pages it begins with.
         """
-        request = entry.request
-        num_known, num_cached = request.num_tokens, len(matched) * self.kv.page_size
+        request, kv = entry.request, self.kv
+        num_cached = len(matched) * kv.page_size
         self.waiting.remove(entry)
-        self.kv.admit(entry.pages, matched, num_known)
-        self.running.insert(entry)
-        self.columns.enter(entry)
+        kv.admit(entry.pages, matched, num_known)
+        slot = self.running.insert(entry)
+        self.columns.enter(entry, kv.page_size)
         entry.prefill_end = num_known
         entry.num_committed_tokens = num_cached
-        request.num_computed_tokens = num_cached
+        self.columns.num_computed[slot] = num_cached
         if request.metrics.first_scheduled_s is None:
             request.metrics.first_scheduled_s = now_s
             request.num_cached_tokens = num_cached
-            self.kv.count_query(request, num_cached)
+            kv.count_query(entry.pages, num_known, num_cached)
             self.tenants.serve(request.tenant, num_known - num_cached, 0)
 
     def release(self, entry: LiveRequest, num_tokens: int) -> None:
@@ -336,14 +334,17 @@ class LiveTable:
         for slot, number in enumerate(self.columns.number.tolist()):
             holder = holders.get(slot)
             assert number == (-1 if holder is None else holder.number)
+            assert self.columns.is_held[slot] == (holder is not None)
             if holder is not None:
                 self._check_columns(holder, slot)
 
     def _check_columns(self, entry: LiveRequest, slot: int) -> None:
         """Asserts that the columns say of a running request what its records say."""
         request, columns = entry.request, self.columns
-        assert request.num_computed_tokens <= entry.pages.capacity
+        capacity = len(entry.pages.page_ids) * self.kv.page_size
+        assert request.num_computed_tokens <= capacity
         assert columns.counts[:, slot].tolist() == list(request.counts)
-        assert columns.capacity[slot] == entry.pages.capacity
+        assert columns.capacity[slot] == capacity
+        assert columns.page_ids[slot] is entry.pages.page_ids
         assert columns.last_position[slot] == entry.last_position
         assert columns.ready_position[slot] == entry.ready_position

@@ -18,7 +18,8 @@ def measure_load(
     """Figures of this moment, and counts since the start."""
     pool, cache, host = table.kv.pool, table.kv.cache, table.kv.host
     running = [entry.request for entry in table.running]
-    num_places = sum(entry.pages.capacity for entry in table.running)
+    num_pages = sum(len(entry.pages.page_ids) for entry in table.running)
+    num_places = num_pages * table.kv.page_size
     num_used = sum(request.num_computed_tokens for request in running)
     return SchedulerLoad(
         num_running=len(table.running),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo.engine.errors import OverloadedError
 from octavo.engine.request import Request, RequestStatus
@@ -35,17 +34,22 @@ class Dispatched(NamedTuple):
 
     Attributes:
         plan: the plan.
-        entries: the records of its rows' requests, decode rows first.
         decoding: its decode rows.
-        numbers: int64[decode rows], their numbers.
+        ending: those of them, by index, that come to their limit with it, ascending.
+        prefilling: the records of its other rows' requests.
         features: what it should cost.
     """
 
     plan: StepPlan
-    entries: tuple[LiveRequest, ...]
     decoding: Rows
-    numbers: NDArray[np.int64]
+    ending: list[int]
+    prefilling: list[LiveRequest]
     features: StepFeatures
+
+    @property
+    def entries(self) -> tuple[LiveRequest, ...]:
+        """The records of all its rows' requests, in their order."""
+        return (*self.decoding.entries, *self.prefilling)
 
 
 class Planner:
@@ -165,7 +169,7 @@ class Planner:
             self._transfers.spill(now_s)
         if not has_rows and not prefill_rows and not draft.has_copies:
             return None
-        decode_rows = self._decode_rows(decoding, num_steps)
+        decode_rows, ending = self._move_ahead(decoding, num_steps)
         plan = StepPlan(
             step_id=self.num_plans,
             decode_rows=decode_rows,
@@ -181,9 +185,9 @@ class Planner:
         self.num_plans += 1
         return Dispatched(
             plan,
-            (*decoding.entries, *prefilling),
             decoding,
-            self._table.columns.number[decoding.slots],
+            ending,
+            prefilling,
             _features(decoding, prefill_rows),
         )
 
@@ -220,23 +224,21 @@ class Planner:
 
     def _select_decode_rows(self, now_s: float) -> tuple[Rows, bool]:
         """Rows that decode, each with room for one more token; and whether pages ran short."""
-        columns = self._table.columns
-        rows = self._table.decoding_rows()
-        is_at_end = rows.starts >= columns.last_position[rows.slots]
-        left_out = is_at_end.nonzero()[0].tolist()
-        can_wait = len(left_out) > 0
+        columns, rows = self._table.columns, self._running.decoding
+        selected = rows.rows()
         if self._table.num_gated:
-            awaits_release = rows.starts > columns.ready_position[rows.slots]
-            left_out = (is_at_end | awaits_release).nonzero()[0].tolist()
-        selected = rows.without(left_out)
+            awaits_release = selected.starts > columns.ready_position[selected.slots]
+            selected = selected.without(awaits_release.nonzero()[0].tolist())
         full = (selected.starts >= columns.capacity[selected.slots]).nonzero()[0]
-        needy = [selected.entries[index] for index in full.tolist()]
-        if len(needy) <= self._kv.num_available:
-            if needy:
-                self._grow_by_one(needy, selected.slots[full])
+        if not len(full):
+            return selected, False
+        if len(full) <= self._kv.num_available:
+            self._grow_by_one(selected.slots[full])
             return selected, False
         # A row whose last token is on its way is sure to give its pages back at a coming commit.
         # Then rows that find no page sit this step out: cheaper than computing anybody again.
+        can_wait = rows.num_ending > 0
+        needy = [selected.entries[index] for index in full.tolist()]
         stalled: set[int] = set()
         for entry in in_order(self._table, self._policy, needy, self._table.snapshot(now_s)):
             if entry.request.slot is not None and not self._kv.num_available:
@@ -268,10 +270,9 @@ class Planner:
     def _choose_num_steps(self, decoding: Rows, now_s: float) -> int:
         """Decode iterations that limits and pool allow; adds the pages that all of them write."""
         columns, page_size = self._table.columns, self._limits.page_size
-        if self._table.num_gated and self._has_gated_rows():
+        if self._table.num_gated and self._has_gated_rows:
             return 1  # they come back into step after each token, not after several
-        slots, starts = decoding.slots, decoding.starts
-        limits, capacity = columns.last_position[slots], columns.capacity[slots]
+        starts, limits, capacity = decoding.starts, decoding.ends, columns.capacity[decoding.slots]
         left = limits - starts
         num_steps = self._policy.num_steps(
             self._table.snapshot(now_s), self._max_steps, int(np.max(left)), int(np.min(left))
@@ -286,56 +287,61 @@ class Planner:
             num_steps //= 2
         return 1
 
+    @property
     def _has_gated_rows(self) -> bool:
-        slots = self._table.decoding_rows().slots
-        return bool((self._table.columns.ready_position[slots] != ALWAYS_READY).any())
+        return any(entry.ready_position != ALWAYS_READY for entry in self._running.decoding)
 
     def _grow(self, entry: LiveRequest, num_steps: int) -> None:
         """Adds the pages that the entry lacks for `num_steps` iterations, and notes them."""
         request, index = entry.request, len(entry.pages.page_ids)
         assert request.slot is not None
         end = min(request.num_computed_tokens + num_steps, entry.last_position)
-        for page in self._kv.grow(entry.pages, end):
+        new = self._kv.grow(entry.pages, end)
+        for page in new:
             self._draft.page_updates.append((request.slot, index, page))
             index += 1
-        self._table.columns.capacity[request.slot] = entry.pages.capacity
+        self._table.columns.capacity[request.slot] += len(new) * self._limits.page_size
 
-    def _grow_by_one(self, entries: Sequence[LiveRequest], slots: Slots) -> None:
-        """Adds a page to each entry, and notes it: as `_grow`, for all that have no room left."""
-        sequences = [entry.pages for entry in entries]
-        new = self._kv.grow_by_one(sequences)
-        self._draft.page_updates += [
-            (slot, len(pages.page_ids) - 1, page)
-            for slot, pages, page in zip(slots.tolist(), sequences, new, strict=True)
-        ]
-        self._table.columns.capacity[slots] += self._limits.page_size
+    def _grow_by_one(self, slots: Slots) -> None:
+        """Adds a page to each row, and notes it: as `_grow`, for all that have no room left."""
+        columns, page_size = self._table.columns, self._limits.page_size
+        held, rows = columns.capacity[slots], slots.tolist()
+        new = self._kv.grow_by_one([columns.page_ids[slot] for slot in rows])
+        self._draft.page_updates += zip(rows, (held // page_size).tolist(), new, strict=True)
+        columns.capacity[slots] = held + page_size
 
-    def _decode_rows(self, decoding: Rows, num_steps: int) -> DecodeRows:
-        """The rows by column; their requests move ahead by what they may emit."""
+    def _move_ahead(self, decoding: Rows, num_steps: int) -> tuple[DecodeRows, list[int]]:
+        """The rows by column, and which of them come to their limit; their requests move ahead by
+        what they may emit."""
         if not len(decoding):
-            return self._no_rows
+            return self._no_rows, []
         slots, starts, columns = decoding.slots, decoding.starts, self._table.columns
         if self._policy.measure is not None:
             columns.refresh_lengths(decoding.entries, slots, starts, self._table.forecast)
         if num_steps == 1:
             max_new_tokens = self._ones[: len(decoding)]
             self.num_decode_tokens += len(decoding)
+            counts = columns.counts
+            counts += decoding.is_row  # each of the three grows by one
         else:
-            max_new_tokens = np.minimum(columns.last_position[slots] - starts, num_steps)
+            max_new_tokens = np.minimum(decoding.ends - starts, num_steps)
             self.num_decode_tokens += int(max_new_tokens.sum())
-        columns.num_computed[slots] = starts + max_new_tokens
-        columns.num_inflight_tokens[slots] += max_new_tokens
-        columns.num_inflight_steps[slots] += 1
-        return DecodeRows(
+            columns.num_computed[slots] = starts + max_new_tokens
+            columns.num_inflight_tokens[slots] += max_new_tokens
+            columns.num_inflight_steps[slots] += 1
+        is_ending = starts + max_new_tokens >= decoding.ends
+        ending = self._running.decoding.end(decoding, is_ending)
+        decode_rows = DecodeRows(
             requests=decoding.requests, slots=slots, starts=starts, max_new_tokens=max_new_tokens
         )
+        return decode_rows, ending
 
 
 def _features(decoding: Rows, prefill_rows: list[PrefillRow]) -> StepFeatures:
     """What the step's time depends on."""
-    return StepFeatures(
-        num_decode=len(decoding),
-        num_prefill=sum([row.num_tokens for row in prefill_rows]),
-        decode_context=decoding.context,
-        prefill_context=float(sum([row.num_tokens * row.start for row in prefill_rows])),
-    )
+    num_prefill = prefill_context = 0
+    for row in prefill_rows:
+        num_tokens = row.num_tokens
+        num_prefill += num_tokens
+        prefill_context += num_tokens * row.start
+    return StepFeatures(len(decoding), num_prefill, decoding.context, float(prefill_context))

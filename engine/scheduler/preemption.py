@@ -43,7 +43,7 @@ class Preemption:
 
         Whoever is chosen, somebody advances: the one in need goes last.
         """
-        snapshot = self._table.snapshot(now_s, self._table.running.decoding)
+        snapshot = self._table.snapshot(now_s, self._table.running.decoding.all_rows())
         for victim in self._policy.choose_victims(snapshot, entry.request, 1):
             chosen = self._table.entry(victim)
             if not self._table.running.is_arriving(chosen):
@@ -67,11 +67,15 @@ class Preemption:
         Returns:
             Whether anybody gave way. What was freed is enough if the policy counted right.
         """
+        running, policy = self._table.running, self._policy
+        is_in_vain = not policy.may_choose_victims(snapshot, entry.request)
+        if is_in_vain and not any(prompt.is_demoted for prompt in running.prefilling):
+            return False
         # Others may have given way since the snapshot was taken.
-        snapshot = self._table.snapshot(snapshot.now_s, self._table.running.decoding)
-        victims = self._policy.choose_victims(snapshot, entry.request, num_pages)
+        snapshot = self._table.snapshot(snapshot.now_s, running.decoding.all_rows())
+        victims = policy.choose_victims(snapshot, entry.request, num_pages)
         chosen = [self._table.entry(victim) for victim in victims if victim is not entry.request]
-        is_arriving = self._table.running.is_arriving
+        is_arriving = running.is_arriving
         if not chosen or any(is_arriving(victim) or victim in planned for victim in chosen):
             return False
         for victim in chosen:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.fairness import short_of_pages
-from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.ordering import in_order
 from octavo.engine.scheduler.policies.policy import Policy
@@ -66,6 +66,7 @@ class PrefillPlanner:
         self._kv = table.kv
         self._waiting = table.waiting
         self._running = table.running
+        self._columns = table.columns
         self._limits = table.limits
         self._policy = policy
         self._preemption = preemption
@@ -73,6 +74,7 @@ class PrefillPlanner:
         self._draft = draft
         self._enable_chunked_prefill = enable_chunked_prefill
         self._chunks_prompts = enable_chunked_prefill and policy.chunks_prompts
+        self._preempts_for_waiting = policy.preempts_for_waiting
         self._watermark_pages = watermark_pages
         self._may_admit = False
         self._num_attempts = 0
@@ -85,6 +87,7 @@ class PrefillPlanner:
         """Goes on by another policy."""
         self._policy = policy
         self._chunks_prompts = self._enable_chunked_prefill and policy.chunks_prompts
+        self._preempts_for_waiting = policy.preempts_for_waiting
 
     def plan(
         self, snapshot: Snapshot, budget: int, num_admissions: int
@@ -102,32 +105,33 @@ class PrefillPlanner:
         self._planned = entries
         self._entitled_classes.clear()
         self._may_admit = num_admissions > 0
+        preempted, shares = self._draft.preempted_numbers, self._table.shares
         for entry in self._candidates(snapshot):
             if budget <= 0 or len(rows) >= most_rows:
                 break
             if entry.request.slot is None:
-                if entry.awaits_release:
+                if entry.ready_position != ALWAYS_READY and entry.awaits_release:
                     continue  # in nobody's way: what it waits for is no matter of room
-                if entry.number in self._draft.preempted_numbers or not self._try_to_admit(
-                    entry, budget, snapshot
-                ):
+                if entry.number in preempted or not self._try_to_admit(entry, budget, snapshot):
                     num_skipped += 1
                     is_over = num_skipped > self._policy.max_skipped or entry.is_pinned
                     # What comes free is kept for a class that has less than its share.
                     is_over |= entry.request.priority in self._entitled_classes
-                    self._draft.waited(entry.number, entry.request.request_id, self._lacked)
+                    if self._draft.explains:
+                        self._draft.waited(entry.number, entry.request.request_id, self._lacked)
                     self._may_admit = not (is_over or self._is_full)
                     continue
                 num_admissions -= 1
                 self._may_admit = num_admissions > 0
-                if self._running.is_arriving(entry):
+                if entry.pages.arriving:
                     continue
-            elif entry.number in self._draft.preempted_numbers:
+            elif entry.number in preempted:
                 continue
-            rows.append(self._row(entry, budget, snapshot))
+            row = self._row(entry, budget, snapshot)
+            rows.append(row)
             entries.append(entry)
-            self._table.shares.serve(entry.request.priority, rows[-1].num_tokens)
-            budget -= rows[-1].num_tokens
+            shares.serve(entry.request.priority, row.num_tokens)
+            budget -= row.num_tokens
         return rows, entries
 
     def _candidates(self, snapshot: Snapshot) -> Iterator[LiveRequest]:
@@ -137,8 +141,11 @@ class PrefillPlanner:
         any more once admission is over.
         """
         policy, queue = self._policy, self._waiting
-        prefilling = in_order(self._table, policy, self._running.prefilling, snapshot)
-        if not self._may_admit or not len(queue):
+        prefilling: Sequence[LiveRequest] = ()
+        if self._running.num_prefilling:
+            prefilling = in_order(self._table, policy, self._running.prefilling, snapshot)
+        entries = queue.entries
+        if not self._may_admit or not entries:
             yield from prefilling
             return
         if not self._table.has_places:
@@ -148,18 +155,19 @@ class PrefillPlanner:
                 if self._may_admit:
                     yield entry
             return
-        yield from self._entitled(snapshot)
+        if len(queue.columns):
+            yield from self._entitled(snapshot)
         index = 0
         for entry in prefilling:
             if policy.merges_prompts:
                 key = (self._table.place_of(entry), entry.number)
-                while self._may_admit and index < len(queue) and queue.key(index) < key:
-                    waiting_entry = queue[index]
+                while self._may_admit and index < len(entries) and queue.key(index) < key:
+                    waiting_entry = entries[index]
                     yield waiting_entry
                     index += waiting_entry.request.slot is None
             yield entry
-        while self._may_admit and index < len(queue):
-            entry = queue[index]
+        while self._may_admit and index < len(entries):
+            entry = entries[index]
             yield entry
             index += entry.request.slot is None
 
@@ -169,16 +177,14 @@ class PrefillPlanner:
         Nobody, as long as somebody has waited his longest: the pinned come first.
         """
         queue = self._waiting
-        if not len(queue.columns) or queue.head.is_pinned:
+        if queue.head.is_pinned:
             return
         below = self._table.shares.below_share()
         lacking = short_of_pages(snapshot)
         for priority in dict.fromkeys((*below, *lacking)):
-            is_of_class = queue.columns.priority == priority
-            if not self._may_admit or not is_of_class.any():
+            if not self._may_admit or not queue.columns.num_of(priority):
                 continue  # those before may have been the last who waited
-            first = int(is_of_class.argmax())
-            entry = queue[first]
+            entry = queue[int((queue.columns.priority == priority).argmax())]
             # Pages are short for it if they would not be enough for two of its size to grow.
             num_pages = 2 * self._kv.num_pages_for(entry.request.num_tokens)
             is_short = priority in lacking and self._kv.num_available < num_pages + len(
@@ -191,49 +197,48 @@ class PrefillPlanner:
 
     def _try_to_admit(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:
         """Admits a waiting request if step and pool have room for it, or can be given room."""
-        request, kv = entry.request, self._kv
+        request, kv, free_slots = entry.request, self._kv, self._running.free_slots
+        may_preempt = self._preempts_for_waiting and self._num_attempts < MAX_ATTEMPTS
+        if not free_slots and not may_preempt:
+            return False
         if request.num_inflight_steps:
             return False  # preempted in flight: its tokens are not all known yet
         if entry.pages.host_pages and not entry.pages.is_on_host:
             return False  # still being copied to the host
-        preempts = self._policy.preempts_for_waiting
-        if not self._running.has_free_slot and (not preempts or self._num_attempts >= MAX_ATTEMPTS):
-            return False
         num_known = request.num_tokens
         matched = kv.match_prefix(entry.pages)
         if not self._chunks_prompts and num_known <= self._limits.max_num_batched_tokens:
             num_missing = num_known - len(matched) * self._limits.page_size
             if num_missing > budget:
                 return False
-        if not self._running.has_free_slot and self._was_refused(entry):
+        if not free_slots and self._was_refused(entry):
             return False  # whatever room it would need besides
-        needed = kv.num_pages_to_take(matched, num_known)
-        may_preempt = preempts and self._num_attempts < MAX_ATTEMPTS
-        if needed > kv.num_available and not may_preempt:
+        needed, num_available = kv.num_pages_to_take(matched, num_known), kv.num_available
+        if needed > num_available and not may_preempt:
             return False  # without a look at how much room the policy wants besides
         if len(self._running):
             needed += self._watermark_pages
             needed += self._policy.headroom(snapshot, request)
-        num_lacking = needed - kv.num_available
-        if num_lacking > 0 or not self._running.has_free_slot:
-            if not preempts or not self._give_way(entry, max(num_lacking, 0), snapshot):
+        if needed > num_available or not free_slots:
+            num_lacking = max(needed - num_available, 0)
+            if not self._preempts_for_waiting or not self._give_way(entry, num_lacking, snapshot):
                 return False
             matched = kv.match_prefix(entry.pages)
             needed = kv.num_pages_to_take(matched, num_known)
-            if needed > kv.num_available or not self._running.has_free_slot:
+            if needed > kv.num_available or not free_slots:
                 return False
-        self._admit(entry, matched, snapshot)
+        self._admit(entry, num_known, matched, snapshot)
         return True
 
     @property
     def _lacked(self) -> str:
         """Why nobody more was admitted just now."""
-        return "for pages" if self._running.has_free_slot else "for a row"
+        return "for pages" if self._running.free_slots else "for a row"
 
     @property
     def _is_full(self) -> bool:
         """Whether there is no row for anybody, and no use in looking for victims any more."""
-        return not self._running.has_free_slot and self._num_attempts >= MAX_ATTEMPTS
+        return not self._running.free_slots and self._num_attempts >= MAX_ATTEMPTS
 
     def _give_way(self, entry: LiveRequest, num_pages: int, snapshot: Snapshot) -> bool:
         """Looks for victims, unless it was in vain just now and nothing has changed since."""
@@ -268,13 +273,33 @@ class PrefillPlanner:
         self._num_attempts = MAX_ATTEMPTS
         return True
 
-    def _admit(self, entry: LiveRequest, matched: list[int], snapshot: Snapshot) -> None:
+    def _admit(
+        self, entry: LiveRequest, num_known: int, matched: list[int], snapshot: Snapshot
+    ) -> None:
         """Moves the entry to a slot, and begins to bring back what the host holds of it."""
-        request, pages, num_matched = entry.request, entry.pages, len(matched)
-        was_preempted = request.metrics.num_preemptions > 0
         now_s = snapshot.now_s
+        if self._kv.host.num_pages:
+            self._admit_from_host(entry, num_known, matched, snapshot)
+        else:
+            self._table.admit(entry, num_known, matched, now_s)
+        if self._draft.explains:
+            request, pages = entry.request, entry.pages
+            was_preempted = request.metrics.num_preemptions > 0
+            self._draft.admitted(entry.number)
+            self._draft.explain(
+                request.request_id,
+                Decision.RESUMED if was_preempted else Decision.ADMITTED,
+                f"after {now_s - entry.waiting_since_s:.3f} s in the queue"
+                + (", its pages come back from the host" if pages.arriving else ""),
+                num_tokens=request.num_computed_tokens,
+            )
+
+    def _admit_from_host(
+        self, entry: LiveRequest, num_known: int, matched: list[int], snapshot: Snapshot
+    ) -> None:
+        pages, num_matched, now_s = entry.pages, len(matched), snapshot.now_s
         recalled = [] if pages.is_on_host else self._kv.match_host(pages, num_matched)
-        self._table.admit(entry, matched, now_s)
+        self._table.admit(entry, num_known, matched, now_s)
         if pages.is_on_host and num_matched < len(pages.host_pages):
             self._serve_pages(entry, len(pages.host_pages) - num_matched)
             self._transfers.swap_in(entry, num_matched, now_s)
@@ -285,15 +310,6 @@ class PrefillPlanner:
             self._serve_pages(entry, len(recalled))
             self._transfers.recall(entry, recalled, num_matched, now_s)
             self._running.begin_arrival(entry)
-        if self._draft.explains:
-            self._draft.admitted(entry.number)
-            self._draft.explain(
-                request.request_id,
-                Decision.RESUMED if was_preempted else Decision.ADMITTED,
-                f"after {now_s - entry.waiting_since_s:.3f} s in the queue"
-                + (", its pages come back from the host" if pages.arriving else ""),
-                num_tokens=request.num_computed_tokens,
-            )
 
     def _serve_pages(self, entry: LiveRequest, num_pages: int) -> None:
         """Counts pages that come back from the host as if their tokens were computed."""
@@ -306,18 +322,19 @@ class PrefillPlanner:
 
     def _row(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> PrefillRow:
         """The entry's next chunk; its request moves ahead by it."""
-        request = entry.request
-        assert request.slot is not None
-        start, end = request.num_computed_tokens, entry.prefill_end
+        request, columns = entry.request, self._columns
+        slot = request.slot
+        assert slot is not None
+        start, end = columns.num_computed.item(slot), entry.prefill_end
         most = self._policy.chunk(snapshot, request, end - start, budget)
         assert 1 <= most <= budget, (most, budget)
         num_tokens = prefill_chunk(start, end, most, self._limits.page_size)
         samples = start + num_tokens == end
-        request.num_computed_tokens += num_tokens
-        request.num_inflight_steps += 1
+        columns.num_computed[slot] = start + num_tokens
+        columns.num_inflight_steps[slot] += 1
         self.num_tokens += num_tokens
         if samples:
-            request.num_inflight_tokens += 1
+            columns.num_inflight_tokens[slot] += 1
             self._running.end_prefill(entry)
         elif self._draft.explains:
             self._draft.explain(
@@ -329,7 +346,7 @@ class PrefillPlanner:
         is_new, entry.is_placed = not entry.is_placed, True
         return PrefillRow(
             request=request,
-            slot=request.slot,
+            slot=slot,
             start=start,
             num_tokens=num_tokens,
             samples=samples,

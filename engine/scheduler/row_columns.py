@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,15 +30,19 @@ class RowColumns:
         tpot_s: goal, seconds a token; 0 for none.
         end_due_s: due time of the last token; infinite without a goal.
         arrival_s: of the request.
-        num_prompt: prompt tokens.
+        last_prompt: position of the prompt's last token: what is beyond it was emitted.
         length: the output's expected final length, in tokens.
+        next_guess: the position from which on that is too short.
         priority: class.
         num_preemptions: times it lost its row before.
         is_pinned: whether it has waited its longest and is nobody's victim.
         counts: int32[3, slots], `Request.counts` of the rows' requests, which are views of it.
-        num_computed, num_inflight_tokens, num_inflight_steps: its rows.
+        num_computed, num_inflight_tokens, num_inflight_steps: its rows; `inflight`: the latter two.
         number: of the request that holds the slot, in order of acceptance; -1 for nobody.
-        last_position, ready_position, capacity: as in `LiveRequest` and its pages.
+        is_held: whether anybody does.
+        last_position, ready_position: as in `LiveRequest`.
+        capacity: tokens that the row's pages have room for.
+        page_ids: the pages: `SequencePages.page_ids`.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -45,21 +50,25 @@ class RowColumns:
         self.tpot_s: Floats = np.zeros(num_slots)
         self.end_due_s: Floats = np.full(num_slots, np.inf)
         self.arrival_s: Floats = np.zeros(num_slots)
-        self.num_prompt: Floats = np.zeros(num_slots)
+        self.last_prompt: Floats = np.zeros(num_slots)
         self.length: Floats = np.zeros(num_slots)
+        self.next_guess: Counts = np.zeros(num_slots, np.int32)
         self.priority: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.num_preemptions: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.is_pinned: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.counts: Counts = np.zeros((3, num_slots), np.int32)
+        self.inflight: Counts = self.counts[INFLIGHT_TOKENS : INFLIGHT_STEPS + 1]
         self.num_computed: Counts = self.counts[COMPUTED]
         self.num_inflight_tokens: Counts = self.counts[INFLIGHT_TOKENS]
         self.num_inflight_steps: Counts = self.counts[INFLIGHT_STEPS]
         self.number: NDArray[np.int64] = np.full(num_slots, -1, np.int64)
+        self.is_held: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.last_position: Counts = np.zeros(num_slots, np.int32)
         self.ready_position: Counts = np.full(num_slots, ALWAYS_READY, np.int32)
         self.capacity: Counts = np.zeros(num_slots, np.int32)
+        self.page_ids: list[list[int]] = [[] for _ in range(num_slots)]
 
-    def enter(self, entry: LiveRequest) -> None:
+    def enter(self, entry: LiveRequest, page_size: int) -> None:
         """A request takes its slot."""
         request, slot = entry.request, entry.request.slot
         assert slot is not None
@@ -67,16 +76,21 @@ class RowColumns:
         self.tpot_s[slot] = request.tpot_target_s or 0.0
         self.end_due_s[slot] = end_due_s(request)
         self.arrival_s[slot] = request.arrival_s
-        self.num_prompt[slot] = request.num_prompt_tokens
+        self.last_prompt[slot] = entry.num_prompt_tokens - 1
         self.length[slot] = 0.0
+        self.next_guess[slot] = 0
         self.priority[slot] = request.priority
         self.num_preemptions[slot] = request.metrics.num_preemptions
         self.is_pinned[slot] = entry.is_pinned
         self.number[slot] = entry.number
+        self.is_held[slot] = True
         self.last_position[slot] = entry.last_position
         self.ready_position[slot] = entry.ready_position
-        self.capacity[slot] = entry.pages.capacity
-        self.counts[:, slot] = request.counts
+        self.page_ids[slot] = page_ids = entry.pages.page_ids
+        self.capacity[slot] = len(page_ids) * page_size
+        self.num_computed[slot], self.num_inflight_tokens[slot], self.num_inflight_steps[slot] = (
+            request.counts
+        )
         request.counts = self.counts[:, slot]
         if request.metrics.first_token_s is not None:
             self.begin_output(entry)
@@ -87,6 +101,7 @@ class RowColumns:
         assert slot is not None
         request.counts = self.counts[:, slot].tolist()
         self.number[slot] = -1
+        self.is_held[slot] = False
 
     def begin_output(self, entry: LiveRequest) -> None:
         """The request's first token is known to have come; later ones are due from here."""
@@ -104,7 +119,9 @@ class RowColumns:
             entries: decode rows.
             slots, starts: theirs, and the positions of their inputs.
         """
-        emitted = starts + 1 - self.num_prompt[slots]
-        for index in (emitted >= self.length[slots]).nonzero()[0].tolist():
-            remaining = forecast.remaining_tokens(entries[index].request)
-            self.length[slots[index]] = emitted[index] + max(remaining, 1.0)
+        for index in (starts >= self.next_guess[slots]).nonzero()[0].tolist():
+            entry, slot = entries[index], slots.item(index)
+            emitted = starts.item(index) + 1 - entry.num_prompt_tokens
+            length = emitted + max(forecast.remaining_tokens(entry.request), 1.0)
+            self.length[slot] = length
+            self.next_guess[slot] = math.ceil(length) - 1 + entry.num_prompt_tokens

@@ -9,31 +9,33 @@ from typing import overload
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.decoding_rows import DecodingRows
 from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.row_columns import RowColumns
 
 
 class RunningSet:
     """Slots and who is in them: entries whose pages arrive, still in prefill, and that decode.
 
     Args:
-        num_slots: rows of the device state.
+        columns: the rows' figures.
 
     Attributes:
+        free_slots: slots that nobody holds; the last one is taken first. For reading only.
         num_changes: entries that came or went, over all time.
         decoding: entries whose last known token was dispatched, in the order in which that
             happened.
     """
 
-    def __init__(self, num_slots: int) -> None:
-        self._num_slots = num_slots
+    def __init__(self, columns: RowColumns) -> None:
+        self._num_slots = len(columns.number)
         self.num_changes = 0
-        self._free_slots = list(range(num_slots - 1, -1, -1))
+        self.free_slots = list(range(self._num_slots - 1, -1, -1))
         self._arriving: dict[int, LiveRequest] = {}
         self._prefilling: dict[int, LiveRequest] = {}
-        self.decoding = DecodingRows(num_slots)
+        self.decoding = DecodingRows(columns)
         self._in_order: tuple[int, tuple[Request, ...]] = (-1, ())
 
     def __len__(self) -> int:
-        return len(self._arriving) + len(self._prefilling) + len(self.decoding)
+        return self._num_slots - len(self.free_slots)
 
     def __iter__(self) -> Iterator[LiveRequest]:
         return chain(self._arriving.values(), self._prefilling.values(), self.decoding)
@@ -54,24 +56,12 @@ class RunningSet:
         return requests
 
     @property
-    def num_decoding(self) -> int:
-        return len(self.decoding)
-
-    @property
     def num_prefilling(self) -> int:
         return len(self._prefilling)
 
-    @property
-    def has_free_slot(self) -> bool:
-        return bool(self._free_slots)
-
-    @property
-    def num_free_slots(self) -> int:
-        return len(self._free_slots)
-
     def insert(self, entry: LiveRequest) -> int:
         """Gives a waiting entry a slot, which must be free; it begins in prefill."""
-        slot = self._free_slots.pop()
+        slot = self.free_slots.pop()
         self.num_changes += 1
         entry.request.slot = slot
         entry.request.status = RequestStatus.RUNNING
@@ -97,16 +87,14 @@ class RunningSet:
 
     def remove(self, entry: LiveRequest) -> None:
         """Takes an entry's slot. The next step may use it: steps run in dispatch order."""
-        slot = entry.request.slot
-        assert slot is not None, entry.request.request_id
-        group = next((g for g in (self._prefilling, self._arriving) if entry.number in g), None)
-        if group is None:
+        request, number = entry.request, entry.number
+        slot = request.slot
+        assert slot is not None, request.request_id
+        if self._prefilling.pop(number, None) is None and self._arriving.pop(number, None) is None:
             self.decoding.remove(entry)
-        else:
-            del group[entry.number]
-        entry.request.slot = None
+        request.slot = None
         self.num_changes += 1
-        self._free_slots.append(slot)
+        self.free_slots.append(slot)
 
     def check_integrity(self) -> None:
         """Asserts that each slot is free or held by exactly one running entry."""
@@ -115,9 +103,10 @@ class RunningSet:
         assert not self._prefilling.keys() & decoding
         assert not self._arriving.keys() & (self._prefilling.keys() | decoding)
         self.decoding.check_integrity()
-        assert sorted([*self._free_slots, *(slot for slot in held if slot is not None)]) == list(
+        assert len(held) == len(self)
+        assert sorted([*self.free_slots, *(slot for slot in held if slot is not None)]) == list(
             range(self._num_slots)
-        ), (held, self._free_slots)
+        ), (held, self.free_slots)
         for entry in self:
             assert entry.is_live
             assert entry.request.status is RequestStatus.RUNNING
@@ -131,16 +120,10 @@ class RunningSet:
 
 
 class RunningRequests(Sequence[Request]):
-    """The requests of a running set in order of acceptance, put in order when first looked at."""
+    """The requests of a running set in order of acceptance, put in order when looked at."""
 
     def __init__(self, running: RunningSet) -> None:
         self._running = running
-        self._requests: tuple[Request, ...] | None = None
-
-    def _get(self) -> tuple[Request, ...]:
-        if self._requests is None:
-            self._requests = self._running.requests
-        return self._requests
 
     def __len__(self) -> int:
         return len(self._running)
@@ -150,7 +133,7 @@ class RunningRequests(Sequence[Request]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Request]: ...
     def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
-        return self._get()[index]
+        return self._running.requests[index]
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._get())
+        return iter(self._running.requests)

@@ -23,6 +23,7 @@ from collections.abc import Collection, Sequence
 
 from octavo.engine.errors import DeadlineExceededError, InvalidConfigError, OverloadedError
 from octavo.engine.kv.kv_manager import KVManager
+from octavo.engine.outputs import RequestMetrics
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.committed import Committed, CommittedRows, News
 from octavo.engine.scheduler.deadlines import has_target
@@ -302,20 +303,21 @@ class Scheduler:
         """
         dispatched = self._dispatched[0]
         assert dispatched.plan is plan, "results are committed in dispatch order"
-        rows, entries = result.rows, dispatched.entries
-        assert len(rows) == len(entries), (len(rows), len(entries))
+        rows, num_decode = result.rows, len(dispatched.decoding)
+        assert len(rows) == plan.num_rows, (len(rows), plan.num_rows)
         self._dispatched.popleft()
         self._table.busy_until_s = now_s + sum(
             self.forecast.step_time.predict_s(later.features) * later.plan.num_steps
             for later in self._dispatched
         )
-        if result.duration_s > 0 and entries:
+        if result.duration_s > 0 and len(rows):
             self.forecast.observe_step(dispatched.features, result.duration_s, plan.num_steps)
         news, broken = News(), result.broken
-        if len(plan.decode_rows):
+        if num_decode:
             self._commit_decoded(dispatched, rows, broken, news, now_s)
-        for index, chunk in enumerate(plan.prefill_rows, len(plan.decode_rows)):
-            entry, row, request = entries[index], rows[index], chunk.request
+        for index, chunk in enumerate(plan.prefill_rows, num_decode):
+            entry, row = dispatched.prefilling[index - num_decode], rows[index]
+            request = entry.request
             request.num_inflight_steps -= 1
             request.num_inflight_tokens -= chunk.samples
             if not entry.is_live or index in broken:
@@ -340,32 +342,32 @@ class Scheduler:
     ) -> None:
         """Takes in what decode rows emitted: rows that go on together, the others one by one."""
         decode_rows, columns = dispatched.plan.decode_rows, self._table.columns
-        slots, counts, numbers = decode_rows.slots, decode_rows.max_new_tokens, dispatched.numbers
+        slots, counts = decode_rows.slots, decode_rows.max_new_tokens
+        here, apart = dispatched.decoding.is_row, dispatched.ending
         # A row whose slot has another holder by now was preempted or has ended.
-        is_gone = columns.number[slots] != numbers
-        gone = is_gone.nonzero()[0].tolist()
+        gone = (columns.number[slots] != dispatched.decoding.numbers).nonzero()[0].tolist()
         if gone:
-            here = ~is_gone
-            columns.num_inflight_tokens[slots[here]] -= counts[here]
-            columns.num_inflight_steps[slots[here]] -= 1
+            apart = sorted({*apart, *gone})
+            here = here.copy()
+            here[slots[gone]] = 0
             for index in gone:
                 request = decode_rows.requests[index]
                 request.num_inflight_steps -= 1
                 request.num_inflight_tokens -= int(counts[index])
+        if dispatched.plan.num_steps == 1:
+            inflight = columns.inflight
+            inflight -= here
         else:
-            columns.num_inflight_tokens[slots] -= counts
-            columns.num_inflight_steps[slots] -= 1
-        num_committed = columns.num_computed[slots] - columns.num_inflight_tokens[slots]
-        is_apart = num_committed >= columns.last_position[slots]
-        if gone:
-            is_apart |= is_gone
-        apart = is_apart.nonzero()[0].tolist()
+            columns.num_inflight_steps -= here
+            num_tokens = here.copy()
+            num_tokens[slots] *= counts
+            columns.num_inflight_tokens -= num_tokens
         if isinstance(rows, TokenRows):
             self._append_tokens(dispatched, rows, apart, broken, news, now_s)
             return
         ones_apart = set(apart)
         for index, (entry, row, count) in enumerate(
-            zip(dispatched.entries, rows, counts.tolist(), strict=False)
+            zip(dispatched.decoding.entries, rows, counts.tolist(), strict=False)
         ):
             request, token_ids = entry.request, row.token_ids
             if not entry.is_live or index in broken:
@@ -404,20 +406,25 @@ class Scheduler:
         if not stop_ids.keys().isdisjoint(rows.token_ids):
             stops = [index for index, token in enumerate(rows.token_ids) if token in stop_ids]
             apart = sorted({*apart, *stops})
-        going_on, numbers = dispatched.decoding.without(apart), dispatched.numbers
+        decoding = dispatched.decoding
         token_ids: Sequence[int] = rows.token_ids
+        assert len(token_ids) == len(decoding), (len(token_ids), len(decoding))
+        requests: Sequence[Request] = decoding.requests
+        outputs: Sequence[list[int]] = decoding.outputs
+        all_metrics: Sequence[RequestMetrics] = decoding.metrics
+        numbers = decoding.numbers
         if apart:
-            token_ids = all_but(token_ids, apart)
+            token_ids, requests = all_but(token_ids, apart), all_but(requests, apart)
+            outputs, all_metrics = all_but(outputs, apart), all_but(all_metrics, apart)
             numbers = numbers[is_kept(len(numbers), apart)]
         assert NO_TOKEN not in token_ids, "a row that goes on emitted nothing"
-        assert len(token_ids) == len(going_on), (len(token_ids), len(going_on))
-        deque(map(list.append, going_on.outputs, token_ids), maxlen=0)
-        for metrics in going_on.metrics:
+        deque(map(list.append, outputs, token_ids), maxlen=0)
+        for metrics in all_metrics:
             metrics.last_token_s = now_s
         if token_ids:
-            news.rows.append(CommittedRows(going_on.requests, token_ids, numbers, now_s))
+            news.rows.append(CommittedRows(requests, token_ids, numbers, now_s))
         for index in apart:
-            entry = dispatched.entries[index]
+            entry = decoding.entries[index]
             if entry.is_live and index not in broken:
                 news.items.append(self._append(entry, rows[index], 1, None, now_s))
 
@@ -564,10 +571,10 @@ class Scheduler:
         self._table.check_integrity(self._transfers.owned_host_pages())
         num_steps: dict[int, int] = {}
         num_tokens: dict[int, int] = {}
-        for plan, entries, *_ in self._dispatched:
-            counts = plan.decode_rows.max_new_tokens.tolist()
-            counts += [int(chunk.samples) for chunk in plan.prefill_rows]
-            for entry, count in zip(entries, counts, strict=True):
+        for dispatched in self._dispatched:
+            counts = dispatched.plan.decode_rows.max_new_tokens.tolist()
+            counts += [int(chunk.samples) for chunk in dispatched.plan.prefill_rows]
+            for entry, count in zip(dispatched.entries, counts, strict=True):
                 num_steps[entry.number] = num_steps.get(entry.number, 0) + 1
                 num_tokens[entry.number] = num_tokens.get(entry.number, 0) + count
         for entry in self._table:

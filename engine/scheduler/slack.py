@@ -27,10 +27,12 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     if not len(slots):
         return math.inf
     columns = snapshot.columns
-    index = snapshot.decode_starts + 1 - columns.num_prompt[slots]
-    slack = columns.base_s[slots] + columns.tpot_s[slots] * index - snapshot.starts_s
-    slack = slack[slack > 0]
-    return float(np.min(slack)) if len(slack) else math.inf
+    emitted = snapshot.decode_starts - columns.last_prompt[slots]
+    slack = columns.base_s[slots] + columns.tpot_s[slots] * emitted - np.array(snapshot.starts_s)
+    least_s = float(slack.min(0))
+    if least_s > 0:
+        return least_s
+    return float(slack.min(0, initial=math.inf, where=slack > 0))
 
 
 def budget_within(snapshot: Snapshot, seconds: float, floor: int) -> int:
@@ -64,14 +66,14 @@ def thrifty_budget(snapshot: Snapshot, seconds: float, floor: int) -> int:
     num_decode, forecast = len(snapshot.decode_slots), snapshot.forecast
     if not num_decode or seconds == math.inf:
         return budget
-    pending = float(snapshot.waiting_columns.work_tokens.sum())
-    pending += sum(r.num_tokens - r.num_computed_tokens for r in snapshot.prefilling)
-    if budget - num_decode >= pending:
-        return budget
     model, edges = forecast.step_time, snapshot.limits.token_edges
     last = len(edges) - 1
     first = bisect_right(edges, num_decode + floor, 0, last)
     if first == last:
+        return budget
+    pending = snapshot.waiting_columns.total_work_tokens
+    pending += sum([r.num_tokens - r.num_computed_tokens for r in snapshot.prefilling])
+    if budget - num_decode >= pending:
         return budget
     context, before = snapshot.decode_context, forecast.mean_prefill_context
     floor_s = model.predict_s(StepFeatures(num_decode, floor, context, floor * before))

@@ -49,6 +49,7 @@ class Snapshot:
         decoding: requests of the rows that can decode in the step being planned.
         decode_slots, decode_starts: intp[D], int32[D], their slots, and the positions of their
             inputs.
+        decode_context: positions that they attend to, all together.
         pinned: ids of waiting requests that have waited their longest.
     """
 
@@ -68,14 +69,7 @@ class Snapshot:
     decode_slots: NDArray[np.intp] = field(default_factory=_no_slots)
     decode_starts: NDArray[np.int32] = field(default_factory=_no_starts)
     pinned: Container[str] = ()
-    _decode_context: float | None = field(default=None, init=False)
-
-    @property
-    def decode_context(self) -> float:
-        """Positions that the decode rows attend to, all together."""
-        if self._decode_context is None:
-            self._decode_context = float(self.decode_starts.sum())
-        return self._decode_context
+    decode_context: float = 0.0
 
     def is_pinned(self, request: Request) -> bool:
         """Whether a waiting request has waited its longest."""

@@ -64,7 +64,7 @@ def price_rows(snapshot: Snapshot, slots: Slots, contexts: Floats) -> RowPrices:
         resume_s, delay_s = np.where(swaps, 0.0, prefill_s), np.minimum(copy_s, prefill_s)
     else:
         resume_s = delay_s = prefill_s
-    emitted = contexts + 1 - columns.num_prompt[slots]
+    emitted = contexts - columns.last_prompt[slots]
     remaining = np.maximum(columns.length[slots] - emitted, 1.0)
     spare_s = columns.end_due_s[slots] - remaining * forecast.step_s
     token_due_s = columns.base_s[slots] + columns.tpot_s[slots] * emitted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _FIRST_SIZE = 64
+_WORK, _PRIORITY = 1, 4
 
 
 class WaitingFigures(NamedTuple):
@@ -19,7 +21,7 @@ class WaitingFigures(NamedTuple):
 
     Attributes:
         due_s: when its prefill must be done; infinity if nothing was promised of that.
-        work_tokens: prompt tokens to compute.
+        work_tokens: prompt tokens to compute; a whole number.
         last_chance_s: when it becomes hopeless if it has not been begun; infinity if never.
         place: first component of its place in the queue.
         priority: its class.
@@ -37,12 +39,21 @@ class WaitingColumns:
 
     There is room at both ends, and whichever side of a change is the shorter one makes way: most
     requests come last and leave first.
+
+    Attributes:
+        total_work_tokens: all rows' together.
+        least_due_s, least_chance_s: no row's `due_s`, or `last_chance_s`, is before it; exact after
+            `tighten`.
     """
 
     def __init__(self) -> None:
         self._table = np.zeros((len(WaitingFigures._fields), _FIRST_SIZE))
         self._first = _FIRST_SIZE // 2
         self._size = 0
+        self._num_of: dict[float, int] = {}
+        self._is_loose = False
+        self.total_work_tokens = 0.0
+        self.least_due_s = self.least_chance_s = math.inf
 
     def __len__(self) -> int:
         return self._size
@@ -61,13 +72,22 @@ class WaitingColumns:
             table[:, at + 1 : end + 1] = table[:, at:end]
         table[:, at] = figures
         self._size += 1
+        due_s, work_tokens, last_chance_s, _, priority = figures
+        self._num_of[priority] = self._num_of.get(priority, 0) + 1
+        self.total_work_tokens += work_tokens
+        self.least_due_s = min(self.least_due_s, due_s)
+        self.least_chance_s = min(self.least_chance_s, last_chance_s)
 
     def remove(self, index: int) -> None:
         """Takes row `index` out."""
         table, first = self._table, self._first
         at, end = first + index, first + self._size
+        self._num_of[table.item(_PRIORITY, at)] -= 1
+        self.total_work_tokens -= table.item(_WORK, at)
+        self._is_loose = True
         if 2 * index < self._size:
-            table[:, first + 1 : at + 1] = table[:, first:at]
+            if index:
+                table[:, first + 1 : at + 1] = table[:, first:at]
             self._first += 1
         else:
             table[:, at : end - 1] = table[:, at + 1 : end]
@@ -76,6 +96,20 @@ class WaitingColumns:
     def clear(self) -> None:
         """Takes every row out."""
         self._size = 0
+        self._num_of.clear()
+        self.total_work_tokens = 0.0
+        self.least_due_s = self.least_chance_s = math.inf
+
+    def tighten(self) -> None:
+        """Makes the bounds exact."""
+        if self._is_loose:
+            self._is_loose = False
+            self.least_due_s = float(self.due_s.min(0, initial=math.inf))
+            self.least_chance_s = float(self.last_chance_s.min(0, initial=math.inf))
+
+    def num_of(self, priority: int) -> int:
+        """Rows of a class."""
+        return self._num_of.get(priority, 0)
 
     @property
     def due_s(self) -> Floats:
@@ -83,7 +117,7 @@ class WaitingColumns:
 
     @property
     def work_tokens(self) -> Floats:
-        return self._column(1)
+        return self._column(_WORK)
 
     @property
     def last_chance_s(self) -> Floats:
@@ -95,7 +129,7 @@ class WaitingColumns:
 
     @property
     def priority(self) -> Floats:
-        return self._column(4)
+        return self._column(_PRIORITY)
 
     def _column(self, index: int) -> Floats:
         view: Floats = self._table[index, self._first : self._first + self._size]

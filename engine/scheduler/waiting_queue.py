@@ -23,7 +23,7 @@ class WaitingQueue:
         measure: figures to keep of an entry that has its place, or None.
 
     Attributes:
-        requests: the waiting requests in order; for reading only.
+        entries, requests: the waiting ones in order; for reading only.
         columns: their figures, in the same order; empty without `measure`.
     """
 
@@ -36,17 +36,17 @@ class WaitingQueue:
         self._measure = measure
         self.columns = WaitingColumns()
         self._keys: list[_Key] = []
-        self._entries: list[LiveRequest] = []
+        self.entries: list[LiveRequest] = []
         self.requests: list[Request] = []
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        return iter(self._entries)
+        return iter(self.entries)
 
     def __getitem__(self, index: int) -> LiveRequest:
-        return self._entries[index]
+        return self.entries[index]
 
     def key(self, index: int) -> _Key:
         """Place and number of an entry."""
@@ -55,7 +55,7 @@ class WaitingQueue:
     @property
     def head(self) -> LiveRequest:
         """The first entry; the queue must not be empty."""
-        return self._entries[0]
+        return self.entries[0]
 
     def insert(self, entry: LiveRequest) -> None:
         """Puts an entry in its place: for a preempted one, where it stood before."""
@@ -63,17 +63,19 @@ class WaitingQueue:
         key = (entry.place, entry.number)
         index = bisect_left(self._keys, key)
         self._keys.insert(index, key)
-        self._entries.insert(index, entry)
+        self.entries.insert(index, entry)
         self.requests.insert(index, entry.request)
         if self._measure is not None:
             self.columns.insert(index, self._measure(entry))
 
     def remove(self, entry: LiveRequest) -> None:
         """Takes an entry out; it must be in the queue."""
-        index = bisect_left(self._keys, (entry.place, entry.number))
-        assert self._entries[index] is entry, entry.request.request_id
+        index = 0  # who is admitted comes first, as a rule
+        if self.entries[0] is not entry:
+            index = bisect_left(self._keys, (entry.place, entry.number))
+            assert self.entries[index] is entry, entry.request.request_id
         del self._keys[index]
-        del self._entries[index]
+        del self.entries[index]
         del self.requests[index]
         if self._measure is not None:
             self.columns.remove(index)
@@ -96,7 +98,7 @@ class WaitingQueue:
         Args:
             measure: as at construction; it takes the place of the one before.
         """
-        entries, self._entries = self._entries, []
+        entries, self.entries = self.entries, []
         self._keys.clear()
         self.requests.clear()
         self.columns.clear()
@@ -106,7 +108,7 @@ class WaitingQueue:
 
     def check_integrity(self) -> None:
         """Asserts that the queue is sorted and its columns agree."""
-        assert self._keys == [(entry.place, entry.number) for entry in self._entries]
+        assert self._keys == [(entry.place, entry.number) for entry in self.entries]
         assert self._keys == sorted(set(self._keys))
-        assert self.requests == [entry.request for entry in self._entries]
+        assert self.requests == [entry.request for entry in self.entries]
         assert len(self.columns) == (0 if self._measure is None else len(self))

@@ -69,6 +69,11 @@ def no_victims(snapshot: Snapshot, beneficiary: Request, num_pages: int) -> list
     return [beneficiary]
 
 
+def may_find_victims(snapshot: Snapshot, beneficiary: Request) -> bool:
+    """Only `choose_victims` knows."""
+    return True
+
+
 def room_to_grow(snapshot: Snapshot, request: Request) -> int:
     """A page for each running row after a request's first preemption, two from then on."""
     return min(request.metrics.num_preemptions, 2) * len(snapshot.running)
@@ -117,6 +122,9 @@ class Policy:
             beneficiary finds the pages it needs; called with it and the number of pages missing.
             A running beneficiary may be among them, and then ends the list. For a waiting one (see
             `preempts_for_waiting`) the list must be enough, or empty: then nobody gives way.
+        may_choose_victims: asked before `choose_victims` is, for a waiting request: false if that
+            would name nobody among the decode rows, where it can be said for less than naming them
+            takes. The snapshot may name rows that have given way since; its columns are as of now.
         headroom: pages that must stay free when a request is admitted beside others, for all of
             them to grow into.
         swap_or_recompute: whether a victim's pages should be copied to the host, where there is
@@ -147,6 +155,7 @@ class Policy:
     budget: Callable[[Snapshot], int] = whole_budget
     chunk: Callable[[Snapshot, Request, int, int], int] = whole_chunk
     choose_victims: Callable[[Snapshot, Request, int], list[Request]] = no_victims
+    may_choose_victims: Callable[[Snapshot, Request], bool] = may_find_victims
     headroom: Callable[[Snapshot, Request], int] = room_to_grow
     swap_or_recompute: Callable[[Snapshot, Request], bool] = cheaper_by_swap
     num_steps: Callable[[Snapshot, int, int, int], int] = steps_by_length

@@ -21,7 +21,7 @@ from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Admission, Place, Policy, Refusal
 from octavo.engine.scheduler.policies.shedding import HOPELESS
-from octavo.engine.scheduler.row_columns import Floats
+from octavo.engine.scheduler.row_columns import Counts, Floats, Slots
 from octavo.engine.scheduler.slack import smallest_slack_s, thrifty_budget
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_size import MAX_STEPS_WHILE_WAITING
@@ -52,6 +52,12 @@ def make(parameters: Parameters) -> Policy:
         stickiness=parameters.number("stickiness", 1.0),
         rejects=parameters.choice("late", "reject", "serve") == "reject",
     ).policy(uses_declared_lengths=parameters.declared_lengths())
+
+
+_A_LITTLE = 1 + 1e-9
+"""More than what sums of seconds differ by in other orders."""
+
+_ZERO, _ONE, _NEVER = np.array(0.0), np.array(1.0), np.array(math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +92,7 @@ class SLOPolicy:
             refuse=self.refuse,
             budget=self.budget,
             choose_victims=self.choose_victims,
+            may_choose_victims=self.may_choose_victims,
             headroom=self.headroom,
             num_steps=self.num_steps,
             preempts_for_waiting=True,
@@ -149,8 +156,12 @@ class SLOPolicy:
         now_s, forecast = snapshot.now_s, snapshot.forecast
         prompts = (*snapshot.prefilling, *snapshot.demoted)
         gone = [request for request in prompts if is_hopeless(request, now_s, forecast)]
-        waiting = snapshot.waiting
-        passed = (snapshot.waiting_columns.last_chance_s < now_s).nonzero()[0]
+        waiting, columns = snapshot.waiting, snapshot.waiting_columns
+        if columns.least_chance_s < now_s:
+            columns.tighten()
+        if columns.least_chance_s >= now_s:
+            return gone
+        passed = (columns.last_chance_s < now_s).nonzero()[0]
         for index in passed[:MAX_REJECTED].tolist():
             if is_hopeless(waiting[index], now_s, forecast):
                 gone.append(waiting[index])
@@ -160,10 +171,16 @@ class SLOPolicy:
         """The requests to give up so that the most prompts are computed in time."""
         forecast, columns = snapshot.forecast, snapshot.waiting_columns
         prompts, token_s = snapshot.prefilling, forecast.prefill_token_s
+        dues_s = [_first_due_s(request) for request in prompts]
+        missing = [request.num_tokens - request.num_computed_tokens for request in prompts]
+        end_s = snapshot.starts_s + (columns.total_work_tokens + sum(missing)) * token_s * _A_LITTLE
+        if end_s > columns.least_due_s:
+            columns.tighten()
+        if end_s <= min(columns.least_due_s, *dues_s, math.inf):
+            return []  # as nearly always: all of them are in time
         due_s, work_s = columns.due_s, columns.work_tokens * token_s
         if prompts:
-            due_s = np.concatenate((due_s, [_first_due_s(request) for request in prompts]))
-            missing = [request.num_tokens - request.num_computed_tokens for request in prompts]
+            due_s = np.concatenate((due_s, dues_s))
             work_s = np.concatenate((work_s, [tokens * token_s for tokens in missing]))
         num_waiting = len(snapshot.waiting)
         return [
@@ -188,7 +205,7 @@ class SLOPolicy:
         most = min(limit, longest)
         if len(snapshot.waiting):
             most = min(most, shortest, MAX_STEPS_WHILE_WAITING)
-            last_s = float(np.min(snapshot.waiting_columns.last_chance_s))
+            last_s = float(snapshot.waiting_columns.last_chance_s.min(0))
             step_s = max(snapshot.forecast.step_s, 1e-9)
             if last_s - snapshot.starts_s < most * step_s:
                 most = 1
@@ -212,7 +229,7 @@ class SLOPolicy:
             return pages
         columns = snapshot.columns
         contexts = np.concatenate((snapshot.decode_starts, (float(request.num_tokens),)))
-        emitted = snapshot.decode_starts + 1 - columns.num_prompt[slots]
+        emitted = snapshot.decode_starts - columns.last_prompt[slots]
         own = forecast.remaining_tokens(request)
         remaining = np.concatenate((np.maximum(columns.length[slots] - emitted, 1.0), (own,)))
         growth = peak_pages(contexts, remaining, page_size) - float(contexts.sum()) / page_size
@@ -238,7 +255,7 @@ class SLOPolicy:
         if not len(slots):
             return [beneficiary] if beneficiary.slot is not None else []
         forecast, columns = snapshot.forecast, snapshot.columns
-        places = self._places(snapshot, contexts)
+        places = self._places(snapshot, slots, contexts)
         pinned = columns.is_pinned[slots]
         if beneficiary.slot is not None:
             prices = price_rows(snapshot, slots, contexts)
@@ -272,23 +289,45 @@ class SLOPolicy:
             return []
         return [*given_up, *(running[index] for index in chosen[:count].tolist())]
 
-    def _places(self, snapshot: Snapshot, contexts: Floats) -> Floats:
-        """First components of the decode rows' places, as `place` gives them."""
-        columns, slots, limits = snapshot.columns, snapshot.decode_slots, snapshot.limits
-        emitted = contexts + 1 - columns.num_prompt[slots]
+    def may_choose_victims(self, snapshot: Snapshot, beneficiary: Request) -> bool:
+        """Whether any row comes after a waiting request: one that has not waited its longest takes
+        no place of others."""
+        if snapshot.is_pinned(beneficiary):
+            return True
+        columns, forecast = snapshot.columns, snapshot.forecast
+        own = self.place(beneficiary, forecast)[0]
+        # All slots at once, and whoever holds them: picking the decode rows out takes longer.
+        places = self._places(snapshot, slice(None), columns.num_computed)
+        comes_after = places > np.array(own + self.stickiness * forecast.step_s)
+        comes_after &= columns.is_held
+        return bool(np.count_nonzero(comes_after))
+
+    def _places(
+        self, snapshot: Snapshot, slots: Slots | slice, contexts: Floats | Counts
+    ) -> Floats:
+        """First components of the decode rows' places, as `place` gives them.
+
+        Args:
+            slots: theirs.
+            contexts: tokens each holds.
+        """
+        columns, limits = snapshot.columns, snapshot.limits
+        # Numbers as arrays: plain ones cost NumPy as much again as what is done with them.
+        has_pace = columns.base_s[slots] < _NEVER
+        emitted = contexts - columns.last_prompt[slots]
         due_s = columns.base_s[slots] + columns.tpot_s[slots] * emitted
         due_s = np.minimum(due_s, columns.end_due_s[slots])
-        due_s = np.where(due_s < np.inf, due_s, columns.arrival_s[slots] + self.patience_s)
+        patient_s = columns.arrival_s[slots] + np.array(self.patience_s)
+        due_s = np.where(due_s < _NEVER, due_s, patient_s)
         demand = demand_s(
-            np.maximum(columns.length[slots] - emitted, 1.0),
+            np.maximum(columns.length[slots] - emitted, _ONE),
             contexts,
             step_s=snapshot.forecast.step_s,
             num_rows=limits.max_num_seqs,
             num_pages=limits.num_pages - 1,
             page_size=limits.page_size,
         )
-        has_pace = columns.base_s[slots] < np.inf
-        places: Floats = due_s + np.where(has_pace, 0.0, self.gamma * demand)
+        places: Floats = due_s + np.where(has_pace, _ZERO, np.array(self.gamma) * demand)
         return places
 
 

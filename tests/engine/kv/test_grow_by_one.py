@@ -45,7 +45,7 @@ def test_pages_and_evictions_are_those_of_growing_one_after_the_other(num_host_p
     assert len(evicted) == (2 if num_host_pages else 0)
 
     kv, live, running = full_pool(num_host_pages)
-    assert kv.grow_by_one(running) == expected
+    assert kv.grow_by_one([pages.page_ids for pages in running]) == expected
     assert kv.take_evicted() == evicted
-    assert [pages.capacity for pages in running] == [6, 6, 6]
+    assert [len(pages.page_ids) for pages in running] == [3, 3, 3]
     kv.check_integrity(live)

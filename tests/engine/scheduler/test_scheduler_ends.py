@@ -145,7 +145,7 @@ def test_held_requests_expire(drive, request_of):
     "ruin",
     [
         lambda table: table.kv.pool._free.append(table.kv.pool._free[0]),
-        lambda table: table.running._free_slots.append(0),
+        lambda table: table.running.free_slots.append(0),
         lambda table: table.waiting.requests.clear(),
     ],
     ids=["pages", "slots", "queue"],
