@@ -106,29 +106,21 @@ class PagePool:
         Returns:
             The pages that are cached now, in the order given.
         """
-        references, pages = self._num_references, list(pages)
-        if [references[page] for page in pages].count(1) == len(pages):
-            # As nearly always: nobody shares any of them.
-            for page in pages:
-                references[page] = 0
-            self._num_owned -= len(pages)
-            kept = [page for page in pages if page in keep]
-            self._cached.update(kept)
-            self._free += [page for page in pages if page not in keep]
-            return kept
-        kept = []
+        references, free = self._num_references, self._free
+        num_free = len(free)
+        kept: list[int] = []
         for page in pages:
             count = references[page] - 1
             assert count >= 0, f"page {page} is not owned"
             references[page] = count
             if count:
                 continue
-            self._num_owned -= 1
             if page in keep:
-                self._cached.add(page)
                 kept.append(page)
             else:
-                self._free.append(page)
+                free.append(page)
+        self._num_owned -= len(kept) + len(free) - num_free
+        self._cached.update(kept)
         return kept
 
     def reclaim(self, pages: Sequence[int]) -> None:

@@ -76,7 +76,9 @@ class PrefixCache:
 
     def mark_unreferenced(self, pages: Iterable[int]) -> None:
         """Puts registered pages last in the order of eviction, as they come."""
-        self._unreferenced.update(dict.fromkeys(pages))
+        unreferenced = self._unreferenced
+        for page in pages:  # an `OrderedDict` takes three times as long for `update`
+            unreferenced[page] = None
 
     def mark_referenced(self, pages: Iterable[int]) -> None:
         """Takes unreferenced pages out of the order of eviction."""

@@ -72,7 +72,7 @@ def peak_pages(contexts: Floats, remaining: Floats, page_size: int) -> float:
 
 def demand_s(
     remaining: NDArray[np.float64],
-    contexts: Floats | NDArray[np.int32],
+    contexts: Floats,
     *,
     step_s: float,
     num_rows: int,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.engine.request import Request
-from octavo.engine.scheduler.fairness import TenantCounters
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.step_time_model import StepFeatures, StepTimeModel
+from octavo.engine.scheduler.tenants import TenantCounters
 
 _STEP_RATE = 0.02
 _PREFILL_RATE = 0.05
@@ -70,6 +71,12 @@ class Forecast:
         if quantile is None:
             return self.lengths.expected(request)
         return self.lengths.quantile(request, quantile)
+
+    def remaining_tokens_each(self, requests: Sequence[Request]) -> list[float]:
+        """As `remaining_tokens`, the means, for several at once."""
+        if self.uses_declared_lengths:
+            return [self.remaining_tokens(request) for request in requests]
+        return self.lengths.expected_each(requests)
 
     @property
     def step_s(self) -> float:

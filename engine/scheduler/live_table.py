@@ -9,12 +9,12 @@ from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.deadlines import has_target
-from octavo.engine.scheduler.decoding_rows import NO_ROWS, Rows
 from octavo.engine.scheduler.fairness import ClassShares, MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.policies.policy import Place, Policy
 from octavo.engine.scheduler.row_columns import RowColumns
+from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.running_set import RunningRequests, RunningSet
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import StepLimits
@@ -276,7 +276,8 @@ class LiveTable:
             self._release(entry)
         elif self.held.pop(entry.number, None) is None:
             self.waiting.remove(entry)
-        self.kv.drop_host_copy(entry.pages)
+        if entry.pages.is_on_host:
+            self.kv.drop_host_copy(entry.pages)
         del self._by_id[request.request_id]
         for token_id in entry.stop_ids:
             if self.stop_ids[token_id] == 1:
@@ -334,7 +335,8 @@ class LiveTable:
         for slot, number in enumerate(self.columns.number.tolist()):
             holder = holders.get(slot)
             assert number == (-1 if holder is None else holder.number)
-            assert self.columns.is_held[slot] == (holder is not None)
+            assert holder is not None or self.columns.paced_from_s[slot] == -math.inf
+            assert holder is not None or self.columns.unpaced_s[slot] == -math.inf
             if holder is not None:
                 self._check_columns(holder, slot)
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from octavo.engine.errors import OverloadedError
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.scheduler.decoding_rows import NO_ROWS, Rows
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
@@ -18,6 +17,7 @@ from octavo.engine.scheduler.policies.policy import Policy, admit_everyone
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import PrefillPlanner
 from octavo.engine.scheduler.row_columns import Slots
+from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.step_plan import (
     Decision,
     DecodeRows,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from octavo.engine.request import INFLIGHT_STEPS
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.fairness import short_of_pages
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
@@ -179,7 +180,7 @@ class PrefillPlanner:
         queue = self._waiting
         if queue.head.is_pinned:
             return
-        below = self._table.shares.below_share()
+        below = self._table.shares.below_share(queue.columns.classes)
         lacking = short_of_pages(snapshot)
         for priority in dict.fromkeys((*below, *lacking)):
             if not self._may_admit or not queue.columns.num_of(priority):
@@ -201,7 +202,7 @@ class PrefillPlanner:
         may_preempt = self._preempts_for_waiting and self._num_attempts < MAX_ATTEMPTS
         if not free_slots and not may_preempt:
             return False
-        if request.num_inflight_steps:
+        if request.counts[INFLIGHT_STEPS]:
             return False  # preempted in flight: its tokens are not all known yet
         if entry.pages.host_pages and not entry.pages.is_on_host:
             return False  # still being copied to the host
@@ -344,12 +345,5 @@ class PrefillPlanner:
                 num_tokens=num_tokens,
             )
         is_new, entry.is_placed = not entry.is_placed, True
-        return PrefillRow(
-            request=request,
-            slot=slot,
-            start=start,
-            num_tokens=num_tokens,
-            samples=samples,
-            is_new=is_new,
-            page_ids=tuple(entry.pages.page_ids) if is_new else (),
-        )
+        page_ids = tuple(entry.pages.page_ids) if is_new else ()
+        return PrefillRow(request, slot, start, num_tokens, samples, is_new, page_ids)

@@ -28,6 +28,9 @@ class RowColumns:
         base_s: due time of output token 0: token k is due at `base_s + k · tpot_s`, so that early
             tokens bank slack. Infinite until the first token was committed, and without a goal.
         tpot_s: goal, seconds a token; 0 for none.
+        paced_from_s: with a pace to keep, `base_s` as if the prompt had been emitted at that pace
+            too: the token of position p + 1 is due at `paced_from_s + p · tpot_s`; else -infinity.
+        unpaced_s: without one, when the last token is due, or else the arrival; else -infinity.
         end_due_s: due time of the last token; infinite without a goal.
         arrival_s: of the request.
         last_prompt: position of the prompt's last token: what is beyond it was emitted.
@@ -39,7 +42,6 @@ class RowColumns:
         counts: int32[3, slots], `Request.counts` of the rows' requests, which are views of it.
         num_computed, num_inflight_tokens, num_inflight_steps: its rows; `inflight`: the latter two.
         number: of the request that holds the slot, in order of acceptance; -1 for nobody.
-        is_held: whether anybody does.
         last_position, ready_position: as in `LiveRequest`.
         capacity: tokens that the row's pages have room for.
         page_ids: the pages: `SequencePages.page_ids`.
@@ -48,6 +50,8 @@ class RowColumns:
     def __init__(self, num_slots: int) -> None:
         self.base_s: Floats = np.full(num_slots, np.inf)
         self.tpot_s: Floats = np.zeros(num_slots)
+        self.paced_from_s: Floats = np.full(num_slots, -np.inf)
+        self.unpaced_s: Floats = np.full(num_slots, -np.inf)
         self.end_due_s: Floats = np.full(num_slots, np.inf)
         self.arrival_s: Floats = np.zeros(num_slots)
         self.last_prompt: Floats = np.zeros(num_slots)
@@ -62,7 +66,6 @@ class RowColumns:
         self.num_inflight_tokens: Counts = self.counts[INFLIGHT_TOKENS]
         self.num_inflight_steps: Counts = self.counts[INFLIGHT_STEPS]
         self.number: NDArray[np.int64] = np.full(num_slots, -1, np.int64)
-        self.is_held: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.last_position: Counts = np.zeros(num_slots, np.int32)
         self.ready_position: Counts = np.full(num_slots, ALWAYS_READY, np.int32)
         self.capacity: Counts = np.zeros(num_slots, np.int32)
@@ -74,7 +77,8 @@ class RowColumns:
         assert slot is not None
         self.base_s[slot] = np.inf
         self.tpot_s[slot] = request.tpot_target_s or 0.0
-        self.end_due_s[slot] = end_due_s(request)
+        self.end_due_s[slot] = due_s = end_due_s(request)
+        self.unpaced_s[slot] = due_s if due_s < math.inf else request.arrival_s
         self.arrival_s[slot] = request.arrival_s
         self.last_prompt[slot] = entry.num_prompt_tokens - 1
         self.length[slot] = 0.0
@@ -83,7 +87,6 @@ class RowColumns:
         self.num_preemptions[slot] = request.metrics.num_preemptions
         self.is_pinned[slot] = entry.is_pinned
         self.number[slot] = entry.number
-        self.is_held[slot] = True
         self.last_position[slot] = entry.last_position
         self.ready_position[slot] = entry.ready_position
         self.page_ids[slot] = page_ids = entry.pages.page_ids
@@ -101,14 +104,16 @@ class RowColumns:
         assert slot is not None
         request.counts = self.counts[:, slot].tolist()
         self.number[slot] = -1
-        self.is_held[slot] = False
+        self.paced_from_s[slot] = self.unpaced_s[slot] = -math.inf
 
     def begin_output(self, entry: LiveRequest) -> None:
         """The request's first token is known to have come; later ones are due from here."""
         request, slot = entry.request, entry.request.slot
         if slot is not None and request.tpot_target_s is not None:
             assert request.metrics.first_token_s is not None
-            self.base_s[slot] = request.metrics.first_token_s
+            self.base_s[slot] = base_s = request.metrics.first_token_s
+            self.paced_from_s[slot] = base_s - request.tpot_target_s * (entry.num_prompt_tokens - 1)
+            self.unpaced_s[slot] = -math.inf
 
     def refresh_lengths(
         self, entries: Sequence[LiveRequest], slots: Slots, starts: Counts, forecast: Forecast
@@ -119,9 +124,13 @@ class RowColumns:
             entries: decode rows.
             slots, starts: theirs, and the positions of their inputs.
         """
-        for index in (starts >= self.next_guess[slots]).nonzero()[0].tolist():
-            entry, slot = entries[index], slots.item(index)
-            emitted = starts.item(index) + 1 - entry.num_prompt_tokens
-            length = emitted + max(forecast.remaining_tokens(entry.request), 1.0)
-            self.length[slot] = length
-            self.next_guess[slot] = math.ceil(length) - 1 + entry.num_prompt_tokens
+        (indices,) = (starts >= self.next_guess[slots]).nonzero()
+        if not len(indices):
+            return
+        reached = [entries[index] for index in indices.tolist()]
+        remaining = forecast.remaining_tokens_each([entry.request for entry in reached])
+        places = zip(slots[indices].tolist(), starts[indices].tolist(), strict=True)
+        for entry, left, (slot, start) in zip(reached, remaining, places, strict=True):
+            last_prompt = entry.num_prompt_tokens - 1
+            self.length[slot] = length = start - last_prompt + max(left, 1.0)
+            self.next_guess[slot] = math.ceil(length) + last_prompt

@@ -85,8 +85,7 @@ class DecodeRows(Sequence[DecodeRow]):
             yield DecodeRow(request=request, slot=slot, start=start, max_new_tokens=max_new)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillRow:
+class PrefillRow(NamedTuple):
     """A row whose known tokens advance by one chunk.
 
     Attributes:

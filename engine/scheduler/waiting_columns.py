@@ -107,6 +107,11 @@ class WaitingColumns:
             self.least_due_s = float(self.due_s.min(0, initial=math.inf))
             self.least_chance_s = float(self.last_chance_s.min(0, initial=math.inf))
 
+    @property
+    def classes(self) -> list[int]:
+        """Those that any row is of."""
+        return [int(priority) for priority, count in self._num_of.items() if count]
+
     def num_of(self, priority: int) -> int:
         """Rows of a class."""
         return self._num_of.get(priority, 0)

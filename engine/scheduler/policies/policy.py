@@ -76,7 +76,8 @@ def may_find_victims(snapshot: Snapshot, beneficiary: Request) -> bool:
 
 def room_to_grow(snapshot: Snapshot, request: Request) -> int:
     """A page for each running row after a request's first preemption, two from then on."""
-    return min(request.metrics.num_preemptions, 2) * len(snapshot.running)
+    num_preemptions = request.metrics.num_preemptions
+    return min(num_preemptions, 2) * len(snapshot.running) if num_preemptions else 0
 
 
 def cheaper_by_swap(snapshot: Snapshot, victim: Request) -> bool:

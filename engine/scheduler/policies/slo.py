@@ -21,7 +21,7 @@ from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Admission, Place, Policy, Refusal
 from octavo.engine.scheduler.policies.shedding import HOPELESS
-from octavo.engine.scheduler.row_columns import Counts, Floats, Slots
+from octavo.engine.scheduler.row_columns import Floats, Slots
 from octavo.engine.scheduler.slack import smallest_slack_s, thrifty_budget
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_size import MAX_STEPS_WHILE_WAITING
@@ -54,8 +54,8 @@ def make(parameters: Parameters) -> Policy:
     ).policy(uses_declared_lengths=parameters.declared_lengths())
 
 
-_A_LITTLE = 1 + 1e-9
-"""More than what sums of seconds differ by in other orders."""
+_ROUNDING = 1e-9
+"""More than what sums of seconds differ by in other orders, as a share."""
 
 _ZERO, _ONE, _NEVER = np.array(0.0), np.array(1.0), np.array(math.inf)
 
@@ -173,7 +173,8 @@ class SLOPolicy:
         prompts, token_s = snapshot.prefilling, forecast.prefill_token_s
         dues_s = [_first_due_s(request) for request in prompts]
         missing = [request.num_tokens - request.num_computed_tokens for request in prompts]
-        end_s = snapshot.starts_s + (columns.total_work_tokens + sum(missing)) * token_s * _A_LITTLE
+        total_s = (columns.total_work_tokens + sum(missing)) * token_s
+        end_s = snapshot.starts_s + total_s * (1 + _ROUNDING)
         if end_s > columns.least_due_s:
             columns.tighten()
         if end_s <= min(columns.least_due_s, *dues_s, math.inf):
@@ -222,7 +223,7 @@ class SLOPolicy:
         """
         slots, page_size = snapshot.decode_slots, snapshot.limits.page_size
         num_iterations = 8 * min(request.metrics.num_preemptions, 2)
-        pages = len(snapshot.running) * num_iterations // page_size
+        pages = len(snapshot.running) * num_iterations // page_size if num_iterations else 0
         forecast = snapshot.forecast
         is_cheap = forecast.prefill_s(request.num_tokens) <= forecast.step_s
         if is_cheap or snapshot.limits.num_host_pages or not len(slots):
@@ -294,17 +295,21 @@ class SLOPolicy:
         no place of others."""
         if snapshot.is_pinned(beneficiary):
             return True
-        columns, forecast = snapshot.columns, snapshot.forecast
-        own = self.place(beneficiary, forecast)[0]
-        # All slots at once, and whoever holds them: picking the decode rows out takes longer.
-        places = self._places(snapshot, slice(None), columns.num_computed)
-        comes_after = places > np.array(own + self.stickiness * forecast.step_s)
-        comes_after &= columns.is_held
-        return bool(np.count_nonzero(comes_after))
+        columns, forecast, limits = snapshot.columns, snapshot.forecast, snapshot.limits
+        after_s = self.place(beneficiary, forecast)[0] + self.stickiness * forecast.step_s
+        after_s -= _ROUNDING * (1.0 + abs(after_s))
+        # Who comes last, at the latest: of all slots at once, as each could be a decode row's.
+        contexts = columns.num_computed
+        if float((columns.paced_from_s + columns.tpot_s * contexts).max(0)) > after_s:
+            return True
+        remaining = max(float(columns.length.max(0)), 1.0)
+        num_pages = (int(contexts.max(0)) + remaining) / limits.page_size
+        share = max(1 / limits.max_num_seqs, num_pages / (limits.num_pages - 1))
+        demand_s = remaining * forecast.step_s * share
+        last_s = float(columns.unpaced_s.max(0)) + self.patience_s + self.gamma * demand_s
+        return last_s > after_s
 
-    def _places(
-        self, snapshot: Snapshot, slots: Slots | slice, contexts: Floats | Counts
-    ) -> Floats:
+    def _places(self, snapshot: Snapshot, slots: Slots, contexts: Floats) -> Floats:
         """First components of the decode rows' places, as `place` gives them.
 
         Args:

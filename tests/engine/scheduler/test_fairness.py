@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from octavo.engine.request import Priority
-from octavo.engine.scheduler.fairness import ClassShares, TenantCounters
+from octavo.engine.scheduler.fairness import ClassShares
 from octavo.engine.scheduler.step_time_model import StepTimeModel
+from octavo.engine.scheduler.tenants import TenantCounters
 
 STEP_S = 0.05
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from octavo.engine.request import Priority
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 
 
@@ -64,3 +65,19 @@ def test_without_a_class_priority_and_tenant_speak(request_of):
     estimator = LengthEstimator(4096)
     assert estimator.length_class(request_of(tenant="a")) != estimator.length_class(request_of())
     assert estimator.length_class(request_of(output_len_class="x", tenant="a")) == "x"
+
+
+def test_several_are_expected_to_be_as_long_as_one_by_one(lengths, request_of):
+    rng = random.Random(3)
+    requests = [
+        at(
+            request_of,
+            rng.choice([0, 0, 5, 90, 3000]),
+            max_tokens=rng.choice([3001, 4096]),
+            output_len_class=rng.choice(["chat", "code", ""]),
+            tenant=rng.choice(["", "a"]),
+            priority=Priority(rng.randrange(4)),
+        )
+        for _ in range(60)
+    ]
+    assert lengths.expected_each(requests) == [lengths.expected(request) for request in requests]

@@ -7,6 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.engine.request import Request
+from octavo.engine.scheduler.policies import get_policy
+from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import DecodeRow, DecodeRows, PageCopy, PrefillRow, StepPlan
 from octavo.engine.simulation.checked_executor import BrokenPlanError, CheckedExecutor
 from octavo.engine.simulation.faults import Faults
@@ -59,6 +62,26 @@ def test_overlap_changes_no_answer() -> None:
             options = {**scenario.options, "overlap": overlap, "faults": Faults()}
             report = play(replace(scenario, scheduler_args=arguments, options=options))
             assert all(record.is_served for record in report.records)
+
+
+def test_looking_for_victims_only_where_there_may_be_some_changes_no_decision() -> None:
+    num_preemptions = 0
+    for number in range(40, 60):
+        scenario = draw_scenario(number)
+        reports = []
+        for policy in (get_policy("slo"), replace(get_policy("slo"), may_choose_victims=always)):
+            arguments = {**scenario.scheduler_args, "policy": policy}
+            scenario = replace(scenario, policy="slo", scheduler_args=arguments)
+            reports.append(play(scenario))
+        first, second = reports
+        assert [r.to_dict() for r in first.records] == [r.to_dict() for r in second.records]
+        assert first.load == second.load
+        num_preemptions += first.load.num_preemptions
+    assert num_preemptions > 20
+
+
+def always(snapshot: Snapshot, beneficiary: Request) -> bool:
+    return True
 
 
 def test_a_failure_prints_the_number_that_plays_it_again(

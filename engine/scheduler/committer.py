@@ -1,0 +1,215 @@
+"""What became of a step: its tokens go to their requests, and some of those end by it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from octavo.engine.outputs import RequestMetrics
+from octavo.engine.request import INFLIGHT_STEPS, INFLIGHT_TOKENS, Request, RequestStatus
+from octavo.engine.scheduler.committed import Committed, CommittedRows, News
+from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.live_table import LiveTable
+from octavo.engine.scheduler.planner import Dispatched
+from octavo.engine.scheduler.rows import all_but, is_kept
+from octavo.engine.scheduler.step_plan import (
+    NO_TOKEN,
+    RowTokens,
+    StepResult,
+    TokenRows,
+    TokenScore,
+)
+from octavo.engine.scheduler.stopping import find_stop
+
+
+class Committer:
+    """Takes the results of dispatched plans into the live table.
+
+    Args:
+        table: the state; changed by `take`.
+    """
+
+    def __init__(self, table: LiveTable) -> None:
+        self._table = table
+        self._kv = table.kv
+        self._lengths = table.forecast.lengths
+
+    def take(self, dispatched: Dispatched, result: StepResult, now_s: float) -> News:
+        """Appends tokens, ends requests that stopped or reached their limit, and makes full pages
+        findable. Rows of requests that ended meanwhile are dropped.
+
+        Returns:
+            News of each request that has any: of those that merely go on first, in the order of the
+            plan's rows, then of the others in that order.
+        """
+        plan, rows, num_decode = dispatched.plan, result.rows, len(dispatched.decoding)
+        news, broken = News(), result.broken
+        if num_decode:
+            self._take_decoded(dispatched, rows, broken, news, now_s)
+        prompts = rows.others if isinstance(rows, TokenRows) else rows[num_decode:]
+        chunks = zip(dispatched.prefilling, plan.prefill_rows, prompts, strict=True)
+        for index, (entry, chunk, row) in enumerate(chunks, num_decode):
+            request = entry.request
+            counts = request.counts
+            counts[INFLIGHT_STEPS] -= 1
+            counts[INFLIGHT_TOKENS] -= chunk.samples
+            if not entry.is_live or index in broken:
+                continue
+            if request.slot is not None:
+                entry.num_committed_tokens = chunk.start + chunk.num_tokens
+                self._kv.register_full_pages(entry.pages, entry.num_committed_tokens)
+            scores = None
+            if row.prompt_logprobs is not None:
+                scores = _new_prompt_scores(entry, chunk.start, row.prompt_logprobs)
+            if chunk.samples:
+                news.items.append(self._append(entry, row, 1, scores, now_s))
+            elif scores:
+                news.items.append(Committed(request, (), None, scores, False))
+        return news
+
+    def _take_decoded(
+        self,
+        dispatched: Dispatched,
+        rows: Sequence[RowTokens],
+        broken: Collection[int],
+        news: News,
+        now_s: float,
+    ) -> None:
+        """Takes in what decode rows emitted: rows that go on together, the others one by one."""
+        decode_rows, columns = dispatched.plan.decode_rows, self._table.columns
+        slots, counts = decode_rows.slots, decode_rows.max_new_tokens
+        here, apart = dispatched.decoding.is_row, dispatched.ending
+        # A row whose slot has another holder by now was preempted or has ended.
+        gone = (columns.number[slots] != dispatched.decoding.numbers).nonzero()[0].tolist()
+        if gone:
+            apart = sorted({*apart, *gone})
+            here = here.copy()
+            here[slots[gone]] = 0
+            for index in gone:
+                request = decode_rows.requests[index]
+                request.num_inflight_steps -= 1
+                request.num_inflight_tokens -= int(counts[index])
+        if dispatched.plan.num_steps == 1:
+            inflight = columns.inflight
+            inflight -= here
+        else:
+            columns.num_inflight_steps -= here
+            num_tokens = here.copy()
+            num_tokens[slots] *= counts
+            columns.num_inflight_tokens -= num_tokens
+        if isinstance(rows, TokenRows):
+            self._append_one_each(dispatched, rows, apart, broken, news, now_s)
+            return
+        ones_apart = set(apart)
+        for index, (entry, row, count) in enumerate(
+            zip(dispatched.decoding.entries, rows, counts.tolist(), strict=False)
+        ):
+            request, token_ids = entry.request, row.token_ids
+            if not entry.is_live or index in broken:
+                continue
+            if (
+                index not in ones_apart
+                and len(token_ids) == count
+                and entry.stop_ids.isdisjoint(token_ids)
+            ):
+                # What `_append` would do for a row that goes on, without the call.
+                request.output_token_ids.extend(token_ids)
+                request.metrics.last_token_s = now_s
+                news.items.append(Committed(request, token_ids, row.logprobs, None, False))
+            else:
+                news.items.append(self._append(entry, row, count, None, now_s))
+
+    def _append_one_each(
+        self,
+        dispatched: Dispatched,
+        rows: TokenRows,
+        apart: list[int],
+        broken: Collection[int],
+        news: News,
+        now_s: float,
+    ) -> None:
+        """Appends a token to each decode row of a step of one iteration.
+
+        Args:
+            apart: rows that are gone or at their limit.
+            broken: rows that emitted nothing of meaning.
+        """
+        if broken:
+            num_decode = len(rows.token_ids)
+            apart = sorted({*apart, *(index for index in broken if index < num_decode)})
+        stop_ids = self._table.stop_ids
+        if not stop_ids.keys().isdisjoint(rows.token_ids):
+            stops = [index for index, token in enumerate(rows.token_ids) if token in stop_ids]
+            apart = sorted({*apart, *stops})
+        decoding = dispatched.decoding
+        token_ids: Sequence[int] = rows.token_ids
+        assert len(token_ids) == len(decoding), (len(token_ids), len(decoding))
+        requests: Sequence[Request] = decoding.requests
+        outputs: Sequence[list[int]] = decoding.outputs
+        all_metrics: Sequence[RequestMetrics] = decoding.metrics
+        numbers = decoding.numbers
+        if apart:
+            token_ids, requests = all_but(token_ids, apart), all_but(requests, apart)
+            outputs, all_metrics = all_but(outputs, apart), all_but(all_metrics, apart)
+            numbers = numbers[is_kept(len(numbers), apart)]
+        assert NO_TOKEN not in token_ids, "a row that goes on emitted nothing"
+        deque(map(list.append, outputs, token_ids), maxlen=0)
+        for metrics in all_metrics:
+            metrics.last_token_s = now_s
+        if token_ids:
+            news.rows.append(CommittedRows(requests, token_ids, numbers, now_s))
+        for index in apart:
+            entry = decoding.entries[index]
+            if entry.is_live and index not in broken:
+                news.items.append(self._append(entry, rows[index], 1, None, now_s))
+
+    def _append(
+        self,
+        entry: LiveRequest,
+        row: RowTokens,
+        count: int,
+        prompt_scores: tuple[TokenScore, ...] | None,
+        now_s: float,
+    ) -> Committed:
+        """Appends what a sampling row of a live request emitted; ends the request if it is over.
+
+        Args:
+            count: tokens the row was planned to emit unless it stopped.
+        """
+        request = entry.request
+        token_ids, logprobs = row.token_ids, row.logprobs
+        output = request.output_token_ids
+        stop = None
+        if not entry.stop_ids.isdisjoint(token_ids):
+            min_tokens = request.sampling_params.min_tokens
+            stop = find_stop(token_ids, len(output), entry.stop_ids, min_tokens)
+            if stop is not None:
+                token_ids = token_ids[: stop + 1]
+                logprobs = logprobs and logprobs[: stop + 1]
+        assert stop is not None or len(token_ids) == count, (token_ids, count)
+        output.extend(token_ids)
+        metrics = request.metrics
+        metrics.last_token_s = now_s
+        if metrics.first_token_s is None:
+            metrics.first_token_s = now_s
+            self._table.columns.begin_output(entry)
+        if stop is not None:
+            last = token_ids[-1]
+            stop_reason = None if last in request.eos_token_ids else last
+            self._lengths.observe(request)
+            self._table.end(entry, RequestStatus.STOPPED, now_s, stop_reason=stop_reason)
+        elif len(output) >= request.max_tokens:
+            self._lengths.observe(request)
+            self._table.end(entry, RequestStatus.LENGTH, now_s)
+        return Committed(request, token_ids, logprobs, prompt_scores, not entry.is_live)
+
+
+def _new_prompt_scores(
+    entry: LiveRequest, start: int, scores: tuple[TokenScore, ...]
+) -> tuple[TokenScore, ...] | None:
+    """A chunk's prompt log-probabilities, less what was handed out before a preemption."""
+    first = max(0, entry.num_scored_prompt_tokens - start)
+    end = max(0, entry.num_prompt_tokens - 1 - start)
+    scores = scores[first:end]
+    entry.num_scored_prompt_tokens += len(scores)
+    return scores or None

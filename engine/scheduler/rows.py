@@ -1,0 +1,152 @@
+"""Decode rows of one plan, by column, as they stood when it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.outputs import RequestMetrics
+from octavo.engine.request import Request
+from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.row_columns import RowColumns
+
+Item = TypeVar("Item")
+
+
+class Rows:
+    """Decode rows of a plan being made.
+
+    Attributes:
+        entries, requests: whose they are.
+        outputs, metrics: of the requests: what every commit adds to.
+        slots: intp[rows], theirs. Read only, as are all arrays.
+        starts: int32[rows], the positions of their inputs.
+        ends: int32[rows], where they end: `LiveRequest.last_position`.
+        numbers: int64[rows], their requests' numbers.
+        is_row: int32[slots of the device], 1 where one of these is, else 0.
+    """
+
+    __slots__ = (
+        "_context", "ends", "entries", "is_row", "metrics", "numbers", "outputs", "requests",
+        "slots", "starts",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        entries: tuple[LiveRequest, ...],
+        requests: tuple[Request, ...],
+        outputs: tuple[list[int], ...],
+        metrics: tuple[RequestMetrics, ...],
+        slots: NDArray[np.intp],
+        starts: NDArray[np.int32],
+        ends: NDArray[np.int32],
+        numbers: NDArray[np.int64],
+        is_row: NDArray[np.int32],
+    ) -> None:
+        self.entries = entries
+        self.requests = requests
+        self.outputs = outputs
+        self.metrics = metrics
+        self.slots = slots
+        self.starts = starts
+        self.ends = ends
+        self.numbers = numbers
+        self.is_row = is_row
+        self._context: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        entries: tuple[LiveRequest, ...],
+        requests: tuple[Request, ...],
+        outputs: tuple[list[int], ...],
+        metrics: tuple[RequestMetrics, ...],
+        slots: NDArray[np.intp],
+        columns: RowColumns,
+    ) -> Rows:
+        """The rows in these slots, as the columns have them now."""
+        is_row = np.zeros(len(columns.number), np.int32)
+        is_row[slots] = 1
+        return cls(
+            entries,
+            requests,
+            outputs,
+            metrics,
+            slots,
+            columns.num_computed[slots],
+            columns.last_position[slots],
+            columns.number[slots],
+            is_row,
+        )
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def context(self) -> float:
+        """Positions that they attend to, all together."""
+        if self._context is None:
+            self._context = float(self.starts.sum())
+        return self._context
+
+    def at(self, starts: NDArray[np.int32]) -> Rows:
+        """The same rows, further on."""
+        return Rows(
+            self.entries,
+            self.requests,
+            self.outputs,
+            self.metrics,
+            self.slots,
+            starts,
+            self.ends,
+            self.numbers,
+            self.is_row,
+        )
+
+    def without(self, left_out: Sequence[int]) -> Rows:
+        """All but those at these indices, ascending."""
+        if not len(left_out):
+            return self
+        kept = is_kept(len(self.entries), left_out)
+        is_row = self.is_row.copy()
+        is_row[self.slots[left_out]] = 0
+        return Rows(
+            tuple(all_but(self.entries, left_out)),
+            tuple(all_but(self.requests, left_out)),
+            tuple(all_but(self.outputs, left_out)),
+            tuple(all_but(self.metrics, left_out)),
+            self.slots[kept],
+            self.starts[kept],
+            self.ends[kept],
+            self.numbers[kept],
+            is_row,
+        )
+
+
+def all_but(items: Sequence[Item], left_out: Sequence[int]) -> list[Item]:
+    """The items without those at these indices, ascending."""
+    kept = list(items)
+    for index in reversed(left_out):
+        del kept[index]
+    return kept
+
+
+def is_kept(size: int, left_out: Sequence[int]) -> NDArray[np.bool_]:
+    """bool[size], whether each item is kept."""
+    kept = np.empty(size, np.bool_)
+    kept.fill(True)
+    kept[left_out] = False
+    return kept
+
+
+def _no_rows() -> Rows:
+    no_counts = np.empty(0, np.int32)
+    return Rows(
+        (), (), (), (), np.empty(0, np.intp), no_counts, no_counts, np.empty(0, np.int64), no_counts
+    )
+
+
+NO_ROWS = _no_rows()

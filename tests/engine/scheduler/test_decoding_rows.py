@@ -1,0 +1,138 @@
+"""The rows that decode: side by side, in order, whoever comes and goes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.engine.kv.sequence_pages import SequencePages
+from octavo.engine.request import Request
+from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.scheduler.decoding_rows import DecodingRows
+from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.row_columns import RowColumns
+from octavo.engine.scheduler.rows import all_but, is_kept
+
+NUM_SLOTS = 12
+
+
+class Device:
+    """Rows that were entered in columns and decode."""
+
+    def __init__(self) -> None:
+        self.columns = RowColumns(NUM_SLOTS)
+        self.decoding = DecodingRows(self.columns)
+        self.expected: list[LiveRequest] = []
+        self.free = list(range(NUM_SLOTS))
+        self.num_added = 0
+
+    def append(self, num_left: int) -> None:
+        """A row that has so many positions to go."""
+        request = Request(
+            request_id=str(self.num_added),
+            prompt_token_ids=[1, 2],
+            sampling_params=SamplingParams(max_tokens=num_left + 1),
+            seed=0,
+            eos_token_ids=(),
+            max_tokens=num_left + 1,
+            arrival_s=0.0,
+        )
+        pages = SequencePages(request=request, root=b"", reads_cache=False)
+        entry = LiveRequest(request=request, number=self.num_added, pages=pages)
+        entry.prefill_end = 2
+        request.slot = self.free.pop()
+        self.columns.enter(entry, 4)
+        request.num_computed_tokens = 2
+        self.num_added += 1
+        self.decoding.append(entry)
+        self.expected.append(entry)
+
+    def remove(self, index: int) -> None:
+        entry = self.expected.pop(index)
+        self.decoding.remove(entry)
+        self.columns.leave(entry)
+        assert entry.request.slot is not None
+        self.free.append(entry.request.slot)
+        entry.request.slot = None
+
+    def step(self, late: int) -> None:
+        """Each row that can go on moves ahead by one; `late` rows come before their end is told."""
+        rows = self.decoding.rows()
+        for _ in range(min(late, len(self.free))):
+            self.append(1)
+        counts = self.columns.counts
+        counts += rows.is_row
+        is_ending = rows.starts + 1 >= rows.ends
+        assert self.decoding.end(rows, is_ending) == is_ending.nonzero()[0].tolist()
+
+    def check(self) -> None:
+        self.decoding.check_integrity()
+        assert list(self.decoding) == self.expected
+        assert len(self.decoding) == len(self.expected)
+        everybody = self.decoding.all_rows()
+        going_on = [
+            entry
+            for entry in self.expected
+            if entry.request.num_computed_tokens < entry.last_position
+        ]
+        for rows, expected in ((everybody, self.expected), (self.decoding.rows(), going_on)):
+            assert rows.entries == tuple(expected)
+            assert rows.requests == tuple(entry.request for entry in expected)
+            assert rows.slots.tolist() == [entry.request.slot for entry in expected]
+            assert rows.numbers.tolist() == [entry.number for entry in expected]
+            assert rows.starts.tolist() == [e.request.num_computed_tokens for e in expected]
+            assert rows.ends.tolist() == [entry.last_position for entry in expected]
+            assert np.flatnonzero(rows.is_row).tolist() == sorted(rows.slots.tolist())
+            assert all(
+                output is entry.request.output_token_ids and metrics is entry.request.metrics
+                for entry, output, metrics in zip(expected, rows.outputs, rows.metrics, strict=True)
+            )
+
+
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(("append", "remove", "step")), st.integers(0, 6)), max_size=40
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(CHANGES)
+def test_rows_keep_the_order_in_which_they_began_and_stand_apart_once_they_end(changes):
+    device = Device()
+    for kind, number in changes:
+        if kind == "append" and device.free:
+            device.append(number)
+        elif kind == "remove" and device.expected:
+            device.remove(number % len(device.expected))
+        elif kind == "step":
+            device.step(number % 3)
+        device.check()
+
+
+def test_rows_of_a_plan_stay_as_they_were_while_others_come_and_go():
+    device = Device()
+    for _ in range(4):
+        device.append(5)
+    rows = device.decoding.rows()
+    before = (rows.requests, rows.slots.tolist(), rows.starts.tolist())
+    device.remove(1)
+    device.append(3)
+    device.step(0)
+    assert (rows.requests, rows.slots.tolist(), rows.starts.tolist()) == before
+
+
+@pytest.mark.parametrize("left_out", [[], [0], [2, 3], [0, 1, 2, 3, 4]])
+def test_rows_without_some_are_those_of_the_others(left_out):
+    device = Device()
+    for _ in range(5):
+        device.append(5)
+    rows = device.decoding.rows()
+    left = rows.without(left_out)
+    kept = [index for index in range(5) if index not in left_out]
+    assert left.requests == tuple(rows.requests[index] for index in kept)
+    assert left.slots.tolist() == rows.slots[kept].tolist()
+    assert left.numbers.tolist() == rows.numbers[kept].tolist()
+    assert np.flatnonzero(left.is_row).tolist() == sorted(left.slots.tolist())
+    assert all_but(list("abcde"), left_out) == ["abcde"[index] for index in kept]
+    assert is_kept(5, left_out).nonzero()[0].tolist() == kept
