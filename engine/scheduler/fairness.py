@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -19,31 +19,54 @@ WINDOW_TOKENS = 65_536.0
 """Over about how many prompt tokens shares are counted."""
 
 
+_FEW = 64
+
+
 class MaximumWait:
     """Finds requests that have waited longer than anybody should.
 
     Args:
         max_wait_s: the longest a request waits, of one stretch, before it is pinned to the top.
+        find: the live request with an id, or None.
     """
 
-    def __init__(self, max_wait_s: float) -> None:
+    def __init__(self, max_wait_s: float, find: Callable[[str], LiveRequest | None]) -> None:
         self.max_wait_s = max_wait_s
-        self._waiting: list[tuple[float, int, LiveRequest]] = []
+        self._find = find
+        # By name: records kept here until their time is up would be garbage for minutes, and
+        # have Python's collector look for more.
+        self._waiting: list[tuple[float, int, str]] = []
+        self._most = _FEW
+
+    def __len__(self) -> int:
+        """Waits that are remembered, some of them over."""
+        return len(self._waiting)
 
     def began(self, entry: LiveRequest) -> None:
         """A request begins to wait, at its `waiting_since_s`."""
-        heapq.heappush(self._waiting, (entry.waiting_since_s, entry.number, entry))
+        if len(self._waiting) >= self._most:
+            self._waiting = [item for item in self._waiting if self._waits_since(*item)]
+            heapq.heapify(self._waiting)
+            self._most = 2 * len(self._waiting) + _FEW
+        item = (entry.waiting_since_s, entry.number, entry.request.request_id)
+        heapq.heappush(self._waiting, item)
 
     def overdue(self, now_s: float) -> list[LiveRequest]:
         """Requests whose wait has become too long since the last call, longest wait first."""
         found: list[LiveRequest] = []
         heap = self._waiting
         while heap and heap[0][0] + self.max_wait_s <= now_s:
-            since_s, _, entry = heapq.heappop(heap)
-            still_waits = entry.is_live and entry.request.slot is None
-            if still_waits and entry.waiting_since_s == since_s and not entry.is_pinned:
+            entry = self._waits_since(*heapq.heappop(heap))
+            if entry is not None:
                 found.append(entry)
         return found
+
+    def _waits_since(self, since_s: float, number: int, request_id: str) -> LiveRequest | None:
+        """The request, if it has waited ever since and is not pinned."""
+        entry = self._find(request_id)
+        if entry is None or entry.number != number or entry.request.slot is not None:
+            return None
+        return entry if entry.waiting_since_s == since_s and not entry.is_pinned else None
 
 
 class ClassShares:

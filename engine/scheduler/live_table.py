@@ -49,7 +49,7 @@ class LiveTable:
         self._measure = policy.measure
         measure = None if policy.measure is None else self._figures_of
         self.waiting = WaitingQueue(self.place_of, measure)
-        self.max_wait = MaximumWait(math.inf if policy.max_wait_s is None else policy.max_wait_s)
+        self.max_wait = self._maximum_wait(policy)
         self.tenants = forecast.tenants
         self.shares = ClassShares()
         self._pinned: set[str] = set()
@@ -69,12 +69,16 @@ class LiveTable:
     def adopt(self, policy: Policy) -> None:
         """Goes on by another policy's order, figures and longest wait."""
         self._place, self._measure = policy.place, policy.measure
-        self.max_wait = MaximumWait(math.inf if policy.max_wait_s is None else policy.max_wait_s)
+        self.max_wait = self._maximum_wait(policy)
         self.waiting.reorder(None if policy.measure is None else self._figures_of)
         if policy.max_wait_s is not None:
             for entry in self.waiting:
                 if not entry.is_pinned:
                     self.max_wait.began(entry)
+
+    def _maximum_wait(self, policy: Policy) -> MaximumWait:
+        max_wait_s = math.inf if policy.max_wait_s is None else policy.max_wait_s
+        return MaximumWait(max_wait_s, self.get)
 
     def __len__(self) -> int:
         return len(self._by_id)

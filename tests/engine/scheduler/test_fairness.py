@@ -151,3 +151,17 @@ def test_the_last_who_waits_may_be_taken_for_its_classs_share(drive, request_of)
     assert len(driver.scheduler._table.shares.below_share()) > 1
     driver.drain()
     assert len(alone.output_token_ids) == 4
+
+
+def test_waits_that_are_over_are_forgotten_long_before_their_bound(drive, request_of):
+    driver = drive(
+        {"max_num_seqs": 2, "num_pages": 9},
+        policy="slo:max_wait_s=1e6",
+        step_time=constant_machine(),
+        enable_prefix_caching=False,
+    )
+    waits = driver.scheduler._table.max_wait
+    for number in range(600):
+        driver.add(request_of(str(number), [number % 20] * 4, 1, arrival_s=driver.now_s))
+        driver.drain()
+        assert len(waits) <= 65
