@@ -105,7 +105,7 @@ class PrefillPlanner:
         num_skipped = self._num_attempts = 0
         self._planned = entries
         self._entitled_classes.clear()
-        self._may_admit = num_admissions > 0
+        self._may_admit = num_admissions > 0 and self._has_use_in_trying
         preempted, shares = self._draft.preempted_numbers, self._table.shares
         for entry in self._candidates(snapshot):
             if budget <= 0 or len(rows) >= most_rows:
@@ -123,7 +123,7 @@ class PrefillPlanner:
                     self._may_admit = not (is_over or self._is_full)
                     continue
                 num_admissions -= 1
-                self._may_admit = num_admissions > 0
+                self._may_admit = num_admissions > 0 and self._has_use_in_trying
                 if entry.pages.arriving:
                     continue
             elif entry.number in preempted:
@@ -214,7 +214,7 @@ class PrefillPlanner:
                 return False
         if not free_slots and self._was_refused(entry):
             return False  # whatever room it would need besides
-        needed, num_available = kv.num_pages_to_take(matched, num_known), kv.num_available
+        needed, num_available = kv.num_pages_to_take(matched, num_known), kv.pool.num_available
         if needed > num_available and not may_preempt:
             return False  # without a look at how much room the policy wants besides
         if len(self._running):
@@ -235,6 +235,13 @@ class PrefillPlanner:
     def _lacked(self) -> str:
         """Why nobody more was admitted just now."""
         return "for pages" if self._running.free_slots else "for a row"
+
+    @property
+    def _has_use_in_trying(self) -> bool:
+        """Whether a waiting request could be admitted, or told what it waits for."""
+        return (
+            len(self._running.free_slots) > 0 or self._preempts_for_waiting or self._draft.explains
+        )
 
     @property
     def _is_full(self) -> bool:
@@ -329,7 +336,9 @@ class PrefillPlanner:
         start, end = columns.num_computed.item(slot), entry.prefill_end
         most = self._policy.chunk(snapshot, request, end - start, budget)
         assert 1 <= most <= budget, (most, budget)
-        num_tokens = prefill_chunk(start, end, most, self._limits.page_size)
+        num_tokens = end - start
+        if num_tokens > most:
+            num_tokens = prefill_chunk(start, end, most, self._limits.page_size)
         samples = start + num_tokens == end
         columns.num_computed[slot] = start + num_tokens
         columns.num_inflight_steps[slot] += 1
