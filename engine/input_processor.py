@@ -83,6 +83,7 @@ class InputProcessor:
         output_len_class: str = "",
         tenant: str = "",
         cache_salt: str = "",
+        compile_grammar: bool = True,
     ) -> Submission:
         """Checks a user's request and makes its sequences; waits until its grammar is compiled.
 
@@ -95,6 +96,8 @@ class InputProcessor:
             timeout_s: seconds from now after which the answer is worthless.
             targets: when tokens are wanted.
             output_len_class, tenant, cache_salt: see `Request`.
+            compile_grammar: False leaves the submission without; it may not be handed to the
+                engine before `grammar_of` has told what it keeps to.
 
         Raises:
             InvalidRequestError: something can never be served; names the field.
@@ -136,7 +139,7 @@ class InputProcessor:
             prompt=prompt if isinstance(prompt, str) else None,
             params=params,
             sequences=sequences,
-            grammar=self._grammar(params),
+            grammar=self.grammar_of(params) if compile_grammar else None,
         )
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
@@ -148,7 +151,12 @@ class InputProcessor:
             )
         return tuple(map(tuple, sequences))
 
-    def _grammar(self, params: SamplingParams) -> CompiledGrammar | None:
+    def grammar_of(self, params: SamplingParams) -> CompiledGrammar | None:
+        """What a request keeps to, if anything, once it is compiled; waits for it.
+
+        Raises:
+            InvalidRequestError: it cannot be compiled.
+        """
         wanted = params.structured_outputs
         if wanted is None:
             return None

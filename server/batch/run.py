@@ -1,10 +1,16 @@
-"""A batch from file to file: a window of lines in the engine, results as they end."""
+"""A batch from file to file: a window of lines in the engine, results as they end.
+
+Grammars are compiled in threads beside, so that a line whose grammar takes long holds up nobody's
+tokens but its own.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -14,6 +20,8 @@ from octavo.engine.errors import InvalidRequestError, OctavoError, OverloadedErr
 from octavo.engine.input_processor import Submission
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.structured.compiler import COMPILE_THREADS
+from octavo.engine.structured.grammar import CompiledGrammar
 from octavo.server.batch.results import ResultsFile, count_lines
 from octavo.server.batch.tasks import (
     BadLineError,
@@ -50,6 +58,14 @@ class BatchSummary:
     num_bad: int = 0
     num_failed: int = 0
     num_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Checked:
+    """A task that can be served, and what the engine takes of it."""
+
+    task: Task
+    submissions: list[Submission]
 
 
 @dataclass(slots=True)
@@ -92,7 +108,10 @@ class BatchRun:
         self._on_error = on_error
         self._report = report
         self._window = LINES_PER_ROW * engine.limits.max_num_seqs
+        self._compiling: dict[Future[CompiledGrammar | None], _Checked] = {}
+        self._ready: deque[_Checked] = deque()
         self._running: dict[int, _Running] = {}
+        self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="octavo-batch")
         self._bad: BadLineError | None = None
         self.summary = BatchSummary()
         self._bar = tqdm(
@@ -108,19 +127,16 @@ class BatchRun:
         """
         tasks = self._tasks()
         begun_s = self._engine.clock.now_s()
-        waiting: Task | None = None
         try:
             while True:
-                while self._bad is None and len(self._running) < self._window:
-                    task = waiting or next(tasks, None)
-                    waiting = None
-                    if task is None:
+                self._take_compiled()
+                self._fill(tasks)
+                if not self._running:
+                    # Nor is one ready: an idle engine takes what it ever will.
+                    if not self._compiling:
                         break
-                    if not self._submit(task):
-                        waiting = task
-                        break
-                if not self._running:  # nor is one waiting: an idle engine takes what it ever will
-                    break
+                    wait(self._compiling, return_when=FIRST_COMPLETED)
+                    continue
                 for output in self._engine.step():
                     self._take(output)
                 elapsed_s = max(1e-9, self._engine.clock.now_s() - begun_s)
@@ -171,26 +187,67 @@ class BatchRun:
         self._bar.update()
         return True
 
-    def _submit(self, task: Task) -> bool:
-        """Hands a task to the engine; whether it was taken, or is done with."""
+    def _fill(self, tasks: Iterator[Task]) -> None:
+        """Hands over what is ready, and reads on until the window is full."""
+        while True:
+            while self._ready and self._submit(self._ready[0]):
+                self._ready.popleft()
+            num_begun = len(self._running) + len(self._compiling)
+            if self._ready or self._bad is not None or num_begun >= self._window:
+                return
+            task = next(tasks, None)
+            if task is None:
+                return
+            self._check(task)
+
+    def _check(self, task: Task) -> None:
+        """Makes what the engine takes of a task; its grammar is left to a thread."""
         options = {name: value for name, value in task.options.items() if value is not None}
         try:
             submissions = [
                 self._engine.inputs.process(
                     f"{task.number}-{place}", prompt, task.params,
-                    now_s=self._engine.clock.now_s(), **options,
+                    now_s=self._engine.clock.now_s(), compile_grammar=False, **options,
                 )
                 for place, prompt in enumerate(task.prompts)
             ]  # fmt: skip
-            self._submit_all(submissions)
+        except InvalidRequestError as error:
+            self._refuse(task, error)
+            return
+        checked = _Checked(task, submissions)
+        if task.params.structured_outputs is None:
+            self._ready.append(checked)
+        else:
+            future = self._threads.submit(self._engine.inputs.grammar_of, task.params)
+            self._compiling[future] = checked
+
+    def _take_compiled(self) -> None:
+        """Makes ready those whose grammars have been compiled."""
+        for future in [future for future in self._compiling if future.done()]:
+            checked = self._compiling.pop(future)
+            try:
+                grammar = future.result()
+            except InvalidRequestError as error:
+                self._refuse(checked.task, error)
+            else:
+                made = [replace(each, grammar=grammar) for each in checked.submissions]
+                self._ready.append(_Checked(checked.task, made))
+
+    def _refuse(self, task: Task, error: InvalidRequestError) -> None:
+        self._skips(BadLineError(task.number, error, task.failure(error)))
+
+    def _submit(self, checked: _Checked) -> bool:
+        """Hands a task to the engine; whether it was taken, or is done with."""
+        try:
+            self._submit_all(checked.submissions)
         except OverloadedError:
             if not self._running:
                 raise
             return False
         except InvalidRequestError as error:
-            self._skips(BadLineError(task.number, error, task.failure(error)))
+            self._refuse(checked.task, error)
             return True
-        self._running[task.number] = _Running(task)
+        self._running[checked.task.number] = _Running(checked.task)
         return True
 
     def _submit_all(self, submissions: list[Submission]) -> None:
@@ -228,6 +285,7 @@ class BatchRun:
 
     def _abandon(self) -> None:
         """Ends what an exception left in flight, so that the engine serves on."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         for number, running in self._running.items():
             for place in range(len(running.task.prompts)):
                 self._engine.abort(f"{number}-{place}")

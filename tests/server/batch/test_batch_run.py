@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 
 from octavo import LLM, InvalidRequestError, SamplingParams
+from octavo.engine.structured import compiler
+from octavo.engine.structured.params import StructuredOutputsParams
 from octavo.server.batch.results import ResultsFile
 from octavo.server.batch.run import BatchRun, BatchSummary
 from octavo.server.batch.tasks import MAX_LINE_BYTES, BadLineError
@@ -182,6 +185,35 @@ def test_only_a_window_of_lines_is_ever_in_the_engine(
     monkeypatch.setattr(llm.engine, "step", count)
     assert run(llm, source, tmp_path / "out").num_done == 120
     assert max(held) == 8
+
+
+def test_a_grammar_that_takes_long_holds_up_no_other_line(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others_done, compile_grammar = threading.Event(), compiler.compile_grammar
+
+    def compile_late(params: StructuredOutputsParams, *rest: Any) -> Any:
+        if params.choice == ("late",):
+            assert others_done.wait(0.9 * compiler.COMPILE_TIMEOUT_S)
+        return compile_grammar(params, *rest)
+
+    class Watched(ResultsFile):
+        def append(self, number: int, record: dict[str, Any]) -> None:
+            super().append(number, record)
+            if self.num_done == 10:
+                others_done.set()
+
+    monkeypatch.setattr(compiler, "compile_grammar", compile_late)
+    lines: list[Any] = [{"prompt": "x", "structured_outputs": {"choice": ["late"]}}]
+    lines += [{"prompt": "y", "structured_outputs": {"choice": ["soon"]}}]
+    lines += [{"prompt": "z"}] * 9
+    with Watched(tmp_path / "out") as results:
+        source = write(tmp_path / "in", lines)
+        done = BatchRun(llm.engine, source, results, progress=False, defaults=DEFAULTS).run()
+    assert (done.num_done, done.num_failed) == (11, 0)
+    records = read(tmp_path / "out")
+    assert (records[-1]["line"], records[-1]["text"]) == (1, "late")
+    assert next(record["text"] for record in records if record["line"] == 2) == "soon"
 
 
 def test_the_bar_tells_lines_time_left_and_tokens_a_second(
