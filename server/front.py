@@ -47,6 +47,7 @@ class Front:
         tracer: told which caller's trace a request belongs to, if traces are made.
         stats: what became of requests.
         started_s: monotonic clock at the start.
+        last_request_unix_s: when the newest request came; 0 if none did.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Front:
         self.tracer: RequestTracer | None = None
         self.stats = RequestStats()
         self.started_s = time.monotonic()
+        self.last_request_unix_s = 0.0
         self._max_concurrent_requests = max_concurrent_requests
         self._request_timeout_s = request_timeout_s
         self._log_prompts = log_prompts
@@ -108,6 +110,7 @@ class Front:
         """
         is_delta = params.output_kind is RequestOutputKind.DELTA
         watch = RequestWatch(self.stats, priority, targets, is_delta=is_delta)
+        self.last_request_unix_s = time.time()
         try:
             engine = self.ready_engine()
             self._check_open()

@@ -50,8 +50,13 @@ def server_info(
         num_devices=jax.device_count(),
         uptime_s=uptime_s,
         draining=draining,
-        engine_args={
-            field.name: str(getattr(engine.config, field.name))
-            for field in dataclasses.fields(engine.config)
-        },
+        engine_args=engine_args(engine),
     )
+
+
+def engine_args(engine: AsyncEngine) -> dict[str, str]:
+    """What the engine was started with, as text."""
+    return {
+        field.name: str(getattr(engine.config, field.name))
+        for field in dataclasses.fields(engine.config)
+    }

@@ -21,6 +21,7 @@ from octavo.engine.outputs import RequestOutput
 from octavo.server.front import Front
 from octavo.server.grpc_service import Context, guarded, parser, serialize
 from octavo.server.kserve.ask import INPUTS, OUTPUTS, Ask, read_ask
+from octavo.server.kserve.model_facts import BACKEND, VERSION, model_config, model_statistics
 from octavo.server.kserve.tensors import Tensor, write_outputs
 from octavo.server.proto.kserve.v2 import inference_pb2 as pb
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
 OPEN_METHODS = (f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
 """Health, which load balancers ask for without a token."""
-VERSION = "1"
 FINAL = "triton_final_response"
 MAX_PER_STREAM = 256
 """Requests of one stream that are answered at once; more wait to be read."""
@@ -57,6 +57,8 @@ class InferenceService:
             "ServerMetadata": (pb.ServerMetadataRequest, self.server_metadata),
             "ModelMetadata": (pb.ModelMetadataRequest, self.model_metadata),
             "ModelInfer": (pb.ModelInferRequest, self.model_infer),
+            "ModelConfig": (pb.ModelConfigRequest, self.model_config),
+            "ModelStatistics": (pb.ModelStatisticsRequest, self.model_statistics),
         }
         methods = {
             name: grpc.unary_unary_rpc_method_handler(guarded(handler), parser(kind), serialize)
@@ -84,7 +86,11 @@ class InferenceService:
 
     async def server_metadata(self, request: object, context: Context) -> pb.ServerMetadataResponse:
         """Name and version."""
-        return pb.ServerMetadataResponse(name="octavo", version=octavo.__version__)
+        return pb.ServerMetadataResponse(
+            name=BACKEND,
+            version=octavo.__version__,
+            extensions=["model_configuration", "statistics"],
+        )
 
     async def model_metadata(
         self, request: pb.ModelMetadataRequest, context: Context
@@ -96,10 +102,26 @@ class InferenceService:
         return pb.ModelMetadataResponse(
             name=engine.model_name,
             versions=[VERSION],
-            platform="octavo",
+            platform=BACKEND,
             inputs=[kind(name=n, datatype=d, shape=[1]) for n, d in INPUTS.items()],
             outputs=[kind(name=n, datatype=d, shape=[-1]) for n, d in OUTPUTS.items()],
         )
+
+    async def model_config(
+        self, request: pb.ModelConfigRequest, context: Context
+    ) -> pb.ModelConfigResponse:
+        """What the model takes, gives and was started with."""
+        engine = self._front.ready_engine()
+        _check_model(request.name, request.version, engine)
+        return pb.ModelConfigResponse(config=model_config(engine))
+
+    async def model_statistics(
+        self, request: pb.ModelStatisticsRequest, context: Context
+    ) -> pb.ModelStatisticsResponse:
+        """What became of requests since the start."""
+        engine = self._front.ready_engine()
+        _check_model(request.name or engine.model_name, request.version, engine)
+        return pb.ModelStatisticsResponse(model_stats=[model_statistics(engine, self._front)])
 
     async def model_infer(
         self, request: pb.ModelInferRequest, context: Context

@@ -77,7 +77,7 @@ class CountingEngine:
         self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL
     ) -> SimpleNamespace:
         names = "num_waiting num_preemptions prompt_tokens generation_tokens num_cached_pages"
-        names += " num_projected_pages num_rejected num_swaps"
+        names += " num_projected_pages num_rejected num_swaps num_steps"
         counters = dict.fromkeys([*names.split(), "prefix_cache_queries", "prefix_cache_hits"], 0)
         return SimpleNamespace(
             queues={priority: QueueLoad(num_waiting=2, oldest_s=0.5, num_prompt_tokens=9)},

@@ -40,6 +40,15 @@ def test_tritons_client_gets_what_the_model_says(live):
     assert found["server"]["name"] == "octavo"
     names = [tensor["name"] for tensor in found["model"]["inputs"]]
     assert names[:3] == ["text_input", "stream", "sampling_parameters"]
+    assert found["server"]["extensions"] == ["model_configuration", "statistics"]
+    config = found["config"]
+    assert [tensor["name"] for tensor in config["input"]] == names
+    assert [bool(tensor.get("optional")) for tensor in config["input"]] == [False] + [True] * 7
+    assert config["input"][0]["data_type"] == "TYPE_STRING"
+    assert config["model_transaction_policy"]["decoupled"] is True
+    assert config["parameters"]["max_num_seqs"]["string_value"] == "8"
+    assert config["parameters"]["max_model_len"]["string_value"] == "512"
+    assert config["parameters"]["dtype"]["string_value"] == "float32"
     with OctavoClient(live.grpc) as client:
         greedy = SamplingParams(temperature=0, max_tokens=8)
         expected = client.generate("abc", greedy).outputs[0]
@@ -51,7 +60,8 @@ def test_tritons_client_gets_what_the_model_says(live):
     assert unary["cumulative_logprob"] < 0
     assert found["several"] == 3
     assert found["grammar"] == "left"
-    [range_error, stream_error, model_error] = found["errors"]
+    [range_error, stream_error, model_error, length_error] = found["errors"]
+    assert "max_model_len" in length_error[1]
     assert "INVALID_ARGUMENT" in range_error[0]
     assert "temperature" in range_error[1]
     assert "ModelStreamInfer" in stream_error[1]
@@ -60,6 +70,21 @@ def test_tritons_client_gets_what_the_model_says(live):
     assert len(found["stream"]["streamed"]) > 1
     assert found["stream"]["whole"] == ["abc" + expected.text]
     assert "top_p" in found["stream"]["bad"][0]
+    [before], [after] = found["before"], found["after"]
+    assert (after["name"], after["version"]) == ("tiny", "1")
+    # Five answers: one alone, one of three completions, one with a grammar, two in the stream.
+    assert grown(before, after, "inference_count") == 5
+    assert grown(before, after, "execution_count") >= 8
+    assert int(after["last_inference"]) > 1e12
+    for name, count in (("success", 5), ("queue", 5), ("compute_infer", 5), ("fail", 1)):
+        old, new = (stats["inference_stats"].get(name, {}) for stats in (before, after))
+        assert (name, grown(old, new, "count")) == (name, count)
+        assert (grown(old, new, "ns") > 0) == (name != "fail")
+
+
+def grown(before: dict[str, Any], after: dict[str, Any], name: str) -> int:
+    """What a counter gained; JSON leaves zeros out and writes long numbers as text."""
+    return int(after.get(name, 0)) - int(before.get(name, 0))
 
 
 @needs_triton
@@ -177,6 +202,23 @@ def test_parameters_of_a_call_are_options_or_sampling_parameters(on_stand):
         assert seen["priority"] is Priority.REALTIME
         assert 0 < seen["timeout_s"] <= 30
         assert seen["params"].top_k == 7
+
+    on_stand(scenario)
+
+
+def test_facts_of_another_model_are_not_there(on_stand):
+    async def scenario(stand):
+        stub = GRPCInferenceServiceStub(stand.channel)
+        for method, kind in (
+            (stub.ModelConfig, pb.ModelConfigRequest),
+            (stub.ModelStatistics, pb.ModelStatisticsRequest),
+        ):
+            for asked in (kind(name="other"), kind(name="counting", version="2")):
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await method(asked)
+                assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+        [nothing] = (await stub.ModelStatistics(pb.ModelStatisticsRequest())).model_stats
+        assert (nothing.inference_count, nothing.last_inference) == (0, 0)
 
     on_stand(scenario)
 

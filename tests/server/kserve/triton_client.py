@@ -42,6 +42,8 @@ def main(address: str, model: str) -> None:
         "model_ready": client.is_model_ready(model),
         "server": client.get_server_metadata(as_json=True),
         "model": client.get_model_metadata(model, as_json=True),
+        "config": client.get_model_config(model, as_json=True)["config"],
+        "before": client.get_inference_statistics(as_json=True)["model_stats"],
     }
     params = {"temperature": "0", "max_tokens": 8}
     asked = tensors(
@@ -72,6 +74,7 @@ def main(address: str, model: str) -> None:
         (model, {"text_input": "abc", "sampling_parameters": {"temperature": 9}}),
         (model, {"text_input": "abc", "stream": True}),
         ("another", {"text_input": "abc"}),
+        (model, {"text_input": "x" * 600}),
     ):
         try:
             client.infer(name, tensors(**values))
@@ -102,6 +105,7 @@ def main(address: str, model: str) -> None:
             open_ids.discard(response.id)
     client.stop_stream()
     found["stream"] = parts
+    found["after"] = client.get_inference_statistics(model, as_json=True)["model_stats"]
     print(json.dumps(found))
 
 
