@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import grpc
@@ -124,10 +125,7 @@ class OctavoClient:
             channel = grpc.insecure_channel(target, options=_OPTIONS)
         elif channel is None:
             channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
-        self._channel = channel
-        self._timeout_s = timeout_s
-        self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
-        self._retry = retry or NO_RETRIES
+        self._calls = _Calls(channel, timeout_s, token, retry)
 
     def __enter__(self) -> OctavoClient:
         return self
@@ -137,7 +135,7 @@ class OctavoClient:
 
     def close(self) -> None:
         """Closes the channel; calls in flight are cancelled."""
-        self._channel.close()
+        self._calls.channel.close()
 
     def generate(
         self,
@@ -167,14 +165,10 @@ class OctavoClient:
             output_kind: what each output holds, whatever `sampling_params` says.
         """
         message = generate_request(prompt, _streamed(sampling_params, output_kind), **request)
-        method = self._channel.unary_stream(
-            _METHOD + "GenerateStream",
-            request_serializer=pb.GenerateRequest.SerializeToString,
-            response_deserializer=pb.GenerateResponse.FromString,
-        )
-        attempts, has_begun = self._attempts(timeout_s), False
+        begin = self._calls.stream("GenerateStream", message, pb.GenerateResponse)
+        attempts, has_begun = self._calls.attempts(timeout_s), False
         while True:
-            call = method(message, timeout=attempts.timeout_s, metadata=self._metadata)
+            call = begin(timeout=attempts.timeout_s)
             decoder = OutputDecoder(_text(prompt))
             try:
                 for answer in call:
@@ -217,27 +211,16 @@ class OctavoClient:
         self, num_prompt_tokens: int = 1, priority: Priority | str | int | None = None
     ) -> pb.GetLoadResponse:
         """A snapshot of queues and pages, and when a request of this size and class would speak."""
-        message = pb.GetLoadRequest(
-            num_prompt_tokens=num_prompt_tokens,
-            priority=pb.Priority.Name(Priority.parse(priority) + 1),
-        )
+        message = _load_request(num_prompt_tokens, priority)
         return self._call("GetLoad", message, pb.GetLoadResponse)
-
-    def _attempts(self, timeout_s: float | None) -> Attempts:
-        return Attempts(self._retry, self._timeout_s if timeout_s is None else timeout_s)
 
     def _call(
         self, name: str, message: Message, kind: type[_M], timeout_s: float | None = None
     ) -> _M:
-        method = self._channel.unary_unary(
-            _METHOD + name,
-            request_serializer=type(message).SerializeToString,
-            response_deserializer=kind.FromString,
-        )
-        attempts = self._attempts(timeout_s)
+        ask, attempts = self._calls.unary(name, message, kind), self._calls.attempts(timeout_s)
         while True:
             try:
-                answer: _M = method(message, timeout=attempts.timeout_s, metadata=self._metadata)
+                answer: _M = ask(timeout=attempts.timeout_s)
                 return answer
             except grpc.RpcError as error:
                 typed = error_of(error)
@@ -264,10 +247,7 @@ class AsyncOctavoClient:
             channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         elif channel is None:
             channel = grpc.aio.secure_channel(target, credentials, options=_OPTIONS)
-        self._channel = channel
-        self._timeout_s = timeout_s
-        self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
-        self._retry = retry or NO_RETRIES
+        self._calls = _Calls(channel, timeout_s, token, retry)
 
     async def __aenter__(self) -> AsyncOctavoClient:
         return self
@@ -277,7 +257,7 @@ class AsyncOctavoClient:
 
     async def close(self) -> None:
         """Closes the channel; calls in flight are cancelled."""
-        await self._channel.close()
+        await self._calls.channel.close()
 
     async def generate(
         self,
@@ -303,14 +283,10 @@ class AsyncOctavoClient:
     ) -> AsyncIterator[RequestOutput]:
         """Outputs as they are generated; closing the iterator cancels the request."""
         message = generate_request(prompt, _streamed(sampling_params, output_kind), **request)
-        method = self._channel.unary_stream(
-            _METHOD + "GenerateStream",
-            request_serializer=pb.GenerateRequest.SerializeToString,
-            response_deserializer=pb.GenerateResponse.FromString,
-        )
-        attempts, has_begun = self._attempts(timeout_s), False
+        begin = self._calls.stream("GenerateStream", message, pb.GenerateResponse)
+        attempts, has_begun = self._calls.attempts(timeout_s), False
         while True:
-            call = method(message, timeout=attempts.timeout_s, metadata=self._metadata)
+            call = begin(timeout=attempts.timeout_s)
             decoder = OutputDecoder(_text(prompt))
             try:
                 async for answer in call:
@@ -357,29 +333,16 @@ class AsyncOctavoClient:
         self, num_prompt_tokens: int = 1, priority: Priority | str | int | None = None
     ) -> pb.GetLoadResponse:
         """A snapshot of queues and pages, and when a request of this size and class would speak."""
-        message = pb.GetLoadRequest(
-            num_prompt_tokens=num_prompt_tokens,
-            priority=pb.Priority.Name(Priority.parse(priority) + 1),
-        )
+        message = _load_request(num_prompt_tokens, priority)
         return await self._call("GetLoad", message, pb.GetLoadResponse)
-
-    def _attempts(self, timeout_s: float | None) -> Attempts:
-        return Attempts(self._retry, self._timeout_s if timeout_s is None else timeout_s)
 
     async def _call(
         self, name: str, message: Message, kind: type[_M], timeout_s: float | None = None
     ) -> _M:
-        method = self._channel.unary_unary(
-            _METHOD + name,
-            request_serializer=type(message).SerializeToString,
-            response_deserializer=kind.FromString,
-        )
-        attempts = self._attempts(timeout_s)
+        ask, attempts = self._calls.unary(name, message, kind), self._calls.attempts(timeout_s)
         while True:
             try:
-                answer: _M = await method(
-                    message, timeout=attempts.timeout_s, metadata=self._metadata
-                )
+                answer: _M = await ask(timeout=attempts.timeout_s)
                 return answer
             except grpc.aio.AioRpcError as error:
                 typed = error_of(error)
@@ -387,6 +350,50 @@ class AsyncOctavoClient:
             if pause_s is None:
                 raise typed
             await asyncio.sleep(pause_s)
+
+
+class _Calls:
+    """How calls are made over a channel of either kind: what the blocking and the asyncio client
+    have in common."""
+
+    def __init__(
+        self, channel: Any, timeout_s: float | None, token: str | None, retry: RetryPolicy | None
+    ) -> None:
+        self.channel = channel
+        self._timeout_s = timeout_s
+        self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
+        self._retry = retry or NO_RETRIES
+
+    def attempts(self, timeout_s: float | None) -> Attempts:
+        """The attempts at one call, begun now."""
+        return Attempts(self._retry, self._timeout_s if timeout_s is None else timeout_s)
+
+    def unary(self, name: str, message: Message, kind: type[Message]) -> Callable[..., Any]:
+        """A method that is answered once; to be called with a `timeout`."""
+        return self._bound(self.channel.unary_unary, name, message, kind)
+
+    def stream(self, name: str, message: Message, kind: type[Message]) -> Callable[..., Any]:
+        """A method that is answered by a stream; to be called with a `timeout`."""
+        return self._bound(self.channel.unary_stream, name, message, kind)
+
+    def _bound(
+        self, make: Callable[..., Any], name: str, message: Message, kind: type[Message]
+    ) -> Callable[..., Any]:
+        method = make(
+            _METHOD + name,
+            request_serializer=type(message).SerializeToString,
+            response_deserializer=kind.FromString,
+        )
+        return partial(method, message, metadata=self._metadata)
+
+
+def _load_request(
+    num_prompt_tokens: int, priority: Priority | str | int | None
+) -> pb.GetLoadRequest:
+    return pb.GetLoadRequest(
+        num_prompt_tokens=num_prompt_tokens,
+        priority=pb.Priority.Name(Priority.parse(priority) + 1),
+    )
 
 
 def _streamed(params: SamplingParams | None, kind: RequestOutputKind) -> SamplingParams:
