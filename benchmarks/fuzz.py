@@ -32,7 +32,7 @@ import httpx
 
 from benchmarks.fuzz_messages import break_bytes, random_message, tame
 from benchmarks.fuzz_watch import Watched
-from benchmarks.tiny_server import Server, serving, write_tiny_model
+from benchmarks.tiny_server import Server, held_at_the_end, serving, write_tiny_model
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["OctavoService"]
@@ -94,7 +94,8 @@ class Fuzzer:
             httpx.AsyncClient(base_url=self._http_url, timeout=CALL_TIMEOUT_S) as self._http,
         ):
             await asyncio.gather(*(work() for _ in range(concurrency)))
-            await self._must_be_empty()
+            if held := await held_at_the_end(self._channel):
+                self.found.faults.append(held)
 
     async def run_schemathesis(self, max_examples: int, seed: int) -> None:
         """Has schemathesis make requests of the served OpenAPI document: so many an operation."""
@@ -165,16 +166,6 @@ class Fuzzer:
             status = 0
             self.found.faults.append(f"{route} {body[:2000]!r}: no answer")
         self.found.http_statuses[status] += 1
-
-    async def _must_be_empty(self) -> None:
-        call = self._channel.unary_unary(f"/{SERVICE.full_name}/GetLoad")
-        for _ in range(200):
-            load = pb.GetLoadResponse.FromString(await call(b""))
-            if load.num_running == load.num_waiting == 0:
-                break
-            await asyncio.sleep(0.05)
-        if load.num_running or load.num_waiting or load.num_free_pages != load.num_total_pages:
-            self.found.faults.append(f"held at the end: {load}")
 
 
 @contextlib.asynccontextmanager

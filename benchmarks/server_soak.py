@@ -29,7 +29,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.tiny_server import Server, serving, write_tiny_model
+from benchmarks.tiny_server import Server, held_at_the_end, serving, write_tiny_model
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
 STREAM = "/octavo.v1.OctavoService/GenerateStream"
@@ -103,7 +103,8 @@ class Soak:
         await asyncio.wait_for(asyncio.gather(*tasks), 120)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-        await self._must_be_empty()
+        if held := await held_at_the_end(self._channel):
+            self.tally.faults.append(held)
         await self._channel.close()
 
     async def _one(self, patient: bool) -> None:
@@ -154,16 +155,6 @@ class Soak:
             if answer.status != health_pb2.HealthCheckResponse.SERVING:
                 self.tally.faults.append("health was not SERVING")
             await asyncio.sleep(1.0)
-
-    async def _must_be_empty(self) -> None:
-        call = self._channel.unary_unary("/octavo.v1.OctavoService/GetLoad")
-        for _ in range(200):
-            load = pb.GetLoadResponse.FromString(await call(b""))
-            if load.num_running == load.num_waiting == 0:
-                break
-            await asyncio.sleep(0.05)
-        if load.num_running or load.num_waiting or load.num_free_pages != load.num_total_pages:
-            self.tally.faults.append(f"held at the end: {load}")
 
 
 def memory_of_thirds(memory: list[tuple[float, int]]) -> list[float]:

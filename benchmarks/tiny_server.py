@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -11,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import grpc
 import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
 from octavo.models.architectures import config_from_hf
 from octavo.models.loading.tensors import expected_shapes
+from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 258,
@@ -106,3 +109,16 @@ def serving(
             except subprocess.TimeoutExpired:
                 popen.kill()
             popen.communicate()
+
+
+async def held_at_the_end(channel: grpc.aio.Channel) -> str | None:
+    """What an idle server still holds ten seconds after its last answer; None if nothing."""
+    call = channel.unary_unary("/octavo.v1.OctavoService/GetLoad")
+    for _ in range(200):
+        load = pb.GetLoadResponse.FromString(await call(b""))
+        if load.num_running == load.num_waiting == 0:
+            break
+        await asyncio.sleep(0.05)
+    if load.num_running or load.num_waiting or load.num_free_pages != load.num_total_pages:
+        return f"held at the end: {load}"
+    return None
