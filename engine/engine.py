@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -30,7 +31,8 @@ from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.structured.compiler import GrammarCompiler
 from octavo.engine.structured.masks import TokenMasks
 from octavo.engine.text.tokenizer import Tokenizer
-from octavo.models.loading.load import load_model
+from octavo.models.loading.load import OpenedModel, open_model
+from octavo.models.parameters import num_bytes
 from octavo.sharding.mesh import make_mesh
 
 logger = logging.getLogger(__name__)
@@ -73,26 +75,37 @@ class Engine:
                 config.tensor_parallel_size,
                 f"1 to {len(jax.devices())}, the number of devices there are",
             ) from error
-        model = load_model(config.model, config.dtype, mesh, config.quantization)
-        self.tokenizer = Tokenizer.from_source(config.tokenizer or model.tokenizer_source)
+        model = open_model(config.model, config.dtype, mesh, config.quantization)
         self.model_config = model.config
         self.model_name = config.served_model_name or config.model
-        size = size_engine(config, model.config, model.dtype, mesh)
         self.dtype = str(model.dtype)
         self.masks = TokenMasks()
-        self.limits = size.limits
-        self.max_model_len = size.limits.max_model_len
-        self.executor = DeviceExecutor(
-            model.config,
-            model.weights,
-            mesh,
-            limits=size.limits,
-            lattice=size.lattice,
-            backend=size.backend,
-            kv_dtype=size.kv_dtype,
-            fail_on_compile=config.fail_on_compile,
-            masks=self.masks,
+        abstract = model.abstract_weights()
+        # What is left of a device's memory is best asked once they are there; a host knows ahead.
+        on_host = mesh.devices.flat[0].platform == "cpu"
+        weights = None if on_host else model.read_weights()
+        size = size_engine(
+            config, model.config, model.dtype, mesh, unread_bytes=num_bytes(abstract) * on_host
         )
+        # On a host they are read while programs of an earlier start load, and the tokenizer.
+        with ThreadPoolExecutor(1, thread_name_prefix="octavo-weights") as pool:
+            reading = pool.submit(model.read_weights) if weights is None else None
+            self.limits = size.limits
+            self.max_model_len = size.limits.max_model_len
+            self.executor = DeviceExecutor(
+                model.config,
+                abstract,
+                mesh,
+                limits=size.limits,
+                lattice=size.lattice,
+                backend=size.backend,
+                kv_dtype=size.kv_dtype,
+                fail_on_compile=config.fail_on_compile,
+                masks=self.masks,
+            )
+            self.executor.begin_warm_up(config.warm_up)
+            self.tokenizer = _tokenizer(config, model)
+            self.executor.set_weights(weights if reading is None else reading.result())
         self.scheduler = Scheduler(
             size.limits,
             policy=config.scheduling_policy,
@@ -269,6 +282,12 @@ class Engine:
     def check_integrity(self) -> None:
         """Proves that every page and row is accounted for."""
         self.scheduler.check_integrity()
+
+
+def _tokenizer(config: EngineConfig, model: OpenedModel) -> Tokenizer:
+    if config.tokenizer is None and model.metadata is not None:
+        return Tokenizer.from_gguf_metadata(model.metadata)
+    return Tokenizer.from_source(config.tokenizer or model.tokenizer_source)
 
 
 def engine_config(model: str | None, arguments: dict[str, Any]) -> EngineConfig:

@@ -6,6 +6,7 @@ loaders, random weights and shardings all read the specs. No Flax object outlive
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -153,6 +154,11 @@ def abstract_weights(
         declare(config, dtype),
         is_leaf=is_spec,
     )
+
+
+def num_bytes(weights: Any) -> int:
+    """Bytes of a tree of arrays or `jax.ShapeDtypeStruct`s, however many devices hold them."""
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(weights))
 
 
 def num_parameters(specs: Mapping[str, Any]) -> int:

@@ -65,7 +65,7 @@ def quantize_parameter(
         array: its values on `mesh`. Not donated.
     """
     num_inputs = NUM_INPUTS.get(str(path[-1]))
-    program = _quantizer(spec, quantization, num_inputs, mesh)
+    program, _ = _quantizer(spec, quantization, num_inputs, mesh)
     quantized: QuantizedWeight = program(array)
     return quantized
 
@@ -90,6 +90,31 @@ def quantized_weights(
     return tree
 
 
+def abstract_quantized_weights(
+    weights: Mapping[str, Any], config: ModelConfig, quantization: Quantization, mesh: Mesh
+) -> dict[str, Any]:
+    """What `quantized_weights` makes, as `jax.ShapeDtypeStruct`s with shardings.
+
+    Args:
+        weights: of `abstract_weights(config, dtype, mesh)`.
+    """
+    specs = declare(config, weights["embed"].dtype)
+
+    def one(path: Any, spec: ParamSpec, plain: Any) -> Any:
+        keys = path_keys(path)
+        if not is_quantized(keys, config):
+            return plain
+        program, shardings = _quantizer(spec, quantization, NUM_INPUTS.get(str(keys[-1])), mesh)
+        return jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            jax.eval_shape(program, plain),
+            shardings,
+        )
+
+    tree: dict[str, Any] = jax.tree.map_with_path(one, specs, dict(weights), is_leaf=is_spec)
+    return tree
+
+
 def path_keys(path: Any) -> tuple[str | int, ...]:
     """A path of `jax.tree` as plain names and numbers."""
     return tuple(key.key if isinstance(key, jax.tree_util.DictKey) else key.idx for key in path)
@@ -98,8 +123,8 @@ def path_keys(path: Any) -> tuple[str | int, ...]:
 @lru_cache(maxsize=64)
 def _quantizer(
     spec: ParamSpec, quantization: Quantization, num_inputs: int | None, mesh: Mesh
-) -> Any:
-    """A compiled array -> `QuantizedWeight`; one for all parameters that are alike."""
+) -> tuple[Any, QuantizedWeight]:
+    """A compiled array -> `QuantizedWeight`, and its shardings; one for all that are alike."""
     axes, shape = spec.logical_axes, spec.shape
     if num_inputs is None:  # an embedding table: outputs first, already
         order, inputs = tuple(range(len(shape))), 1
@@ -114,7 +139,7 @@ def _quantizer(
         scale=sharding(order[: len(shape) - inputs]),  # type: ignore[arg-type]
         dtype=spec.dtype,
     )
-    return jax.jit(
+    program = jax.jit(
         partial(
             quantize_weight,
             quantization=quantization,
@@ -123,3 +148,4 @@ def _quantizer(
         ),
         out_shardings=shardings,
     )
+    return program, shardings

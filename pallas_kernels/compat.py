@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
 
@@ -36,3 +37,31 @@ def device_kind() -> str:
 def has_mosaic_gpu_kernels() -> bool:
     """Whether this JAX lowers Mosaic GPU kernels by warpgroup and interprets them (0.11 on)."""
     return jax.__version_info__ >= (0, 11)
+
+
+def jax_settings() -> dict[str, Any]:
+    """All of JAX's settings by name, as this thread sees them."""
+    return {name: getattr(jax.config, name, None) for name in jax.config.values}
+
+
+def serialize_program(program: Any) -> tuple[Any, ...]:
+    """What `deserialize_program` makes a `jax.stages.Compiled` from; it can be pickled.
+
+    Raises: whatever a backend without serialization does.
+    """
+    return tuple(serialize_executable.serialize(program))
+
+
+def deserialize_program(parts: tuple[Any, ...], devices: Sequence[jax.Device]) -> Any:
+    """The `jax.stages.Compiled` of `serialize_program`, in another process.
+
+    Args:
+        parts: of a process of the same JAX on the same kind of devices; trusted, as it is code.
+        devices: that it runs on, as many as it was compiled for.
+
+    Raises: whatever JAX does with parts that do not fit.
+    """
+    data, in_tree, out_tree = parts
+    return serialize_executable.deserialize_and_load(
+        data, in_tree, out_tree, backend=devices[0].client, execution_devices=devices
+    )

@@ -1,7 +1,8 @@
 """The persistent compile cache: where it is, and what it spared.
 
 A program's key is its own text, the compiler's version and options, and the kind of device; two
-starts of one version on one kind of device therefore meet the same entries.
+starts of one version on one kind of device therefore meet the same entries. Steps are also kept
+under keys that need no text, in the same folder: `program_store.py`.
 """
 
 from __future__ import annotations
@@ -44,12 +45,20 @@ def use_compile_cache(directory: str | None) -> None:
         jax.config.update(name, value)
 
 
+def cache_folder() -> Path | None:
+    """The cache's folder in use; None where it is off or no folder of this machine's."""
+    directory = jax.config.jax_compilation_cache_dir
+    if not directory or "://" in directory or not jax.config.jax_enable_compilation_cache:
+        return None
+    return Path(directory)
+
+
 def cache_size() -> tuple[str | None, int]:
     """The cache's folder in use (None: off) and the bytes in it."""
     directory = jax.config.jax_compilation_cache_dir
     if not directory:
         return None, 0
-    return directory, sum(f.stat().st_size for f in Path(directory).glob("*") if f.is_file())
+    return directory, sum(f.stat().st_size for f in Path(directory).rglob("*") if f.is_file())
 
 
 class CacheCounts:
@@ -60,7 +69,7 @@ class CacheCounts:
 
     Attributes:
         num_requests: programs asked for while a cache was in use.
-        num_hits: found there.
+        num_hits: found there, or ready to load (`program_store.py`).
     """
 
     def __init__(self) -> None:
@@ -77,6 +86,12 @@ class CacheCounts:
     def hits_of_this_thread(self) -> int:
         """Hits of the calling thread: tells whether the program it just asked for was there."""
         return int(getattr(self._local, "num_hits", 0))
+
+    def count_hit(self) -> None:
+        """A program was there without JAX having been asked for it."""
+        with self._lock:
+            self.num_requests += 1
+            self.num_hits += 1
 
     def on_event(self, event: str, **_: Any) -> None:
         """JAX's listener."""

@@ -1,7 +1,8 @@
 """Compiles the step's shapes: the coarse ones before the engine is ready, the rest behind.
 
 The coarse shapes serve every plan, so an engine may answer as soon as it has them. A finer shape is
-used from the moment its program is there, and no step ever waits for one.
+used from the moment its program is there, and no step ever waits for one. What an earlier start
+left ready to load is neither traced nor compiled.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from octavo.engine.errors import StepFailedError
 from octavo.engine.execution.compile_cache import cache_counts
@@ -27,6 +28,26 @@ COMPILE_THREADS = 2
 BEHIND_NICENESS = 10
 
 Program = Callable[..., Any]
+
+
+class Store(Protocol):
+    """Programs that earlier starts left; see `ProgramStore`. Called from several threads."""
+
+    def load(self, name: str) -> Program | None: ...
+
+    def load_lowered(self, name: str, lowered: Any) -> Program | None: ...
+
+    def save(self, name: str, lowered: Any, program: Program) -> None: ...
+
+    def drop(self, name: str) -> None: ...
+
+
+class _Made(NamedTuple):
+    """A program, the seconds it took, and whether a cache had it."""
+
+    program: Program
+    seconds: float
+    was_cached: bool
 
 
 @dataclass(slots=True)
@@ -49,19 +70,35 @@ class CompileManager:
 
     Args:
         lower: traces and lowers a shape to a `jax.stages.Lowered`; called from both threads.
+        store: where programs are looked for before, by their shape's text, and left; None is none.
         fail_after_ready: raise instead of compiling on the request path.
     """
 
     def __init__(
-        self, lower: Callable[[StepShape], Any], *, fail_after_ready: bool = False
+        self,
+        lower: Callable[[StepShape], Any],
+        *,
+        store: Store | None = None,
+        fail_after_ready: bool = False,
     ) -> None:
         self._lower = lower
+        self._store = store
         self._fail_after_ready = fail_after_ready
         self._programs: dict[StepShape, Program] = {}
+        self._loading: dict[StepShape, Future[_Made | None]] = {}
+        self._leaving: list[Future[None]] = []
         self._ready = False
         self._behind: threading.Thread | None = None
         self._stop = threading.Event()
         self.stats = CompileStats()
+
+    def begin(self, shapes: tuple[StepShape, ...]) -> None:
+        """Begins to load those of `shapes` that the store has, in threads; `warm_up` takes them."""
+        if self._store is None:
+            return
+        pool = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="octavo-load-program")
+        self._loading = {shape: pool.submit(self._load, shape) for shape in shapes}
+        pool.shutdown(wait=False)
 
     def warm_up(
         self,
@@ -70,24 +107,39 @@ class CompileManager:
         *,
         behind: tuple[StepShape, ...] = (),
     ) -> None:
-        """Compiles `shapes`, is ready, and goes on with the shapes `behind` in a thread.
+        """Loads or compiles `shapes`, is ready, and goes on with the shapes `behind` in a thread.
 
-        Tracing holds the interpreter lock and runs in order; compiling releases it and runs in
-        threads beside.
+        Tracing holds the interpreter lock and runs in order; loading and compiling release it and
+        run in threads beside.
         """
+        if not self._loading:
+            self.begin(shapes)
         with ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="octavo-compile") as pool:
             pending = []
             for shape in shapes:
-                begun = time.perf_counter()
-                lowered = self._lower(shape)
-                traced_s = time.perf_counter() - begun
-                pending.append((shape, traced_s, pool.submit(_timed, lowered.compile)))
-            for shape, traced_s, future in pending:
-                program, compiled_s, was_cached = future.result()
-                self._keep(shape, program, traced_s + compiled_s, was_cached)
+                made = self._loaded(shape)
+                if made is None:
+                    begun = time.perf_counter()
+                    lowered = self._lower(shape)
+                    traced_s = time.perf_counter() - begun
+                    future = pool.submit(self._compile_lowered, shape, lowered, traced_s)
+                    pending.append((shape, lowered, future))
+                    continue
+                self._keep(shape, made)
+                if on_compiled is not None:
+                    on_compiled(shape)
+            for shape, _, future in pending:
+                self._keep(shape, future.result())
                 if on_compiled is not None:
                     on_compiled(shape)
         self._ready = True
+        # Half a second a program, for which nobody need wait; the interpreter does before it ends.
+        leaving = ThreadPoolExecutor(1, thread_name_prefix="octavo-leave-program")
+        self._leaving = [
+            leaving.submit(self._leave, shape, lowered, future.result())
+            for shape, lowered, future in pending
+        ]
+        leaving.shutdown(wait=False)
         if behind:
             self._behind = threading.Thread(
                 target=self._compile_behind, args=(behind,), name="octavo-compile", daemon=True
@@ -116,8 +168,15 @@ class CompileManager:
             program = self._compile(shape)
         return program
 
+    def distrust(self) -> None:
+        """Has the store forget what it gave: a later start compiles it anew."""
+        for name in tuple(self.stats.from_cache):  # the thread behind may add to it
+            if self._store is not None:
+                self._store.drop(name)
+
     def wait(self) -> None:
-        """Waits until nothing is left to compile behind."""
+        """Waits until nothing is left to compile behind, or to be left for the next start."""
+        wait(self._leaving)
         if self._behind is not None:
             self._behind.join()
 
@@ -139,27 +198,54 @@ class CompileManager:
         atexit.unregister(self.close)
 
     def _compile(self, shape: StepShape) -> Program:
-        program, seconds, was_cached = _timed(lambda: self._lower(shape).compile())
-        self._keep(shape, program, seconds, was_cached)
-        return program
+        """Loads or compiles a shape in this thread."""
+        made = self._load(shape)
+        if made is None:
+            begun = time.perf_counter()
+            lowered = self._lower(shape)
+            made = self._compile_lowered(shape, lowered, time.perf_counter() - begun)
+            self._keep(shape, made)
+            self._leave(shape, lowered, made)
+            return made.program
+        self._keep(shape, made)
+        return made.program
 
-    def _keep(self, shape: StepShape, program: Program, seconds: float, was_cached: bool) -> None:
-        self.stats.seconds[str(shape)] = seconds
-        if was_cached:
+    def _loaded(self, shape: StepShape) -> _Made | None:
+        """What loading a shape came to, once it has ended."""
+        future = self._loading.pop(shape, None)
+        return None if future is None else future.result()
+
+    def _load(self, shape: StepShape) -> _Made | None:
+        begun = time.perf_counter()
+        program = None if self._store is None else self._store.load(str(shape))
+        if program is None:
+            return None
+        return _Made(program, time.perf_counter() - begun, was_cached=True)
+
+    def _compile_lowered(self, shape: StepShape, lowered: Any, traced_s: float) -> _Made:
+        counts, begun = cache_counts(), time.perf_counter()
+        hits = counts.hits_of_this_thread
+        program = None if self._store is None else self._store.load_lowered(str(shape), lowered)
+        was_cached = program is not None
+        if program is None:
+            program = lowered.compile()
+            was_cached = counts.hits_of_this_thread > hits
+        return _Made(program, time.perf_counter() - begun + traced_s, was_cached)
+
+    def _leave(self, shape: StepShape, lowered: Any, made: _Made) -> None:
+        """Leaves what was compiled here to later starts."""
+        if self._store is not None and not made.was_cached:
+            self._store.save(str(shape), lowered, made.program)
+
+    def _keep(self, shape: StepShape, made: _Made) -> None:
+        self.stats.seconds[str(shape)] = made.seconds
+        if made.was_cached:
             self.stats.from_cache.add(str(shape))
-        self._programs[shape] = program
-        logger.info("%s: %.1f s%s", shape, seconds, ", from the cache" if was_cached else "")
+        self._programs[shape] = made.program
+        logger.info("%s: %.1f s%s", shape, made.seconds, ", from the cache" * made.was_cached)
 
 
 def _be_nice() -> None:
     """Lets steps go first where the system schedules threads by their own niceness (Linux)."""
     with contextlib.suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BEHIND_NICENESS)
-
-
-def _timed(function: Callable[[], Program]) -> tuple[Program, float, bool]:
-    """The program, seconds, and whether the persistent cache had it."""
-    counts, begun = cache_counts(), time.perf_counter()
-    hits = counts.hits_of_this_thread
-    result = function()
-    return result, time.perf_counter() - begun, counts.hits_of_this_thread > hits

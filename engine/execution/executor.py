@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,6 +35,7 @@ from octavo.engine.execution.packing import (
     row_flags,
 )
 from octavo.engine.execution.page_copies import PageCopier
+from octavo.engine.execution.program_store import open_program_store
 from octavo.engine.execution.state import DeviceState, StateLayout, state_shardings
 from octavo.engine.execution.step import Scores, StepOutput, make_step
 from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step_spec
@@ -113,7 +114,7 @@ class DeviceExecutor:
 
     Args:
         config: the model, as sharded.
-        weights: its weights on `mesh`; on a TPU some are put into another order.
+        weights: its weights on `mesh`, or their `jax.ShapeDtypeStruct`s, if `set_weights` follows.
         mesh: the device mesh.
         limits: what plans may ask for.
         lattice: shapes to compile.
@@ -122,7 +123,8 @@ class DeviceExecutor:
         fail_on_compile: refuse to compile after `warm_up`.
         masks: what the next tokens of gated requests may be.
 
-    `warm_up` comes before the first `dispatch`.
+    `warm_up` comes before the first `dispatch`; `begin_warm_up` may come before it, so that what
+    it waits for is on its way while weights are read.
     """
 
     def __init__(
@@ -142,7 +144,10 @@ class DeviceExecutor:
         self.lattice = lattice
         self.stats = ExecutorStats()
         self._config = config
-        self._weights = lay_out(weights)
+        self._abstract_weights = abstract(weights)
+        self._weights: Any
+        if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(weights)):
+            self.set_weights(weights)
         self._mesh = mesh
         self._backend = backend
         self._whole = NamedSharding(mesh, P())
@@ -162,39 +167,62 @@ class DeviceExecutor:
         self._copier = (
             PageCopier(self._layout, limits.num_host_pages) if limits.num_host_pages else None
         )
-        self.programs = CompileManager(self._lower, fail_after_ready=fail_on_compile)
+        store = open_program_store(
+            mesh,
+            (config, backend, limits.max_pages_per_seq, limits.page_size),
+            (self._abstract_weights, self._abstract_state),
+        )
+        self.programs = CompileManager(self._lower, store=store, fail_after_ready=fail_on_compile)
+        self._fresh: Future[DeviceState] | None = None
         self._masks = masks
         self._mask_edges = [edge for edge in MASK_EDGES if edge < limits.max_num_seqs]
         self._mask_edges.append(limits.max_num_seqs)
         self._last_done_s: float | None = None
         self._num_in_flight = 0
+        self._has_computed = False
         self.page_copy_s: float | None = None
         """Seconds a page takes to or from the host tier, if there is one, as timed at warm-up."""
+
+    def set_weights(self, weights: Any) -> None:
+        """The weights on the mesh; on a TPU some are put into another order, and donated."""
+        self._weights = lay_out(weights)
+
+    def begin_warm_up(self, mode: WarmUp = "full") -> None:
+        """Begins to load programs that an earlier start left, and to make the device's state."""
+        self.programs.begin(self._awaited(mode)[0])
+        # Zeroing gigabytes of host memory takes as long as loading a program: do both at once.
+        pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-state")
+        self._fresh = pool.submit(self._make_state)
+        pool.shutdown(wait=False)
 
     def warm_up(
         self, mode: WarmUp = "full", on_compiled: Callable[[StepShape], None] | None = None
     ) -> None:
-        """Compiles what `mode` says; after it, a step never waits for the compiler.
-
-        Where several processes run one program together, all is compiled first: they must choose
-        the same shapes, whoever of them compiles faster.
-        """
-        with ThreadPoolExecutor(1, thread_name_prefix="octavo-state") as pool:
-            # Zeroing gigabytes of host memory takes as long as loading a program: do both at once.
-            state = pool.submit(self._make_state)
-            if mode == "full" or jax.process_count() > 1:
-                self.programs.warm_up(self.lattice.shapes, on_compiled)
-            else:
-                behind = self.lattice.fine if mode == "early" else ()
-                self.programs.warm_up(self.lattice.coarse, on_compiled, behind=behind)
-            if self._copier is not None:
-                self._copier.compile()
-            self._state = self._fresh_state(state.result())
+        """Compiles what `mode` says; after it, a step never waits for the compiler."""
+        if self._fresh is None:
+            self.begin_warm_up(mode)
+        assert self._fresh is not None
+        shapes, behind = self._awaited(mode)
+        self.programs.warm_up(shapes, on_compiled, behind=behind)
+        if self._copier is not None:
+            self._copier.compile()
+        self._state = self._fresh_state(self._fresh.result())
+        self._fresh = None
         if self._copier is not None:
             most = min(PAGES_TIMED, self.limits.num_pages - 1, self.limits.num_host_pages)
             self.page_copy_s = self.time_page_copies(most) / most
         for edge in self._mask_edges if self._masks is not None else ():
             self._set_masks([], [], edge)
+
+    def _awaited(self, mode: WarmUp) -> tuple[tuple[StepShape, ...], tuple[StepShape, ...]]:
+        """Shapes that are there before the engine is ready, and those compiled behind.
+
+        Where several processes run one program together, all is compiled first: they must choose
+        the same shapes, whoever of them compiles faster.
+        """
+        if mode == "full" or jax.process_count() > 1:
+            return self.lattice.shapes, ()
+        return self.lattice.coarse, self.lattice.fine if mode == "early" else ()
 
     def _fresh_state(self, state: DeviceState) -> DeviceState:
         """The zeroed state with the row that padding rows use."""
@@ -254,6 +282,7 @@ class DeviceExecutor:
         begun_s = max(handle.dispatched_s, self._last_done_s or 0.0)
         self._last_done_s = done_s
         self._num_in_flight -= 1
+        self._has_computed = True
         self.stats.busy_s += done_s - begun_s
         return StepResult(
             rows=_rows(handle, tokens, _host(handle)),
@@ -306,6 +335,8 @@ class DeviceExecutor:
 
         Raises: whatever the device does when it no longer computes.
         """
+        if not self._has_computed:
+            self.programs.distrust()  # what fails before anything ran may be the programs
         if self._copier is not None:
             self._copier.reset()
         self._num_in_flight = 0
@@ -368,7 +399,7 @@ class DeviceExecutor:
         vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=self._whole)
         state_out = state_shardings(self._abstract_state, self._config, self._mesh)
         return jax.jit(step, donate_argnums=1, out_shardings=(state_out, self._whole)).lower(
-            abstract(self._weights),
+            self._abstract_weights,
             self._abstract_state,
             vector,
         )

@@ -41,12 +41,18 @@ class EngineSize:
 
 
 def size_engine(
-    config: EngineConfig, model: ModelConfig, dtype: jnp.dtype, mesh: Mesh
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: jnp.dtype,
+    mesh: Mesh,
+    *,
+    unread_bytes: int = 0,
 ) -> EngineSize:
     """Resolves everything that depends on the model and the machine.
 
     Args:
         dtype: of activations.
+        unread_bytes: memory that weights will take and have not yet.
 
     Raises:
         InvalidConfigError: the context exceeds the model's, or the pool cannot hold one page a
@@ -95,7 +101,7 @@ def size_engine(
             max_prefill_rows=lattice.max_prefill_rows,
             max_pages_per_seq=table_pages,
             page_size=page_size,
-            num_pages=_num_pages(config, mesh, page_bytes, pages_per_seq),
+            num_pages=_num_pages(config, mesh, page_bytes, pages_per_seq, unread_bytes),
             max_model_len=max_model_len,
             token_edges=lattice.token_edges,
             num_host_pages=_num_host_pages(config, page_bytes),
@@ -117,13 +123,15 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _num_pages(config: EngineConfig, mesh: Mesh, page_bytes: int, pages_per_seq: int) -> int:
+def _num_pages(
+    config: EngineConfig, mesh: Mesh, page_bytes: int, pages_per_seq: int, unread_bytes: int
+) -> int:
     """Pages in the pool, the trash page counted."""
     if config.num_kv_pages is not None:
         return config.num_kv_pages
     budget = config.kv_cache_memory_bytes
     if budget is None:
-        budget = _free_bytes(config, mesh)
+        budget = _free_bytes(config, mesh, unread_bytes)
     useful = 1 + pages_per_seq * config.max_num_seqs
     num_pages = min(useful, budget // page_bytes)
     if num_pages < 2:
@@ -152,15 +160,15 @@ def _num_host_pages(config: EngineConfig, page_bytes: int) -> int:
     return config.host_kv_memory_bytes // page_bytes
 
 
-def _free_bytes(config: EngineConfig, mesh: Mesh) -> int:
+def _free_bytes(config: EngineConfig, mesh: Mesh, unread_bytes: int) -> int:
     """Bytes for KV over all devices of the mesh."""
     device = mesh.devices.flat[0]
     if device.platform == "cpu":
-        free = int(CPU_MEMORY_SHARE * _available_memory_bytes())
+        free = int(CPU_MEMORY_SHARE * max(0, _available_memory_bytes() - unread_bytes))
         return CPU_KV_BYTES if free >= CPU_KV_BYTES else coarsely(free)
     stats = device.memory_stats() or {}
     limit, used = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
-    free = math.floor(limit * config.gpu_memory_utilization) - used
+    free = math.floor(limit * config.gpu_memory_utilization) - used - unread_bytes // mesh.size
     # Activations and logits of the largest step, generously.
     return coarsely(max(0, free - limit // 20)) * mesh.size
 

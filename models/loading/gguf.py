@@ -55,6 +55,7 @@ class GGUFSource:
 
     Attributes:
         config: what the file's metadata say.
+        metadata: what they say beyond it, the tokenizer above all.
         norms_include_offset: True: whoever writes a GGUF adds the offset.
 
     Raises (on construction):
@@ -66,6 +67,7 @@ class GGUFSource:
 
     def __init__(self, path: str | Path) -> None:
         self.file = GGUFFile(path)
+        self.metadata = self.file.metadata
         tensors = dict(self.file.tensors)
         factors = tensors.pop(ROPE_FACTORS, None)
         self.config: ModelConfig = config_from_gguf(

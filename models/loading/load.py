@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +17,12 @@ from octavo.models.config import ModelConfig
 from octavo.models.loading.assemble import assemble_weights, check_tensors
 from octavo.models.loading.tensors import TensorSource
 from octavo.models.packaged import PACKAGED_MODELS
-from octavo.models.quantization import check_quantization, quantized_weights
+from octavo.models.parameters import abstract_weights
+from octavo.models.quantization import (
+    abstract_quantized_weights,
+    check_quantization,
+    quantized_weights,
+)
 from octavo.pallas_kernels.quantized_linear import Quantization
 from octavo.sharding.mesh import make_mesh, tensor_parallel_size
 
@@ -46,6 +53,74 @@ class LoadedModel:
     tokenizer_source: Path
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    """A model whose weights have not been read yet.
+
+    Attributes:
+        config, dtype, quantization, source, kind, tokenizer_source: as of `LoadedModel`.
+        mesh: where the weights will go.
+        metadata: of a GGUF file, which hold its tokenizer too; None for other kinds.
+    """
+
+    config: ModelConfig
+    dtype: jnp.dtype
+    quantization: Quantization | None
+    source: Path
+    kind: CheckpointKind
+    tokenizer_source: Path
+    mesh: Mesh
+    metadata: Mapping[str, Any] | None = None
+    _read: Callable[[], dict[str, Any]]
+
+    def abstract_weights(self) -> dict[str, Any]:
+        """The weights as `jax.ShapeDtypeStruct`s with shardings."""
+        weights: dict[str, Any] = abstract_weights(self.config, self.dtype, self.mesh)
+        if self.quantization is None:
+            return weights
+        return abstract_quantized_weights(weights, self.config, self.quantization, self.mesh)
+
+    def read_weights(self) -> dict[str, Any]:
+        """Reads the weights onto the mesh.
+
+        Raises:
+            ModelLoadError: they are damaged, or an Orbax checkpoint lacks some.
+        """
+        return self._read()
+
+
+def open_model(
+    model: str | Path,
+    dtype: str = "auto",
+    mesh: Mesh | None = None,
+    quantization: str | None = None,
+) -> OpenedModel:
+    """Open a model: everything is known and checked but the weights' values.
+
+    Args and raises: as for `load_model`.
+    """
+    kind_of_weights = check_quantization(quantization)
+    mesh = make_mesh(1) if mesh is None else mesh
+    path, kind = locate(model)
+    if kind == "orbax":
+        return _open_orbax(path, dtype, mesh, kind_of_weights)
+    source: TensorSource = _open(path, kind)
+    config = source.config.with_tensor_parallel(tensor_parallel_size(mesh))
+    resolved = resolve_dtype(dtype, config, mesh)
+    check_tensors(source, config, str(path))
+    return OpenedModel(
+        config=config,
+        dtype=resolved,
+        quantization=kind_of_weights,
+        source=path,
+        kind=kind,
+        tokenizer_source=path,
+        mesh=mesh,
+        metadata=getattr(source, "metadata", None),
+        _read=partial(assemble_weights, source, config, resolved, mesh, kind_of_weights),
+    )
+
+
 def load_model(
     model: str | Path,
     dtype: str = "auto",
@@ -66,23 +141,15 @@ def load_model(
         UnsupportedModelError: its mathematics are not implemented.
         InvalidConfigError: an unknown dtype or quantization.
     """
-    kind_of_weights = check_quantization(quantization)
-    mesh = make_mesh(1) if mesh is None else mesh
-    path, kind = locate(model)
-    if kind == "orbax":
-        return _load_orbax(path, dtype, mesh, kind_of_weights)
-    source: TensorSource = _open(path, kind)
-    config = source.config.with_tensor_parallel(tensor_parallel_size(mesh))
-    resolved = resolve_dtype(dtype, config, mesh)
-    check_tensors(source, config, str(path))
+    opened = open_model(model, dtype, mesh, quantization)
     return LoadedModel(
-        config=config,
-        weights=assemble_weights(source, config, resolved, mesh, kind_of_weights),
-        dtype=resolved,
-        quantization=kind_of_weights,
-        source=path,
-        kind=kind,
-        tokenizer_source=path,
+        config=opened.config,
+        weights=opened.read_weights(),
+        dtype=opened.dtype,
+        quantization=opened.quantization,
+        source=opened.source,
+        kind=opened.kind,
+        tokenizer_source=opened.tokenizer_source,
     )
 
 
@@ -129,26 +196,31 @@ def _open(path: Path, kind: CheckpointKind) -> TensorSource:
     return SafetensorsSource(path)
 
 
-def _load_orbax(
+def _open_orbax(
     path: Path, dtype: str, mesh: Mesh, quantization: Quantization | None
-) -> LoadedModel:
+) -> OpenedModel:
     from octavo.models.loading import orbax
 
     stored, stored_dtype = orbax.read_config(path)
     stored = dataclasses.replace(stored, checkpoint_dtype=stored_dtype.name)
     config = stored.with_tensor_parallel(tensor_parallel_size(mesh))
     resolved = resolve_dtype(dtype, config, mesh)
-    weights = orbax.restore_weights(path, config, resolved, mesh)
-    if quantization is not None:
-        weights = quantized_weights(weights, config, quantization, mesh)
-    return LoadedModel(
+
+    def read() -> dict[str, Any]:
+        weights = orbax.restore_weights(path, config, resolved, mesh)
+        if quantization is None:
+            return weights
+        return quantized_weights(weights, config, quantization, mesh)
+
+    return OpenedModel(
         config=config,
-        weights=weights,
         dtype=resolved,
         quantization=quantization,
         source=path,
         kind="orbax",
         tokenizer_source=orbax.tokenizer_source(path),
+        mesh=mesh,
+        _read=read,
     )
 
 

@@ -94,7 +94,7 @@ def _configs(use: str, arguments: dict[str, Any]) -> list[EngineConfig]:
     from octavo.server.cli.generate import FEW_ROWS, sized_for
 
     if use == "prompt":
-        return [engine_config(None, sized_for(rows) | arguments) for rows in (1, FEW_ROWS)]
+        return [engine_config(None, sized_for(rows, arguments)) for rows in (1, FEW_ROWS)]
     config = engine_config(None, {"warm_up": "full"} | arguments)
     return [config.with_token_budget(OFFLINE_BATCHED_TOKENS) if use == "batch" else config]
 

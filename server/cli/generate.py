@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import InvalidConfigError
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 DEFAULTS = {"max_tokens": 128, "temperature": 0.0}
 FEW_ROWS = 8
+ONE_TOKENS, FEW_TOKENS = 128, 256
+"""Tokens of a step for one prompt and for a few: the coarse program computes all of them, however
+short the prompt, and a long one in steps of so many takes little longer than in one."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -63,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name):
             raise InvalidConfigError(name, getattr(args, name), "given together with --input")
     prompts = read_prompts(args, sampling_params(args))
-    arguments = sized_for(sum(params.n for _, params in prompts)) | engine_args(args)
+    arguments = sized_for(sum(params.n for _, params in prompts), engine_args(args))
     if len(prompts) == 1 and prompts[0][1].n == 1 and not args.json:
         engine, load_s = _load_streaming(arguments, args.quiet)
         asyncio.run(_stream(engine, *prompts[0], load_s=load_s, quiet=args.quiet))
@@ -112,12 +116,20 @@ def _from_file(args: argparse.Namespace) -> int:
     return 0
 
 
-def sized_for(num_rows: int) -> dict[str, Any]:
+def sized_for(num_rows: int, given: Mapping[str, Any]) -> dict[str, Any]:
     """Engine arguments for a handful of rows, which are over before finer programs would be
-    compiled: few rows, and the programs that serve them alone."""
+    compiled: few rows, short steps, and the programs that serve them alone. `given` go before."""
     if num_rows > FEW_ROWS:
-        return {}
-    return {"max_num_seqs": 1 if num_rows == 1 else FEW_ROWS, "warm_up": "coarse"}
+        return dict(given)
+    one = num_rows == 1
+    sizes: dict[str, Any] = {
+        "max_num_seqs": 1 if one else FEW_ROWS,
+        "max_num_batched_tokens": ONE_TOKENS if one else FEW_TOKENS,
+        "warm_up": "coarse",
+    }
+    if "max_num_seqs" in given:
+        del sizes["max_num_batched_tokens"]  # every row takes a token of it
+    return {**sizes, **given}
 
 
 def _load_streaming(arguments: dict[str, Any], quiet: bool) -> tuple[AsyncEngine, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,22 +19,37 @@ def compile_command(model: Path) -> list[str]:
     return ["compile", "--model", str(model), *SMALL.split()]
 
 
-def test_a_second_start_compiles_nothing(tiny_model, capsys):
+def test_a_second_start_compiles_nothing(tiny_model, tmp_path):
+    # A cache of their own: what JAX's had already would not be left ready to load.
+    environ = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
     command = compile_command(tiny_model)
-    assert main(command) == 0
-    text = capsys.readouterr().out
-    first, *_, last = text.splitlines()
+    program = "import sys; from octavo.server.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *command],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=environ,
+    )
+    first, *_, last = done.stdout.splitlines()
+    text = done.stdout
     assert first.split()[0] == "1/3"
     assert "mixed 32 general" in text
     assert " programs compiled, " in last
 
-    # Another process, with the same arguments: whatever it asks for is there.
-    program = "import sys; from octavo.server.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    # Another process, with the same arguments: whatever it asks for is there, and no step of it
+    # is even traced.
+    program = (
+        "import sys; from octavo.server.cli.main import main;"
+        "from octavo.engine.execution.executor import DeviceExecutor;"
+        "DeviceExecutor._lower = None; sys.exit(main(sys.argv[1:]))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", program, *command, "--for", "serve", "--json"],
         capture_output=True,
         text=True,
         check=False,
+        env=environ,
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -61,6 +77,9 @@ def test_each_use_compiles_the_engines_that_it_would_build(tiny_model):
     # What is given holds for every use.
     [batch] = _configs("batch", arguments | {"max_num_batched_tokens": 256})
     assert batch.max_num_batched_tokens == 256
+    assert (one.max_num_batched_tokens, few.max_num_batched_tokens) == (128, 256)
+    one, few = _configs("prompt", arguments | {"max_num_seqs": 600})
+    assert (one.max_num_seqs, few.max_num_seqs) == (600, 600)
 
 
 def test_without_a_cache_there_is_nothing_to_fill(tiny_model, capsys):
