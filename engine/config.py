@@ -20,6 +20,8 @@ OFFLINE_BATCHED_TOKENS = 1024
 _DTYPES = ("auto", "float32", "bfloat16")
 _QUANTIZATIONS = ("none", "int8", "fp8")
 _KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8")
+_KV_CACHE_ALIASES = {"fp8_e4m3": "fp8"}
+"""Other engines' names."""
 ATTENTION_BACKENDS = ("auto", "xla", "reference", "mosaic_tpu", "mosaic_gpu")
 
 WarmUp = Literal["early", "full", "coarse"]
@@ -41,7 +43,7 @@ class EngineConfig:
             to eight bits as they are loaded, and their inputs in each step; docs/quantization.md
             states what that costs in accuracy.
         kv_cache_dtype: of KV: "auto" (that of the activations), "float32", "bfloat16", or "int8" or
-            "fp8", which keep a scale for each token and head beside the pages.
+            "fp8" (also "fp8_e4m3"), which keep a scale for each token and head beside the pages.
         max_model_len: most tokens of prompt and output together; None takes the model's, at most
             8,192.
         max_num_seqs: most sequences running at once.
@@ -130,10 +132,11 @@ class EngineConfig:
             raise InvalidConfigError("dtype", self.dtype, " or ".join(_DTYPES))
         if self.quantization not in _QUANTIZATIONS:
             raise InvalidConfigError("quantization", self.quantization, " or ".join(_QUANTIZATIONS))
-        if self.kv_cache_dtype not in _KV_CACHE_DTYPES:
-            raise InvalidConfigError(
-                "kv_cache_dtype", self.kv_cache_dtype, " or ".join(_KV_CACHE_DTYPES)
-            )
+        kv_cache_dtype = _KV_CACHE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype)
+        if kv_cache_dtype not in _KV_CACHE_DTYPES:
+            names = (*_KV_CACHE_DTYPES, *_KV_CACHE_ALIASES)
+            raise InvalidConfigError("kv_cache_dtype", kv_cache_dtype, " or ".join(names))
+        object.__setattr__(self, "kv_cache_dtype", kv_cache_dtype)
         _check_policy(self.scheduling_policy)
         if self.attention_backend not in ATTENTION_BACKENDS:
             raise InvalidConfigError(

@@ -29,8 +29,16 @@ from octavo.pallas_kernels.ragged_paged_attention import (
     RaggedBatch,
     ragged_paged_attention,
 )
-from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
+from octavo.pallas_kernels.ragged_paged_attention.backends import (
+    pool_head_dim,
+    pool_scale_width,
+)
 from octavo.pallas_kernels.ragged_paged_attention.cost import attention_cost
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
+    KV_DTYPES,
+    SCALE_DTYPE,
+    kv_quantization,
+)
 
 BF16 = jnp.dtype("bfloat16")
 PAGE = 64
@@ -103,7 +111,11 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCase:
-    """Attention alone: rows that decode at `context`, and tokens of one chunk at its end."""
+    """Attention alone: rows that decode at `context`, and tokens of one chunk at its end.
+
+    Attributes:
+        kv: of the pool, a name of `KV_DTYPES`; None is `dtype`.
+    """
 
     rows: int
     chunk: int
@@ -112,8 +124,13 @@ class AttentionCase:
     head_dim: int = 128
     page_size: int = PAGE
     dtype: str = "bfloat16"
+    kv: str | None = None
     window: int | None = None
     softcap: float | None = None
+
+    @property
+    def kv_dtype(self) -> jnp.dtype:
+        return jnp.dtype(self.dtype) if self.kv is None else KV_DTYPES[self.kv]
 
     @property
     def name(self) -> str:
@@ -122,6 +139,8 @@ class AttentionCase:
         parts.append(f"{self.heads[0]}/{self.heads[1]} D{self.head_dim} P{self.page_size}")
         if self.dtype != "bfloat16":
             parts.append(self.dtype)
+        if self.kv:
+            parts.append(f"{self.kv} KV")
         if self.window:
             parts.append(f"window {self.window} cap {self.softcap}")
         return " ".join(parts)
@@ -136,6 +155,23 @@ ATTENTION = (
     AttentionCase(rows=32, chunk=256, context=2048, heads=(16, 16), head_dim=128, page_size=256),
     AttentionCase(rows=32, chunk=256, context=2048, heads=(12, 4), window=1024, softcap=50.0),
     AttentionCase(rows=32, chunk=256, context=2048, heads=(16, 8), head_dim=96, page_size=32),
+    AttentionCase(rows=64, chunk=0, context=4096, kv="int8"),
+    AttentionCase(rows=64, chunk=0, context=4096, kv="fp8"),
+    AttentionCase(rows=64, chunk=0, context=4096, page_size=128, kv="int8"),
+    AttentionCase(rows=0, chunk=2048, context=8192, kv="int8"),
+    AttentionCase(rows=0, chunk=2048, context=8192, kv="fp8"),
+    AttentionCase(rows=128, chunk=512, context=1024, kv="int8"),
+    AttentionCase(rows=64, chunk=512, context=2048, head_dim=64, kv="int8"),
+    AttentionCase(rows=64, chunk=512, context=2048, head_dim=64, page_size=32, kv="fp8"),
+    AttentionCase(
+        rows=32, chunk=256, context=2048, heads=(8, 1), head_dim=256, page_size=128, kv="int8"
+    ),
+    AttentionCase(
+        rows=32, chunk=256, context=2048, heads=(12, 4), kv="fp8", window=1024, softcap=50.0
+    ),
+    AttentionCase(
+        rows=32, chunk=256, context=2048, heads=(16, 8), head_dim=96, page_size=256, kv="fp8"
+    ),
 )
 TPU_ONLY = (
     AttentionCase(rows=32, chunk=256, context=1024, heads=(9, 3), head_dim=64, dtype="float32"),
@@ -153,7 +189,8 @@ def attention_cases(platform: str) -> Iterator[Case]:
             "num_kv_heads": sizes.heads[1],
             "head_dim": sizes.head_dim,
             "q_itemsize": itemsize,
-            "kv_itemsize": itemsize,
+            "kv_itemsize": sizes.kv_dtype.itemsize,
+            "scale_bytes": 0 if kv_quantization(sizes.kv_dtype) is None else SCALE_DTYPE.itemsize,
         }
         if sizes.rows:
             costs.append(
@@ -180,6 +217,7 @@ def attention_cases(platform: str) -> Iterator[Case]:
                 head_dim=sizes.head_dim,
                 page_size=sizes.page_size,
                 itemsize=itemsize,
+                kv_dtype=sizes.kv_dtype,
             ),
         )
 
@@ -205,7 +243,14 @@ def _lower_attention(sizes: AttentionCase, mesh: Mesh, backend: Backend) -> Any:
     )
     num_heads, num_kv_heads = sizes.heads
     pool_dim = pool_head_dim(backend, sizes.head_dim)
-    pool = (rows * pages + 1, 2, num_kv_heads, sizes.page_size, pool_dim)
+    pool = jax.eval_shape(
+        functools.partial(
+            PagedKV.zeros,
+            (rows * pages + 1, 2, num_kv_heads, sizes.page_size, pool_dim),
+            sizes.kv_dtype,
+            pool_scale_width(backend, sizes.page_size),
+        )
+    )
     new = array((tokens, num_kv_heads, sizes.head_dim), sizes.dtype)
     params = AttentionParams(
         scale=sizes.head_dim**-0.5, sliding_window=sizes.window, logit_softcap=sizes.softcap
@@ -217,7 +262,7 @@ def _lower_attention(sizes: AttentionCase, mesh: Mesh, backend: Backend) -> Any:
         array((tokens, num_heads, sizes.head_dim), sizes.dtype),
         new,
         new,
-        kv=PagedKV(pages=array(pool, sizes.dtype)),
+        kv=jax.tree.map(lambda x: array(x.shape, x.dtype), pool),
         batch=batch,
     )
 
@@ -262,6 +307,7 @@ def step_cases() -> Iterator[Case]:
                     head_dim=model.head_dim,
                     page_size=PAGE,
                     itemsize=BF16.itemsize,
+                    kv_dtype=BF16,
                 ),
                 num_layers=model.num_layers,
                 other=Moved(read_bytes + _activation_bytes(model, shape), linear),

@@ -138,16 +138,13 @@ def vmem(case: Case, device_kind: str, num_devices: int) -> dict[str, int]:
     heads, kv_heads = a.num_heads // num_devices, a.num_kv_heads // num_devices
     dtype = "float32" if a.itemsize == 4 else "bfloat16"
     q_shape, pool = (a.rows + a.chunk, heads, dim), (2, 2, kv_heads, a.page_size, dim)
-    tiles = tiles_tpu.choose_tpu_tiles(q_shape, dtype, pool, dtype, device_kind)
-    sizes = {"num_kv_heads": kv_heads, "head_dim": dim}
-    sizes |= {"q_itemsize": a.itemsize, "kv_itemsize": a.itemsize}
+    tiles = tiles_tpu.choose_tpu_tiles(q_shape, dtype, pool, a.kv_dtype, device_kind)
+    sizes = {"page_size": a.page_size, "num_kv_heads": kv_heads, "head_dim": dim}
+    sizes |= {"q_itemsize": a.itemsize, "kv_itemsize": a.kv_dtype.itemsize}
     parts = [(a.group, tiles.decode_pages)] if a.rows else []
     if a.chunk:
         parts.append((tiles.prefill_tile * a.group, tiles.prefill_pages))
-    planned = [
-        tiles_tpu.scratch_bytes(rows=rows, block=pages * a.page_size, **sizes)
-        for rows, pages in parts
-    ]
+    planned = [tiles_tpu.scratch_bytes(rows=rows, pages=pages, **sizes) for rows, pages in parts]
     return {"vmem_bytes": max(planned), "vmem_limit_bytes": tiles_tpu.vmem_bytes(device_kind)}
 
 

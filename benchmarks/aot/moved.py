@@ -11,8 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from octavo.pallas_kernels.ragged_paged_attention.backends import Backend, pool_head_dim
+from octavo.pallas_kernels.ragged_paged_attention.backends import (
+    Backend,
+    pool_head_dim,
+    pool_scale_width,
+)
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
+    SCALE_DTYPE,
+    bytes_per_head,
+    kv_quantization,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +49,8 @@ class Attention:
 
     Attributes:
         seen: keys that a query sees: `context`, or less with a window.
+        itemsize: bytes a number of queries and outputs.
+        kv_dtype: of the pool.
     """
 
     rows: int
@@ -50,10 +62,17 @@ class Attention:
     head_dim: int
     page_size: int
     itemsize: int
+    kv_dtype: Any
 
     @property
     def group(self) -> int:
         return self.num_heads // self.num_kv_heads
+
+    def token_bytes(self, backend: Backend) -> int:
+        """Keys and values of a token as the pool holds them, padding and scales counted."""
+        places = pool_scale_width(backend, self.page_size) // self.page_size
+        dim = pool_head_dim(backend, self.head_dim)
+        return 2 * self.num_kv_heads * bytes_per_head(self.kv_dtype, dim, places)
 
 
 def attention_moved(case: Attention, backend: Backend, device_kind: str) -> Moved:
@@ -64,18 +83,22 @@ def attention_moved(case: Attention, backend: Backend, device_kind: str) -> Move
 
 
 def _tpu(case: Attention, dim: int, device_kind: str) -> Moved:
-    from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES, choose_tpu_tiles
 
     tokens = case.rows + case.chunk
     q_shape = (tokens, case.num_heads, dim)
     pool = (2, 2, case.num_kv_heads, case.page_size, dim)
     dtype = "float32" if case.itemsize == 4 else "bfloat16"
-    tiles = choose_tpu_tiles(q_shape, dtype, pool, dtype, device_kind)
-    token_bytes = 2 * case.num_kv_heads * dim * case.itemsize
-    place = 32 // case.itemsize  # rows of a sublane tile
-    # KV write: a stored tile in and out for each token that decodes, and for each of the chunk's.
+    tiles = choose_tpu_tiles(q_shape, dtype, pool, case.kv_dtype, device_kind)
+    token_bytes = case.token_bytes("mosaic_tpu")
+    place = 32 // case.kv_dtype.itemsize  # rows of a sublane tile
+    # KV write: a stored tile in and out for each token that decodes, and for each of the chunk's,
+    # and with it 128 scales of each head.
     written = case.rows + (case.chunk // place + 1 if case.chunk else 0)
-    total = Moved(2 * written * place * token_bytes, 0)
+    tile_bytes = place * 2 * case.num_kv_heads * dim * case.kv_dtype.itemsize
+    if kv_quantization(case.kv_dtype) is not None:
+        tile_bytes += LANES * 2 * case.num_kv_heads * SCALE_DTYPE.itemsize
+    total = Moved(2 * written * tile_bytes, 0)
     queries = 2 * tokens * case.num_heads * dim * case.itemsize  # read once, written once
     if case.rows:
         block = tiles.decode_pages * case.page_size
@@ -104,11 +127,11 @@ def _gpu(case: Attention, dim: int, device_kind: str) -> Moved:
 
     del device_kind
     tokens = case.rows + case.chunk
-    token_bytes = 2 * case.num_kv_heads * dim * case.itemsize
+    token_bytes = case.token_bytes("mosaic_gpu")
     queries = 2 * tokens * case.num_heads * dim * case.itemsize
     total = Moved(2 * tokens * token_bytes + queries, 0)
     if case.rows:
-        decode = choose_decode_tiles(dim, case.page_size, case.itemsize)
+        decode = choose_decode_tiles(dim, case.itemsize, case.kv_dtype.itemsize)
         keys = _whole(case.seen, decode.tile)
         wanted = max(1, decode.target_blocks // case.num_kv_heads)
         per_row = max(1, min(keys // decode.tile // decode.min_tiles, -(-wanted // case.rows)))
@@ -118,7 +141,7 @@ def _gpu(case: Attention, dim: int, device_kind: str) -> Moved:
         # Parts leave in float32 and are read by the combination.
         total += Moved(case.rows * (keys * token_bytes + 2 * part), case.rows * flops)
     if case.chunk:
-        prefill = choose_prefill_tiles(dim, case.itemsize)
+        prefill = choose_prefill_tiles(dim, case.itemsize, case.kv_dtype.itemsize)
         padded = 1 << (case.group - 1).bit_length()
         tile = COMPUTE_WGS * QUERY_ROWS // padded
         for last in _tile_ends(case, tile):

@@ -13,10 +13,12 @@ import numpy as np
 
 from octavo.pallas_kernels.ragged_paged_attention import (
     AttentionParams,
-    PagedKV,
     ragged_paged_attention,
 )
-from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
+from octavo.pallas_kernels.ragged_paged_attention.backends import (
+    pool_head_dim,
+    pool_scale_width,
+)
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
@@ -32,21 +34,28 @@ ROWS = {
 }
 WINDOW = {"sliding_window": 70}
 CAP = {"logit_softcap": 5.0}
-GRID: tuple[tuple[str, tuple[int, int], int, int, dict[str, Any]], ...] = (
-    ("decode", (32, 8), 128, 64, {}),
-    ("prefill", (32, 8), 128, 64, {}),
-    ("mixed", (32, 8), 128, 64, {}),
-    ("mixed", (32, 8), 64, 16, {}),
-    ("mixed", (8, 1), 128, 128, {}),
-    ("mixed", (16, 16), 128, 256, WINDOW),
-    ("mixed", (16, 8), 96, 32, {}),
-    ("mixed", (8, 2), 256, 64, CAP),
-    ("decode", (9, 3), 64, 64, WINDOW | CAP),
-    ("idle", (32, 8), 128, 64, {}),
+Check = tuple[str, tuple[int, int], int, int, dict[str, Any], str | None]
+"""Kind of rows, heads, head size, page size, attention's parameters, dtype of KV."""
+GRID: tuple[Check, ...] = (
+    ("decode", (32, 8), 128, 64, {}, None),
+    ("prefill", (32, 8), 128, 64, {}, None),
+    ("mixed", (32, 8), 128, 64, {}, None),
+    ("mixed", (32, 8), 64, 16, {}, None),
+    ("mixed", (8, 1), 128, 128, {}, None),
+    ("mixed", (16, 16), 128, 256, WINDOW, None),
+    ("mixed", (16, 8), 96, 32, {}, None),
+    ("mixed", (8, 2), 256, 64, CAP, None),
+    ("decode", (9, 3), 64, 64, WINDOW | CAP, None),
+    ("idle", (32, 8), 128, 64, {}, None),
+    ("decode", (32, 8), 128, 64, {}, "int8"),
+    ("mixed", (32, 8), 128, 64, {}, "int8"),
+    ("mixed", (32, 8), 128, 128, WINDOW | CAP, "fp8"),
+    ("mixed", (8, 2), 64, 32, {}, "fp8"),
+    ("mixed", (8, 2), 256, 64, CAP, "int8"),
 )
-TINY: tuple[tuple[str, tuple[int, int], int, int, dict[str, Any]], ...] = (
-    ("mixed", (4, 2), 64, 16, {}),
-    ("decode", (4, 2), 64, 16, WINDOW | CAP),
+TINY: tuple[Check, ...] = (
+    ("mixed", (4, 2), 64, 16, {}, None),
+    ("decode", (4, 2), 64, 16, WINDOW | CAP, "int8"),
 )
 
 
@@ -61,10 +70,10 @@ def check(
     seed = time.time_ns() % 2**31
     results["seed"] = seed
     rng = np.random.default_rng(seed)
-    for kind, heads, head_dim, page_size, extra in TINY if tiny else GRID:
+    for case in TINY if tiny else GRID:
         if time.monotonic() > deadline_s:
             return
-        yield _one(rng, backend, dtype, kind, heads, head_dim, page_size, extra)
+        yield _one(rng, backend, dtype, *case)
 
 
 def _one(
@@ -76,18 +85,24 @@ def _one(
     head_dim: int,
     page_size: int,
     extra: dict[str, Any],
+    kv_dtype: str | None = None,
 ) -> dict[str, Any]:
     rows = ROWS[kind]
     used = 1 + sum(-(-kv_len // page_size) for _, kv_len in rows)
-    q, k, v, kv, batch = make_inputs(rng, backend, dtype, kind, heads, head_dim, page_size)
+    q, k, v, kv, batch = make_inputs(
+        rng, backend, dtype, kind, heads, head_dim, page_size, kv_dtype
+    )
     num_tokens = q.shape[0]
 
-    def run(name: Any) -> tuple[np.ndarray, np.ndarray]:
+    def run(name: Any) -> tuple[np.ndarray, list[np.ndarray]]:
         attend = attention(name, kind, head_dim, extra)
         program = jax.jit(attend).lower(q, k, v, kv, batch).compile()
         poison(q.size * q.dtype.itemsize)
         out, pool = program(q, k, v, kv, batch)
-        return np.asarray(out, np.float32), np.asarray(pool.pages[1:used], np.float32)
+        stored = [np.asarray(pool.pages[1:used], np.float32)]
+        if pool.scales is not None:
+            stored.append(np.asarray(pool.scales[1:used, ..., :page_size]))
+        return np.asarray(out, np.float32), stored
 
     out, pool = run(backend)
     expected, expected_pool = run("reference")
@@ -96,11 +111,13 @@ def _one(
         + [np.zeros(num_tokens - sum(new for new, _ in rows), bool)]
     )
     worst = float(np.abs(out[live] - expected[live]).max())
-    same_pool = bool(np.array_equal(pool, expected_pool))
+    same_pool = all(map(np.array_equal, pool, expected_pool))
     padding_finite = bool(np.isfinite(out[~live]).all())
     name = f"{kind} {heads[0]}/{heads[1]} D{head_dim} P{page_size}"
     return {
-        "what": " ".join([name, *(f"{key}={value}" for key, value in extra.items())]),
+        "what": " ".join(
+            [name, *(f"{key}={value}" for key, value in extra.items()), *filter(None, [kv_dtype])]
+        ),
         "worst": worst,
         "pool": "same" if same_pool else "DIFFERS",
         "ok": worst <= TOLERANCE[dtype] and same_pool and padding_finite,
@@ -115,6 +132,7 @@ def make_inputs(
     heads: tuple[int, int],
     head_dim: int,
     page_size: int,
+    kv_dtype: str | None = None,
 ) -> Any:
     """Queries, new keys and values, pool and batch, with padding, and pages that are nobody's."""
     rows = ROWS[kind]
@@ -129,11 +147,19 @@ def make_inputs(
         page_size=page_size,
         table=-(-704 // page_size),
         dtype=dtype,
+        kv_dtype=kv_dtype,
         pool_head_dim=pool_head_dim(backend, head_dim),
+        scale_width=pool_scale_width(backend, page_size),
+        as_bits=backend in ("xla", "reference"),
     )
     assert kv.pages.shape[0] == 1 + sum(-(-kv_len // page_size) for _, kv_len in rows)
-    nobodys = jnp.full((SPARE_PAGES, *kv.pages.shape[1:]), jnp.nan, kv.pages.dtype)
-    return q, k, v, PagedKV(pages=jnp.concatenate([kv.pages, nobodys])), batch
+
+    def with_nobodys(pool: jax.Array) -> jax.Array:
+        poison = jnp.nan if jnp.issubdtype(pool.dtype, jnp.floating) else 127
+        nobodys = jnp.full((SPARE_PAGES, *pool.shape[1:]), poison, pool.dtype)
+        return jnp.concatenate([pool, nobodys])
+
+    return q, k, v, jax.tree.map(with_nobodys, kv), batch
 
 
 def attention(backend: Any, kind: str, head_dim: int, extra: dict[str, Any]) -> Any:

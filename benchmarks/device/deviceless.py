@@ -79,18 +79,20 @@ def _programs(backend: Any) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
         roofs.looped(lambda a, b: jnp.dot(a, b), 20),
         lambda: (zeros(8192, 8192), zeros(8192, 8192)),
     )
-    for name, rows in kernels.cases():
+    for name, rows, kv_dtype in kernels.cases():
         yield (
             f"kernels {name}",
             roofs.looped(kernels.attention(rows, backend), kernels.LOOPS),
-            lambda rows=rows: kernels.make_batch(rows, backend, "bfloat16"),
+            lambda rows=rows, kv=kv_dtype: kernels.make_batch(rows, backend, "bfloat16", kv),
         )
-    for kind, heads, head_dim, page_size, extra in checks.GRID:
+    for kind, heads, head_dim, page_size, extra, kv_dtype in checks.GRID:
+        shape = kind, heads, head_dim, page_size, kv_dtype
+        name = f"{kind} {heads[0]}/{heads[1]} D{head_dim} P{page_size} {kv_dtype or ''}".strip()
         for each in (backend, "reference"):
             yield (
-                f"checks {kind} {heads[0]}/{heads[1]} D{head_dim} P{page_size} {each}",
+                f"checks {name} {each}",
                 jax.jit(checks.attention(each, kind, head_dim, extra)),
-                lambda kind=kind, heads=heads, dim=head_dim, page=page_size: checks.make_inputs(
-                    np.random.default_rng(0), backend, "bfloat16", kind, heads, dim, page
+                lambda shape=shape: checks.make_inputs(
+                    np.random.default_rng(0), backend, "bfloat16", *shape
                 ),
             )

@@ -12,12 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.device.roofs import in_loop
+from octavo.pallas_kernels.quantized_linear.weight import LARGEST
 from octavo.pallas_kernels.ragged_paged_attention import (
     AttentionParams,
     PagedKV,
     RaggedBatch,
 )
-from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
+from octavo.pallas_kernels.ragged_paged_attention.backends import (
+    pool_head_dim,
+    pool_scale_width,
+)
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
+    KV_DTYPES,
+    bytes_per_head,
+    stored_dtype,
+    to_stored,
+)
 
 HEADS, HEAD_DIM, PAGE = (32, 8), 128, 64
 
@@ -29,31 +39,34 @@ def measure(
     results: dict[str, Any], deadline_s: float, *, backend: Any, dtype: str, tiny: bool
 ) -> Iterator[dict[str, Any]]:
     """Decode at equal and at drawn lengths, prefill chunks, a mixed batch."""
-    for name, rows in cases(tiny):
+    for name, rows, kv_dtype in cases(tiny):
         if time.monotonic() > deadline_s:
             return
-        yield {"what": name, **_one(rows, results, backend, dtype, tiny)}
+        yield {"what": name, **_one(rows, results, backend, dtype, kv_dtype, tiny)}
 
 
-def cases(tiny: bool = False) -> list[tuple[str, list[tuple[int, int]]]]:
-    """Names and rows (new tokens, KV length), the most wanted first."""
+def cases(tiny: bool = False) -> list[tuple[str, list[tuple[int, int]], str | None]]:
+    """Names, rows (new tokens, KV length) and KV's dtype if another, the most wanted first."""
     rng = np.random.default_rng(0)
     if tiny:
         drawn = rng.integers(8, 64, 4)
         return [
-            ("decode 4 x 32", [(1, 32)] * 4),
-            ("decode 4 x 8-64", [(1, int(n)) for n in drawn]),
-            ("prefill 16 x 48", [(16, 48)]),
+            ("decode 4 x 32", [(1, 32)] * 4, None),
+            ("decode 4 x 8-64, int8 KV", [(1, int(n)) for n in drawn], "int8"),
+            ("prefill 16 x 48", [(16, 48)], None),
         ]
     drawn = rng.integers(1024, 8193, 64)
     return [
-        ("decode 64 x 4096", [(1, 4096)] * 64),
-        ("decode 64 x 1k-8k", [(1, int(n)) for n in drawn]),
-        ("prefill 2048 x 8192", [(2048, 8192)]),
-        ("decode 1 x 32768", [(1, 32768)]),
-        ("decode 128 x 1024", [(1, 1024)] * 128),
-        ("prefill 2048 x 2048", [(2048, 2048)]),
-        ("mixed 128 x 1024 + 512 x 1024", [(1, 1024)] * 128 + [(512, 1024)]),
+        ("decode 64 x 4096", [(1, 4096)] * 64, None),
+        ("decode 64 x 1k-8k", [(1, int(n)) for n in drawn], None),
+        ("prefill 2048 x 8192", [(2048, 8192)], None),
+        ("decode 1 x 32768", [(1, 32768)], None),
+        ("decode 128 x 1024", [(1, 1024)] * 128, None),
+        ("prefill 2048 x 2048", [(2048, 2048)], None),
+        ("mixed 128 x 1024 + 512 x 1024", [(1, 1024)] * 128 + [(512, 1024)], None),
+        ("decode 64 x 4096, int8 KV", [(1, 4096)] * 64, "int8"),
+        ("decode 64 x 4096, fp8 KV", [(1, 4096)] * 64, "fp8"),
+        ("prefill 2048 x 8192, int8 KV", [(2048, 8192)], "int8"),
     ]
 
 
@@ -65,12 +78,17 @@ def attention(rows: list[tuple[int, int]], backend: Any) -> Callable[..., jax.Ar
 
 
 def _one(
-    rows: list[tuple[int, int]], results: dict[str, Any], backend: Any, dtype: str, tiny: bool
+    rows: list[tuple[int, int]],
+    results: dict[str, Any],
+    backend: Any,
+    dtype: str,
+    kv_dtype: str | None,
+    tiny: bool,
 ) -> dict[str, Any]:
-    q, kv, batch = make_batch(rows, backend, dtype)
+    q, kv, batch = make_batch(rows, backend, dtype, kv_dtype)
     took_s = in_loop(attention(rows, backend), q, kv, batch, count=2 if tiny else LOOPS)
-    itemsize = jnp.dtype(dtype).itemsize
-    num_bytes = sum(kv_len for _, kv_len in rows) * 2 * HEADS[1] * HEAD_DIM * itemsize
+    per_head = bytes_per_head(KV_DTYPES[kv_dtype or dtype], HEAD_DIM)
+    num_bytes = sum(kv_len for _, kv_len in rows) * 2 * HEADS[1] * per_head
     pairs = sum(new * kv_len - new * (new - 1) // 2 for new, kv_len in rows)
     flops = 4 * pairs * HEADS[0] * HEAD_DIM
     rate, matmul = results["copy_bytes_per_s"], results["matmul_flops_per_s"]
@@ -83,7 +101,9 @@ def _one(
     }
 
 
-def make_batch(rows: list[tuple[int, int]], backend: Any, dtype: str) -> Any:
+def make_batch(
+    rows: list[tuple[int, int]], backend: Any, dtype: str, kv_dtype: str | None = None
+) -> Any:
     """Queries, pool and batch of rows (new tokens, KV length), on the device; pages shuffled."""
     rng = np.random.default_rng(1)
     pages = [-(-kv_len // PAGE) for _, kv_len in rows]
@@ -108,9 +128,26 @@ def make_batch(rows: list[tuple[int, int]], backend: Any, dtype: str) -> Any:
     )
     dim = pool_head_dim(backend, HEAD_DIM)
     shape = (1 + sum(pages), 2, HEADS[1], PAGE, dim)
-    pool = jax.jit(lambda key: jax.random.normal(key, shape, jnp.dtype(dtype)))(jax.random.key(0))
+
+    def make_pool(key: jax.Array) -> PagedKV:
+        numbers = jax.random.normal(key, shape, jnp.dtype(dtype))
+        if kv_dtype is None:
+            return PagedKV(pages=numbers)
+        stored = KV_DTYPES[kv_dtype]
+        kv = PagedKV.zeros(shape, stored, pool_scale_width(backend, PAGE))
+        assert kv.scales is not None
+        largest = LARGEST["int8" if kv_dtype == "int8" else "fp8"]
+        numbers = jnp.clip(numbers * (largest / 5), -largest, largest)
+        return PagedKV(
+            pages=to_stored(
+                numbers, stored_dtype(stored) if backend in ("xla", "reference") else stored
+            ),
+            scales=kv.scales + 5 / largest,
+        )
+
+    pool = jax.jit(make_pool)(jax.random.key(0))
     q = jax.random.normal(jax.random.key(1), (int(new.sum()), HEADS[0], dim), jnp.dtype(dtype))
-    return q, PagedKV(pages=pool), batch
+    return q, pool, batch
 
 
 def _attend(backend: Any) -> Any:

@@ -57,7 +57,10 @@ from octavo.engine.structured.grammar import Mask
 from octavo.engine.structured.masks import TokenMasks
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
-from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
+from octavo.pallas_kernels.ragged_paged_attention.backends import (
+    pool_head_dim,
+    pool_scale_width,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -160,6 +163,7 @@ class DeviceExecutor:
             table_pages=limits.max_pages_per_seq,
             dtype=kv_dtype,
             head_dim=pool_head_dim(backend, config.head_dim),
+            scale_width=pool_scale_width(backend, limits.page_size),
         )
         self._abstract_state = self._layout.abstract()
         self._make_state = self._layout.maker()

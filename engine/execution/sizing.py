@@ -18,7 +18,10 @@ from octavo.engine.execution.state import kv_bytes_per_token
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
-from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
+from octavo.pallas_kernels.ragged_paged_attention.backends import (
+    pool_head_dim,
+    pool_scale_width,
+)
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import KV_DTYPES, stored_dtype
 
 DEFAULT_MAX_MODEL_LEN = 8192
@@ -91,7 +94,10 @@ def size_engine(
     if backend in ("xla", "reference"):
         kv_dtype = stored_dtype(kv_dtype)
     page_bytes = page_size * kv_bytes_per_token(
-        model, kv_dtype, pool_head_dim(backend, model.head_dim)
+        model,
+        kv_dtype,
+        pool_head_dim(backend, model.head_dim),
+        pool_scale_width(backend, page_size) // page_size,
     )
     return EngineSize(
         limits=StepLimits(

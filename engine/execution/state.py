@@ -54,15 +54,19 @@ def kv_pool_sharding(config: ModelConfig, mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P() if axis is None else P(None, None, axis))
 
 
-def kv_bytes_per_token(config: ModelConfig, dtype: jnp.dtype, head_dim: int | None = None) -> int:
+def kv_bytes_per_token(
+    config: ModelConfig, dtype: jnp.dtype, head_dim: int | None = None, num_scales: int = 1
+) -> int:
     """Bytes of KV for one token over all layers and devices, scales counted.
 
     Args:
         dtype: of the pool.
         head_dim: numbers a head takes in the pool; None is the model's own.
+        num_scales: places the pool keeps for a token's scale, if it keeps one.
     """
-    per_head = config.head_dim if head_dim is None else head_dim
-    return 2 * config.num_layers * config.num_kv_heads * bytes_per_head(dtype, per_head)
+    dim = config.head_dim if head_dim is None else head_dim
+    per_head = bytes_per_head(dtype, dim, num_scales)
+    return 2 * config.num_layers * config.num_kv_heads * per_head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +81,7 @@ class StateLayout:
         table_pages: M.
         dtype: of KV.
         head_dim: numbers a head takes in the pool; None is the model's own.
+        scale_width: scales a head's keys of a page take, if it has scales; None is `page_size`.
     """
 
     config: ModelConfig
@@ -87,6 +92,7 @@ class StateLayout:
     table_pages: int
     dtype: jnp.dtype
     head_dim: int | None = None
+    scale_width: int | None = None
 
     @property
     def pool_head_dim(self) -> int:
@@ -119,7 +125,9 @@ class StateLayout:
             return jnp.zeros((slots, *tail), jnp.int32)
 
         return DeviceState(
-            kv=tuple(PagedKV.zeros(shape, self.dtype) for _ in range(config.num_layers)),
+            kv=tuple(
+                PagedKV.zeros(shape, self.dtype, self.scale_width) for _ in range(config.num_layers)
+            ),
             block_table=zeros(self.table_pages),
             num_computed_tokens=zeros(),
             max_total_tokens=zeros(),

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_quantization
 from octavo.pallas_kernels.ragged_paged_attention.kv_write_tpu import sublane_tile
-from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles, scale_lanes
 
 logger = logging.getLogger(__name__)
 
@@ -20,6 +21,8 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 HEAD_DIMS = (64, 96, 128, 256)
 PAGE_SIZES = (16, 32, 64, 128, 256)
 MAX_GROUP_GPU = 64
+MIN_SCALED_PAGE_GPU = 32
+"""Tokens of a page whose scales fill the 128 bytes that a bulk copy starts at a multiple of."""
 PLATFORMS = {"mosaic_tpu": ("tpu",), "mosaic_gpu": ("gpu", "cuda")}
 HOPPER = ("H100", "H200", "GH200", "H20", "H800")
 
@@ -35,6 +38,15 @@ def pool_head_dim(backend: Backend, head_dim: int) -> int:
     if backend == "mosaic_gpu":
         return head_dim if head_dim <= 64 else -(-head_dim // 128) * 128
     return head_dim
+
+
+def pool_scale_width(backend: Backend, page_size: int) -> int:
+    """Scales that a head's keys of a page take in the pool of a backend, int8 or fp8.
+
+    A TPU tiles the last dimension by 128 lanes, as with `pool_head_dim`: pages of 128 and 256
+    tokens waste nothing, one of 64 adds 4 bytes to the 4 + D of a token's key or value.
+    """
+    return scale_lanes(page_size) if backend == "mosaic_tpu" else page_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +136,20 @@ def choose_backend(
     return requested
 
 
+def _dtype_refusal(shape: AttentionShape, dtypes: tuple[str, ...]) -> Refusal | None:
+    """Queries of `dtypes`; KV in the queries' dtype, int8 or fp8."""
+    q_dtype, kv_dtype = jnp.dtype(shape.q_dtype), jnp.dtype(shape.kv_dtype)
+    if q_dtype.name not in dtypes:
+        return Refusal("dtype", q_dtype.name, _one_of(dtypes))
+    if kv_dtype != q_dtype and kv_quantization(kv_dtype) is None:
+        return Refusal("kv_cache_dtype", kv_dtype.name, f"that of dtype ({q_dtype}), int8 or fp8")
+    return None
+
+
 def _tpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
-    dtypes = ("float32", "bfloat16")
-    for field, dtype in (("dtype", shape.q_dtype), ("kv_cache_dtype", shape.kv_dtype)):
-        if jnp.dtype(dtype).name not in dtypes:
-            return Refusal(field, jnp.dtype(dtype).name, _one_of(dtypes))
-    if jnp.dtype(shape.kv_dtype) != jnp.dtype(shape.q_dtype):
-        return Refusal("kv_cache_dtype", jnp.dtype(shape.kv_dtype).name, "that of dtype")
+    why = _dtype_refusal(shape, ("float32", "bfloat16"))
+    if why is not None:
+        return why
     if shape.page_size % sublane_tile(shape.kv_dtype):
         allowed = f"a multiple of {sublane_tile(shape.kv_dtype)}"
         return Refusal("block_size", shape.page_size, allowed)
@@ -151,9 +170,12 @@ def _gpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
         return Refusal("attention_backend", "mosaic_gpu", "JAX 0.11 or newer, or another backend")
     if not any(name in device_kind for name in HOPPER):
         return Refusal("attention_backend", "mosaic_gpu", f"a Hopper GPU, not {device_kind!r}")
-    for field, dtype in (("dtype", shape.q_dtype), ("kv_cache_dtype", shape.kv_dtype)):
-        if jnp.dtype(dtype).name != "bfloat16":
-            return Refusal(field, jnp.dtype(dtype).name, "bfloat16")
+    why = _dtype_refusal(shape, ("bfloat16",))
+    if why is not None:
+        return why
+    if kv_quantization(shape.kv_dtype) is not None and shape.page_size < MIN_SCALED_PAGE_GPU:
+        allowed = f"at least {MIN_SCALED_PAGE_GPU} with int8 or fp8 KV"
+        return Refusal("block_size", shape.page_size, allowed)
     group = shape.num_heads // shape.num_kv_heads
     if group > MAX_GROUP_GPU:
         return Refusal("num_heads / num_kv_heads", group, f"at most {MAX_GROUP_GPU}")

@@ -54,10 +54,11 @@ class PagedKV:
         pages: [N, 2, Hkv, P, D], keys and values of a page side by side: reading a page is one
             contiguous copy of 2·Hkv·P·D numbers. Narrow floats may be stored as bits, see
             `kv_dtype`.
-        scales: float32 [N, 2, Hkv, P] where pages hold int8 or fp8: a number stands for itself
+        scales: float32 [N, 2, Hkv, P'] where pages hold int8 or fp8: a number stands for itself
             times its token's and head's scale; None where they hold the numbers themselves. A
             scale a token is known when the token is written, needs no calibration and clips
-            nothing, for 4 bytes beside the D of a head.
+            nothing, for 4 bytes beside the D of a head. P' is `pool_scale_width` of the backend,
+            at least P; nobody reads what exceeds P.
     """
 
     pages: jax.Array
@@ -74,12 +75,17 @@ class PagedKV:
         return self.pages[:, 1]
 
     @classmethod
-    def zeros(cls, shape: tuple[int, ...], dtype: Any) -> PagedKV:
-        """An empty pool [N, 2, Hkv, P, D], with scales where `dtype` needs them."""
+    def zeros(cls, shape: tuple[int, ...], dtype: Any, scale_width: int | None = None) -> PagedKV:
+        """An empty pool [N, 2, Hkv, P, D], with scales where `dtype` needs them.
+
+        Args:
+            scale_width: P'; None is P.
+        """
         is_scaled = kv_quantization(dtype) is not None
+        scales = (*shape[:3], shape[3] if scale_width is None else scale_width)
         return cls(
             pages=jnp.zeros(shape, dtype),
-            scales=jnp.zeros(shape[:-1], SCALE_DTYPE) if is_scaled else None,
+            scales=jnp.zeros(scales, SCALE_DTYPE) if is_scaled else None,
         )
 
     @property

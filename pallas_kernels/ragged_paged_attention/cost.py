@@ -15,6 +15,7 @@ def attention_cost(
     head_dim: int,
     q_itemsize: int,
     kv_itemsize: int,
+    scale_bytes: int = 0,
 ) -> pl.CostEstimate:
     """Cost of `num_queries` queries that each see `context` keys.
 
@@ -23,6 +24,7 @@ def attention_cost(
         context: keys each sees.
         kv_reads: times a context's KV is read from memory: rows for decode, tiles for prefill.
         q_itemsize, kv_itemsize: bytes a number.
+        scale_bytes: of a token's key or value in one head, where the pool keeps scales.
 
     Returns:
         Two products of 2 · D operations a (query head, key); queries read, outputs written, and
@@ -32,5 +34,5 @@ def attention_cost(
         flops=4 * num_queries * num_heads * head_dim * context,
         transcendentals=num_queries * num_heads * context,
         bytes_accessed=2 * num_queries * num_heads * head_dim * q_itemsize
-        + 2 * kv_reads * context * num_kv_heads * head_dim * kv_itemsize,
+        + 2 * kv_reads * context * num_kv_heads * (head_dim * kv_itemsize + scale_bytes),
     )

@@ -27,12 +27,16 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
     PagedKV,
     RaggedBatch,
 )
+from octavo.pallas_kernels.ragged_paged_attention.copies_gpu import (
+    PagedTiles,
+    kv_memory,
+    kv_scratch,
+)
 from octavo.pallas_kernels.ragged_paged_attention.cost import attention_cost
 from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     DecodeTiles,
     accumulate,
     choose_decode_tiles,
-    copy_tile,
     out_columns,
     query_key_product,
     softcap_scores,
@@ -117,7 +121,7 @@ def decode_gpu(
     group = num_heads // num_kv_heads
     padded = -(-group // 8) * 8
     key = tuning_key("mosaic_gpu", "decode", q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
-    tiles = tiles or choose_decode_tiles(head_dim, kv.page_size, q.dtype.itemsize, key)
+    tiles = tiles or choose_decode_tiles(head_dim, q.dtype.itemsize, kv.pages.dtype.itemsize, key)
     work = split_worklist(batch, params, tiles, num_kv_heads)
     num_items = work.row.shape[0]
 
@@ -126,26 +130,17 @@ def decode_gpu(
     rows = jnp.pad(rows, ((0, 0), (0, 0), (0, padded - group), (0, 0)))
     table = batch.block_table
     call = plgpu.kernel(
-        partial(_kernel, params, tiles, kv.page_size, table.shape[1], bool(interpret)),
+        partial(_kernel, params, tiles.tile, table.shape[1], bool(interpret)),
         out_type=(
             jax.ShapeDtypeStruct((num_items, num_kv_heads, padded, head_dim), jnp.float32),
             jax.ShapeDtypeStruct((num_items, num_kv_heads, QUERY_ROWS), jnp.float32),
         ),
         scratch_types={
             "q_smem": tiled_smem((QUERY_ROWS, head_dim), q.dtype),
-            "k_smem": tiled_smem((tiles.num_stages, tiles.tile, head_dim), q.dtype),
-            "v_smem": tiled_smem((tiles.num_stages, tiles.tile, head_dim), q.dtype),
             "out_smem": plgpu.SMEM((QUERY_ROWS, out_columns(head_dim)), jnp.float32),
             "lse_smem": plgpu.SMEM((QUERY_ROWS,), jnp.float32),
             "q_ready": plgpu.Barrier(),
-            "k_ready": plgpu.Barrier(
-                num_arrivals=tiles.copies(kv.page_size), num_barriers=tiles.num_stages
-            ),
-            "v_ready": plgpu.Barrier(
-                num_arrivals=tiles.copies(kv.page_size), num_barriers=tiles.num_stages
-            ),
-            "k_free": plgpu.Barrier(num_barriers=tiles.num_stages),
-            "v_free": plgpu.Barrier(num_barriers=tiles.num_stages),
+            **kv_scratch(tiles, head_dim, kv.page_size, q.dtype, kv.pages.dtype, 1),
         },
         grid=(num_kv_heads, num_items),
         grid_names=("head", "item"),
@@ -161,6 +156,7 @@ def decode_gpu(
             head_dim=head_dim,
             q_itemsize=q.dtype.itemsize,
             kv_itemsize=kv.pages.dtype.itemsize,
+            scale_bytes=0 if kv.scales is None else kv.scales.dtype.itemsize,
         ),
         **({"interpret": interpret} if interpret else {}),
     )
@@ -172,6 +168,7 @@ def decode_gpu(
         table.reshape(-1),
         rows,
         kv.pages,
+        *(() if kv.scales is None else (kv.scales,)),
     )
     out = _combine(part[:, :, :group], lse[:, :, :group], work.row, num_rows, sinks)
     return out.reshape(num_rows, num_heads, head_dim)
@@ -210,8 +207,7 @@ def _combine(
 
 def _kernel(
     params: AttentionParams,
-    tiles: DecodeTiles,
-    page_size: int,
+    tile: int,
     table_pages: int,
     plain: bool,
     # Global memory.
@@ -221,58 +217,33 @@ def _kernel(
     kv_lens_ref: Any,  # int32[S]
     table_ref: Any,  # int32[S · M]
     q_ref: Any,  # [S, Hkv, Gp, D]
-    pool_ref: Any,  # [N, 2, Hkv, P, D]
-    out_ref: Any,  # float32[I, Hkv, Gp, D]
-    lse_ref: Any,  # float32[I, Hkv, 64]
-    *,
+    *pool_and_outputs: Any,  # [N, 2, Hkv, P, D], scales [N, 2, Hkv, P] if any; then
+    # float32[I, Hkv, Gp, D] and float32[I, Hkv, 64]
     q_smem: Any,  # [64, D]
-    k_smem: Any,  # [stages, tile, D]
-    v_smem: Any,  # [stages, tile, D]
     out_smem: Any,  # float32[64, columns]
     lse_smem: Any,  # float32[64]
     q_ready: Any,
-    k_ready: Any,
-    v_ready: Any,
-    k_free: Any,
-    v_free: Any,
+    **kv_refs: Any,
 ) -> None:
+    *pools, out_ref, lse_ref = pool_and_outputs
     item, head = lax.axis_index("item"), lax.axis_index("head")
     wg = lax.axis_index("wg")
     first, end = first_ref[item], end_ref[item]
     row = row_ref[item]
-    stages, tile = tiles.num_stages, tiles.tile
     padded, head_dim = q_ref.shape[2:]
-
-    def slot_of(index: Any) -> Any:
-        return lax.rem(index - first, jnp.int32(stages))
+    kv = kv_memory(first, kv_refs)
 
     @pl.when((end > first) & (wg == 1))
     def _copies() -> None:
-        @pl.loop(first, end)
-        def _one_tile(index: Any) -> None:
-            slot = slot_of(index)
-            fetch = partial(
-                copy_tile,
-                pool_ref,
-                table_ref,
-                row * table_pages,
-                table_pages,
-                head,
-                page_size,
-                tile,
-            )
-
-            @pl.when(index - first >= stages)
-            def _wait_k() -> None:
-                plgpu.barrier_wait(k_free.at[slot])
-
-            fetch(0, index, k_smem.at[slot], k_ready.at[slot])
-
-            @pl.when(index - first >= stages)
-            def _wait_v() -> None:
-                plgpu.barrier_wait(v_free.at[slot])
-
-            fetch(1, index, v_smem.at[slot], v_ready.at[slot])
+        source = PagedTiles(
+            pools=tuple(pools),
+            table=table_ref,
+            table_row=row * table_pages,
+            table_pages=table_pages,
+            head=head,
+            tile=tile,
+        )
+        kv.copy_all(source, end)
 
     @pl.when((end > first) & (wg == 0))
     def _compute() -> None:
@@ -292,10 +263,12 @@ def _kernel(
 
         def one_tile(index: Any, carry: Any) -> Any:
             acc, peak, total = carry
-            slot = slot_of(index)
-            plgpu.barrier_wait(k_ready.at[slot])
-            scores = query_key_product(q_smem, k_smem.at[slot], plain)
-            plgpu.barrier_arrive(k_free.at[slot])
+            slot = kv.stage(index)
+            plgpu.barrier_wait(kv.ready[0].at[slot])
+            scores = query_key_product(q_smem, kv.tiles[0].at[slot], plain)
+            plgpu.barrier_arrive(kv.free[0].at[slot])
+            if kv.scales is not None:
+                scores = scores * kv.scale_row(index, 0, scores.shape)
             scores, scale = softcap_scores(scores, params)
             key = index * tile + plgpu.broadcasted_iota(
                 jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA
@@ -309,9 +282,11 @@ def _kernel(
             weight = jnp.exp2(scores * scale - lax.broadcast_in_dim(new_peak, scores.shape, [0]))
             total = total * shrink + weight.sum(axis=1)
             acc = acc * lax.broadcast_in_dim(shrink, acc.shape, [0])
-            plgpu.barrier_wait(v_ready.at[slot])
-            acc = accumulate(acc, weight.astype(q_smem.dtype), v_smem.at[slot], plain)
-            plgpu.barrier_arrive(v_free.at[slot])
+            if kv.scales is not None:
+                weight = weight * kv.scale_row(index, 1, weight.shape)
+            plgpu.barrier_wait(kv.ready[1].at[slot])
+            acc = accumulate(acc, weight.astype(q_smem.dtype), kv.tiles[1].at[slot], plain)
+            plgpu.barrier_arrive(kv.free[1].at[slot])
             return acc, new_peak, total
 
         acc, peak, total = lax.fori_loop(first, end, one_tile, (acc, peak, total))

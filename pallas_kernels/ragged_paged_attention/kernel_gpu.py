@@ -39,7 +39,7 @@ def attend_mosaic_gpu(
 
     Args:
         q: [T, Hq, D] packed queries, bfloat16.
-        kv: pool [N, 2, Hkv, P, D] bfloat16, the step's own KV already written.
+        kv: pool [N, 2, Hkv, P, D] bfloat16, int8 or fp8, the step's own KV already written.
         batch: see `RaggedBatch`.
         params: see `AttentionParams`.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.

@@ -7,7 +7,9 @@ tokens. For each item the kernel walks the row's KV in blocks of pages with an o
 double-buffered across the whole worklist: while one block is computed the next is on its way, be
 it the same item's or the next one's. A page [2, Hkv, P, D] is one contiguous copy for all heads.
 
-Grouped queries are rows of one matrix product: [tile · G, D] × [D, block] a KV head.
+Grouped queries are rows of one matrix product: [tile · G, D] × [D, block] a KV head. Pages of int8
+and fp8 come with their scales, a second copy beside each page's: see `block_tpu` for what is done
+with a block.
 
 Speed on hardware: not yet measured. See docs/kernels/ragged_paged_attention.md.
 """
@@ -16,7 +18,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -30,8 +31,21 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
     PagedKV,
     RaggedBatch,
 )
+from octavo.pallas_kernels.ragged_paged_attention.block_tpu import (
+    MASKED,
+    KernelShape,
+    add_block,
+    each_head,
+    lay_scales,
+    zero_tail,
+)
 from octavo.pallas_kernels.ragged_paged_attention.cost import attention_cost
-from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import TpuTiles, choose_tpu_tiles
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import SCALE_DTYPE
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import (
+    LANES,
+    TpuTiles,
+    choose_tpu_tiles,
+)
 from octavo.pallas_kernels.ragged_paged_attention.worklist import (
     Worklist,
     block_range,
@@ -39,40 +53,6 @@ from octavo.pallas_kernels.ragged_paged_attention.worklist import (
     pack_prefill,
     prefill_worklist,
 )
-
-_MASKED = -1e30
-LANES = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
-    """What is static in one kernel.
-
-    Attributes:
-        group: G, query heads a KV head.
-        tile: query tokens of an item; 1 for decode.
-        packed: queries lie as [Hkv, A · G, D] (prefill) and not as [T, Hkv, G, D] (decode).
-        pages: pages in a KV block.
-        unrolled: decode's heads are unrolled.
-    """
-
-    num_kv_heads: int
-    group: int
-    head_dim: int
-    page_size: int
-    pages: int
-    tile: int
-    packed: bool
-    params: AttentionParams
-    unrolled: bool
-
-    @property
-    def queries(self) -> int:
-        return self.tile * self.group
-
-    @property
-    def block(self) -> int:
-        return self.pages * self.page_size
 
 
 def attend_mosaic_tpu(
@@ -90,7 +70,7 @@ def attend_mosaic_tpu(
 
     Args:
         q: [T, Hq, D] packed queries, bfloat16 or float32.
-        kv: pool [N, 2, Hkv, P, D], the step's own KV already written.
+        kv: pool [N, 2, Hkv, P, D] in q's dtype, int8 or fp8, the step's own KV already written.
         batch: see `RaggedBatch`.
         params: see `AttentionParams`.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
@@ -107,7 +87,7 @@ def attend_mosaic_tpu(
     if tiles is None:
         tiles = choose_tpu_tiles(q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
     table_pages = batch.block_table.shape[1]
-    shape = _Shape(
+    shape = KernelShape(
         num_kv_heads=num_kv_heads,
         group=group,
         head_dim=head_dim,
@@ -132,7 +112,7 @@ def attend_mosaic_tpu(
         packed = grouped[packing.token].transpose(1, 0, 2, 3)
         packed = packed.reshape(num_kv_heads, -1, head_dim)
         work = prefill_worklist(batch, packing, num_tokens, tile=tile)
-        shape = _Shape(
+        shape = KernelShape(
             num_kv_heads=num_kv_heads,
             group=group,
             head_dim=head_dim,
@@ -161,7 +141,7 @@ def _query_align(dtype: Any, group: int) -> int:
 
 
 def _call(
-    shape: _Shape,
+    shape: KernelShape,
     q: jax.Array,
     work: Worklist,
     *,
@@ -175,7 +155,7 @@ def _call(
     first, end = block_range(work, batch.kv_lens, shape.params, shape.block)
     heads, queries, dim = shape.num_kv_heads, shape.queries, shape.head_dim
     if sinks is None:
-        sink_rows = jnp.full((heads, queries, LANES), _MASKED, jnp.float32)
+        sink_rows = jnp.full((heads, queries, LANES), MASKED, jnp.float32)
     else:
         by_group = jnp.tile(sinks.astype(jnp.float32).reshape(heads, shape.group), (1, shape.tile))
         sink_rows = jnp.broadcast_to(by_group[:, :, None], (heads, queries, LANES))
@@ -190,7 +170,16 @@ def _call(
         head_dim=dim,
         q_itemsize=q.dtype.itemsize,
         kv_itemsize=kv.pages.dtype.itemsize,
+        scale_bytes=0 if kv.scales is None else SCALE_DTYPE.itemsize,
     )
+    block = (2, shape.pages, 2, heads)  # twice: one is computed while the other is on its way
+    pools = [kv.pages]
+    buffers = [pltpu.VMEM((*block, shape.page_size, dim), kv.pages.dtype)]
+    scale_rows = []
+    if kv.scales is not None:
+        pools.append(kv.scales)
+        buffers.append(pltpu.VMEM((*block, kv.scales.shape[3]), kv.scales.dtype))
+        scale_rows.append(pltpu.VMEM((2, heads, shape.scale_lanes), jnp.float32))
     stats = pltpu.VMEM((heads, queries, LANES), jnp.float32)
     call = pl.pallas_call(
         functools.partial(_kernel, shape, sinks is not None),
@@ -201,16 +190,14 @@ def _call(
             in_specs=[
                 pl.BlockSpec((heads, queries, LANES), lambda *_: (0, 0, 0)),
                 anywhere,
-                anywhere,
+                tuple(anywhere for _ in pools),
             ],
             out_specs=anywhere,
             scratch_shapes=[
                 pltpu.VMEM((2, heads, queries, dim), q.dtype),
                 pltpu.VMEM((heads, queries, dim), q.dtype),
-                pltpu.VMEM(
-                    (2, shape.pages, 2, heads, shape.page_size, dim),
-                    kv.pages.dtype,
-                ),
+                tuple(buffers),
+                tuple(scale_rows),
                 stats,
                 stats,
                 pltpu.VMEM((heads, queries, dim), jnp.float32),
@@ -236,12 +223,12 @@ def _call(
         batch.block_table.reshape(-1),
         sink_rows,
         q,
-        kv.pages,
+        tuple(pools),
     )
 
 
 def _kernel(
-    shape: _Shape,
+    shape: KernelShape,
     has_sinks: bool,
     # Scalars in SMEM.
     num_items_ref: Any,  # [1]
@@ -256,12 +243,13 @@ def _kernel(
     # Inputs and the output.
     sink_ref: Any,  # VMEM [Hkv, Q, LANES]
     q_ref: Any,  # HBM [Hkv, A · G, D] or [T, Hkv, G, D]
-    pool_ref: Any,  # HBM [N, 2, Hkv, P, D]
+    pool_refs: Any,  # HBM [N, 2, Hkv, P, D], and scales [N, 2, Hkv, P'] if any
     out_ref: Any,  # HBM as q
     # Scratch.
     q_buf: Any,  # VMEM [2, Hkv, Q, D]
     out_buf: Any,  # VMEM [Hkv, Q, D]
-    kv_buf: Any,  # VMEM [2, pages, 2, Hkv, P, D]
+    kv_bufs: Any,  # VMEM [2, pages, 2, Hkv, P, D], and [2, pages, 2, Hkv, P'] if any
+    scale_rows: Any,  # VMEM [2, Hkv, scale_lanes] if any
     peak_ref: Any,  # VMEM [Hkv, Q, LANES], every lane alike
     total_ref: Any,  # VMEM [Hkv, Q, LANES], every lane alike
     acc_ref: Any,  # VMEM [Hkv, Q, D]
@@ -295,7 +283,8 @@ def _kernel(
 
         def one(i: Any, _: None) -> None:
             page = table_ref[row * table_pages + first + i]
-            do(pltpu.make_async_copy(pool_ref.at[page], kv_buf.at[slot, i], kv_sems.at[slot]))
+            for pool, buf in zip(pool_refs, kv_bufs, strict=True):
+                do(pltpu.make_async_copy(pool.at[page], buf.at[slot, i], kv_sems.at[slot]))
 
         lax.fori_loop(0, jnp.minimum(shape.pages, num_pages - first), one, None)
 
@@ -333,16 +322,19 @@ def _kernel(
                 fetch(item + 1, first_ref[item + 1], 1 - slot)
 
             each_page(item, index, slot, lambda copy: copy.wait())
-            _zero_tail(shape, kv_buf, slot, kv_len - index * block)
+            zero_tail(shape, kv_bufs[0].at[slot], kv_len - index * block)
+            if scale_rows:
+                lay_scales(shape, kv_bufs[1].at[slot], scale_rows[0], kv_len - index * block)
             inside = (index + 1) * block <= position + 1
             if shape.params.sliding_window is not None:
                 inside &= index * block > position + shape.tile - 1 - shape.params.sliding_window
 
             compute = functools.partial(
-                _add_block,
+                add_block,
                 shape,
                 q_buf.at[q_slot],
-                kv_buf.at[slot],
+                kv_bufs[0].at[slot],
+                scale_rows[0] if scale_rows else None,
                 peak_ref,
                 total_ref,
                 acc_ref,
@@ -368,7 +360,7 @@ def _kernel(
             total = jnp.maximum(total_ref[head][:, :1], 1e-30)
             out_buf[head] = (acc_ref[head] / total).astype(out_buf.dtype)
 
-        _each_head(shape, one_head)
+        each_head(shape, one_head)
         out_copy(item).start()
         return slot
 
@@ -377,90 +369,3 @@ def _kernel(
     @pl.when(num_items > 0)
     def _last() -> None:
         out_copy(num_items - 1).wait()
-
-
-def _zero_tail(shape: _Shape, kv_buf: Any, slot: Any, num_left: Any) -> None:
-    """Zeroes values beyond the row's end: what was never written may be NaN, and 0 · NaN is NaN."""
-
-    @pl.when(num_left < shape.block)
-    def _tail() -> None:
-        values = kv_buf.at[slot]
-        dims = (shape.num_kv_heads, shape.page_size, shape.head_dim)
-
-        def one_page(i: Any, _: None) -> None:
-            place = i * shape.page_size + lax.broadcasted_iota(jnp.int32, dims, 1)
-            old = values[i, 1]
-            kept = jnp.where(place < num_left, old.astype(jnp.float32), 0.0)
-            values[i, 1] = kept.astype(old.dtype)
-
-        lax.fori_loop(lax.div(num_left, shape.page_size), shape.pages, one_page, None)
-
-
-def _add_block(
-    shape: _Shape,
-    q_ref: Any,  # [Hkv, Q, D]
-    kv_ref: Any,  # [pages, 2, Hkv, P, D]
-    peak_ref: Any,
-    total_ref: Any,
-    acc_ref: Any,
-    first_key: Any,
-    position: Any,
-    kv_len: Any,
-    *,
-    masked: bool,
-) -> None:
-    """Takes one KV block into every head's online softmax."""
-    params, block, queries = shape.params, shape.block, shape.queries
-    precision = lax.Precision.HIGHEST if q_ref.dtype == jnp.float32 else None
-    visible = None
-    if masked:
-        key = first_key + lax.broadcasted_iota(jnp.int32, (queries, block), 1)
-        query = lax.broadcasted_iota(jnp.int32, (queries, block), 0)
-        query = position + lax.div(query, jnp.full_like(query, shape.group))
-        visible = key <= jnp.minimum(query, kv_len - 1)
-        if params.sliding_window is not None:
-            visible &= key > query - params.sliding_window
-
-    def one_head(head: Any) -> None:
-        keys = kv_ref[:, 0, head].reshape(block, shape.head_dim)
-        values = kv_ref[:, 1, head].reshape(block, shape.head_dim)
-        scores = lax.dot_general(
-            q_ref[head],
-            keys.astype(q_ref.dtype),
-            (((1,), (1,)), ((), ())),
-            precision=precision,
-            preferred_element_type=jnp.float32,
-        )
-        scores = scores * params.scale
-        if params.logit_softcap is not None:
-            scores = params.logit_softcap * jnp.tanh(scores * (1 / params.logit_softcap))
-        if visible is not None:
-            scores = jnp.where(visible, scores, _MASKED)
-        old_peak = peak_ref[head][:, :1]
-        peak = jnp.maximum(old_peak, scores.max(axis=1, keepdims=True))
-        weight = jnp.exp(scores - peak)
-        if visible is not None:
-            # A query of a windowed tile may see nothing of this block and nothing before it.
-            weight = jnp.where(visible, weight, 0.0)
-        shrink = jnp.exp(old_peak - peak)
-        total = total_ref[head][:, :1] * shrink + weight.sum(axis=1, keepdims=True)
-        peak_ref[head] = jnp.broadcast_to(peak, (queries, LANES))
-        total_ref[head] = jnp.broadcast_to(total, (queries, LANES))
-        acc_ref[head] = acc_ref[head] * shrink + lax.dot_general(
-            weight.astype(q_ref.dtype),
-            values.astype(q_ref.dtype),
-            (((1,), (0,)), ((), ())),
-            precision=precision,
-            preferred_element_type=jnp.float32,
-        )
-
-    _each_head(shape, one_head)
-
-
-def _each_head(shape: _Shape, do: Callable[[Any], None]) -> None:
-    """Decode's small products are unrolled, so that heads overlap; prefill's fill the unit."""
-    if shape.tile == 1 and shape.unrolled:
-        for head in range(shape.num_kv_heads):
-            do(head)
-    else:
-        lax.fori_loop(0, shape.num_kv_heads, lambda head, _: do(head), None)

@@ -28,6 +28,12 @@ _BITS = {KV_DTYPES["bfloat16"]: jnp.dtype(jnp.uint16), KV_DTYPES["fp8"]: jnp.dty
 _NUMBERS = {bits: numbers for numbers, bits in _BITS.items()}
 
 
+def kv_dtype_name(dtype: Any) -> str:
+    """The name in `KV_DTYPES` of a dtype, stored or not."""
+    numbers = number_dtype(dtype)
+    return next(name for name, known in KV_DTYPES.items() if known == numbers)
+
+
 def stored_dtype(dtype: Any) -> jnp.dtype:
     """The dtype that plain XLA's pools hold numbers of `dtype` in."""
     return _BITS.get(jnp.dtype(dtype), jnp.dtype(dtype))
@@ -60,7 +66,11 @@ def kv_quantization(dtype: Any) -> Quantization | None:
     return "fp8" if numbers == KV_DTYPES["fp8"] else None
 
 
-def bytes_per_head(dtype: Any, head_dim: int) -> int:
-    """Bytes of one token's key or value in one head, its scale counted."""
-    scale = 0 if kv_quantization(dtype) is None else SCALE_DTYPE.itemsize
+def bytes_per_head(dtype: Any, head_dim: int, num_scales: int = 1) -> int:
+    """Bytes of one token's key or value in one head, its scale counted.
+
+    Args:
+        num_scales: places that the pool keeps for it, one of them used.
+    """
+    scale = 0 if kv_quantization(dtype) is None else num_scales * SCALE_DTYPE.itemsize
     return head_dim * jnp.dtype(dtype).itemsize + scale

@@ -4,11 +4,17 @@ A TPU stores whole tiles of sublanes, so a token's KV is merged into the tile [2
 page that holds it: the tile is read, some of its W places replaced, and written back. W is one
 sublane tile of the pool's dtype: 8 numbers of 4 bytes, 16 of 2, 32 of 1. Pallas pipelines the tiles
 by block index; the pool is aliased from input to output, so nothing else of it moves.
+
+Scales of a pool of int8 or fp8 lie along lanes, [2, Hkv, 128] for up to 128 places of a page: wider
+than a tile of numbers. Tiles that share one follow each other, and each of them merges all of the
+row's new scales that fall into it, so that it does not matter which of them is written last.
+New numbers are rounded by XLA, in the same way as for every other implementation.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,12 +23,41 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from octavo.pallas_kernels.quantized_linear.weight import quantize
 from octavo.pallas_kernels.ragged_paged_attention.batch import PagedKV, RaggedBatch
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_quantization
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES
 
 
 def sublane_tile(dtype: Any) -> int:
     """Places in a sublane tile of a dtype."""
     return 8 * 4 // jnp.dtype(dtype).itemsize
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tiles:
+    """The tiles that new tokens fall into.
+
+    Attributes:
+        page: int32[I].
+        place: int32[I] in the page, in tiles.
+        low, high: int32[I] first and end place written in the tile.
+        token: int32[I, W] of each place; None where an item is one token, the item's own.
+        lane_place: int32[I] of the scales in the page, in tiles of 128 lanes.
+        lane_low, lane_high: int32[I] first and end lane written.
+        lane_token: int32[I, 128] of each lane; None as for `token`.
+    """
+
+    page: jax.Array
+    place: jax.Array
+    low: jax.Array
+    high: jax.Array
+    token: jax.Array | None
+    lane_place: jax.Array
+    lane_low: jax.Array
+    lane_high: jax.Array
+    lane_token: jax.Array | None
 
 
 def write_kv_mosaic_tpu(
@@ -34,10 +69,11 @@ def write_kv_mosaic_tpu(
     decode_only: bool = False,
     interpret: Any = False,
 ) -> PagedKV:
-    """Merges the new KV of each token into its page.
+    """Merges the new KV of each token into its page, rounded to the pool's dtype.
 
     Args:
-        kv: pool [N, 2, Hkv, P, D]; updated in place under donation. P is a multiple of W.
+        kv: pool [N, 2, Hkv, P, D], and its scales [N, 2, Hkv, P'] if any; updated in place under
+            donation. P is a multiple of W, P' of 128.
         k, v: [T, Hkv, D] new keys and values.
         batch: `block_table` and the lengths say where each goes; idle rows go nowhere.
         decode_only: every row has one token: a tile a token, with no gather beforehand.
@@ -46,28 +82,49 @@ def write_kv_mosaic_tpu(
     Returns:
         The updated pool. Page 0 holds garbage.
     """
-    new = jnp.stack([k, v], axis=1).astype(kv.pages.dtype)  # [T, 2, Hkv, D]
+    new = jnp.stack([k, v], axis=1)  # [T, 2, Hkv, D]
+    scale = None
+    quantization = kv_quantization(kv.pages.dtype)
+    if kv.scales is not None and quantization is not None:
+        new, scale = quantize(new, quantization, -1)  # and [T, 2, Hkv]
+    new = new.astype(kv.pages.dtype)
     width = sublane_tile(kv.pages.dtype)
     if decode_only:
-        place = lax.div(batch.token_offset, width)
-        low = lax.rem(batch.token_offset, width)
+        tiles = _token_tiles(kv, batch, width)
+        # Rows of a packed register cannot be told apart: bfloat16 holds narrower numbers exactly.
         flat = new.reshape(new.shape[0], -1, kv.head_dim)
-        pages = _call(_merge_token, kv, batch.token_page, place, low, low + 1, flat, interpret)
-        return PagedKV(pages=pages)
-    page, place, low, high, token = _tiles(kv, batch, k.shape[0], width)
-    tiles = new[token].transpose(0, 2, 3, 1, 4)  # [I, 2, Hkv, W, D]
-    return PagedKV(pages=_call(_merge_tile, kv, page, place, low, high, tiles, interpret))
+        flat = flat if flat.dtype.itemsize > 1 else flat.astype(jnp.bfloat16)
+        new_scales = None
+        if scale is not None:
+            new_scales = jnp.broadcast_to(scale[..., None], (*scale.shape, LANES))
+        return _call(_merge_token, kv, tiles, flat, new_scales, interpret)
+    tiles = _row_tiles(kv, batch, k.shape[0], width)
+    new_scales = None
+    if scale is not None:
+        new_scales = scale[tiles.lane_token].transpose(0, 2, 3, 1)  # [I, 2, Hkv, 128]
+    stacked = new[tiles.token].transpose(0, 2, 3, 1, 4)  # [I, 2, Hkv, W, D]
+    return _call(_merge_tile, kv, tiles, stacked, new_scales, interpret)
 
 
-def _tiles(
-    kv: PagedKV, batch: RaggedBatch, num_tokens: int, width: int
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Every tile that new tokens fall into.
+def _token_tiles(kv: PagedKV, batch: RaggedBatch, width: int) -> _Tiles:
+    """A tile a token: an item is a token."""
+    offset = batch.token_offset
+    low, lane_low = lax.rem(offset, width), lax.rem(offset, min(LANES, kv.page_size))
+    return _Tiles(
+        page=batch.token_page,
+        place=lax.div(offset, width),
+        low=low,
+        high=low + 1,
+        token=None,
+        lane_place=lax.div(offset, LANES),
+        lane_low=lane_low,
+        lane_high=lane_low + 1,
+        lane_token=None,
+    )
 
-    Returns:
-        int32[I] page, place in the page in tiles, and first and end place written in the tile;
-        int32[I, W] the token of each place.
-    """
+
+def _row_tiles(kv: PagedKV, batch: RaggedBatch, num_tokens: int, width: int) -> _Tiles:
+    """Every tile that new tokens fall into, row after row and in order of position."""
     num_rows, table_pages = batch.block_table.shape
     row = jnp.arange(num_rows, dtype=jnp.int32)
     live = (row < batch.num_rows) & (batch.kv_lens > 0)
@@ -82,64 +139,105 @@ def _tiles(
     of = of.astype(jnp.int32)
     tile = lax.div(first[of], width) + item - (ends[of] - count[of])
     column = jnp.clip(lax.div(tile * width, kv.page_size), 0, table_pages - 1)
-    page = jnp.where(used, batch.block_table[of, column], 0)
-    place = jnp.where(used, lax.rem(tile, kv.page_size // width), 0)
-    low = jnp.where(used, jnp.maximum(first[of] - tile * width, 0), 0)
-    high = jnp.where(used, jnp.minimum(first[of] + lens[of] - tile * width, width), 0)
-    position = tile[:, None] * width + jnp.arange(width, dtype=jnp.int32)
-    token = batch.cu_q_lens[of][:, None] + position - first[of][:, None]
-    return page, place, low, high, jnp.clip(token, 0, num_tokens - 1)
+
+    def span(begin: jax.Array, size: int, lanes: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """First and end of the `size` places from position `begin` that are new; all's tokens."""
+        low = jnp.where(used, jnp.maximum(first[of] - begin, 0), 0)
+        high = jnp.where(used, jnp.minimum(first[of] + lens[of] - begin, size), 0)
+        position = begin[:, None] + jnp.arange(lanes, dtype=jnp.int32)
+        token = batch.cu_q_lens[of][:, None] + position - first[of][:, None]
+        return low, high, jnp.clip(token, 0, num_tokens - 1)
+
+    low, high, token = span(tile * width, width, width)
+    lanes = min(LANES, kv.page_size)
+    lane_low, lane_high, lane_token = span(lax.div(tile * width, lanes) * lanes, lanes, LANES)
+    in_page = lax.rem(tile * width, kv.page_size)
+    return _Tiles(
+        page=jnp.where(used, batch.block_table[of, column], 0),
+        place=jnp.where(used, lax.div(in_page, width), 0),
+        low=low,
+        high=high,
+        token=token,
+        lane_place=jnp.where(used, lax.div(in_page, LANES), 0),
+        lane_low=lane_low,
+        lane_high=lane_high,
+        lane_token=lane_token,
+    )
 
 
 def _call(
-    kernel: Any,
+    merge: Any,
     kv: PagedKV,
-    page: jax.Array,
-    place: jax.Array,
-    low: jax.Array,
-    high: jax.Array,
+    tiles: _Tiles,
     new: jax.Array,
+    new_scales: jax.Array | None,
     interpret: Any,
-) -> jax.Array:
+) -> PagedKV:
     width = sublane_tile(kv.pages.dtype)
     tile = (1, 2, kv.num_kv_heads, width, kv.head_dim)
-    num_items = page.shape[0]
-    tile_bytes = 2 * kv.num_kv_heads * width * kv.head_dim * kv.pages.dtype.itemsize
+    num_items = tiles.page.shape[0]
+    scalars = [tiles.page, tiles.place, tiles.low, tiles.high]
+    moved_bytes = 2 * 2 * kv.num_kv_heads * width * kv.head_dim * kv.pages.dtype.itemsize
+
+    def of_item(array: jax.Array) -> pl.BlockSpec:
+        return pl.BlockSpec((1, *array.shape[1:]), lambda i, *_: (i,) + (0,) * (array.ndim - 1))
 
     def of_pool(i: Any, page: Any, place: Any, *_: Any) -> tuple[Any, ...]:
         return (page[i], 0, 0, place[i], 0)
 
+    def of_scales(i: Any, page: Any, *rest: Any) -> tuple[Any, ...]:
+        return (page[i], 0, 0, rest[3][i])
+
+    pools, arrays = [pl.BlockSpec(tile, of_pool)], [new]
+    aliased: list[jax.Array] = [kv.pages]
+    if kv.scales is not None and new_scales is not None:
+        scalars += [tiles.lane_place, tiles.lane_low, tiles.lane_high]
+        pools.append(pl.BlockSpec((1, 2, kv.num_kv_heads, LANES), of_scales))
+        arrays.append(new_scales)
+        aliased.append(kv.scales)
+        moved_bytes += 2 * 2 * kv.num_kv_heads * LANES * kv.scales.dtype.itemsize
+    num_pools, num_scalars = len(pools), len(scalars)
+    first_pool = num_scalars + num_pools
     call = pl.pallas_call(
-        functools.partial(kernel, width),
-        out_shape=jax.ShapeDtypeStruct(kv.pages.shape, kv.pages.dtype),
+        functools.partial(_kernel, merge, width, num_scalars, num_pools),
+        out_shape=[jax.ShapeDtypeStruct(pool.shape, pool.dtype) for pool in aliased],
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=4,
+            num_scalar_prefetch=num_scalars,
             grid=(num_items,),
-            in_specs=[
-                pl.BlockSpec((1, *new.shape[1:]), lambda i, *_: (i,) + (0,) * (new.ndim - 1)),
-                pl.BlockSpec(tile, of_pool),
-            ],
-            out_specs=pl.BlockSpec(tile, of_pool),
+            in_specs=[*(of_item(array) for array in arrays), *pools],
+            out_specs=pools,
         ),
-        input_output_aliases={5: 0},
+        input_output_aliases={first_pool + i: i for i in range(num_pools)},
         cost_estimate=pl.CostEstimate(
             flops=0,
             transcendentals=0,
-            bytes_accessed=num_items * 2 * tile_bytes + new.size * new.dtype.itemsize,
+            bytes_accessed=num_items * moved_bytes + sum(array.nbytes for array in arrays),
         ),
         name="kv_write",
         interpret=interpret,
     )
-    return call(page, place, low, high, new, kv.pages)
+    pages, *scales = call(*scalars, *arrays, *aliased)
+    return PagedKV(pages=pages, scales=scales[0] if scales else None)
 
 
-def _merge_token(
-    width: int, page: Any, place: Any, low: Any, high: Any, new: Any, old: Any, out: Any
-) -> None:
+def _kernel(merge: Any, width: int, num_scalars: int, num_pools: int, *refs: Any) -> None:
+    scalars, rest = refs[:num_scalars], refs[num_scalars:]
+    new, old, out = (rest[i * num_pools : (i + 1) * num_pools] for i in range(3))
+    item = pl.program_id(0)
+    _, _, low, high, *lanes = (ref[item] for ref in scalars)
+    merge(width, low, high, new[0], old[0], out[0])
+    if num_pools > 1:
+        _, lane_low, lane_high = lanes
+        lane = lax.broadcasted_iota(jnp.int32, out[1].shape[1:], 2)
+        here = (lane >= lane_low) & (lane < lane_high)
+        out[1][0] = jnp.where(here, new[1][0], old[1][0])
+
+
+def _merge_token(width: int, low: Any, high: Any, new: Any, old: Any, out: Any) -> None:
     """new [1, 2 · Hkv, D]: one token, broadcast over the tile's places."""
-    del page, place, high
+    del high
     _, two, heads, _, dim = out.shape
-    here = lax.broadcasted_iota(jnp.int32, (width, dim), 0) == low[pl.program_id(0)]
+    here = lax.broadcasted_iota(jnp.int32, (width, dim), 0) == low
     for i in range(two * heads):
         half, head = divmod(i, heads)
         token = jnp.broadcast_to(new[0, i : i + 1].astype(jnp.float32), (width, dim))
@@ -147,14 +245,10 @@ def _merge_token(
         out[0, half, head] = jnp.where(here, token, kept).astype(out.dtype)
 
 
-def _merge_tile(
-    width: int, page: Any, place: Any, low: Any, high: Any, new: Any, old: Any, out: Any
-) -> None:
+def _merge_tile(width: int, low: Any, high: Any, new: Any, old: Any, out: Any) -> None:
     """new [1, 2, Hkv, W, D]: places [low, high) are new."""
-    del page, place
-    item = pl.program_id(0)
     _, two, heads, _, dim = out.shape
     at = lax.broadcasted_iota(jnp.int32, (two, heads, width, dim), 2)
-    here = (at >= low[item]) & (at < high[item])
+    here = (at >= low) & (at < high)
     kept = old[0].astype(jnp.float32)
     out[0] = jnp.where(here, new[0].astype(jnp.float32), kept).astype(out.dtype)

@@ -28,12 +28,16 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
     PagedKV,
     RaggedBatch,
 )
+from octavo.pallas_kernels.ragged_paged_attention.copies_gpu import (
+    PagedTiles,
+    kv_memory,
+    kv_scratch,
+)
 from octavo.pallas_kernels.ragged_paged_attention.cost import attention_cost
 from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     PrefillTiles,
     accumulate,
     choose_prefill_tiles,
-    copy_tile,
     out_columns,
     query_key_product,
     softcap_scores,
@@ -51,6 +55,8 @@ _LOG2E = math.log2(math.e)
 COMPUTE_WGS = 2
 QUERY_ROWS = 64
 """Rows of packed queries of one warpgroup."""
+_REGISTERS = ((40, 232), (88, 208))
+"""Of the copying warpgroup and of a computing one; the second pair where the first widens."""
 
 
 def prefill_gpu(
@@ -82,7 +88,7 @@ def prefill_gpu(
     tile = rows // padded
     align = max(1, 8 // padded)
     key = tuning_key("mosaic_gpu", "prefill", q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
-    tiles = tiles or choose_prefill_tiles(head_dim, q.dtype.itemsize, key)
+    tiles = tiles or choose_prefill_tiles(head_dim, q.dtype.itemsize, kv.pages.dtype.itemsize, key)
 
     packing = pack_prefill(batch, num_tokens, tile=tile, align=align)
     packed = q.reshape(num_tokens, num_kv_heads, group, head_dim)[packing.token]
@@ -101,15 +107,12 @@ def prefill_gpu(
         by_group = jnp.pad(by_group, ((0, 0), (0, padded - group)))
         sink = jnp.tile(by_group, (1, tile))
     table = batch.block_table
-    copies = tiles.copies(kv.page_size)
-    stage = (tiles.num_stages, tiles.tile, head_dim)
     call = plgpu.kernel(
         partial(
             _kernel,
             params,
-            tiles,
+            tiles.tile,
             padded,
-            kv.page_size,
             table.shape[1],
             sinks is not None,
             bool(interpret),
@@ -117,15 +120,10 @@ def prefill_gpu(
         out_type=jax.ShapeDtypeStruct(packed.shape, q.dtype),
         scratch_types={
             "q_smem": tiled_smem((COMPUTE_WGS, QUERY_ROWS, head_dim), q.dtype),
-            "k_smem": tiled_smem(stage, q.dtype),
-            "v_smem": tiled_smem(stage, q.dtype),
             "out_smem": plgpu.SMEM((COMPUTE_WGS, QUERY_ROWS, out_columns(head_dim)), q.dtype),
             "sink_smem": plgpu.SMEM((COMPUTE_WGS, QUERY_ROWS), jnp.float32),
             "q_ready": plgpu.Barrier(num_arrivals=2, num_barriers=COMPUTE_WGS),
-            "k_ready": plgpu.Barrier(num_arrivals=copies, num_barriers=tiles.num_stages),
-            "v_ready": plgpu.Barrier(num_arrivals=copies, num_barriers=tiles.num_stages),
-            "k_free": plgpu.Barrier(num_arrivals=COMPUTE_WGS, num_barriers=tiles.num_stages),
-            "v_free": plgpu.Barrier(num_arrivals=COMPUTE_WGS, num_barriers=tiles.num_stages),
+            **kv_scratch(tiles, head_dim, kv.page_size, q.dtype, kv.pages.dtype, COMPUTE_WGS),
             "turn": plgpu.Barrier(num_arrivals=COMPUTE_WGS),
         },
         grid=(num_items, num_kv_heads),
@@ -142,6 +140,7 @@ def prefill_gpu(
             head_dim=head_dim,
             q_itemsize=q.dtype.itemsize,
             kv_itemsize=kv.pages.dtype.itemsize,
+            scale_bytes=0 if kv.scales is None else kv.scales.dtype.itemsize,
         ),
         **({"interpret": interpret} if interpret else {}),
     )
@@ -157,6 +156,7 @@ def prefill_gpu(
         sink.reshape(num_kv_heads, COMPUTE_WGS, QUERY_ROWS),
         packed,
         kv.pages,
+        *(() if kv.scales is None else (kv.scales,)),
     )
     out = out.reshape(num_kv_heads, -1, padded, head_dim)[:, packing.place, :group]
     return out.transpose(1, 0, 2, 3).reshape(q.shape)
@@ -164,9 +164,8 @@ def prefill_gpu(
 
 def _kernel(
     params: AttentionParams,
-    tiles: PrefillTiles,
+    tile: int,
     group: int,
-    page_size: int,
     table_pages: int,
     has_sinks: bool,
     plain: bool,
@@ -181,27 +180,19 @@ def _kernel(
     table_ref: Any,  # int32[S · M]
     sink_ref: Any,  # float32[Hkv, 2, 64], base 2
     q_ref: Any,  # [Hkv, A · Gp, D]
-    pool_ref: Any,  # [N, 2, Hkv, P, D]
-    out_ref: Any,  # [Hkv, A · Gp, D]
-    *,
+    *pool_and_output: Any,  # [N, 2, Hkv, P, D], scales [N, 2, Hkv, P] if any; [Hkv, A · Gp, D]
     q_smem: Any,  # [2, 64, D]
-    k_smem: Any,  # [stages, tile, D]
-    v_smem: Any,  # [stages, tile, D]
     out_smem: Any,  # [2, 64, columns]
     sink_smem: Any,  # float32[2, 64]
     q_ready: Any,
-    k_ready: Any,
-    v_ready: Any,
-    k_free: Any,
-    v_free: Any,
     turn: Any,
+    **kv_refs: Any,
 ) -> None:
+    *pools, out_ref = pool_and_output
     item, head, wg = lax.axis_index("item"), lax.axis_index("head"), lax.axis_index("wg")
     first, end = first_ref[item], end_ref[item]
-    stages, tile = tiles.num_stages, tiles.tile
-
-    def slot_of(index: Any) -> Any:
-        return lax.rem(index - first, jnp.int32(stages))
+    kv = kv_memory(first, kv_refs)
+    copying, computing = _REGISTERS[kv.scales is not None]
 
     def take_turn() -> None:
         plgpu.barrier_arrive(turn)
@@ -209,7 +200,7 @@ def _kernel(
 
     @pl.when((end > first) & (wg < COMPUTE_WGS))
     def _compute() -> None:
-        plgpu.set_max_registers(232, action="increase")
+        plgpu.set_max_registers(computing, action="increase")
         start = pl.multiple_of(start_ref[item] * group + wg * QUERY_ROWS, 8)
         position = position_ref[item]
         kv_len = kv_lens_ref[row_ref[item]]
@@ -234,10 +225,12 @@ def _kernel(
 
         def one_tile(index: Any, carry: Any, *, masked: bool) -> Any:
             acc, peak, total = carry
-            slot = slot_of(index)
-            plgpu.barrier_wait(k_ready.at[slot])
-            scores = query_key_product(q_smem.at[wg], k_smem.at[slot], plain, take_turn)
-            plgpu.barrier_arrive(k_free.at[slot])
+            slot = kv.stage(index)
+            plgpu.barrier_wait(kv.ready[0].at[slot])
+            scores = query_key_product(q_smem.at[wg], kv.tiles[0].at[slot], plain, take_turn)
+            plgpu.barrier_arrive(kv.free[0].at[slot])
+            if kv.scales is not None:
+                scores = scores * kv.scale_row(index, 0, scores.shape)
             scores, scale = softcap_scores(scores, params)
             if masked:
                 key = index * tile + plgpu.broadcasted_iota(
@@ -259,16 +252,18 @@ def _kernel(
                 weight = jnp.where(visible, weight, 0.0)
             total = total * shrink + weight.sum(axis=1)
             acc = acc * lax.broadcast_in_dim(shrink, acc.shape, [0])
+            if kv.scales is not None:
+                weight = weight * kv.scale_row(index, 1, weight.shape)
             weight = weight.astype(q_smem.dtype)
             if not plain:
                 acc, total, new_peak, weight = lax.optimization_barrier(
                     (acc, total, new_peak, weight)
                 )
             plgpu.barrier_arrive(turn)  # The tensor cores are the other warpgroup's.
-            plgpu.barrier_wait(v_ready.at[slot])
+            plgpu.barrier_wait(kv.ready[1].at[slot])
             plgpu.barrier_wait(turn)
-            acc = accumulate(acc, weight, v_smem.at[slot], plain)
-            plgpu.barrier_arrive(v_free.at[slot])
+            acc = accumulate(acc, weight, kv.tiles[1].at[slot], plain)
+            plgpu.barrier_arrive(kv.free[1].at[slot])
             return acc, new_peak, total
 
         # Tiles before `whole` are seen by every query; with a window, none is sure to be.
@@ -314,30 +309,13 @@ def _kernel(
 
     @pl.when((end > first) & (wg == COMPUTE_WGS))
     def _copies() -> None:
-        plgpu.set_max_registers(40, action="decrease")
-        fetch = partial(
-            copy_tile,
-            pool_ref,
-            table_ref,
-            row_ref[item] * table_pages,
-            table_pages,
-            head,
-            page_size,
-            tile,
+        plgpu.set_max_registers(copying, action="decrease")
+        source = PagedTiles(
+            pools=tuple(pools),
+            table=table_ref,
+            table_row=row_ref[item] * table_pages,
+            table_pages=table_pages,
+            head=head,
+            tile=tile,
         )
-
-        @pl.loop(first, end)
-        def _one_tile(index: Any) -> None:
-            slot = slot_of(index)
-
-            @pl.when(index - first >= stages)
-            def _wait_k() -> None:
-                plgpu.barrier_wait(k_free.at[slot])
-
-            fetch(0, index, k_smem.at[slot], k_ready.at[slot])
-
-            @pl.when(index - first >= stages)
-            def _wait_v() -> None:
-                plgpu.barrier_wait(v_free.at[slot])
-
-            fetch(1, index, v_smem.at[slot], v_ready.at[slot])
+        kv.copy_all(source, end)

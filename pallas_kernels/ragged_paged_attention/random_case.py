@@ -30,14 +30,18 @@ def make_case(
     kv_dtype: str | None = None,
     num_pages: int | None = None,
     pool_head_dim: int | None = None,
+    scale_width: int | None = None,
+    as_bits: bool = True,
 ) -> tuple[jax.Array, jax.Array, jax.Array, PagedKV, RaggedBatch]:
     """A batch of rows over a shuffled pool of random numbers.
 
     Args:
         rows: (new tokens, KV length with them) of each; rows of one token first are decode rows.
-        kv_dtype: of the pool, a name of `KV_DTYPES`, as plain XLA stores it; None is `dtype`.
+        kv_dtype: of the pool, a name of `KV_DTYPES`; None is `dtype`.
         num_tokens, num_rows: T and S, what the rows do not fill is padding.
         pool_head_dim: of the pool, whose numbers beyond `head_dim` are zeros; None is `head_dim`.
+        scale_width: of the pool's scales, which beyond `page_size` are NaN; None is `page_size`.
+        as_bits: the pool holds narrow floats as plain XLA stores them, else as kernels take them.
         table: M, pages in a row of the block table.
 
     Returns:
@@ -80,15 +84,19 @@ def make_case(
     )
     q = jnp.asarray(rng.standard_normal((num_tokens, num_heads, head_dim)), dtype)
     k, v = jnp.asarray(rng.standard_normal((2, num_tokens, num_kv_heads, head_dim)), dtype)
-    stored = jnp.dtype(dtype) if kv_dtype is None else stored_dtype(KV_DTYPES[kv_dtype])
-    return q, k, v, _pool(pool, stored), batch
+    stored = jnp.dtype(dtype)
+    if kv_dtype is not None:
+        stored = stored_dtype(KV_DTYPES[kv_dtype]) if as_bits else KV_DTYPES[kv_dtype]
+    return q, k, v, _pool(pool, stored, scale_width or page_size), batch
 
 
-def _pool(numbers: np.ndarray, stored: jnp.dtype) -> PagedKV:
+def _pool(numbers: np.ndarray, stored: jnp.dtype, scale_width: int) -> PagedKV:
     quantization = kv_quantization(stored)
     pages, scales = jnp.asarray(numbers, jnp.float32), None
     if quantization is not None:
         pages, scales = quantize(pages, quantization, -1)
+        beyond = ((0, 0),) * 3 + ((0, scale_width - scales.shape[3]),)
+        scales = jnp.pad(scales, beyond, constant_values=jnp.nan)
     return PagedKV(pages=to_stored(pages, stored), scales=scales)
 
 

@@ -49,7 +49,7 @@ def attend_reference(
     def dense(half: int) -> jax.Array:  # [T, Hkv, M·P, D]
         gathered = to_float32(kv.pages[:, half][pages])
         if kv.scales is not None:
-            gathered = gathered * kv.scales[:, half][pages][..., None]
+            gathered = gathered * kv.scales[:, half, :, :page_size][pages][..., None]
         gathered = gathered.transpose(0, 2, 1, 3, 4)
         return gathered.reshape(num_tokens, num_kv_heads, -1, head_dim)
 

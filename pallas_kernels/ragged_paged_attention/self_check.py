@@ -12,8 +12,10 @@ from octavo.pallas_kernels.ragged_paged_attention.backends import (
     AttentionShape,
     Backend,
     pool_head_dim,
+    pool_scale_width,
 )
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_dtype_name
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
@@ -41,7 +43,10 @@ def check_backend(backend: Backend, shape: AttentionShape, params: AttentionPara
         page_size=page,
         table=-(-256 // page),
         dtype=dtype,
+        kv_dtype=kv_dtype_name(shape.kv_dtype),
         pool_head_dim=pool_head_dim(backend, shape.head_dim),
+        scale_width=pool_scale_width(backend, page),
+        as_bits=backend in ("xla", "reference"),
     )
 
     def run(backend: Backend) -> np.ndarray:

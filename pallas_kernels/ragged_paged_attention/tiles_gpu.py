@@ -9,12 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
 from octavo.pallas_kernels.ragged_paged_attention.tuning import (
+    Part,
+    Tiles,
     TuningKey,
     bad_tiles,
     with_tuned,
@@ -23,101 +24,157 @@ from octavo.pallas_kernels.ragged_paged_attention.tuning import (
 SMEM_BYTES = 232_448
 """Shared memory of one block on Hopper."""
 NUM_MULTIPROCESSORS = 132
+MAX_RAW = 4
+"""Narrow tiles on their way at once: 64 KB at 128 numbers a head, which bandwidth wants."""
 _LOG2E = math.log2(math.e)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DecodeTiles:
-    """Block sizes of decode.
+class _KVTiles:
+    """Block sizes that both parts have.
 
     Attributes:
         tile: keys of one KV tile.
-        num_stages: tiles on their way at once.
+        num_stages: tiles in shared memory as the tensor cores read them; of a pool in the queries'
+            dtype, tiles on their way at once.
+        num_raw: tiles of an int8 or fp8 pool on their way at once; 0 for any other.
+    """
+
+    tile: int
+    num_stages: int
+    num_raw: int = 0
+
+    def copies(self, page_size: int) -> int:
+        """Bulk copies that fill one tile of keys or of values."""
+        return max(1, self.tile // page_size)
+
+    @property
+    def scale_ring(self) -> int:
+        """Tiles whose scales are kept; see `copies_gpu`."""
+        return self.num_raw + self.num_stages + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeTiles(_KVTiles):
+    """Block sizes of decode.
+
+    Attributes:
         target_blocks: blocks of the grid to cut all rows into.
         min_tiles: least KV tiles of an item, so that the copies' latency is spread.
     """
 
-    tile: int
-    num_stages: int
     target_blocks: int = 4 * NUM_MULTIPROCESSORS
     min_tiles: int = 4
 
-    def copies(self, page_size: int) -> int:
-        """Bulk copies that fill one tile of keys or of values."""
-        return max(1, self.tile // page_size)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrefillTiles:
-    """Block sizes of prefill.
-
-    Attributes:
-        tile: keys of one KV tile.
-        num_stages: tiles on their way at once.
-    """
-
-    tile: int
-    num_stages: int
-
-    def copies(self, page_size: int) -> int:
-        """Bulk copies that fill one tile of keys or of values."""
-        return max(1, self.tile // page_size)
+class PrefillTiles(_KVTiles):
+    """Block sizes of prefill."""
 
 
 def choose_decode_tiles(
-    head_dim: int, page_size: int, itemsize: int, key: TuningKey | None = None
+    head_dim: int, itemsize: int, kv_itemsize: int, key: TuningKey | None = None
 ) -> DecodeTiles:
     """Measured block sizes of `key`, else 64 keys a tile and as many stages as memory holds.
 
+    Args:
+        itemsize, kv_itemsize: of queries and of the pool; a pool of single bytes is widened.
+
     Raises:
         InvalidConfigError: a table asks for more than shared memory holds.
+        ValueError: the smallest tiles do not fit.
     """
-    del page_size
-    fits = decode_stages(head_dim, itemsize, 64)
-    tiles = DecodeTiles(tile=64, num_stages=max(2, min(4, fits)))
-    if key is not None:
-        tiles = with_tuned(tiles, key)
-        _check_stages(key, tiles, decode_stages(head_dim, itemsize, tiles.tile))
-    return tiles
+    fixed = fixed_bytes("decode", head_dim, itemsize)
+    if kv_itemsize == itemsize:
+        fits = fitting(fixed, head_dim, itemsize, kv_itemsize, 64)
+        tiles = DecodeTiles(tile=64, num_stages=max(2, min(4, fits)))
+    else:
+        tile, stages, raw = _narrow(fixed, head_dim, itemsize, kv_itemsize, ((64, 2), (64, 1)))
+        tiles = DecodeTiles(tile=tile, num_stages=stages, num_raw=raw)
+    return _tuned(tiles, key, fixed, head_dim, itemsize, kv_itemsize)
 
 
 def choose_prefill_tiles(
-    head_dim: int, itemsize: int, key: TuningKey | None = None
+    head_dim: int, itemsize: int, kv_itemsize: int, key: TuningKey | None = None
 ) -> PrefillTiles:
     """Measured block sizes of `key`, else 128 keys a tile where two stages fit, else 64.
 
+    Args:
+        itemsize, kv_itemsize: of queries and of the pool; a pool of single bytes is widened.
+
     Raises:
         InvalidConfigError: a table asks for more than shared memory holds.
-        ValueError: two stages of the smallest tile do not fit.
+        ValueError: the smallest tiles do not fit.
     """
-    fitting = [t for t in (128, 64) if prefill_stages(head_dim, itemsize, t) >= 2]
-    if not fitting:
-        raise ValueError(f"head_dim {head_dim}: two stages of 64 keys exceed {SMEM_BYTES} bytes")
-    tiles = PrefillTiles(tile=fitting[0], num_stages=2)
-    if key is not None:
-        tiles = with_tuned(tiles, key)
-        _check_stages(key, tiles, prefill_stages(head_dim, itemsize, tiles.tile))
+    fixed = fixed_bytes("prefill", head_dim, itemsize)
+    if kv_itemsize == itemsize:
+        wide = [t for t in (128, 64) if fitting(fixed, head_dim, itemsize, kv_itemsize, t) >= 2]
+        if not wide:
+            raise ValueError(f"head_dim {head_dim}: two tiles of 64 keys exceed {SMEM_BYTES} bytes")
+        tiles = PrefillTiles(tile=wide[0], num_stages=2)
+    else:
+        sizes = ((128, 2), (64, 2), (64, 1))
+        tile, stages, raw = _narrow(fixed, head_dim, itemsize, kv_itemsize, sizes)
+        tiles = PrefillTiles(tile=tile, num_stages=stages, num_raw=raw)
+    return _tuned(tiles, key, fixed, head_dim, itemsize, kv_itemsize)
+
+
+def _narrow(
+    fixed: int, head_dim: int, itemsize: int, kv_itemsize: int, sizes: tuple[tuple[int, int], ...]
+) -> tuple[int, int, int]:
+    """Tile, stages and raw tiles of a pool that is widened: the first of `sizes` that fits."""
+    for tile, stages in sizes:
+        raw = fitting(fixed, head_dim, itemsize, kv_itemsize, tile, stages)
+        if raw >= 1:
+            return tile, stages, min(MAX_RAW, raw)
+    raise ValueError(f"head_dim {head_dim}: no tile of 64 keys fits {SMEM_BYTES} bytes")
+
+
+def _tuned(
+    tiles: Tiles,
+    key: TuningKey | None,
+    fixed: int,
+    head_dim: int,
+    itemsize: int,
+    kv_itemsize: int,
+) -> Tiles:
+    if key is None:
+        return tiles
+    tiles = with_tuned(tiles, key)
+    sizes = {"tile": tiles.tile, "num_stages": tiles.num_stages, "num_raw": tiles.num_raw}
+    if tiles.tile % 64:
+        raise bad_tiles(key, sizes, "tiles of a multiple of 64 keys")
+    if bool(tiles.num_raw) != (kv_itemsize < itemsize):
+        raise bad_tiles(key, sizes, "raw tiles where the pool is int8 or fp8, and nowhere else")
+    most = fitting(fixed, head_dim, itemsize, kv_itemsize, tiles.tile, tiles.num_stages)
+    if (tiles.num_raw or tiles.num_stages) > most:
+        what = "raw tiles" if tiles.num_raw else "stages"
+        raise bad_tiles(key, sizes, f"at most {most} {what}, which shared memory holds")
     return tiles
 
 
-def _check_stages(key: TuningKey, tiles: DecodeTiles | PrefillTiles, most: int) -> None:
-    sizes = {"tile": tiles.tile, "num_stages": tiles.num_stages}
-    if tiles.tile % 64:
-        raise bad_tiles(key, sizes, "tiles of a multiple of 64 keys")
-    if tiles.num_stages > most:
-        raise bad_tiles(key, sizes, f"at most {most} stages, which shared memory holds")
+def fixed_bytes(part: Part, head_dim: int, itemsize: int) -> int:
+    """Shared memory of a block's queries and outputs, and of what is small."""
+    small, columns = 4096, out_columns(head_dim)
+    if part == "decode":
+        return 64 * (head_dim * itemsize + columns * 4) + small
+    return 128 * (head_dim + columns) * itemsize + small
 
 
-def decode_stages(head_dim: int, itemsize: int, tile: int) -> int:
-    """Stages of decode that shared memory holds."""
-    fixed = 64 * (head_dim * itemsize + out_columns(head_dim) * 4) + 4096
-    return (SMEM_BYTES - fixed) // (2 * tile * head_dim * itemsize)
+def fitting(
+    fixed: int, head_dim: int, itemsize: int, kv_itemsize: int, tile: int, stages: int = 0
+) -> int:
+    """Stages that shared memory holds; of a pool that is widened, raw tiles beside `stages`.
 
-
-def prefill_stages(head_dim: int, itemsize: int, tile: int) -> int:
-    """Stages of prefill that shared memory holds."""
-    fixed = 128 * (head_dim + out_columns(head_dim)) * itemsize + 4096
-    return (SMEM_BYTES - fixed) // (2 * tile * head_dim * itemsize)
+    Args:
+        fixed: see `fixed_bytes`.
+    """
+    left = SMEM_BYTES - fixed
+    if kv_itemsize == itemsize:
+        return left // (2 * tile * head_dim * itemsize)
+    scales = 2 * tile * 4
+    left -= stages * 2 * tile * head_dim * itemsize + (stages + 1) * scales
+    return left // (2 * tile * head_dim * kv_itemsize + scales)
 
 
 def out_columns(head_dim: int) -> int:
@@ -126,47 +183,14 @@ def out_columns(head_dim: int) -> int:
 
 
 def tiled_smem(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Shared memory that bulk copies write and wgmma reads: 128-byte swizzled tiles of 8 rows."""
-    columns = 128 // jnp.dtype(dtype).itemsize
-    transforms = (plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(128))
+    """Shared memory that bulk copies write and wgmma reads: swizzled tiles, 8 rows of 128 bytes."""
+    itemsize = jnp.dtype(dtype).itemsize
+    columns = min(128 // itemsize, shape[-1])
+    transforms = (
+        plgpu.TilingTransform((8, columns)),
+        plgpu.SwizzleTransform(columns * itemsize),
+    )
     return plgpu.SMEM(shape, dtype, transforms=transforms)
-
-
-def copy_tile(
-    pool_ref: Any,
-    table_ref: Any,
-    table_row: Any,
-    table_pages: int,
-    head: Any,
-    page_size: int,
-    tile: int,
-    half: int,
-    index: Any,
-    smem: Any,
-    barrier: Any,
-) -> None:
-    """Starts the copies of one tile of keys (half 0) or values (half 1) of one head.
-
-    Args:
-        pool_ref: [N, 2, Hkv, P, D].
-        table_ref: int32[S · M]; `table_row` is the row's first entry.
-        index: the tile, counted from the row's first key.
-        smem: [tile, D].
-    """
-    if page_size >= tile:
-        per_page = page_size // tile
-        page = table_ref[table_row + lax.div(index, jnp.int32(per_page))]
-        offset = pl.multiple_of(lax.rem(index, jnp.int32(per_page)) * tile, tile)
-        source = pool_ref.at[page, half, head, pl.ds(offset, tile)]
-        plgpu.copy_gmem_to_smem(source, smem, barrier)
-        return
-    pages = tile // page_size
-    for i in range(pages):
-        # Beyond the row's end lie entries of the trash page; beyond the table's, its last.
-        column = jnp.minimum(index * pages + i, table_pages - 1)
-        page = table_ref[table_row + column]
-        target = smem.at[pl.ds(i * page_size, page_size)]
-        plgpu.copy_gmem_to_smem(pool_ref.at[page, half, head], target, barrier)
 
 
 def softcap_scores(scores: jax.Array, params: AttentionParams) -> tuple[jax.Array, float]:

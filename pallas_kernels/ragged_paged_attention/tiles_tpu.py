@@ -15,6 +15,7 @@ from octavo.pallas_kernels.ragged_paged_attention.tuning import (
 )
 
 MIB = 1 << 20
+LANES = 128
 VMEM_BYTES = {
     "TPU v4": 16 * MIB,
     "TPU v5 lite": 128 * MIB,
@@ -60,22 +61,41 @@ def vmem_bytes(kind: str | None) -> int:
     return VMEM_BYTES.get(kind or "", SMALLEST_VMEM_BYTES)
 
 
+def scale_lanes(num_tokens: int) -> int:
+    """Lanes that one head's scales of so many tokens take: whole tiles of lanes."""
+    return -(-num_tokens // LANES) * LANES
+
+
 def scratch_bytes(
-    *, rows: int, block: int, num_kv_heads: int, head_dim: int, q_itemsize: int, kv_itemsize: int
+    *,
+    rows: int,
+    pages: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    q_itemsize: int,
+    kv_itemsize: int,
 ) -> int:
     """VMEM that the kernel's buffers and one head's scores take.
 
     Args:
         rows: query rows of an item, tile · G.
-        block: tokens of a KV block.
+        pages: of a KV block.
+        kv_itemsize: bytes of a pool's number; 1 comes with scales.
     """
-    lanes = -(-head_dim // 128) * 128
+    block = pages * page_size
+    lanes = -(-head_dim // LANES) * LANES
     rows = max(8, rows)
     queries = num_kv_heads * rows * lanes * (3 * q_itemsize + 4)  # two in, one out, accumulator
     stats = 4 * num_kv_heads * rows * 128 * 4  # peak, total, sinks (double-buffered)
     kv = 2 * 2 * block * num_kv_heads * lanes * kv_itemsize
     scores = 4 * rows * block * 4
-    return queries + stats + kv + scores
+    narrow = 0
+    if kv_itemsize == 1:
+        heads = 2 * max(8, num_kv_heads) * 4  # keys and values in whole tiles of float32
+        scales = heads * (2 * pages * scale_lanes(page_size) + scale_lanes(block))
+        narrow = scales + 2 * block * lanes * q_itemsize  # one head's keys and values, widened
+    return queries + stats + kv + scores + narrow
 
 
 def choose_tpu_tiles(
@@ -102,6 +122,7 @@ def choose_tpu_tiles(
     capacity = vmem_bytes(kind if kind is not None else device_kind())
     budget = int(capacity * VMEM_SHARE)
     sizes = {
+        "page_size": page_size,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
         "q_itemsize": jnp.dtype(q_dtype).itemsize,
@@ -110,17 +131,16 @@ def choose_tpu_tiles(
 
     def widest_block(rows: int) -> int:
         pages = max(1, MAX_BLOCK_TOKENS // page_size)
-        while pages > 1 and scratch_bytes(rows=rows, block=pages * page_size, **sizes) > budget:
+        while pages > 1 and scratch_bytes(rows=rows, pages=pages, **sizes) > budget:
             pages //= 2
         return pages
 
     tile = min(max(16, MAX_QUERY_ROWS // group), q_shape[0])
-    while (
-        tile > 8 and scratch_bytes(rows=tile * group, block=max(128, page_size), **sizes) > budget
-    ):
+    least = max(1, LANES // page_size)
+    while tile > 8 and scratch_bytes(rows=tile * group, pages=least, **sizes) > budget:
         tile //= 2
     pages = widest_block(tile * group)
-    needed = scratch_bytes(rows=tile * group, block=pages * page_size, **sizes)
+    needed = scratch_bytes(rows=tile * group, pages=pages, **sizes)
     if needed > budget:
         raise ValueError(
             f"attention needs {needed} bytes of VMEM: at most {budget} are planned for"
@@ -141,7 +161,7 @@ def choose_tpu_tiles(
             if part == "decode"
             else (tiles.prefill_tile * group, tiles.prefill_pages)
         )
-        needed = scratch_bytes(rows=rows, block=num_pages * page_size, **sizes)
+        needed = scratch_bytes(rows=rows, pages=num_pages, **sizes)
         if needed > most:
             names = {"pages": num_pages, "prefill_tile": tiles.prefill_tile}
             raise bad_tiles(key, names, f"what {most} bytes of VMEM hold, not {needed}")

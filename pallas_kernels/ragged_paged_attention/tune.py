@@ -26,8 +26,10 @@ from octavo.pallas_kernels.ragged_paged_attention.backends import (
     AttentionShape,
     Backend,
     pool_head_dim,
+    pool_scale_width,
 )
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_dtype_name
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 from octavo.pallas_kernels.ragged_paged_attention.tuning import (
     Part,
@@ -135,7 +137,7 @@ def tune(
     cases = [_arguments(backend, shape, rows) for rows in workload.cases(part)]
     q, kv, _ = cases[0]
     key = tuning_key(backend, part, q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
-    everything = _candidates(backend, part, q.shape, q.dtype, kv.pages.shape)
+    everything = _candidates(backend, part, q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
     runs: dict[int, list[Callable[[], float]]] = {}
     first: dict[int, tuple[float, ...]] = {}
     for index, tiles in enumerate(everything):
@@ -199,7 +201,10 @@ def _arguments(backend: Backend, shape: AttentionShape, rows: list[tuple[int, in
         page_size=shape.page_size,
         table=-(-pages // 8) * 8,
         dtype=jax.numpy.dtype(shape.q_dtype).name,
+        kv_dtype=kv_dtype_name(shape.kv_dtype),
         pool_head_dim=pool_head_dim(backend, shape.head_dim),
+        scale_width=pool_scale_width(backend, shape.page_size),
+        as_bits=backend in ("xla", "reference"),
     )
     if kv.head_dim > shape.head_dim:
         q = jax.numpy.pad(q, ((0, 0), (0, 0), (0, kv.head_dim - shape.head_dim)))
@@ -234,15 +239,15 @@ def _runner(backend: Backend, part: Part, tiles: Any, arguments: Any) -> Callabl
 
 
 def _candidates(
-    backend: Backend, part: Part, q_shape: Any, dtype: Any, pool_shape: Any
+    backend: Backend, part: Part, q_shape: Any, dtype: Any, pool_shape: Any, kv_dtype: Any
 ) -> list[Any]:
     """The computed default, then the sizes to try; those of the other part are the default's."""
     if backend == "xla":
         return _xla_candidates(part, pool_shape)
     if backend == "mosaic_tpu":
-        return _tpu_candidates(part, q_shape, dtype, pool_shape)
+        return _tpu_candidates(part, q_shape, dtype, pool_shape, kv_dtype)
     if backend == "mosaic_gpu":
-        return _gpu_candidates(part, q_shape[2], dtype.itemsize, pool_shape[3])
+        return _gpu_candidates(part, q_shape[2], dtype.itemsize, kv_dtype.itemsize)
     raise ValueError(f"attention backend {backend!r} has no block sizes")
 
 
@@ -259,10 +264,12 @@ def _xla_candidates(part: Part, pool_shape: Any) -> list[Any]:
     return [default, *(tiles for tiles in tried if tiles != default)]
 
 
-def _tpu_candidates(part: Part, q_shape: Any, dtype: Any, pool_shape: Any) -> list[Any]:
+def _tpu_candidates(
+    part: Part, q_shape: Any, dtype: Any, pool_shape: Any, kv_dtype: Any
+) -> list[Any]:
     from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
 
-    default = choose_tpu_tiles(q_shape, dtype, pool_shape, dtype)
+    default = choose_tpu_tiles(q_shape, dtype, pool_shape, kv_dtype)
     pages = [n for n in (1, 2, 4, 8, 16, 32) if 64 <= n * pool_shape[3] <= 2048]
     if part == "decode":
         tried = [replace(default, decode_pages=n) for n in pages]
@@ -274,28 +281,33 @@ def _tpu_candidates(part: Part, q_shape: Any, dtype: Any, pool_shape: Any) -> li
     return [default, *(tiles for tiles in tried if tiles != default)]
 
 
-def _gpu_candidates(part: Part, head_dim: int, itemsize: int, page_size: int) -> list[Any]:
+def _gpu_candidates(part: Part, head_dim: int, itemsize: int, kv_itemsize: int) -> list[Any]:
     from octavo.pallas_kernels.ragged_paged_attention import tiles_gpu as gpu
 
+    default: Any
     if part == "prefill":
-        default_prefill = gpu.choose_prefill_tiles(head_dim, itemsize)
-        tried_prefill = [
-            gpu.PrefillTiles(tile=tile, num_stages=stages)
-            for tile, stages in itertools.product((64, 128), (2, 3, 4))
-            if stages <= gpu.prefill_stages(head_dim, itemsize, tile)
+        default = gpu.choose_prefill_tiles(head_dim, itemsize, kv_itemsize)
+        grids: Any = ((64, 128), (1, 2, 3, 4))
+        splits: Any = ({},)
+    else:
+        default = gpu.choose_decode_tiles(head_dim, itemsize, kv_itemsize)
+        grids = ((default.tile,), (1, 2, 3, 4, 5))
+        splits = [
+            {"target_blocks": waves * gpu.NUM_MULTIPROCESSORS, "min_tiles": least}
+            for waves, least in itertools.product((1, 2, 4, 8), (2, 4, 8))
         ]
-        return [default_prefill, *(tiles for tiles in tried_prefill if tiles != default_prefill)]
-    default = gpu.choose_decode_tiles(head_dim, page_size, itemsize)
-    tried = [
-        replace(
-            default,
-            num_stages=stages,
-            target_blocks=waves * gpu.NUM_MULTIPROCESSORS,
-            min_tiles=least,
-        )
-        for stages, waves, least in itertools.product((2, 3, 4, 5), (1, 2, 4, 8), (2, 4, 8))
-        if stages <= gpu.decode_stages(head_dim, itemsize, default.tile)
-    ]
+    fixed = gpu.fixed_bytes(part, head_dim, itemsize)
+    tried = []
+    for tile, stages in itertools.product(*grids):
+        most = gpu.fitting(fixed, head_dim, itemsize, kv_itemsize, tile, stages)
+        if kv_itemsize == itemsize:
+            raws = (0,) if 2 <= stages <= most else ()
+        else:
+            raws = tuple(raw for raw in (1, 2, 4, 6) if raw <= most) if stages < 4 else ()
+        tried += [
+            replace(default, tile=tile, num_stages=stages, num_raw=raw, **split)
+            for raw, split in itertools.product(raws, splits)
+        ]
     return [default, *(tiles for tiles in tried if tiles != default)]
 
 
@@ -305,8 +317,8 @@ _PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "prefill": ("query_tile", "prefill_block"),
     },
     "TpuTiles": {"decode": ("decode_pages",), "prefill": ("prefill_pages", "prefill_tile")},
-    "DecodeTiles": {"decode": ("tile", "num_stages", "target_blocks", "min_tiles")},
-    "PrefillTiles": {"prefill": ("tile", "num_stages")},
+    "DecodeTiles": {"decode": ("tile", "num_stages", "num_raw", "target_blocks", "min_tiles")},
+    "PrefillTiles": {"prefill": ("tile", "num_stages", "num_raw")},
 }
 """The block sizes that each part has a say in."""
 
@@ -315,9 +327,7 @@ def _named(tiles: Any, part: Part) -> Sizes:
     return {name: getattr(tiles, name) for name in _PARTS[type(tiles).__name__][part]}
 
 
-def shapes_to_tune(
-    shape: AttentionShape, page_sizes: tuple[int, ...], dtypes: tuple[Any, ...]
-) -> Iterator[AttentionShape]:
-    """The shape in each page size and dtype."""
-    for page_size, dtype in itertools.product(page_sizes, dtypes):
-        yield replace(shape, page_size=page_size, q_dtype=dtype, kv_dtype=dtype)
+def shapes_to_tune(shape: AttentionShape, page_sizes: tuple[int, ...]) -> Iterator[AttentionShape]:
+    """The shape in each page size."""
+    for page_size in page_sizes:
+        yield replace(shape, page_size=page_size)

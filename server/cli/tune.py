@@ -21,6 +21,7 @@ from octavo.engine.errors import InvalidConfigError
 BACKENDS = ("auto", "xla", "mosaic_tpu", "mosaic_gpu")
 PARTS = ("decode", "prefill")
 DTYPES = ("auto", "float32", "bfloat16")
+KV_DTYPES = ("auto", "int8", "fp8")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,6 +32,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--heads", metavar="HQ/HKV/D", help="32/8/128, say, instead of a model's")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
+    parser.add_argument("--kv-cache-dtype", choices=KV_DTYPES, default="auto")
     parser.add_argument(
         "--block-size", type=int, action="append", metavar="TOKENS",
         help="tokens in a page; may be repeated (default: the platform's)",
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from octavo.engine.execution.host_memory import keep_freed_memory
-    from octavo.pallas_kernels.ragged_paged_attention import tuning
+    from octavo.pallas_kernels.ragged_paged_attention import kv_dtype, tuning
     from octavo.pallas_kernels.ragged_paged_attention.backends import (
         AttentionShape,
         choose_backend,
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         page_size=1,
         max_tokens=args.chunk,
         q_dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=kv_dtype.KV_DTYPES.get(args.kv_cache_dtype, dtype),
     )
     page_sizes = tuple(args.block_size or ([8] if on_cpu else [64]))
     workload = Workload(
@@ -88,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         chunk_context=args.chunk_context,
     )
     results = []
-    for shape in shapes_to_tune(any_shape, page_sizes, (dtype,)):
+    for shape in shapes_to_tune(any_shape, page_sizes):
         backend = choose_backend(
             args.attention_backend,
             shape,

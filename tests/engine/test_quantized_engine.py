@@ -139,10 +139,15 @@ def test_the_pool_holds_as_many_pages_as_its_bytes_say() -> None:
     [
         ("quantization", "int4", "none or int8 or fp8"),
         ("quantization", "INT8", "none or int8 or fp8"),
-        ("kv_cache_dtype", "float16", "auto or float32 or bfloat16 or int8 or fp8"),
-        ("kv_cache_dtype", "", "auto or float32 or bfloat16 or int8 or fp8"),
+        ("kv_cache_dtype", "float16", "auto or float32 or bfloat16 or int8 or fp8 or fp8_e4m3"),
+        ("kv_cache_dtype", "fp8_e5m2", "auto or float32 or bfloat16 or int8 or fp8 or fp8_e4m3"),
+        ("kv_cache_dtype", "", "auto or float32 or bfloat16 or int8 or fp8 or fp8_e4m3"),
     ],
 )
 def test_unknown_values_are_refused(field: str, value: str, allowed: str) -> None:
     with pytest.raises(InvalidConfigError, match=f"{field} = '{value}'.*{allowed}"):
         EngineConfig(**{field: value})  # type: ignore[arg-type]
+
+
+def test_another_engines_name_of_fp8_is_fp8() -> None:
+    assert EngineConfig(kv_cache_dtype="fp8_e4m3") == EngineConfig(kv_cache_dtype="fp8")

@@ -51,6 +51,15 @@ def test_auto_takes_the_hopper_kernel() -> None:
     assert choose_backend("auto", LLAMA, **H200) == "mosaic_gpu"
 
 
+@pytest.mark.parametrize("kv_dtype", [jnp.int8, jnp.float8_e4m3fn])
+@pytest.mark.parametrize(("head_dim", "page_size"), [(64, 32), (96, 128), (128, 64), (256, 256)])
+def test_kernels_take_eight_bit_kv(kv_dtype: Any, head_dim: int, page_size: int) -> None:
+    shape = dataclasses.replace(LLAMA, kv_dtype=kv_dtype, head_dim=head_dim, page_size=page_size)
+    for device, backend in ((V6E, "mosaic_tpu"), (H200, "mosaic_gpu")):
+        if backend == "mosaic_tpu" or has_mosaic_gpu_kernels():
+            assert choose_backend("auto", shape, **device) == backend
+
+
 def test_auto_falls_back_to_xla_where_the_kernel_does_not_fit() -> None:
     odd = dataclasses.replace(LLAMA, head_dim=80)
     assert choose_backend("auto", odd, **V6E) == "xla"
@@ -63,9 +72,9 @@ def test_auto_falls_back_to_xla_where_the_kernel_does_not_fit() -> None:
         (CPU, {}, "attention_backend = 'mosaic_tpu'.*a TPU; this device is 'cpu'"),
         (V6E, {"head_dim": 80}, "head_dim = 80.*64, 96, 128, 256"),
         (V6E, {"page_size": 8}, "block_size = 8.*16, 32, 64, 128, 256"),
-        (V6E, {"kv_dtype": jnp.float16}, "kv_cache_dtype = 'float16'.*float32, bfloat16"),
-        (V6E, {"kv_dtype": jnp.float32}, "kv_cache_dtype = 'float32'.*that of dtype"),
-        (V6E, {"kv_dtype": jnp.int8}, "kv_cache_dtype = 'int8'.*attention_backend=xla takes it"),
+        (V6E, {"q_dtype": jnp.float16}, "dtype = 'float16'.*float32, bfloat16"),
+        (V6E, {"kv_dtype": jnp.float32}, "kv_cache_dtype = 'float32'.*bfloat16.*, int8 or fp8"),
+        (V6E, {"kv_dtype": jnp.int8, "page_size": 16}, "block_size = 16.*a multiple of 32"),
         (V6E, {"num_heads": 4096, "num_kv_heads": 4096}, "num_kv_heads = 4096.*VMEM"),
     ],
 )
@@ -84,6 +93,8 @@ def test_a_shape_the_tpu_kernel_cannot_take_is_refused(
         ("NVIDIA A100", {}, "a Hopper GPU, not 'NVIDIA A100'"),
         ("NVIDIA H100", {"head_dim": 80}, "head_dim = 80.*64, 96, 128, 256"),
         ("NVIDIA H100", {"q_dtype": jnp.float32}, "dtype = 'float32'.*bfloat16"),
+        ("NVIDIA H100", {"kv_dtype": jnp.float32}, "kv_cache_dtype = 'float32'.*int8 or fp8"),
+        ("NVIDIA H100", {"kv_dtype": jnp.int8, "page_size": 16}, "block_size = 16.*at least 32"),
         ("NVIDIA H100", {"num_heads": 128, "num_kv_heads": 1}, "at most 64"),
     ],
 )
@@ -109,23 +120,25 @@ def test_an_unknown_backend_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5p", "TPU v6 lite", "TPU7x", "unheard of"])
 @pytest.mark.parametrize(("heads", "head_dim"), [((32, 8), 128), ((8, 1), 256), ((64, 64), 128)])
 @pytest.mark.parametrize("page_size", [16, 256])
+@pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.int8])
 def test_blocks_fit_the_devices_vmem(
-    kind: str, heads: tuple[int, int], head_dim: int, page_size: int
+    kind: str, heads: tuple[int, int], head_dim: int, page_size: int, kv_dtype: Any
 ) -> None:
     q, pool = (512, heads[0], head_dim), (9, 2, heads[1], page_size, head_dim)
     try:
-        tiles = choose_tpu_tiles(q, jnp.bfloat16, pool, jnp.bfloat16, kind)
+        tiles = choose_tpu_tiles(q, jnp.bfloat16, pool, kv_dtype, kind)
     except ValueError:
         # 256 tokens of 64 heads, twice buffered, are 16 MiB: all of the smallest VMEM.
         assert (kind, heads[1]) == ("unheard of", 64)
         return
-    sizes = {"num_kv_heads": heads[1], "head_dim": head_dim, "q_itemsize": 2, "kv_itemsize": 2}
+    sizes = {"page_size": page_size, "num_kv_heads": heads[1], "head_dim": head_dim}
+    sizes |= {"q_itemsize": 2, "kv_itemsize": jnp.dtype(kv_dtype).itemsize}
     group = heads[0] // heads[1]
     for rows, pages in (
         (tiles.prefill_tile * group, tiles.prefill_pages),
         (group, tiles.decode_pages),
     ):
-        needed = scratch_bytes(rows=rows, block=pages * page_size, **sizes)
+        needed = scratch_bytes(rows=rows, pages=pages, **sizes)
         assert needed <= tiles.vmem_bytes <= vmem_bytes(kind)
 
 

@@ -137,15 +137,15 @@ def test_kernels_for_tpus_and_gpus_find_theirs(table: Any) -> None:
 
     h200 = tuning.tuning_key("mosaic_gpu", "decode", q, bf16, pool, bf16, "NVIDIA H200")
     table(h200, tile=64, num_stages=3, target_blocks=264, min_tiles=2)
-    decode = choose_decode_tiles(128, 64, 2, h200)
+    decode = choose_decode_tiles(128, 2, 2, h200)
     assert (decode.num_stages, decode.target_blocks, decode.min_tiles) == (3, 264, 2)
     chunk = tuning.tuning_key("mosaic_gpu", "prefill", q, bf16, pool, bf16, "NVIDIA H200")
     table(chunk, tile=64, num_stages=30)
     with pytest.raises(InvalidConfigError, match="at most 4 stages, which shared memory holds"):
-        choose_prefill_tiles(128, 2, chunk)
+        choose_prefill_tiles(128, 2, 2, chunk)
     table(chunk, tile=48, num_stages=2)
     with pytest.raises(InvalidConfigError, match="a multiple of 64 keys"):
-        choose_prefill_tiles(128, 2, chunk)
+        choose_prefill_tiles(128, 2, 2, chunk)
 
 
 def test_a_shape_whose_table_is_bad_is_not_called_unsupported(table: Any) -> None:

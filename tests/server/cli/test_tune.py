@@ -14,12 +14,15 @@ SMALL = ["--heads", "4/2/16", "--block-size", "64", "--rows", "2", "--row-contex
 SMALL += ["--part", "decode", "--rounds", "1"]
 
 
-def test_a_table_lands_where_engines_look(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("options", "kv_dtype"), [([], "float32"), (["--kv-cache-dtype", "int8"], "int8")]
+)
+def test_a_table_lands_where_engines_look(options, kv_dtype, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OCTAVO_TUNING_DIR", str(tmp_path))
     every = tune_module._candidates
     monkeypatch.setattr(tune_module, "_candidates", lambda *args: every(*args)[:2])
     tuning.forget_tables()
-    assert main(["tune", *SMALL]) == 0
+    assert main(["tune", *SMALL, *options]) == 0
     [path] = tmp_path.glob("cpu-*.json")
     assert f"written to {path}" in capsys.readouterr().out
     table = json.loads(path.read_text())
@@ -31,6 +34,7 @@ def test_a_table_lands_where_engines_look(tmp_path, capsys, monkeypatch):
     )
     assert tuning.tuned(key) == entry["tiles"]
     assert (key.num_heads, key.page_size, key.part) == (4, 64, "decode")
+    assert key.kv_dtype == kv_dtype
     tuning.forget_tables()
 
 

@@ -1,0 +1,182 @@
+"""What the TPU attention kernel does with one KV block in VMEM: masks, scales, the online softmax.
+
+A block of an int8 or fp8 pool stays as it was copied. Its numbers are widened as operands of the
+two products, which is exact in bfloat16; keys' scales multiply scores and values' scales multiply
+the weights of the softmax: one number a key, where the numbers themselves would take D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES, scale_lanes
+
+MASKED = -1e30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelShape:
+    """What is static in one kernel.
+
+    Attributes:
+        group: G, query heads a KV head.
+        tile: query tokens of an item; 1 for decode.
+        packed: queries lie as [Hkv, A · G, D] (prefill) and not as [T, Hkv, G, D] (decode).
+        pages: pages in a KV block.
+        unrolled: decode's heads are unrolled.
+    """
+
+    num_kv_heads: int
+    group: int
+    head_dim: int
+    page_size: int
+    pages: int
+    tile: int
+    packed: bool
+    params: AttentionParams
+    unrolled: bool
+
+    @property
+    def queries(self) -> int:
+        return self.tile * self.group
+
+    @property
+    def block(self) -> int:
+        return self.pages * self.page_size
+
+    @property
+    def scale_lanes(self) -> int:
+        """Lanes of a block's scales: a place each, in whole tiles of lanes."""
+        return scale_lanes(self.block)
+
+
+def zero_tail(shape: KernelShape, kv_buf: Any, num_left: Any) -> None:
+    """Zeroes values beyond the row's end: what was never written may be NaN, and 0 · NaN is NaN.
+
+    Args:
+        kv_buf: [pages, 2, Hkv, P, D].
+        num_left: places of the block before the row's end.
+    """
+    if jnp.issubdtype(kv_buf.dtype, jnp.integer):
+        return
+
+    @pl.when(num_left < shape.block)
+    def _tail() -> None:
+        dims = (shape.num_kv_heads, shape.page_size, shape.head_dim)
+
+        def one_page(i: Any, _: None) -> None:
+            place = i * shape.page_size + lax.broadcasted_iota(jnp.int32, dims, 1)
+            old = kv_buf[i, 1]
+            kept = jnp.where(place < num_left, old.astype(jnp.float32), 0.0)
+            kv_buf[i, 1] = kept.astype(old.dtype)
+
+        lax.fori_loop(lax.div(num_left, shape.page_size), shape.pages, one_page, None)
+
+
+def lay_scales(shape: KernelShape, scale_buf: Any, rows_ref: Any, num_left: Any) -> None:
+    """Lays the scales of a block's pages side by side along lanes, as scores lie; zeros after them.
+
+    Keys' are multiplied by the scale of all scores on the way.
+
+    Args:
+        scale_buf: [pages, 2, Hkv, P'], page after page.
+        rows_ref: [2, Hkv, scale_lanes], written.
+        num_left: places of the block before the row's end.
+    """
+    width = max(shape.page_size, LANES)
+    per_tile = width // shape.page_size
+    dims = (2, shape.num_kv_heads, width)
+    lane = lax.broadcasted_iota(jnp.int32, dims, 2)
+    half = lax.broadcasted_iota(jnp.int32, dims, 0)
+    factor = jnp.where(half == 0, jnp.float32(shape.params.scale), jnp.float32(1.0))
+    for first in range(0, shape.pages, per_tile):
+        row = scale_buf[first]
+        for i in range(1, min(per_tile, shape.pages - first)):
+            begin = i * shape.page_size
+            row = jnp.where(lane < begin, row, pltpu.roll(scale_buf[first + i], begin, 2))
+        here = first * shape.page_size
+        rows_ref[:, :, here : here + width] = jnp.where(lane + here < num_left, row * factor, 0.0)
+
+
+def add_block(
+    shape: KernelShape,
+    q_ref: Any,  # [Hkv, Q, D]
+    kv_ref: Any,  # [pages, 2, Hkv, P, D]
+    scale_rows: Any,  # [2, Hkv, scale_lanes], or None
+    peak_ref: Any,
+    total_ref: Any,
+    acc_ref: Any,
+    first_key: Any,
+    position: Any,
+    kv_len: Any,
+    *,
+    masked: bool,
+) -> None:
+    """Takes one KV block into every head's online softmax."""
+    params, block, queries = shape.params, shape.block, shape.queries
+    precision = lax.Precision.HIGHEST if q_ref.dtype == jnp.float32 else None
+    visible = None
+    if masked:
+        key = first_key + lax.broadcasted_iota(jnp.int32, (queries, block), 1)
+        query = lax.broadcasted_iota(jnp.int32, (queries, block), 0)
+        query = position + lax.div(query, jnp.full_like(query, shape.group))
+        visible = key <= jnp.minimum(query, kv_len - 1)
+        if params.sliding_window is not None:
+            visible &= key > query - params.sliding_window
+
+    def scale_row(half: int, head: Any) -> Any:  # [1, block]
+        return scale_rows[half, pl.ds(head, 1), :block]
+
+    def one_head(head: Any) -> None:
+        keys = kv_ref[:, 0, head].reshape(block, shape.head_dim)
+        values = kv_ref[:, 1, head].reshape(block, shape.head_dim)
+        scores = lax.dot_general(
+            q_ref[head],
+            keys.astype(q_ref.dtype),
+            (((1,), (1,)), ((), ())),
+            precision=precision,
+            preferred_element_type=jnp.float32,
+        )
+        scores = scores * (params.scale if scale_rows is None else scale_row(0, head))
+        if params.logit_softcap is not None:
+            scores = params.logit_softcap * jnp.tanh(scores * (1 / params.logit_softcap))
+        if visible is not None:
+            scores = jnp.where(visible, scores, MASKED)
+        old_peak = peak_ref[head][:, :1]
+        peak = jnp.maximum(old_peak, scores.max(axis=1, keepdims=True))
+        weight = jnp.exp(scores - peak)
+        if visible is not None:
+            # A query of a windowed tile may see nothing of this block and nothing before it.
+            weight = jnp.where(visible, weight, 0.0)
+        shrink = jnp.exp(old_peak - peak)
+        total = total_ref[head][:, :1] * shrink + weight.sum(axis=1, keepdims=True)
+        peak_ref[head] = jnp.broadcast_to(peak, (queries, LANES))
+        total_ref[head] = jnp.broadcast_to(total, (queries, LANES))
+        if scale_rows is not None:
+            weight = weight * scale_row(1, head)
+        acc_ref[head] = acc_ref[head] * shrink + lax.dot_general(
+            weight.astype(q_ref.dtype),
+            values.astype(q_ref.dtype),
+            (((1,), (0,)), ((), ())),
+            precision=precision,
+            preferred_element_type=jnp.float32,
+        )
+
+    each_head(shape, one_head)
+
+
+def each_head(shape: KernelShape, do: Callable[[Any], None]) -> None:
+    """Decode's small products are unrolled, so that heads overlap; prefill's fill the unit."""
+    if shape.tile == 1 and shape.unrolled:
+        for head in range(shape.num_kv_heads):
+            do(head)
+    else:
+        lax.fori_loop(0, shape.num_kv_heads, lambda head, _: do(head), None)

@@ -1,0 +1,127 @@
+"""The Hopper kernels read pools of int8 and fp8 as the plain reference does, in the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
+from octavo.pallas_kernels.ragged_paged_attention import AttentionParams
+from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
+from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
+
+pytestmark = pytest.mark.skipif(
+    not has_mosaic_gpu_kernels(), reason="Mosaic GPU's interpreter comes with JAX 0.11"
+)
+
+# Both read the same rounded numbers; weights times scales, and outputs, are rounded to bfloat16.
+TOLERANCE = 2e-2
+FULL = AttentionParams(scale=0.125)
+WINDOW = AttentionParams(scale=0.125, sliding_window=70, logit_softcap=5.0)
+
+
+def interpreter() -> Any:
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    return plgpu.InterpretGPUParams()
+
+
+def case(seed: int, rows: list[tuple[int, int]], **shape: Any) -> Any:
+    num_tokens = sum(new for new, _ in rows)
+    return make_case(
+        np.random.default_rng(seed),
+        rows,
+        num_tokens=num_tokens,
+        num_rows=len(rows),
+        table=256 // shape["page_size"],
+        dtype="bfloat16",
+        as_bits=False,
+        **shape,
+    )
+
+
+def some_sinks(num_heads: int) -> Any:
+    return jnp.asarray(np.random.default_rng(7).standard_normal(num_heads), jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "heads", "head_dim", "page_size", "params", "has_sinks"),
+    [
+        ("int8", (2, 1), 64, 32, WINDOW, False),
+        ("fp8", (2, 2), 128, 128, FULL, True),
+    ],
+)
+def test_decode_matches_the_reference(
+    kv_dtype: str,
+    heads: tuple[int, int],
+    head_dim: int,
+    page_size: int,
+    params: AttentionParams,
+    has_sinks: bool,
+) -> None:
+    from octavo.pallas_kernels.ragged_paged_attention.decode_gpu import decode_gpu
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import DecodeTiles
+
+    q, _, _, kv, batch = case(
+        0,
+        [(1, 250), (1, 0), (1, 65)],
+        kv_dtype=kv_dtype,
+        heads=heads,
+        head_dim=head_dim,
+        page_size=page_size,
+    )
+    sinks = some_sinks(heads[0]) if has_sinks else None
+    # The first row is one item of four tiles: stages, raw tiles and scales all turn over.
+    tiles = DecodeTiles(tile=64, num_stages=1, num_raw=2, target_blocks=1, min_tiles=4)
+    got = decode_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
+    want = attend_reference(q, kv, batch, params, sinks=sinks).astype(jnp.float32)
+    np.testing.assert_allclose(got, want, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "head_dim", "page_size", "params", "has_sinks"),
+    [
+        ("int8", 64, 64, FULL, True),
+        ("fp8", 64, 32, AttentionParams(scale=0.125, sliding_window=30), False),
+    ],
+)
+def test_prefill_matches_the_reference(
+    kv_dtype: str, head_dim: int, page_size: int, params: AttentionParams, has_sinks: bool
+) -> None:
+    from octavo.pallas_kernels.ragged_paged_attention.prefill_gpu import prefill_gpu
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import PrefillTiles
+
+    q, _, _, kv, batch = case(
+        1,
+        [(1, 70), (67, 200), (5, 5)],
+        kv_dtype=kv_dtype,
+        heads=(2, 1),
+        head_dim=head_dim,
+        page_size=page_size,
+    )
+    sinks = some_sinks(2) if has_sinks else None
+    tiles = PrefillTiles(tile=64, num_stages=1, num_raw=1)
+    got = prefill_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
+    want = attend_reference(q, kv, batch, params, sinks=sinks)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float32)[1:], np.asarray(want, np.float32)[1:], atol=TOLERANCE
+    )
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_tiles_of_narrow_pools_fit_shared_memory(head_dim: int) -> None:
+    from octavo.pallas_kernels.ragged_paged_attention import tiles_gpu as gpu
+
+    choices: Any = {"decode": gpu.choose_decode_tiles, "prefill": gpu.choose_prefill_tiles}
+    for part, choose in choices.items():
+        tiles = choose(head_dim, 2, 1)
+        stage = 2 * tiles.tile * head_dim
+        scales = tiles.scale_ring * 2 * tiles.tile * 4
+        fixed = gpu.fixed_bytes(part, head_dim, 2)
+        needed = fixed + (2 * tiles.num_stages + tiles.num_raw) * stage + scales
+        assert tiles.num_raw >= 1
+        assert needed <= gpu.SMEM_BYTES
+        assert choose(head_dim, 2, 2).num_raw == 0
