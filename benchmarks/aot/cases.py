@@ -164,9 +164,6 @@ ATTENTION = (
     AttentionCase(rows=64, chunk=512, context=2048, head_dim=64, kv="int8"),
     AttentionCase(rows=64, chunk=512, context=2048, head_dim=64, page_size=32, kv="fp8"),
     AttentionCase(
-        rows=32, chunk=256, context=2048, heads=(8, 1), head_dim=256, page_size=128, kv="int8"
-    ),
-    AttentionCase(
         rows=32, chunk=256, context=2048, heads=(12, 4), kv="fp8", window=1024, softcap=50.0
     ),
     AttentionCase(
@@ -175,6 +172,9 @@ ATTENTION = (
 )
 TPU_ONLY = (
     AttentionCase(rows=32, chunk=256, context=1024, heads=(9, 3), head_dim=64, dtype="float32"),
+    AttentionCase(
+        rows=32, chunk=256, context=2048, heads=(8, 1), head_dim=256, page_size=128, kv="int8"
+    ),
 )
 
 

@@ -51,7 +51,7 @@ GRID: tuple[Check, ...] = (
     ("mixed", (32, 8), 128, 64, {}, "int8"),
     ("mixed", (32, 8), 128, 128, WINDOW | CAP, "fp8"),
     ("mixed", (8, 2), 64, 32, {}, "fp8"),
-    ("mixed", (8, 2), 256, 64, CAP, "int8"),
+    ("mixed", (16, 8), 96, 64, CAP, "int8"),
 )
 TINY: tuple[Check, ...] = (
     ("mixed", (4, 2), 64, 16, {}, None),

@@ -31,7 +31,7 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     tiled_smem,
 )
 
-_CHUNK = (64, 128)
+_CHUNK = (64, 64)
 """Keys and columns widened at once: few enough for the registers a copying warpgroup has."""
 
 
@@ -171,7 +171,7 @@ class KVMemory:
 def _widen(raw: Any, out: Any) -> None:
     """Numbers [tile, D] of a narrow pool as they are, in the dtype of `out`."""
     tile, head_dim = out.shape
-    keys, columns = min(_CHUNK[0], tile), min(_CHUNK[1], head_dim)
+    keys, columns = _CHUNK
     for key in range(0, tile, keys):
         for column in range(0, head_dim, columns):
             here = pl.ds(key, keys), pl.ds(column, columns)
@@ -204,7 +204,7 @@ def kv_scratch(
     scratch = {"k_smem": stage, "v_smem": stage, "k_ready": ready, "v_ready": ready}
     scratch |= {"k_free": free, "v_free": free}
     if tiles.num_raw:
-        raw = tiled_smem((tiles.num_raw, tiles.tile, head_dim), kv_dtype)
+        raw = tiled_smem((tiles.num_raw, tiles.tile, head_dim), kv_dtype, _CHUNK[1])
         scratch |= {"k_raw": raw, "v_raw": raw}
         scratch |= {
             f"{half}_raw_ready": plgpu.Barrier(num_arrivals=n * copies, num_barriers=tiles.num_raw)

@@ -55,7 +55,7 @@ _LOG2E = math.log2(math.e)
 COMPUTE_WGS = 2
 QUERY_ROWS = 64
 """Rows of packed queries of one warpgroup."""
-_REGISTERS = ((40, 232), (88, 208))
+_REGISTERS = ((40, 232), (72, 216))
 """Of the copying warpgroup and of a computing one; the second pair where the first widens."""
 
 

@@ -89,8 +89,7 @@ def choose_decode_tiles(
         fits = fitting(fixed, head_dim, itemsize, kv_itemsize, 64)
         tiles = DecodeTiles(tile=64, num_stages=max(2, min(4, fits)))
     else:
-        tile, stages, raw = _narrow(fixed, head_dim, itemsize, kv_itemsize, ((64, 2), (64, 1)))
-        tiles = DecodeTiles(tile=tile, num_stages=stages, num_raw=raw)
+        tiles = DecodeTiles(tile=64, num_stages=2, num_raw=_raw(fixed, head_dim, itemsize))
     return _tuned(tiles, key, fixed, head_dim, itemsize, kv_itemsize)
 
 
@@ -98,6 +97,8 @@ def choose_prefill_tiles(
     head_dim: int, itemsize: int, kv_itemsize: int, key: TuningKey | None = None
 ) -> PrefillTiles:
     """Measured block sizes of `key`, else 128 keys a tile where two stages fit, else 64.
+
+    Of a pool that is widened a tile is 64 keys: with 128 and heads of 64, registers spilled.
 
     Args:
         itemsize, kv_itemsize: of queries and of the pool; a pool of single bytes is widened.
@@ -113,21 +114,16 @@ def choose_prefill_tiles(
             raise ValueError(f"head_dim {head_dim}: two tiles of 64 keys exceed {SMEM_BYTES} bytes")
         tiles = PrefillTiles(tile=wide[0], num_stages=2)
     else:
-        sizes = ((128, 2), (64, 2), (64, 1))
-        tile, stages, raw = _narrow(fixed, head_dim, itemsize, kv_itemsize, sizes)
-        tiles = PrefillTiles(tile=tile, num_stages=stages, num_raw=raw)
+        tiles = PrefillTiles(tile=64, num_stages=2, num_raw=_raw(fixed, head_dim, itemsize))
     return _tuned(tiles, key, fixed, head_dim, itemsize, kv_itemsize)
 
 
-def _narrow(
-    fixed: int, head_dim: int, itemsize: int, kv_itemsize: int, sizes: tuple[tuple[int, int], ...]
-) -> tuple[int, int, int]:
-    """Tile, stages and raw tiles of a pool that is widened: the first of `sizes` that fits."""
-    for tile, stages in sizes:
-        raw = fitting(fixed, head_dim, itemsize, kv_itemsize, tile, stages)
-        if raw >= 1:
-            return tile, stages, min(MAX_RAW, raw)
-    raise ValueError(f"head_dim {head_dim}: no tile of 64 keys fits {SMEM_BYTES} bytes")
+def _raw(fixed: int, head_dim: int, itemsize: int) -> int:
+    """Raw tiles of a pool of single bytes beside two stages of 64 keys."""
+    raw = fitting(fixed, head_dim, itemsize, 1, 64, 2)
+    if raw < 1:
+        raise ValueError(f"head_dim {head_dim}: two tiles of 64 keys exceed {SMEM_BYTES} bytes")
+    return min(MAX_RAW, raw)
 
 
 def _tuned(
@@ -182,10 +178,10 @@ def out_columns(head_dim: int) -> int:
     return head_dim if head_dim <= 128 else 64
 
 
-def tiled_smem(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Shared memory that bulk copies write and wgmma reads: swizzled tiles, 8 rows of 128 bytes."""
+def tiled_smem(shape: tuple[int, ...], dtype: Any, row_bytes: int = 128) -> Any:
+    """Shared memory that bulk copies write and wgmma reads: swizzled tiles of 8 rows."""
     itemsize = jnp.dtype(dtype).itemsize
-    columns = min(128 // itemsize, shape[-1])
+    columns = row_bytes // itemsize
     transforms = (
         plgpu.TilingTransform((8, columns)),
         plgpu.SwizzleTransform(columns * itemsize),

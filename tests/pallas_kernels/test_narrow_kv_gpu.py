@@ -81,16 +81,8 @@ def test_decode_matches_the_reference(
     np.testing.assert_allclose(got, want, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    ("kv_dtype", "head_dim", "page_size", "params", "has_sinks"),
-    [
-        ("int8", 64, 64, FULL, True),
-        ("fp8", 64, 32, AttentionParams(scale=0.125, sliding_window=30), False),
-    ],
-)
-def test_prefill_matches_the_reference(
-    kv_dtype: str, head_dim: int, page_size: int, params: AttentionParams, has_sinks: bool
-) -> None:
+@pytest.mark.parametrize(("kv_dtype", "page_size"), [("int8", 64), ("fp8", 32)])
+def test_prefill_matches_the_reference(kv_dtype: str, page_size: int) -> None:
     from octavo.pallas_kernels.ragged_paged_attention.prefill_gpu import prefill_gpu
     from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import PrefillTiles
 
@@ -99,10 +91,11 @@ def test_prefill_matches_the_reference(
         [(1, 70), (67, 200), (5, 5)],
         kv_dtype=kv_dtype,
         heads=(2, 1),
-        head_dim=head_dim,
+        head_dim=64,
         page_size=page_size,
     )
-    sinks = some_sinks(2) if has_sinks else None
+    params = AttentionParams(scale=0.125, sliding_window=90 if kv_dtype == "fp8" else None)
+    sinks = some_sinks(2)
     tiles = PrefillTiles(tile=64, num_stages=1, num_raw=1)
     got = prefill_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
     want = attend_reference(q, kv, batch, params, sinks=sinks)
@@ -111,7 +104,7 @@ def test_prefill_matches_the_reference(
     )
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128])
 def test_tiles_of_narrow_pools_fit_shared_memory(head_dim: int) -> None:
     from octavo.pallas_kernels.ragged_paged_attention import tiles_gpu as gpu
 
