@@ -301,9 +301,9 @@ def _gpu_candidates(part: Part, head_dim: int, itemsize: int, kv_itemsize: int) 
     for tile, stages in itertools.product(*grids):
         most = gpu.fitting(fixed, head_dim, itemsize, kv_itemsize, tile, stages)
         if kv_itemsize == itemsize:
-            raws = (0,) if 2 <= stages <= most else ()
+            raws = [0] if 2 <= stages <= most else []
         else:
-            raws = tuple(raw for raw in (1, 2, 4, 6) if raw <= most) if stages < 4 else ()
+            raws = [raw for raw in (1, 2, 4, 6) if raw <= most and stages < 4]
         tried += [
             replace(default, tile=tile, num_stages=stages, num_raw=raw, **split)
             for raw, split in itertools.product(raws, splits)
