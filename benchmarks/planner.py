@@ -34,11 +34,13 @@ STEP_S = 0.02
 SCENARIOS = {
     "decode": "every row decodes, nobody ends, 1,000 wait",
     "churn": "rows end and the waiting are admitted, prompts 16-256, outputs 16-128 tokens",
+    "chat": "as churn, prompts 16-1,024, outputs 32-512 tokens: about one end a step",
     "shared": "as churn, prompts share their first 1,024 tokens in the prefix cache",
     "preempt": "as churn, in a pool too small for the running rows",
     "priority": "as churn, in four priority classes",
     "slo": "as decode, policy slo, every request with targets",
     "slo-churn": "as churn, policy slo, every request with targets",
+    "slo-chat": "as chat, policy slo, every request with targets",
     "multi": "decode of up to 8 iterations a dispatch, nobody waits",
 }
 
@@ -71,6 +73,7 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
     """Figures of one scenario."""
     rng = random.Random(1)
     churns = scenario not in ("decode", "multi", "slo")
+    chats = scenario.endswith("chat")
     has_targets = scenario.startswith("slo")
     waiting = 0 if scenario == "multi" else waiting
     max_steps = 8 if scenario == "multi" else 1
@@ -96,10 +99,12 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
 
     now_s = 0.0
 
+    prompt_lens, output_lens = ((16, 1024), (32, 512)) if chats else ((16, 256), (16, 128))
+
     def add() -> None:
         nonlocal num_added
-        prompt = shared + [rng.randrange(50_000) for _ in range(rng.randint(16, 256))]
-        most = rng.randint(16, 128) if churns else max_steps * steps + 10 * rows
+        prompt = shared + [rng.randrange(50_000) for _ in range(rng.randint(*prompt_lens))]
+        most = rng.randint(*output_lens) if churns else max_steps * steps + 10 * rows
         scheduler.add(
             Request(
                 request_id=str(num_added),
