@@ -19,7 +19,7 @@ def main(address: str) -> None:
     octavo, inference = client.service(OCTAVO), client.service(INFERENCE)
     request = {
         "prompt": "abc",
-        "sampling_params": {"max_tokens": 6, "temperature": 0.0, "ignore_eos": True},
+        "sampling_params": {"max_tokens": 40, "temperature": 0.0, "ignore_eos": True},
         "priority": "PRIORITY_HIGH",
     }
     found = {
