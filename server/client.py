@@ -1,6 +1,7 @@
 """Typed clients: the engine's own types in and out, its own errors raised.
 
-Public as `octavo.client`.
+Public as `octavo.client`. The blocking client and the asyncio one stand side by side in this one
+module, method for method, so that neither gets what the other lacks.
 
 >>> with OctavoClient("127.0.0.1:50051") as client:
 ...     for output in client.stream("The capital of France is", SamplingParams(max_tokens=8)):

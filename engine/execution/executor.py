@@ -2,7 +2,8 @@
 
 `dispatch` returns as soon as the step is queued; `result` waits for it. State is donated from step
 to step, so the device runs dispatches in order and a freed page may be given away before the step
-that last read it has finished.
+that last read it has finished. It is one long module because every method hands the same donated
+state on: split, two places would own it.
 """
 
 from __future__ import annotations
