@@ -20,7 +20,7 @@ OFFLINE_BATCHED_TOKENS = 1024
 _DTYPES = ("auto", "float32", "bfloat16")
 _QUANTIZATIONS = ("none", "int8", "fp8")
 _KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8")
-_KV_CACHE_ALIASES = {"fp8_e4m3": "fp8"}
+KV_CACHE_ALIASES = {"fp8_e4m3": "fp8"}
 """Other engines' names."""
 ATTENTION_BACKENDS = ("auto", "xla", "reference", "mosaic_tpu", "mosaic_gpu")
 
@@ -132,9 +132,9 @@ class EngineConfig:
             raise InvalidConfigError("dtype", self.dtype, " or ".join(_DTYPES))
         if self.quantization not in _QUANTIZATIONS:
             raise InvalidConfigError("quantization", self.quantization, " or ".join(_QUANTIZATIONS))
-        kv_cache_dtype = _KV_CACHE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype)
+        kv_cache_dtype = KV_CACHE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype)
         if kv_cache_dtype not in _KV_CACHE_DTYPES:
-            names = (*_KV_CACHE_DTYPES, *_KV_CACHE_ALIASES)
+            names = (*_KV_CACHE_DTYPES, *KV_CACHE_ALIASES)
             raise InvalidConfigError("kv_cache_dtype", kv_cache_dtype, " or ".join(names))
         object.__setattr__(self, "kv_cache_dtype", kv_cache_dtype)
         _check_policy(self.scheduling_policy)

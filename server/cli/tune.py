@@ -15,7 +15,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from octavo.engine.config import DEFAULT_MODEL
+from octavo.engine.config import DEFAULT_MODEL, KV_CACHE_ALIASES
 from octavo.engine.errors import InvalidConfigError
 
 BACKENDS = ("auto", "xla", "mosaic_tpu", "mosaic_gpu")
@@ -32,7 +32,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--heads", metavar="HQ/HKV/D", help="32/8/128, say, instead of a model's")
     parser.add_argument("--dtype", choices=DTYPES, default="auto")
-    parser.add_argument("--kv-cache-dtype", choices=KV_DTYPES, default="auto")
+    parser.add_argument(
+        "--kv-cache-dtype", choices=KV_DTYPES, default="auto",
+        type=lambda text: KV_CACHE_ALIASES.get(text, text),
+    )  # fmt: skip
     parser.add_argument(
         "--block-size", type=int, action="append", metavar="TOKENS",
         help="tokens in a page; may be repeated (default: the platform's)",

@@ -15,7 +15,13 @@ SMALL += ["--part", "decode", "--rounds", "1"]
 
 
 @pytest.mark.parametrize(
-    ("options", "kv_dtype"), [([], "float32"), (["--kv-cache-dtype", "int8"], "int8")]
+    ("options", "kv_dtype"),
+    [
+        ([], "float32"),
+        (["--kv-cache-dtype", "int8"], "int8"),
+        # Plain XLA's pools hold the bits of fp8, and tables are found by the pool's own type.
+        (["--kv-cache-dtype", "fp8_e4m3"], "uint8"),
+    ],
 )
 def test_a_table_lands_where_engines_look(options, kv_dtype, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OCTAVO_TUNING_DIR", str(tmp_path))
