@@ -6,6 +6,8 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from octavo.models.packaged import PACKAGED_MODELS
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -62,6 +64,9 @@ def catalogue(envs: Path, octavo_model: str, octavo_arguments: tuple[str, ...]) 
         envs: folder that setup.sh filled: one environment and one form of the model a peer.
         octavo_model: model that Octavo opens.
         octavo_arguments: further arguments of octavo_peer.py.
+
+    Raises:
+        ModelLoadError: the packaged model, which all of them run, is not installed.
     """
     hf_model = envs / "smollm2-f32"
     vllm = envs / "vllm"
@@ -93,6 +98,13 @@ def catalogue(envs: Path, octavo_model: str, octavo_arguments: tuple[str, ...]) 
             "llama_cpp_peer.py",
             llama_python,
             envs / "smollm2-f32.gguf",
+            small_batch_only=True,
+        ),
+        "llama.cpp-q4_1": Peer(
+            "llama.cpp Q4_1, 32 slots",
+            "llama_cpp_peer.py",
+            llama_python,
+            PACKAGED_MODELS["smollm2-135m"].path(),
             small_batch_only=True,
         ),
         "transformers": Peer(

@@ -96,7 +96,7 @@ async def test_deltas_that_wait_for_a_slow_reader_come_as_one(engine: Any, built
     parts = [await anext(stream)]
     while built.has_unfinished:
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)  # what the engine's thread told last is in the stream's queue
+    await engine.flush_prefix_cache()  # behind all that the engine's thread has told before
     parts += [part async for part in stream]
     assert len(parts) == 2
     first, rest = parts[0].outputs[0], parts[1].outputs[0]
@@ -115,7 +115,7 @@ async def test_an_error_behind_deltas_does_not_swallow_them(engine: Any, built: 
     parts = [await anext(stream)]
     while built.has_unfinished:
         await asyncio.sleep(0.01)
-    await asyncio.sleep(0.05)
+    await engine.flush_prefix_cache()
     engine._put("cut", EngineDeadError("the engine was shut down"))
     parts += [part async for part in stream]
     assert sum(len(part.outputs[0].token_ids) for part in parts) == 24
