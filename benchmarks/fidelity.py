@@ -6,17 +6,20 @@ included. Prints TTFT and TPOT of both and how far apart they are.
 
 The profile of a load is measured right before it and right after it: the speed of a shared machine
 drifts by a tenth within minutes, and what is compared here is the simulation with the engine, not
-the machine with itself a quarter of an hour ago. Wants a machine that does nothing else.
+the machine with itself a quarter of an hour ago. Rounds go through the loads again with other
+arrivals and other profiles; percentiles are of the requests of all rounds together, as the p99 of
+a minute at the low load is that of its one slowest request. Wants a machine that does nothing else.
 
-    python benchmarks/fidelity.py [--seconds 60] [--output FILE.json]
+    python benchmarks/fidelity.py [--seconds 60] [--rounds 1] [--output FILE.json]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from machine import about_machine
 
@@ -43,7 +46,8 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=16)
     parser.add_argument("--max-num-batched-tokens", type=int, default=128)
     parser.add_argument("--policy", default="fcfs")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of arrivals, at each load")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of arrivals, each time")
+    parser.add_argument("--rounds", type=int, default=1, help="times that each load is served")
     parser.add_argument("--prompt-len", default="16:128", help="tokens, LOW:HIGH")
     parser.add_argument("--output-len", default="8:64", help="tokens, LOW:HIGH")
     parser.add_argument("--seed", type=int, default=1)
@@ -62,28 +66,36 @@ def main() -> None:
     batch = random_workload(3 * args.max_num_seqs, *lengths, vocab, args.seed)
     capacity = measure(engine, batch).report["requests_per_s"]
     print(f"a batch is served at {capacity:.2f} requests a second")
-    rows = []
+    rounds: dict[str, list[Round]] = {name: [] for name in LOADS}
     before = measure_programs(engine, seed=PROFILE_SEED)
-    for index, (name, share) in enumerate(LOADS.items()):
-        # Each load has prompts of its own: one served before would be in the prefix cache.
-        rate, seed = share * capacity, args.seed + index
+    for number in range(args.rounds * len(LOADS)):
+        # Each has prompts of its own: one served before would be in the prefix cache.
+        name, seed = list(LOADS)[number % len(LOADS)], args.seed + number
         arrivals = gamma_arrivals(
-            rate, args.seconds, uniform_lengths(*lengths), seed=seed, prefix="bench-"
-        )
+            LOADS[name] * capacity, args.seconds, uniform_lengths(*lengths), seed=seed,
+            prefix="bench-",
+        )  # fmt: skip
         served, steps = live(engine, arrivals, seed)
-        after = measure_programs(engine, seed=PROFILE_SEED + 1000 * (index + 1))
+        after = measure_programs(engine, seed=PROFILE_SEED + 1000 * (number + 1))
         profile = fit_profile(engine, (before, after))
+        played = simulated(engine, profile, arrivals)
+        rounds[name].append(Round(served, played, over_profile(steps, profile)))
+        before = after
+        show(name, rounds[name][-1:])
+    rows = []
+    for name, found in rounds.items():
+        if args.rounds > 1:
+            show(f"{name}, {args.rounds} rounds", found)
         rows.append(
             {
                 "load": name,
-                "requests_per_s": rate,
-                "requests": len(arrivals),
-                "live": served | {"steps_over_profile": over_profile(steps, profile)},
-                "simulated": simulated(engine, profile, arrivals),
+                "requests_per_s": LOADS[name] * capacity,
+                **summary(found),
+                "rounds": [
+                    summary([each]) | {"steps_over_profile": each.over_profile} for each in found
+                ],
             }
         )
-        before = after
-        show(rows[-1])
     if args.output:
         settings = {name: value for name, value in vars(args).items() if name != "output"}
         report = {
@@ -95,8 +107,39 @@ def main() -> None:
         Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
 
 
-def live(engine: Engine, arrivals: list[Arrival], seed: int) -> tuple[dict[str, Any], list[Any]]:
-    """TTFT and TPOT on the engine, in seconds; and its steps."""
+class Served(NamedTuple):
+    """Seconds of each request, and the steps it all took."""
+
+    ttft_s: list[float]
+    tpot_s: list[float]
+    num_steps: int
+
+
+class Round(NamedTuple):
+    """One load once: on the engine, in simulation, and what its steps took beside the profile."""
+
+    live: Served
+    simulated: Served
+    over_profile: dict[str, float]
+
+
+def summary(rounds: Sequence[Round]) -> dict[str, Any]:
+    """Percentiles of the requests of several rounds together."""
+    return {"requests": sum(len(each.live.ttft_s) for each in rounds)} | {
+        kind: {
+            "ttft_s": percentiles(value for side in sides for value in side.ttft_s),
+            "tpot_s": percentiles(value for side in sides for value in side.tpot_s),
+            "num_steps": sum(side.num_steps for side in sides),
+        }
+        for kind, sides in (
+            ("live", [each.live for each in rounds]),
+            ("simulated", [each.simulated for each in rounds]),
+        )
+    }
+
+
+def live(engine: Engine, arrivals: list[Arrival], seed: int) -> tuple[Served, list[Any]]:
+    """What the engine does; and its steps."""
     vocab = engine.model_config.vocab_size
     workload = []
     for index, arrival in enumerate(arrivals):
@@ -111,11 +154,8 @@ def live(engine: Engine, arrivals: list[Arrival], seed: int) -> tuple[dict[str, 
     engine.core.executor = engine.executor
     ttft = [output.metrics.ttft_s for output in outputs if output.metrics.ttft_s is not None]
     tpot = [output.metrics.tpot_s(len(output.outputs[0].token_ids)) for output in outputs]
-    return {
-        "ttft_s": percentiles(ttft),
-        "tpot_s": percentiles(value for value in tpot if value is not None),
-        "num_steps": len(recorder.samples),
-    }, recorder.samples
+    spoken = [value for value in tpot if value is not None]
+    return Served(ttft, spoken, len(recorder.samples)), recorder.samples
 
 
 def over_profile(samples: list[tuple[Any, Sample]], profile: Profile) -> dict[str, float]:
@@ -128,7 +168,7 @@ def over_profile(samples: list[tuple[Any, Sample]], profile: Profile) -> dict[st
     return {kind: real / priced for kind, (real, priced) in sums.items()}
 
 
-def simulated(engine: Engine, profile: Profile, arrivals: list[Arrival]) -> dict[str, Any]:
+def simulated(engine: Engine, profile: Profile, arrivals: list[Arrival]) -> Served:
     """The same in simulation: the engine's own limits and settings."""
     config = engine.config
     scheduler = Scheduler(
@@ -147,26 +187,28 @@ def simulated(engine: Engine, profile: Profile, arrivals: list[Arrival]) -> dict
         host=profile.host,
         max_tokens=None,  # as the bench does: every request's limit is its length
     )
-    summary = report.summary()
-    return {
-        "ttft_s": summary["ttft_s"],
-        "tpot_s": summary["tpot_s"],
-        "num_steps": report.num_steps,
-    }
+    return Served(
+        [record.ttft_s for record in report.records if record.ttft_s is not None],
+        [record.tpot_s for record in report.records if record.tpot_s is not None],
+        report.num_steps,
+    )
 
 
-def show(row: dict[str, Any]) -> None:
+def show(title: str, rounds: Sequence[Round]) -> None:
     """One load as a few lines."""
-    print(f"{row['load']}, {row['requests_per_s']:.2f} a second, {row['requests']} requests")
-    ratios = row["live"]["steps_over_profile"]
-    print("  steps over profile: " + ", ".join(f"{k} {v:.2f}" for k, v in ratios.items()))
+    row = summary(rounds)
+    print(f"{title}, {row['requests']} requests")
+    if len(rounds) == 1:
+        ratios = rounds[0].over_profile
+        print("  steps over profile: " + ", ".join(f"{k} {v:.2f}" for k, v in ratios.items()))
     print(f"  steps: live {row['live']['num_steps']}, simulated {row['simulated']['num_steps']}")
     for figure in ("ttft_s", "tpot_s"):
         for percentile in ("p50", "p99"):
             real, played = row["live"][figure][percentile], row["simulated"][figure][percentile]
             print(
                 f"  {figure[:4].upper()} {percentile}  live {1e3 * real:8.1f} ms  "
-                f"simulated {1e3 * played:8.1f} ms  {100 * (played / real - 1):+.0f}%"
+                f"simulated {1e3 * played:8.1f} ms  {100 * (played / real - 1):+.0f}%",
+                flush=True,
             )
 
 
