@@ -6,8 +6,9 @@ first, then what is left in blocks of some `TAIL` keys.
 
 - decode rows go in groups of `row_group`: one gather of contiguous pages and one batched matrix
   product serve the whole group, which divides the loop's fixed cost. The packer sorts decode rows
-  by length, so that a group's longest row is little longer than its shortest. Products are taken
-  page by page, so that the gathered pages are their operands as they stand;
+  by length, so that a group's longest row is little longer than its shortest. Products take the
+  gathered pages as they stand, scores lie row by row in between: XLA vectorizes along the last
+  dimension, and one of a page's 8 keys makes an exponential ten times as long as one of 128;
 - prefill rows go in tiles of `query_tile` queries. Tiles run in token order, so the garbage after
   a row's last query is overwritten by the next row's first tile.
 
@@ -38,6 +39,9 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import XlaTiles, cho
 _MASKED = -1e30
 TAIL = 32
 """Keys, at least, of the smaller blocks that what whole blocks leave over is walked in."""
+MERGED_HEADS = 16
+"""Up to so many query heads, all of a row meet the keys of all its KV heads in one product, and the
+scores of others' keys are thrown away: a product of 3 heads takes as long as one of 9."""
 
 
 def attend_xla(
@@ -87,8 +91,18 @@ class _Softmax(NamedTuple):
             jnp.zeros(shape, jnp.float32),
         )
 
-    def add(self, scores: jax.Array, visible: jax.Array, values: jax.Array) -> _Softmax:
-        """Takes in one block: scores and mask [..., Q, K], values [..., K, D]."""
+    def add(
+        self,
+        scores: jax.Array,
+        visible: jax.Array,
+        weigh: Callable[[jax.Array], jax.Array],
+    ) -> _Softmax:
+        """Takes in one block.
+
+        Args:
+            scores, visible: [..., K], of its keys.
+            weigh: sums its values by weights [..., K] to [..., D].
+        """
         scores = jnp.where(visible, scores, _MASKED)
         peak = jnp.maximum(self.peak, scores.max(-1, keepdims=True))
         # While a row has seen nothing, its peak is the mask itself and every weight 1: the first
@@ -98,20 +112,7 @@ class _Softmax(NamedTuple):
         return _Softmax(
             peak,
             self.total * shrink + weight.sum(-1, keepdims=True),
-            self.acc * shrink + jnp.einsum("rhqk,rhkd->rhqd", weight, values),
-        )
-
-    def add_pages(self, scores: jax.Array, visible: jax.Array, values: jax.Array) -> _Softmax:
-        """As `add`, of N pages: scores and mask [R, N, H, G, P], values [R, N, H, P, D]."""
-        scores = jnp.where(visible, scores, _MASKED)
-        peak = jnp.maximum(self.peak, scores.max((1, 4))[..., None])
-        weight = jnp.exp(scores - peak[:, None])
-        shrink = jnp.exp(self.peak - peak)
-        acc = jnp.einsum("rnhgp,rnhpd->rnhgd", weight, values).sum(1)
-        return _Softmax(
-            peak,
-            self.total * shrink + weight.sum((1, 4))[..., None],
-            self.acc * shrink + acc,
+            self.acc * shrink + weigh(weight),
         )
 
     def result(self, sinks: jax.Array | None = None) -> jax.Array:
@@ -144,15 +145,9 @@ def _decode(
         first = jnp.minimum(index * rows, num_rows - rows)
         queries = lax.dynamic_slice(q, (first, 0, 0), (rows, num_heads, head_dim))
         queries = (queries.astype(jnp.float32) * params.scale).reshape(
-            rows, 1, num_kv_heads, group, head_dim
+            rows, num_kv_heads, group, head_dim
         )
-        # Each page of a block meets a copy of its row's queries, made once for all blocks.
-        copies = {
-            count: lax.optimization_barrier(
-                jnp.broadcast_to(queries, (rows, count, *queries.shape[2:]))
-            )
-            for count in {pages, tail}
-        }
+        score = _scores_of(queries, {pages, tail})
         table = lax.dynamic_slice(batch.block_table, (first, 0), (rows, batch.block_table.shape[1]))
         lens = lax.dynamic_slice(batch.kv_lens, (first,), (rows,))
         # Prefill rows may share the last group: they are computed again, rightly, below.
@@ -161,11 +156,19 @@ def _decode(
 
         def one_block(page: jax.Array, count: int, softmax: _Softmax) -> _Softmax:
             ids = lax.dynamic_slice(table, (0, page), (rows, count))
-            keys, values = _gather_apart(kv, ids)
-            scores = jnp.einsum("rnhgd,rnhpd->rnhgp", copies[count], keys)
+            (keys, key_scales), (values, value_scales) = _gather_halves(kv, ids)
+            scores = _scaled(score(keys), key_scales)
             visible = _visible(lens[:, None] - 1, _positions(kv, page, count)[None, :], params)
-            visible = visible.reshape(rows, count, 1, 1, kv.page_size)
-            return softmax.add_pages(_soft_cap(scores, params), visible, values)
+
+            def weigh(weight: jax.Array) -> jax.Array:
+                weight = weight.reshape(rows, num_kv_heads, group, count, kv.page_size)
+                weight = lax.optimization_barrier(
+                    _scaled(weight, value_scales).transpose(0, 3, 1, 2, 4)
+                )
+                return jnp.einsum("rnhgp,rnhpd->rnhgd", weight, values).sum(1)
+
+            scores = _soft_cap(scores.reshape(rows, num_kv_heads, group, -1), params)
+            return softmax.add(scores, visible[:, None, None], weigh)
 
         first_key = _first_visible(jnp.where(lens > 0, lens, lens.max()), params).min()
         softmax = _Softmax.start(rows, num_kv_heads, group, head_dim)
@@ -224,7 +227,11 @@ def _prefill(
                 key_position = _positions(kv, page, count)
                 visible = _visible(position[:, None], key_position[None, :], params)
                 visible = jnp.broadcast_to(visible[None], (group, *visible.shape))
-                return softmax.add(scores, visible.reshape(1, 1, group * tile, -1), values)
+                return softmax.add(
+                    scores,
+                    visible.reshape(1, 1, group * tile, -1),
+                    lambda weight: jnp.einsum("rhqk,rhkd->rhqd", weight, values),
+                )
 
             first_key = _first_visible(position[0] + 1, params)
             softmax = _Softmax.start(1, num_kv_heads, group * tile, head_dim)
@@ -295,12 +302,62 @@ def _gather(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     return block[0], block[1]
 
 
-def _gather_apart(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [R, pages, Hkv, P, D] in float32 of page ids [R, pages]."""
+def _gather_halves(
+    kv: PagedKV, ids: jax.Array
+) -> tuple[tuple[jax.Array, jax.Array | None], tuple[jax.Array, jax.Array | None]]:
+    """Keys and values [R, N, Hkv, P, D] in float32 of page ids [R, N], each with the scales
+    [R, N, Hkv, P] it still lacks; None where it lacks none."""
     shape = (*ids.shape, *kv.pages.shape[2:])
-    flat = 2 * ids.reshape(-1)
-    keys, values = (_wide(*_copies(kv, flat + half, 2)) for half in (0, 1))
-    return keys.reshape(shape), values.reshape(shape)
+
+    def half(which: int) -> tuple[jax.Array, jax.Array | None]:
+        pages, scales = _copies(kv, 2 * ids.reshape(-1) + which, 2)
+        numbers = to_float32(pages).reshape(shape)
+        if scales is None:
+            return numbers, None
+        # Fused into a product, eight bits would be widened number by number.
+        return lax.optimization_barrier(numbers), scales.reshape(shape[:-1])
+
+    return half(0), half(1)
+
+
+def _scores_of(queries: jax.Array, counts: set[int]) -> Callable[[jax.Array], jax.Array]:
+    """What scores keys [R, N, Hkv, P, D] by queries [R, Hkv, G, D] to [R, Hkv, G, N, P].
+
+    Args:
+        counts: the numbers N that keys may have; what a group needs for each is made once.
+    """
+    rows, heads, group, dim = queries.shape
+    if heads * group <= MERGED_HEADS or heads == 1:
+        merged = lax.optimization_barrier(queries.reshape(rows, heads * group, dim))
+
+        def score(keys: jax.Array) -> jax.Array:
+            count, page_size = keys.shape[1], keys.shape[3]
+            flat = keys.reshape(rows, count * heads * page_size, dim)
+            scores = lax.optimization_barrier(jnp.einsum("rqd,rkd->rqk", merged, flat))
+            scores = scores.reshape(rows, heads, group, count, heads, page_size)
+            return jnp.stack([scores[:, h, :, :, h] for h in range(heads)], 1)
+
+        return score
+    # Each page of a block meets a copy of its row's queries.
+    copies = {
+        count: lax.optimization_barrier(
+            jnp.broadcast_to(queries[:, None], (rows, count, heads, group, dim))
+        )
+        for count in counts
+    }
+
+    def score_pages(keys: jax.Array) -> jax.Array:
+        scores = jnp.einsum("rnhgd,rnhpd->rnhgp", copies[keys.shape[1]], keys)
+        return lax.optimization_barrier(scores).transpose(0, 2, 3, 1, 4)
+
+    return score_pages
+
+
+def _scaled(numbers: jax.Array, scales: jax.Array | None) -> jax.Array:
+    """Numbers [R, Hkv, G, N, P] of keys or values by their scales [R, N, Hkv, P]."""
+    if scales is None:
+        return numbers
+    return numbers * scales.transpose(0, 2, 1, 3)[:, :, None]
 
 
 def _copies(kv: PagedKV, ids: jax.Array, parts: int) -> tuple[jax.Array, jax.Array | None]:
