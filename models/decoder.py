@@ -93,6 +93,8 @@ def run_layers(
             kind: rotary_tables(positions, config.layer_rope(kind), config.head_dim)
             for kind in sorted(set(config.layer_kinds))
         }
+        # Fused into their users, XLA's CPU backend would compute them for each head of each layer.
+        tables = jax.lax.optimization_barrier(tables)
     new_caches = []
     for index, kind in enumerate(config.layer_kinds):
         cos, sin = tables[kind]
