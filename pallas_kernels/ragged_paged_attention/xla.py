@@ -156,19 +156,16 @@ def _decode(
 
         def one_block(page: jax.Array, count: int, softmax: _Softmax) -> _Softmax:
             ids = lax.dynamic_slice(table, (0, page), (rows, count))
-            (keys, key_scales), (values, value_scales) = _gather_halves(kv, ids)
-            scores = _scaled(score(keys), key_scales)
+            keys, values = _gather_apart(kv, ids)
+            scores = score(keys).reshape(rows, num_kv_heads, group, -1)
             visible = _visible(lens[:, None] - 1, _positions(kv, page, count)[None, :], params)
 
             def weigh(weight: jax.Array) -> jax.Array:
                 weight = weight.reshape(rows, num_kv_heads, group, count, kv.page_size)
-                weight = lax.optimization_barrier(
-                    _scaled(weight, value_scales).transpose(0, 3, 1, 2, 4)
-                )
+                weight = lax.optimization_barrier(weight.transpose(0, 3, 1, 2, 4))
                 return jnp.einsum("rnhgp,rnhpd->rnhgd", weight, values).sum(1)
 
-            scores = _soft_cap(scores.reshape(rows, num_kv_heads, group, -1), params)
-            return softmax.add(scores, visible[:, None, None], weigh)
+            return softmax.add(_soft_cap(scores, params), visible[:, None, None], weigh)
 
         first_key = _first_visible(jnp.where(lens > 0, lens, lens.max()), params).min()
         softmax = _Softmax.start(rows, num_kv_heads, group, head_dim)
@@ -302,20 +299,15 @@ def _gather(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     return block[0], block[1]
 
 
-def _gather_halves(
-    kv: PagedKV, ids: jax.Array
-) -> tuple[tuple[jax.Array, jax.Array | None], tuple[jax.Array, jax.Array | None]]:
-    """Keys and values [R, N, Hkv, P, D] in float32 of page ids [R, N], each with the scales
-    [R, N, Hkv, P] it still lacks; None where it lacks none."""
+def _gather_apart(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [R, N, Hkv, P, D] in float32 of page ids [R, N]."""
     shape = (*ids.shape, *kv.pages.shape[2:])
 
-    def half(which: int) -> tuple[jax.Array, jax.Array | None]:
+    def half(which: int) -> jax.Array:
         pages, scales = _copies(kv, 2 * ids.reshape(-1) + which, 2)
-        numbers = to_float32(pages).reshape(shape)
-        if scales is None:
-            return numbers, None
-        # Fused into a product, eight bits would be widened number by number.
-        return lax.optimization_barrier(numbers), scales.reshape(shape[:-1])
+        numbers = _wide(pages, scales)
+        # Fused into a product, widening eight bits is most of a layer's attention.
+        return (numbers if scales is None else lax.optimization_barrier(numbers)).reshape(shape)
 
     return half(0), half(1)
 
@@ -351,13 +343,6 @@ def _scores_of(queries: jax.Array, counts: set[int]) -> Callable[[jax.Array], ja
         return lax.optimization_barrier(scores).transpose(0, 2, 3, 1, 4)
 
     return score_pages
-
-
-def _scaled(numbers: jax.Array, scales: jax.Array | None) -> jax.Array:
-    """Numbers [R, Hkv, G, N, P] of keys or values by their scales [R, N, Hkv, P]."""
-    if scales is None:
-        return numbers
-    return numbers * scales.transpose(0, 2, 1, 3)[:, :, None]
 
 
 def _copies(kv: PagedKV, ids: jax.Array, parts: int) -> tuple[jax.Array, jax.Array | None]:

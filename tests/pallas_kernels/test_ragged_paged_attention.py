@@ -63,7 +63,7 @@ def test_matches_the_reference(mix: str, variant: str) -> None:
     check(MIXES[mix], VARIANTS[variant])
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (4, 1), (9, 3)])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 1), (9, 3), (20, 4)])
 @pytest.mark.parametrize(("page_size", "table"), [(16, 8), (64, 2), (128, 1)])
 def test_matches_the_reference_for_heads_and_pages(
     heads: tuple[int, int], page_size: int, table: int
