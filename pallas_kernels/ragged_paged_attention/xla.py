@@ -306,7 +306,7 @@ def _gather_apart(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     def half(which: int) -> jax.Array:
         pages, scales = _copies(kv, 2 * ids.reshape(-1) + which, 2)
         numbers = _wide(pages, scales)
-        # Fused into a product, widening eight bits is most of a layer's attention.
+        # Fused into a product, widening eight bits takes several times as long.
         return (numbers if scales is None else lax.optimization_barrier(numbers)).reshape(shape)
 
     return half(0), half(1)
