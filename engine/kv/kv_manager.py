@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 
 from octavo.engine.kv.host_tier import HostTier
@@ -134,40 +134,43 @@ class KVManager:
         if num_new <= 0:
             return []
         pool = self.pool
-        if pool.num_free < num_new:
-            evicted = num_new - pool.num_free
-            self._note_eviction(evicted)
-            pool.reclaim(self.cache.evict(evicted))
-        new = pool.allocate(num_new)
+        num_lacking = num_new - pool.num_free
+        if num_lacking > 0:
+            new = self._evict(num_lacking)
+            new.reverse()
+            if num_new > num_lacking:
+                new += pool.allocate(num_new - num_lacking)
+        else:
+            new = pool.allocate(num_new)
         pages.page_ids += new
         return new
 
-    def grow_by_one(self, sequences: Sequence[list[int]]) -> list[int]:
-        """Adds one page to each sequence, as `grow` would one after the other.
+    def take(self, num_pages: int) -> list[int]:
+        """Pages for as many sequences, one each, which must be available.
 
-        Args:
-            sequences: their `SequencePages.page_ids`.
-
-        Returns:
-            The pages added, in that order.
+        Whoever asks adds them to the sequences' `page_ids`. They are those that `grow` would add
+        if it were called for one sequence after the other.
         """
         pool = self.pool
-        new = pool.allocate(min(len(sequences), pool.num_free))
-        num_lacking = len(sequences) - len(new)
-        if num_lacking:
-            self._note_eviction(num_lacking)
-            pool.reclaim(self.cache.evict(num_lacking)[::-1])
-            new += pool.allocate(num_lacking)
-        for page_ids, page in zip(sequences, new, strict=True):
-            page_ids.append(page)
+        num_free = pool.num_free
+        new = pool.allocate(min(num_pages, num_free)) if num_free else []
+        if num_pages > num_free:
+            new += self._evict(num_pages - num_free)
         return new
 
-    def _note_eviction(self, num_pages: int) -> None:
-        """Remembers what is about to be evicted, if there is a host tier to keep it."""
+    def _evict(self, num_pages: int) -> list[int]:
+        """Makes cached pages owned ones, those unreferenced for longest first.
+
+        What they hold is remembered if there is a host tier to keep it.
+        """
+        cache = self.cache
         if self.host.num_pages:
             self._evicted += [
-                (page, self.cache.hash_of(page)) for page in self.cache.next_to_evict(num_pages)
+                (page, cache.hash_of(page)) for page in cache.next_to_evict(num_pages)
             ]
+        pages = cache.evict(num_pages)
+        self.pool.take_over(pages)
+        return pages
 
     def register_full_pages(self, pages: SequencePages, num_committed: int) -> None:
         """Makes findable the pages that the first `num_committed` tokens fill."""

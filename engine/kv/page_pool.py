@@ -7,6 +7,9 @@ from collections.abc import Container, Iterable, Sequence
 TRASH_PAGE = 0
 """The page that padded rows write to; no sequence ever owns it."""
 
+_CACHED = -1
+"""What stands for the number of references of a cached page."""
+
 
 class PagePool:
     """Pages 1 … `num_pages` - 1, each free, owned, cached or in transfer.
@@ -28,7 +31,7 @@ class PagePool:
         self.page_size = page_size
         self._num_references = [0] * num_pages
         self._free = list(range(num_pages - 1, TRASH_PAGE, -1))
-        self._cached: set[int] = set()
+        self._num_cached = 0
         self._in_transfer: set[int] = set()
         self._num_owned = 0
 
@@ -43,7 +46,7 @@ class PagePool:
 
     @property
     def num_cached(self) -> int:
-        return len(self._cached)
+        return self._num_cached
 
     @property
     def num_owned(self) -> int:
@@ -56,20 +59,20 @@ class PagePool:
     @property
     def num_available(self) -> int:
         """Pages that an allocation may use: free ones, and cached ones once reclaimed."""
-        return len(self._free) + len(self._cached)
+        return len(self._free) + self._num_cached
 
     def num_references(self, page: int) -> int:
         """Sequences that hold `page`."""
-        return self._num_references[page]
+        return max(0, self._num_references[page])
 
     def num_held(self, pages: Iterable[int]) -> int:
         """How many of `pages` have an owner."""
         references = self._num_references
-        return sum([1 for page in pages if references[page]])
+        return sum([1 for page in pages if references[page] > 0])
 
     def is_cached(self, page: int) -> bool:
         """Whether `page` is unreferenced and kept."""
-        return page in self._cached
+        return self._num_references[page] == _CACHED
 
     def allocate(self, num_pages: int) -> list[int]:
         """Takes free pages, with one reference each. There must be enough: see `reclaim`."""
@@ -89,10 +92,13 @@ class PagePool:
         references = self._num_references
         revived: list[int] = []
         for page in pages:
-            if not references[page]:
-                self._cached.remove(page)
+            count = references[page]
+            assert count, f"page {page} is free"
+            if count == _CACHED:
+                count = 0
                 revived.append(page)
-            references[page] += 1
+            references[page] = count + 1
+        self._num_cached -= len(revived)
         self._num_owned += len(revived)
         return revived
 
@@ -116,18 +122,31 @@ class PagePool:
             if count:
                 continue
             if page in keep:
+                references[page] = _CACHED
                 kept.append(page)
             else:
                 free.append(page)
         self._num_owned -= len(kept) + len(free) - num_free
-        self._cached.update(kept)
+        self._num_cached += len(kept)
         return kept
 
     def reclaim(self, pages: Sequence[int]) -> None:
         """Makes cached pages free; whoever remembered their content must forget it."""
-        assert self._cached.issuperset(pages), pages
-        self._cached.difference_update(pages)
+        references = self._num_references
+        for page in pages:
+            assert references[page] == _CACHED, page
+            references[page] = 0
+        self._num_cached -= len(pages)
         self._free.extend(pages)
+
+    def take_over(self, pages: Sequence[int]) -> None:
+        """Gives cached pages one reference each, as if they were reclaimed and allocated again."""
+        references = self._num_references
+        for page in pages:
+            assert references[page] == _CACHED, page
+            references[page] = 1
+        self._num_cached -= len(pages)
+        self._num_owned += len(pages)
 
     def begin_transfer(self, pages: Iterable[int]) -> None:
         """Takes pages with one reference from their owner until `end_transfer`."""
@@ -149,10 +168,12 @@ class PagePool:
 
     def check_integrity(self) -> None:
         """Asserts that free + owned + cached + in transfer is every page, each exactly once."""
-        owned = {page for page, count in enumerate(self._num_references) if count}
-        assert all(count >= 0 for count in self._num_references)
+        owned = {page for page, count in enumerate(self._num_references) if count > 0}
+        cached = {page for page, count in enumerate(self._num_references) if count == _CACHED}
+        assert min(self._num_references) >= _CACHED
+        assert len(cached) == self._num_cached, (len(cached), self._num_cached)
         assert len(owned) == self._num_owned, (len(owned), self._num_owned)
-        groups = (set(self._free), owned, self._cached, self._in_transfer)
+        groups = (set(self._free), owned, cached, self._in_transfer)
         assert len(groups[0]) == len(self._free), "a page is free twice"
         assert sum(map(len, groups)) == self.num_usable, [len(group) for group in groups]
         assert set().union(*groups) == set(range(1, self.num_pages))

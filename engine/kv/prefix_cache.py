@@ -95,9 +95,10 @@ class PrefixCache:
 
     def evict(self, num_pages: int) -> list[int]:
         """Forgets the pages unreferenced for longest and returns them. There must be enough."""
-        pages = [self._unreferenced.popitem(last=False)[0] for _ in range(num_pages)]
+        pop, take_hash, page_of = self._unreferenced.popitem, self._hash_of.pop, self._page_of
+        pages = [pop(False)[0] for _ in range(num_pages)]
         for page in pages:
-            del self._page_of[self._hash_of.pop(page)]
+            del page_of[take_hash(page)]
         return pages
 
     def forget_all(self) -> list[int]:

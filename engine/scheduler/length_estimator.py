@@ -32,7 +32,8 @@ class LengthEstimator:
 
     def __init__(self, max_len: int, quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)) -> None:
         num_bins = int(_BINS_PER_DOUBLING * np.log2(max(max_len, 2))) + 2
-        self._uppers = 2.0 ** (np.arange(num_bins) / _BINS_PER_DOUBLING)
+        uppers = 2.0 ** (np.arange(num_bins) / _BINS_PER_DOUBLING)
+        self._bins = _Bins(uppers * 2.0 ** (-0.5 / _BINS_PER_DOUBLING))
         self._quantiles = quantiles
         self._classes: dict[str, _LengthClass] = {}
 
@@ -79,19 +80,46 @@ class LengthEstimator:
         name = self.length_class(request)
         found = self._classes.get(name)
         if found is None:
-            found = self._classes[name] = _LengthClass(self._uppers, self._quantiles)
+            found = self._classes[name] = _LengthClass(self._bins, self._quantiles)
+        return found
+
+
+class _Bins:
+    """The lengths that stand for the bins, as classes ask for them again and again.
+
+    Args:
+        lengths: float64[bins], ascending.
+    """
+
+    def __init__(self, lengths: NDArray[np.float64]) -> None:
+        self._lengths = lengths
+        self._remaining: list[NDArray[np.float64] | None] = [None] * len(lengths)
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def before(self, start: int) -> float:
+        """The length that one who comes to a bin has emitted."""
+        return self._lengths.item(start - 1) if start else 0.0
+
+    def remaining(self, start: int) -> NDArray[np.float64]:
+        """float64[bins - start], what is still to come if it ends in that bin or one after it."""
+        found = self._remaining[start]
+        if found is None:
+            found = np.maximum(self._lengths[start:] - self.before(start), 1.0)
+            self._remaining[start] = found
         return found
 
 
 class _LengthClass:
     """One class's histogram, and tables made from it now and then."""
 
-    def __init__(self, uppers: NDArray[np.float64], quantiles: tuple[float, ...]) -> None:
-        self._lengths = uppers * 2.0 ** (-0.5 / _BINS_PER_DOUBLING)
+    def __init__(self, bins: _Bins, quantiles: tuple[float, ...]) -> None:
+        self._bins = bins
         self._quantiles = quantiles
         self._levels = np.array(quantiles)
-        self._counts = np.zeros(len(uppers))
-        self._counts[_bin(_PRIOR_LENGTH, len(uppers))] = _PRIOR_WEIGHT
+        self._counts = np.zeros(len(bins))
+        self._counts[_bin(_PRIOR_LENGTH, len(bins))] = _PRIOR_WEIGHT
         self._num_new = 0
         self._is_young = True
         self._refresh()
@@ -133,25 +161,21 @@ class _LengthClass:
     # lengths.
 
     def _mean(self, start: int) -> float:
-        emitted, counts, total = self._from(start)
+        counts = self._newest[start:]
+        total = float(np.add.reduce(counts))
         if total < 0.5:
-            return max(1.0, emitted)
-        lengths = np.maximum(self._lengths[start:] - emitted, 1.0)
-        return float(counts.dot(lengths) / total)
+            return max(1.0, self._bins.before(start))
+        return float(counts.dot(self._bins.remaining(start)) / total)
 
     def _at_each_level(self, start: int) -> tuple[float, ...]:
-        emitted, counts, total = self._from(start)
-        if total < 0.5:
-            return tuple([max(1.0, emitted * q) for q in self._quantiles])
-        lengths = np.maximum(self._lengths[start:] - emitted, 1.0)
-        places = (np.cumsum(counts) / total).searchsorted(self._levels)
-        return tuple(lengths[np.minimum(places, len(lengths) - 1)].tolist())
-
-    def _from(self, start: int) -> tuple[float, NDArray[np.float64], float]:
-        """The length before a bin, the counts from it on, and their sum."""
         counts = self._newest[start:]
-        emitted = float(self._lengths[start - 1]) if start else 0.0
-        return emitted, counts, float(counts.sum())
+        total = float(np.add.reduce(counts))
+        if total < 0.5:
+            emitted = self._bins.before(start)
+            return tuple([max(1.0, emitted * q) for q in self._quantiles])
+        remaining = self._bins.remaining(start)
+        places = (np.cumsum(counts) / total).searchsorted(self._levels)
+        return tuple(remaining[np.minimum(places, len(remaining) - 1)].tolist())
 
 
 def _bin_of(length: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.kv.kv_manager import KVManager
@@ -125,25 +125,45 @@ class LiveTable:
         Args:
             rows: those that decode in the step being planned, as far as they are known.
         """
-        prompts = self.running.prefilling
+        prefilling, demoted = self._prompts()
         return Snapshot(
             now_s=now_s,
             starts_s=max(now_s, self.busy_until_s),
             waiting=self.waiting.requests,
             running=self._running_requests,
-            num_available_pages=self.kv.num_available,
+            num_available_pages=self.kv.pool.num_available,
             num_free_rows=len(self.running.free_slots),
             limits=self.limits,
             forecast=self.forecast,
             columns=self.columns,
             waiting_columns=self.waiting.columns,
-            prefilling=[e.request for e in prompts if not e.is_demoted] if prompts else (),
-            demoted=[e.request for e in prompts if e.is_demoted] if prompts else (),
+            prefilling=prefilling,
+            demoted=demoted,
             decoding=rows.requests,
             decode_slots=rows.slots,
             decode_starts=rows.starts,
             decode_context=rows.context,
             pinned=self._pinned,
+        )
+
+    def show_rows(self, snapshot: Snapshot, rows: Rows) -> None:
+        """Brings a snapshot taken in the same plan up to date, decode rows and all."""
+        snapshot.prefilling, snapshot.demoted = self._prompts()
+        snapshot.num_available_pages = self.kv.pool.num_available
+        snapshot.num_free_rows = len(self.running.free_slots)
+        snapshot.decoding = rows.requests
+        snapshot.decode_slots = rows.slots
+        snapshot.decode_starts = rows.starts
+        snapshot.decode_context = rows.context
+
+    def _prompts(self) -> tuple[Sequence[Request], Sequence[Request]]:
+        """Running requests whose prompts are not computed yet: all but demoted ones, and those."""
+        if not self.running.num_prefilling:
+            return (), ()
+        prompts = self.running.prefilling
+        return (
+            [entry.request for entry in prompts if not entry.is_demoted],
+            [entry.request for entry in prompts if entry.is_demoted],
         )
 
     def carry_over(self, old: LiveTable) -> list[LiveRequest]:

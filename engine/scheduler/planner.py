@@ -18,6 +18,7 @@ from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import PrefillPlanner
 from octavo.engine.scheduler.row_columns import Slots
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
+from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import (
     Decision,
     DecodeRows,
@@ -135,8 +136,9 @@ class Planner:
         draft = self._draft
         draft.begin()
         num_admissions = 0
+        snapshot: Snapshot | None = None
         if len(self._waiting) or self._running.num_prefilling:
-            num_admissions = self._decide_on_waiting(now_s)
+            num_admissions, snapshot = self._decide_on_waiting(now_s)
         decoding = NO_ROWS
         prefill_rows: list[PrefillRow] = []
         prefilling: list[LiveRequest] = []
@@ -146,7 +148,10 @@ class Planner:
         if is_short:
             num_admissions = 0
         if num_admissions or self._running.num_prefilling:
-            snapshot = self._table.snapshot(now_s, decoding)
+            if snapshot is None:
+                snapshot = self._table.snapshot(now_s, decoding)
+            else:
+                self._table.show_rows(snapshot, decoding)
             num_decode = len(decoding)
             budget = min(self._policy.budget(snapshot), self._limits.max_num_batched_tokens)
             budget -= num_decode
@@ -193,12 +198,17 @@ class Planner:
 
     # Those who wait.
 
-    def _decide_on_waiting(self, now_s: float) -> int:
-        """Ends the waiting requests that the policy gives up; how many others may be admitted."""
+    def _decide_on_waiting(self, now_s: float) -> tuple[int, Snapshot | None]:
+        """Ends the waiting requests that the policy gives up.
+
+        Returns:
+            How many others may be admitted, and the snapshot that the policy was shown, if any.
+        """
         self._table.pin_overdue(now_s)
         if self._policy.admit is admit_everyone:
-            return self._limits.max_num_seqs
-        admission = self._policy.admit(self._table.snapshot(now_s))
+            return self._limits.max_num_seqs, None
+        snapshot = self._table.snapshot(now_s)
+        admission = self._policy.admit(snapshot)
         for request, reason in admission.rejected:
             entry = self._table.entry(request)
             error = OverloadedError(
@@ -218,7 +228,7 @@ class Planner:
                 self._waiting.demote(entry)
             entry.is_demoted = True
         limit = admission.limit
-        return self._limits.max_num_seqs if limit is None else limit
+        return self._limits.max_num_seqs if limit is None else limit, snapshot
 
     # Decode rows.
 
@@ -304,11 +314,13 @@ class Planner:
 
     def _grow_by_one(self, slots: Slots) -> None:
         """Adds a page to each row, and notes it: as `_grow`, for all that have no room left."""
-        columns, page_size = self._table.columns, self._limits.page_size
-        held, rows = columns.capacity[slots], slots.tolist()
-        new = self._kv.grow_by_one([columns.page_ids[slot] for slot in rows])
-        self._draft.page_updates += zip(rows, (held // page_size).tolist(), new, strict=True)
-        columns.capacity[slots] = held + page_size
+        columns, rows = self._table.columns, slots.tolist()
+        page_ids, note = columns.page_ids, self._draft.page_updates.append
+        for slot, page in zip(rows, self._kv.take(len(rows)), strict=True):
+            held = page_ids[slot]
+            note((slot, len(held), page))
+            held.append(page)
+        columns.capacity[slots] += self._limits.page_size
 
     def _move_ahead(self, decoding: Rows, num_steps: int) -> tuple[DecodeRows, list[int]]:
         """The rows by column, and which of them come to their limit; their requests move ahead by

@@ -52,6 +52,12 @@ class Preemption:
                 return
         self.preempt(entry, now_s, snapshot, entry)
 
+    def may_give_way(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
+        """Whether anybody might give way to a waiting request: asked before it is looked for whom."""
+        return self._policy.may_choose_victims(snapshot, entry.request) or any(
+            [prompt.is_demoted for prompt in self._table.running.prefilling]
+        )
+
     def give_way(
         self,
         entry: LiveRequest,
@@ -68,8 +74,7 @@ class Preemption:
             Whether anybody gave way. What was freed is enough if the policy counted right.
         """
         running, policy = self._table.running, self._policy
-        is_in_vain = not policy.may_choose_victims(snapshot, entry.request)
-        if is_in_vain and not any(prompt.is_demoted for prompt in running.prefilling):
+        if not self.may_give_way(entry, snapshot):
             return False
         # Others may have given way since the snapshot was taken.
         snapshot = self._table.snapshot(snapshot.now_s, running.decoding.all_rows())

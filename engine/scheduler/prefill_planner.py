@@ -212,14 +212,18 @@ class PrefillPlanner:
             num_missing = num_known - len(matched) * self._limits.page_size
             if num_missing > budget:
                 return False
-        if not free_slots and self._was_refused(entry):
+        if not free_slots and not self._may_give_way(entry, snapshot):
             return False  # whatever room it would need besides
         needed, num_available = kv.num_pages_to_take(matched, num_known), kv.pool.num_available
         if needed > num_available and not may_preempt:
             return False  # without a look at how much room the policy wants besides
-        if len(self._running):
+        if len(free_slots) < self._limits.max_num_seqs:
             needed += self._watermark_pages
-            needed += self._policy.headroom(snapshot, request)
+            # What is wanted besides takes long to say exactly, and as a rule there is more. (Slots
+            # of the snapshot that have another holder by now would make the bound a wrong one.)
+            most = None if self._draft.preempted_numbers else self._policy.most_headroom
+            if not free_slots or most is None or needed + most(snapshot, request) > num_available:
+                needed += self._policy.headroom(snapshot, request)
         if needed > num_available or not free_slots:
             num_lacking = max(needed - num_available, 0)
             if not self._preempts_for_waiting or not self._give_way(entry, num_lacking, snapshot):
@@ -248,19 +252,33 @@ class PrefillPlanner:
         """Whether there is no row for anybody, and no use in looking for victims any more."""
         return not self._running.free_slots and self._num_attempts >= MAX_ATTEMPTS
 
+    def _may_give_way(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
+        """Whether anybody might, where no row is free: asked first, as it costs the least."""
+        if self._was_refused(entry):
+            return False
+        if self._preemption.may_give_way(entry, snapshot):
+            return True
+        self._note_refusal(entry, self._running.num_changes)
+        return False
+
     def _give_way(self, entry: LiveRequest, num_pages: int, snapshot: Snapshot) -> bool:
         """Looks for victims, unless it was in vain just now and nothing has changed since."""
         if self._num_attempts >= MAX_ATTEMPTS or self._was_refused(entry):
             return False
         num_changes = self._running.num_changes
-        self._num_attempts += 1
         if self._preemption.give_way(entry, num_pages, snapshot, self._planned):
+            self._num_attempts += 1
             return True
+        self._note_refusal(entry, num_changes)
+        return False
+
+    def _note_refusal(self, entry: LiveRequest, num_changes: int) -> None:
+        """Victims were looked for in vain, among rows that had changed so many times."""
+        self._num_attempts += 1
         if self._patience:
             # Those behind it have less of a claim, and looking costs too much to try them all.
             self._refused = _Refused(entry.number, num_changes, 0)
             self._num_attempts = MAX_ATTEMPTS
-        return False
 
     @property
     def _patience(self) -> int:

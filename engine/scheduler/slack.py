@@ -28,10 +28,11 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
         return math.inf
     columns = snapshot.columns
     emitted = snapshot.decode_starts - columns.last_prompt[slots]
-    slack = columns.base_s[slots] + columns.tpot_s[slots] * emitted - np.array(snapshot.starts_s)
-    least_s = float(slack.min(0))
+    due_s = columns.base_s[slots] + columns.tpot_s[slots] * emitted
+    least_s = float(due_s.min(0)) - snapshot.starts_s
     if least_s > 0:
         return least_s
+    slack = due_s - np.array(snapshot.starts_s)
     return float(slack.min(0, initial=math.inf, where=slack > 0))
 
 

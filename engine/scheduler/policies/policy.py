@@ -128,6 +128,8 @@ class Policy:
             takes. The snapshot may name rows that have given way since; its columns are as of now.
         headroom: pages that must stay free when a request is admitted beside others, for all of
             them to grow into.
+        most_headroom: asked before `headroom` is: a number that it is not above, where that can be
+            said for less than the number itself takes. None to ask for that at once.
         swap_or_recompute: whether a victim's pages should be copied to the host, where there is
             a host tier. False to compute them again.
         num_steps: decode iterations of a step without prefill: a power of two, called with the
@@ -158,6 +160,7 @@ class Policy:
     choose_victims: Callable[[Snapshot, Request, int], list[Request]] = no_victims
     may_choose_victims: Callable[[Snapshot, Request], bool] = may_find_victims
     headroom: Callable[[Snapshot, Request], int] = room_to_grow
+    most_headroom: Callable[[Snapshot, Request], float] | None = None
     swap_or_recompute: Callable[[Snapshot, Request], bool] = cheaper_by_swap
     num_steps: Callable[[Snapshot, int, int, int], int] = steps_by_length
     preempts_for_waiting: bool = False

@@ -94,6 +94,7 @@ class SLOPolicy:
             choose_victims=self.choose_victims,
             may_choose_victims=self.may_choose_victims,
             headroom=self.headroom,
+            most_headroom=self.most_headroom,
             num_steps=self.num_steps,
             preempts_for_waiting=True,
             merges_prompts=True,
@@ -235,6 +236,17 @@ class SLOPolicy:
         remaining = np.concatenate((np.maximum(columns.length[slots] - emitted, 1.0), (own,)))
         growth = peak_pages(contexts, remaining, page_size) - float(contexts.sum()) / page_size
         return max(pages, int(growth) - len(contexts))
+
+    def most_headroom(self, snapshot: Snapshot, request: Request) -> float:
+        """No less than `headroom`: every row at its longest, if all came there at once."""
+        num_rows, columns = len(snapshot.decode_slots), snapshot.columns
+        own = snapshot.forecast.remaining_tokens(request)
+        # No row has more to come than its whole length; slots that nobody holds may add to it.
+        longest = max(float(columns.length.max(0)), 1.0)
+        growth = (num_rows * longest + own) / snapshot.limits.page_size
+        num_iterations = 8 * min(request.metrics.num_preemptions, 2)
+        pages = len(snapshot.running) * num_iterations / snapshot.limits.page_size
+        return max(pages, growth)
 
     def choose_victims(
         self, snapshot: Snapshot, beneficiary: Request, num_pages: int

@@ -45,7 +45,10 @@ def test_pages_and_evictions_are_those_of_growing_one_after_the_other(num_host_p
     assert len(evicted) == (2 if num_host_pages else 0)
 
     kv, live, running = full_pool(num_host_pages)
-    assert kv.grow_by_one([pages.page_ids for pages in running]) == expected
+    new = kv.take(3)
+    for pages, page in zip(running, new, strict=True):
+        pages.page_ids.append(page)
+    assert new == expected
     assert kv.take_evicted() == evicted
     assert [len(pages.page_ids) for pages in running] == [3, 3, 3]
     kv.check_integrity(live)

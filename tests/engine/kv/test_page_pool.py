@@ -54,6 +54,18 @@ def test_kept_pages_stay_cached_in_the_order_given_until_shared_or_reclaimed(poo
     assert pool.num_references(a) == 1
 
 
+def test_a_cached_page_can_change_hands_without_having_been_free(pool):
+    a, b, c = pool.allocate(3)
+    pool.release([a, b], keep={a, b})
+    pool.take_over([b])
+    assert counts(pool) == (5, 2, 1, 0)
+    assert pool.num_references(b) == 1
+    for page in (b, c):  # owned, so not there to be taken
+        with pytest.raises(AssertionError):
+            pool.take_over([page])
+    assert pool.is_cached(a)
+
+
 def test_a_page_is_released_only_by_an_owner(pool):
     (page,) = pool.allocate(1)
     pool.release([page])
