@@ -38,7 +38,7 @@ class KVManager:
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = PagePool(num_pages, page_size)
-        self.cache = PrefixCache()
+        self.cache = PrefixCache(num_pages)
         self.host = HostTier(num_host_pages)
         self._evicted: list[tuple[int, PageHash]] = []
 
@@ -84,6 +84,8 @@ class KVManager:
         num_pages = (pages.request.num_tokens - 1) // self.page_size
         if len(hashes) < num_pages:
             self._extend_hashes(pages, num_pages)
+        if not num_pages or not self.cache.knows(hashes[0]):
+            return []  # as mostly, where prompts have nothing in common
         return self.cache.longest_match(islice(hashes, num_pages))
 
     def match_host(self, pages: SequencePages, num_matched: int) -> list[int]:
@@ -192,7 +194,7 @@ class KVManager:
             # They are nobody's until their transfer ends, which frees them.
             owned = [page for page in owned if page not in pages.arriving]
             pages.arriving = ()
-        self.cache.mark_unreferenced(self.pool.release(owned, self.cache.registered))
+        self.cache.mark_unreferenced(self.pool.release(owned, self.cache.contents))
         pages.page_ids.clear()
         pages.num_registered = 0
 

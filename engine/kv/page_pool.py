@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 TRASH_PAGE = 0
 """The page that padded rows write to; no sequence ever owns it."""
@@ -102,12 +102,15 @@ class PagePool:
         self._num_owned += len(revived)
         return revived
 
-    def release(self, pages: Iterable[int], keep: Container[int] = ()) -> list[int]:
+    def release(
+        self, pages: Iterable[int], contents: Sequence[object] | None = None
+    ) -> list[int]:
         """Drops one reference of each page.
 
         Args:
             pages: owned pages.
-            keep: pages that stay cached when nobody holds them any more; others become free.
+            contents: by page, None for those that become free when nobody holds them any more;
+                others stay cached. Without it, all become free.
 
         Returns:
             The pages that are cached now, in the order given.
@@ -121,7 +124,7 @@ class PagePool:
             references[page] = count
             if count:
                 continue
-            if page in keep:
+            if contents is not None and contents[page] is not None:
                 references[page] = _CACHED
                 kept.append(page)
             else:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from octavo.engine.kv.eviction_queue import EvictionQueue
 from octavo.engine.kv.page_hash import PageHash
 
 
@@ -14,28 +14,35 @@ class PrefixCache:
 
     It owns no page: the pool counts references, the manager keeps the two in step.
 
+    Args:
+        num_pages: of the pool.
+
     Attributes:
         num_queried_tokens, num_hit_tokens: prompt tokens looked up and found, over all time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, num_pages: int) -> None:
         self._page_of: dict[PageHash, int] = {}
-        self._hash_of: dict[int, PageHash] = {}
-        self._unreferenced: OrderedDict[int, None] = OrderedDict()
+        self._hash_of: list[PageHash | None] = [None] * num_pages
+        self._unreferenced = EvictionQueue(num_pages)
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
     def __len__(self) -> int:
         return len(self._page_of)
 
-    def __contains__(self, page: object) -> bool:
+    def __contains__(self, page: int) -> bool:
         """Whether `page` is registered."""
-        return page in self._hash_of
+        return self._hash_of[page] is not None
 
     @property
-    def registered(self) -> Container[int]:
-        """The registered pages."""
+    def contents(self) -> Sequence[PageHash | None]:
+        """What each registered page holds, by page; None for the others."""
         return self._hash_of
+
+    def knows(self, page_hash: PageHash) -> bool:
+        """Whether any page has this content."""
+        return page_hash in self._page_of
 
     def longest_match(self, hashes: Iterable[PageHash]) -> list[int]:
         """The pages with these contents, up to the first that is not known."""
@@ -57,9 +64,10 @@ class PrefixCache:
         known = self._page_of.get(page_hash)
         if known is not None:
             if known in self._unreferenced:
-                self._unreferenced.move_to_end(known)
+                self._unreferenced.remove(known)
+                self._unreferenced.extend((known,))
             return False
-        assert page not in self._hash_of, page
+        assert self._hash_of[page] is None, page
         self._page_of[page_hash] = page
         self._hash_of[page] = page_hash
         return True
@@ -67,27 +75,29 @@ class PrefixCache:
     def register_all(self, hashes: Sequence[PageHash], pages: Sequence[int]) -> None:
         """Remembers the full pages of a sequence, in its order, as `register` does each."""
         if self._page_of.keys().isdisjoint(hashes):
-            assert self._hash_of.keys().isdisjoint(pages), pages
             self._page_of.update(zip(hashes, pages, strict=True))
-            self._hash_of.update(zip(pages, hashes, strict=True))
+            hash_of = self._hash_of
+            for page_hash, page in zip(hashes, pages, strict=True):
+                assert hash_of[page] is None, page
+                hash_of[page] = page_hash
             return
         for page_hash, page in zip(hashes, pages, strict=True):
             self.register(page_hash, page)
 
-    def mark_unreferenced(self, pages: Iterable[int]) -> None:
+    def mark_unreferenced(self, pages: Sequence[int]) -> None:
         """Puts registered pages last in the order of eviction, as they come."""
-        unreferenced = self._unreferenced
-        for page in pages:  # an `OrderedDict` takes three times as long for `update`
-            unreferenced[page] = None
+        self._unreferenced.extend(pages)
 
     def mark_referenced(self, pages: Iterable[int]) -> None:
         """Takes unreferenced pages out of the order of eviction."""
         for page in pages:
-            del self._unreferenced[page]
+            self._unreferenced.remove(page)
 
     def hash_of(self, page: int) -> PageHash:
         """The content of a registered page."""
-        return self._hash_of[page]
+        page_hash = self._hash_of[page]
+        assert page_hash is not None, page
+        return page_hash
 
     def next_to_evict(self, num_pages: int) -> list[int]:
         """The pages unreferenced for longest, which `evict` would return."""
@@ -95,22 +105,26 @@ class PrefixCache:
 
     def evict(self, num_pages: int) -> list[int]:
         """Forgets the pages unreferenced for longest and returns them. There must be enough."""
-        pop, take_hash, page_of = self._unreferenced.popitem, self._hash_of.pop, self._page_of
-        pages = [pop(False)[0] for _ in range(num_pages)]
+        pages, hash_of, page_of = self._unreferenced.pop(num_pages), self._hash_of, self._page_of
         for page in pages:
-            del page_of[take_hash(page)]
+            del page_of[hash_of[page]]  # type: ignore[arg-type]  # all of them are registered
+            hash_of[page] = None
         return pages
 
     def forget_all(self) -> list[int]:
         """Forgets every page; returns those that were unreferenced."""
         pages = list(self._unreferenced)
         self._unreferenced.clear()
+        for page in self._page_of.values():
+            self._hash_of[page] = None
         self._page_of.clear()
-        self._hash_of.clear()
         return pages
 
     def check_integrity(self, cached_pages: Iterable[int]) -> None:
         """Asserts that both directions agree and that just `cached_pages` may be evicted."""
-        assert {page: key for key, page in self._page_of.items()} == self._hash_of
-        assert set(self._unreferenced) == set(cached_pages)
-        assert all(page in self._hash_of for page in self._unreferenced)
+        hash_of = {page: key for page, key in enumerate(self._hash_of) if key is not None}
+        assert {page: key for key, page in self._page_of.items()} == hash_of
+        unreferenced = list(self._unreferenced)
+        assert len(unreferenced) == len(self._unreferenced)
+        assert sorted(unreferenced) == sorted(cached_pages)
+        assert all(page in self._unreferenced and page in self for page in unreferenced)

@@ -100,23 +100,25 @@ class Committer:
         if isinstance(rows, TokenRows):
             self._append_one_each(dispatched, rows, apart, broken, news, now_s)
             return
-        ones_apart = set(apart)
-        for index, (entry, row, count) in enumerate(
-            zip(dispatched.decoding.entries, rows, counts.tolist(), strict=False)
+        ones_apart, stop_ids = set(apart), self._table.stop_ids.keys()
+        for index, (request, row, count) in enumerate(
+            zip(decode_rows.requests, rows, counts.tolist(), strict=False)
         ):
-            request, token_ids = entry.request, row.token_ids
-            if not entry.is_live or index in broken:
+            token_ids = row.token_ids
+            if index in broken:
                 continue
             if (
                 index not in ones_apart
                 and len(token_ids) == count
-                and entry.stop_ids.isdisjoint(token_ids)
+                and stop_ids.isdisjoint(token_ids)
             ):
                 # What `_append` would do for a row that goes on, without the call.
                 request.output_token_ids.extend(token_ids)
                 request.metrics.last_token_s = now_s
                 news.items.append(Committed(request, token_ids, row.logprobs, None, False))
-            else:
+                continue
+            entry = self._table.find(request)
+            if entry is not None:
                 news.items.append(self._append(entry, row, count, None, now_s))
 
     def _append_one_each(
@@ -159,8 +161,8 @@ class Committer:
         if token_ids:
             news.rows.append(CommittedRows(requests, token_ids, numbers, now_s))
         for index in apart:
-            entry = decoding.entries[index]
-            if entry.is_live and index not in broken:
+            entry = self._table.find(decoding.requests[index])
+            if entry is not None and index not in broken:
                 news.items.append(self._append(entry, rows[index], 1, None, now_s))
 
     def _append(

@@ -96,8 +96,8 @@ class DecodingRows(Sequence[LiveRequest]):
         indices: list[int] = is_ending.nonzero()[0].tolist()
         if not indices:
             return indices
-        ending = [rows.entries[index] for index in indices]
         if rows is self._first:
+            ending = [self._entries[index] for index in indices]
             num_rows, size, slots = len(rows), len(self._entries), self._slots
             for index in reversed(indices):
                 self._delete(index)
@@ -106,6 +106,8 @@ class DecodingRows(Sequence[LiveRequest]):
             slots[left : size - len(indices)] = slots[num_rows:size]
             self._rows = self._first = None
         else:
+            places = [self._requests.index(rows.requests[index]) for index in indices]
+            ending = [self._entries[place] for place in places]
             for entry in ending:
                 self.remove(entry)
         for entry in ending:
@@ -130,7 +132,6 @@ class DecodingRows(Sequence[LiveRequest]):
         rows = self._rows
         if rows is None:
             rows = Rows.of(
-                tuple(self._entries),
                 tuple(self._requests),
                 tuple(self._outputs),
                 tuple(self._metrics),
@@ -160,7 +161,7 @@ class DecodingRows(Sequence[LiveRequest]):
         slots[is_kept(len(entries), indices)] = self._slots[: len(self._entries)]
         slots[indices] = [entries[index].request.slot for index in indices]
         return Rows.of(
-            tuple(entries), tuple(requests), tuple(outputs), tuple(metrics), slots, self._columns
+            tuple(requests), tuple(outputs), tuple(metrics), slots, self._columns
         )
 
     def check_integrity(self) -> None:
@@ -178,6 +179,5 @@ class DecodingRows(Sequence[LiveRequest]):
         for entry in self._ending.values():
             assert entry.request.num_computed_tokens >= entry.last_position
         if self._rows is not None:
-            assert self._rows.entries == tuple(self._entries)
             assert self._rows.requests == tuple(requests)
             assert self._rows.slots.tolist() == slots

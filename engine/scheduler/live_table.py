@@ -95,6 +95,11 @@ class LiveTable:
         """The record of a live request."""
         return self._by_id[request.request_id]
 
+    def find(self, request: Request) -> LiveRequest | None:
+        """The record of a request, or None if it has ended; its id may be another's by now."""
+        entry = self._by_id.get(request.request_id)
+        return None if entry is None or entry.request is not request else entry
+
     @property
     def has_places(self) -> bool:
         """Whether the policy gives requests a place, so that the queue is in its order."""

@@ -48,9 +48,9 @@ class Dispatched(NamedTuple):
     features: StepFeatures
 
     @property
-    def entries(self) -> tuple[LiveRequest, ...]:
-        """The records of all its rows' requests, in their order."""
-        return (*self.decoding.entries, *self.prefilling)
+    def requests(self) -> tuple[Request, ...]:
+        """All its rows' requests, in their order."""
+        return (*self.decoding.requests, *[entry.request for entry in self.prefilling])
 
 
 class Planner:
@@ -248,7 +248,7 @@ class Planner:
         # A row whose last token is on its way is sure to give its pages back at a coming commit.
         # Then rows that find no page sit this step out: cheaper than computing anybody again.
         can_wait = rows.num_ending > 0
-        needy = [selected.entries[index] for index in full.tolist()]
+        needy = [self._table.entry(selected.requests[index]) for index in full.tolist()]
         stalled: set[int] = set()
         for entry in in_order(self._table, self._policy, needy, self._table.snapshot(now_s)):
             if entry.request.slot is not None and not self._kv.num_available:
@@ -265,11 +265,12 @@ class Planner:
 
         Page updates of rows that will not be in the plan are dropped.
         """
+        numbered = zip(rows.requests, rows.numbers.tolist(), strict=True)
         kept = rows.without(
             [
                 index
-                for index, entry in enumerate(rows.entries)
-                if entry.request.slot is None or entry.number in stalled
+                for index, (request, number) in enumerate(numbered)
+                if request.slot is None or number in stalled
             ]
         )
         slots = set(kept.slots.tolist())
@@ -292,7 +293,7 @@ class Planner:
             num_missing = np.maximum(ends - capacity + page_size - 1, 0) // page_size
             if int(num_missing.sum()) <= self._kv.num_available:
                 for index in num_missing.nonzero()[0].tolist():
-                    self._grow(decoding.entries[index], num_steps)
+                    self._grow(self._table.entry(decoding.requests[index]), num_steps)
                 return num_steps
             num_steps //= 2
         return 1
@@ -329,7 +330,7 @@ class Planner:
             return self._no_rows, []
         slots, starts, columns = decoding.slots, decoding.starts, self._table.columns
         if self._policy.measure is not None:
-            columns.refresh_lengths(decoding.entries, slots, starts, self._table.forecast)
+            columns.refresh_lengths(decoding.requests, slots, starts, self._table.forecast)
         if num_steps == 1:
             max_new_tokens = self._ones[: len(decoding)]
             self.num_decode_tokens += len(decoding)

@@ -207,13 +207,13 @@ class PrefillPlanner:
         if entry.pages.host_pages and not entry.pages.is_on_host:
             return False  # still being copied to the host
         num_known = request.num_tokens
-        matched = kv.match_prefix(entry.pages)
         if not self._chunks_prompts and num_known <= self._limits.max_num_batched_tokens:
-            num_missing = num_known - len(matched) * self._limits.page_size
-            if num_missing > budget:
+            num_cached = len(kv.match_prefix(entry.pages)) * self._limits.page_size
+            if num_known - num_cached > budget:
                 return False
         if not free_slots and not self._may_give_way(entry, snapshot):
             return False  # whatever room it would need besides
+        matched = kv.match_prefix(entry.pages)
         needed, num_available = kv.num_pages_to_take(matched, num_known), kv.pool.num_available
         if needed > num_available and not may_preempt:
             return False  # without a look at how much room the policy wants besides

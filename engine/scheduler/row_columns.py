@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, INFLIGHT_TOKENS
+from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, INFLIGHT_TOKENS, Request
 from octavo.engine.scheduler.deadlines import end_due_s
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
@@ -116,21 +116,20 @@ class RowColumns:
             self.unpaced_s[slot] = -math.inf
 
     def refresh_lengths(
-        self, entries: Sequence[LiveRequest], slots: Slots, starts: Counts, forecast: Forecast
+        self, requests: Sequence[Request], slots: Slots, starts: Counts, forecast: Forecast
     ) -> None:
         """Guesses anew the length of rows that have come as far as was guessed.
 
         Args:
-            entries: decode rows.
+            requests: of decode rows.
             slots, starts: theirs, and the positions of their inputs.
         """
-        (indices,) = (starts >= self.next_guess[slots]).nonzero()
-        if not len(indices):
+        indices = (starts >= self.next_guess[slots]).nonzero()[0].tolist()
+        if not indices:
             return
-        reached = [entries[index] for index in indices.tolist()]
-        remaining = forecast.remaining_tokens_each([entry.request for entry in reached])
-        places = zip(slots[indices].tolist(), starts[indices].tolist(), strict=True)
-        for entry, left, (slot, start) in zip(reached, remaining, places, strict=True):
-            last_prompt = entry.num_prompt_tokens - 1
-            self.length[slot] = length = start - last_prompt + max(left, 1.0)
+        reached = [requests[index] for index in indices]
+        remaining = forecast.remaining_tokens_each(reached)
+        for index, request, left in zip(indices, reached, remaining, strict=True):
+            slot, last_prompt = slots.item(index), len(request.prompt_token_ids) - 1
+            self.length[slot] = length = starts.item(index) - last_prompt + max(left, 1.0)
             self.next_guess[slot] = math.ceil(length) + last_prompt

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from octavo.engine.outputs import RequestMetrics
 from octavo.engine.request import Request
-from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.row_columns import RowColumns
 
 Item = TypeVar("Item")
@@ -20,7 +19,7 @@ class Rows:
     """Decode rows of a plan being made.
 
     Attributes:
-        entries, requests: whose they are.
+        requests: whose they are.
         outputs, metrics: of the requests: what every commit adds to.
         slots: intp[rows], theirs. Read only, as are all arrays.
         starts: int32[rows], the positions of their inputs.
@@ -30,13 +29,12 @@ class Rows:
     """
 
     __slots__ = (
-        "_context", "ends", "entries", "is_row", "metrics", "numbers", "outputs", "requests",
+        "_context", "ends", "is_row", "metrics", "numbers", "outputs", "requests",
         "slots", "starts",
     )  # fmt: skip
 
     def __init__(
         self,
-        entries: tuple[LiveRequest, ...],
         requests: tuple[Request, ...],
         outputs: tuple[list[int], ...],
         metrics: tuple[RequestMetrics, ...],
@@ -46,7 +44,6 @@ class Rows:
         numbers: NDArray[np.int64],
         is_row: NDArray[np.int32],
     ) -> None:
-        self.entries = entries
         self.requests = requests
         self.outputs = outputs
         self.metrics = metrics
@@ -60,7 +57,6 @@ class Rows:
     @classmethod
     def of(
         cls,
-        entries: tuple[LiveRequest, ...],
         requests: tuple[Request, ...],
         outputs: tuple[list[int], ...],
         metrics: tuple[RequestMetrics, ...],
@@ -71,7 +67,6 @@ class Rows:
         is_row = np.zeros(len(columns.number), np.int32)
         is_row[slots] = 1
         return cls(
-            entries,
             requests,
             outputs,
             metrics,
@@ -83,7 +78,7 @@ class Rows:
         )
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self.requests)
 
     @property
     def context(self) -> float:
@@ -95,7 +90,6 @@ class Rows:
     def at(self, starts: NDArray[np.int32]) -> Rows:
         """The same rows, further on."""
         return Rows(
-            self.entries,
             self.requests,
             self.outputs,
             self.metrics,
@@ -110,11 +104,10 @@ class Rows:
         """All but those at these indices, ascending."""
         if not len(left_out):
             return self
-        kept = is_kept(len(self.entries), left_out)
+        kept = is_kept(len(self.requests), left_out)
         is_row = self.is_row.copy()
         is_row[self.slots[left_out]] = 0
         return Rows(
-            tuple(all_but(self.entries, left_out)),
             tuple(all_but(self.requests, left_out)),
             tuple(all_but(self.outputs, left_out)),
             tuple(all_but(self.metrics, left_out)),
@@ -145,7 +138,7 @@ def is_kept(size: int, left_out: Sequence[int]) -> NDArray[np.bool_]:
 def _no_rows() -> Rows:
     no_counts = np.empty(0, np.int32)
     return Rows(
-        (), (), (), (), np.empty(0, np.intp), no_counts, no_counts, np.empty(0, np.int64), no_counts
+        (), (), (), np.empty(0, np.intp), no_counts, no_counts, np.empty(0, np.int64), no_counts
     )
 
 

@@ -315,11 +315,11 @@ class Scheduler:
             broken: ids of requests whose KV is not to be trusted, on the host either.
         """
         self._last_s = now_s
-        computed = [entry for dispatched in self._dispatched for entry in dispatched.entries]
+        computed = [request for step in self._dispatched for request in step.requests]
         self._dispatched.clear()
         self._table.busy_until_s = now_s
-        for entry in (*computed, *self._table):
-            entry.request.num_inflight_steps = entry.request.num_inflight_tokens = 0
+        for request in (*computed, *self.live_requests):
+            request.num_inflight_steps = request.num_inflight_tokens = 0
         self._draft.forget_copies()
         try:
             self._transfers.abandon(now_s)
@@ -445,18 +445,18 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Asserts every invariant that spans the parts; cheap enough after every test."""
         self._table.check_integrity(self._transfers.owned_host_pages())
-        num_steps: dict[int, int] = {}
-        num_tokens: dict[int, int] = {}
+        num_steps: dict[Request, int] = {}
+        num_tokens: dict[Request, int] = {}
         for dispatched in self._dispatched:
             counts = dispatched.plan.decode_rows.max_new_tokens.tolist()
             counts += [int(chunk.samples) for chunk in dispatched.plan.prefill_rows]
-            for entry, count in zip(dispatched.entries, counts, strict=True):
-                num_steps[entry.number] = num_steps.get(entry.number, 0) + 1
-                num_tokens[entry.number] = num_tokens.get(entry.number, 0) + count
+            for request, count in zip(dispatched.requests, counts, strict=True):
+                num_steps[request] = num_steps.get(request, 0) + 1
+                num_tokens[request] = num_tokens.get(request, 0) + count
         for entry in self._table:
             request = entry.request
-            assert request.num_inflight_steps == num_steps.get(entry.number, 0)
-            assert request.num_inflight_tokens == num_tokens.get(entry.number, 0)
+            assert request.num_inflight_steps == num_steps.get(request, 0)
+            assert request.num_inflight_tokens == num_tokens.get(request, 0)
             expected = len(request.output_token_ids) + request.num_inflight_tokens
             assert expected <= request.max_tokens
         for entry in self._table.running:

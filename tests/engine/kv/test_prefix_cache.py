@@ -12,7 +12,7 @@ A, B, C, D = (bytes([i]) * 16 for i in range(4))
 @pytest.fixture
 def cache():
     """Pages 1, 2, 3 hold A, B, C; nobody holds 2 and then 1."""
-    cache = PrefixCache()
+    cache = PrefixCache(9)
     for page_hash, page in ((A, 1), (B, 2), (C, 3)):
         assert cache.register(page_hash, page)
     cache.mark_unreferenced([2, 1])
@@ -54,7 +54,7 @@ def test_forgetting_returns_what_nobody_holds(cache):
 
 
 def test_pages_registered_together_are_those_registered_one_by_one():
-    together, one_by_one = PrefixCache(), PrefixCache()
+    together, one_by_one = PrefixCache(9), PrefixCache(9)
     first = [A, B, C]
     for hashes, pages in ((first, [1, 2, 3]), ([A, D, C], [4, 5, 6])):
         together.register_all(hashes, pages)
