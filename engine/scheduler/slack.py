@@ -27,8 +27,9 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     if not len(slots):
         return math.inf
     columns = snapshot.columns
-    emitted = snapshot.decode_starts - columns.last_prompt[slots]
-    due_s = columns.base_s[slots] + columns.tpot_s[slots] * emitted
+    # Of every slot, as that takes less than to pick these rows from three columns.
+    emitted = columns.num_computed - columns.last_prompt
+    due_s = (columns.base_s + columns.tpot_s * emitted)[slots]
     least_s = float(due_s.min(0)) - snapshot.starts_s
     if least_s > 0:
         return least_s

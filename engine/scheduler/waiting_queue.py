@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import overload
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.live_request import LiveRequest
@@ -11,6 +12,32 @@ from octavo.engine.scheduler.policies.policy import Place
 from octavo.engine.scheduler.waiting_columns import WaitingColumns, WaitingFigures
 
 _Key = tuple[Place, int]
+
+
+def _key(entry: LiveRequest) -> _Key:
+    return entry.place, entry.number
+
+
+class _Requests(Sequence[Request]):
+    """The requests of a list of entries, as it stands."""
+
+    def __init__(self, entries: list[LiveRequest]) -> None:
+        self._entries = entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Request]: ...
+    def __getitem__(self, index: int | slice) -> Request | list[Request]:
+        if isinstance(index, slice):
+            return [entry.request for entry in self._entries[index]]
+        return self._entries[index].request
+
+    def __iter__(self) -> Iterator[Request]:
+        return (entry.request for entry in self._entries)
 
 
 class WaitingQueue:
@@ -23,7 +50,8 @@ class WaitingQueue:
         measure: figures to keep of an entry that has its place, or None.
 
     Attributes:
-        entries, requests: the waiting ones in order; for reading only.
+        entries: the waiting ones in order; for reading only.
+        requests: theirs: a view of them.
         columns: their figures, in the same order; empty without `measure`.
     """
 
@@ -35,9 +63,9 @@ class WaitingQueue:
         self._place = place
         self._measure = measure
         self.columns = WaitingColumns()
-        self._keys: list[_Key] = []
+        # One list: whoever leaves the front moves all that are in it.
         self.entries: list[LiveRequest] = []
-        self.requests: list[Request] = []
+        self.requests: Sequence[Request] = _Requests(self.entries)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -50,7 +78,7 @@ class WaitingQueue:
 
     def key(self, index: int) -> _Key:
         """Place and number of an entry."""
-        return self._keys[index]
+        return _key(self.entries[index])
 
     @property
     def head(self) -> LiveRequest:
@@ -60,11 +88,11 @@ class WaitingQueue:
     def insert(self, entry: LiveRequest) -> None:
         """Puts an entry in its place: for a preempted one, where it stood before."""
         entry.place = self._place(entry)
-        key = (entry.place, entry.number)
-        index = bisect_left(self._keys, key)
-        self._keys.insert(index, key)
-        self.entries.insert(index, entry)
-        self.requests.insert(index, entry.request)
+        entries, key = self.entries, _key(entry)
+        # Who comes last by arrival comes last, as a rule.
+        is_last = not entries or _key(entries[-1]) < key
+        index = len(entries) if is_last else bisect_left(entries, key, key=_key)
+        entries.insert(index, entry)
         if self._measure is not None:
             self.columns.insert(index, self._measure(entry))
 
@@ -72,11 +100,9 @@ class WaitingQueue:
         """Takes an entry out; it must be in the queue."""
         index = 0  # who is admitted comes first, as a rule
         if self.entries[0] is not entry:
-            index = bisect_left(self._keys, (entry.place, entry.number))
+            index = bisect_left(self.entries, _key(entry), key=_key)
             assert self.entries[index] is entry, entry.request.request_id
-        del self._keys[index]
         del self.entries[index]
-        del self.requests[index]
         if self._measure is not None:
             self.columns.remove(index)
 
@@ -98,9 +124,8 @@ class WaitingQueue:
         Args:
             measure: as at construction; it takes the place of the one before.
         """
-        entries, self.entries = self.entries, []
-        self._keys.clear()
-        self.requests.clear()
+        entries = self.entries.copy()
+        self.entries.clear()
         self.columns.clear()
         self._measure = measure
         for entry in sorted(entries, key=lambda entry: entry.number):
@@ -108,7 +133,6 @@ class WaitingQueue:
 
     def check_integrity(self) -> None:
         """Asserts that the queue is sorted and its columns agree."""
-        assert self._keys == [(entry.place, entry.number) for entry in self.entries]
-        assert self._keys == sorted(set(self._keys))
-        assert self.requests == [entry.request for entry in self.entries]
+        keys = [_key(entry) for entry in self.entries]
+        assert keys == sorted(set(keys))
         assert len(self.columns) == (0 if self._measure is None else len(self))

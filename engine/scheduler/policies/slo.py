@@ -223,11 +223,8 @@ class SLOPolicy:
         in any case, and from the second time on by 16.
         """
         slots, page_size = snapshot.decode_slots, snapshot.limits.page_size
-        num_iterations = 8 * min(request.metrics.num_preemptions, 2)
-        pages = len(snapshot.running) * num_iterations // page_size if num_iterations else 0
-        forecast = snapshot.forecast
-        is_cheap = forecast.prefill_s(request.num_tokens) <= forecast.step_s
-        if is_cheap or snapshot.limits.num_host_pages or not len(slots):
+        pages, forecast = _room_to_come_back(snapshot, request), snapshot.forecast
+        if _is_cheap_to_lose(snapshot, request):
             return pages
         columns = snapshot.columns
         contexts = np.concatenate((snapshot.decode_starts, (float(request.num_tokens),)))
@@ -239,14 +236,14 @@ class SLOPolicy:
 
     def most_headroom(self, snapshot: Snapshot, request: Request) -> float:
         """No less than `headroom`: every row at its longest, if all came there at once."""
-        num_rows, columns = len(snapshot.decode_slots), snapshot.columns
+        pages = _room_to_come_back(snapshot, request)
+        if _is_cheap_to_lose(snapshot, request):
+            return pages
         own = snapshot.forecast.remaining_tokens(request)
         # No row has more to come than its whole length; slots that nobody holds may add to it.
-        longest = max(float(columns.length.max(0)), 1.0)
-        growth = (num_rows * longest + own) / snapshot.limits.page_size
-        num_iterations = 8 * min(request.metrics.num_preemptions, 2)
-        pages = len(snapshot.running) * num_iterations / snapshot.limits.page_size
-        return max(pages, growth)
+        longest = max(float(snapshot.columns.length.max(0)), 1.0)
+        num_rows, page_size = len(snapshot.decode_slots), snapshot.limits.page_size
+        return max(pages, (num_rows * longest + own) / page_size)
 
     def choose_victims(
         self, snapshot: Snapshot, beneficiary: Request, num_pages: int
@@ -346,6 +343,22 @@ class SLOPolicy:
         )
         places: Floats = due_s + np.where(has_pace, _ZERO, np.array(self.gamma) * demand)
         return places
+
+
+def _room_to_come_back(snapshot: Snapshot, request: Request) -> int:
+    """Pages that are kept free for the rows beside one that was preempted before."""
+    num_preemptions = request.metrics.num_preemptions
+    if not num_preemptions:
+        return 0
+    return len(snapshot.running) * 8 * min(num_preemptions, 2) // snapshot.limits.page_size
+
+
+def _is_cheap_to_lose(snapshot: Snapshot, request: Request) -> bool:
+    """Whether nothing need be kept free beside a request: there are swaps, or it takes less than a
+    step to compute, or nobody decodes."""
+    forecast = snapshot.forecast
+    is_short = forecast.prefill_s(request.num_tokens) <= forecast.step_s
+    return is_short or snapshot.limits.num_host_pages > 0 or not len(snapshot.decode_slots)
 
 
 def _first_due_s(request: Request) -> float:
