@@ -102,9 +102,7 @@ class PagePool:
         self._num_owned += len(revived)
         return revived
 
-    def release(
-        self, pages: Iterable[int], contents: Sequence[object] | None = None
-    ) -> list[int]:
+    def release(self, pages: Iterable[int], contents: Sequence[object] | None = None) -> list[int]:
         """Drops one reference of each page.
 
         Args:

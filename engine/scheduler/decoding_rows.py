@@ -160,9 +160,7 @@ class DecodingRows(Sequence[LiveRequest]):
         slots = np.empty(len(entries), np.intp)
         slots[is_kept(len(entries), indices)] = self._slots[: len(self._entries)]
         slots[indices] = [entries[index].request.slot for index in indices]
-        return Rows.of(
-            tuple(requests), tuple(outputs), tuple(metrics), slots, self._columns
-        )
+        return Rows.of(tuple(requests), tuple(outputs), tuple(metrics), slots, self._columns)
 
     def check_integrity(self) -> None:
         """Asserts that the columns agree with the entries."""

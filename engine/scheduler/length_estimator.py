@@ -162,14 +162,14 @@ class _LengthClass:
 
     def _mean(self, start: int) -> float:
         counts = self._newest[start:]
-        total = float(np.add.reduce(counts))
+        total = float(counts.sum())
         if total < 0.5:
             return max(1.0, self._bins.before(start))
         return float(counts.dot(self._bins.remaining(start)) / total)
 
     def _at_each_level(self, start: int) -> tuple[float, ...]:
         counts = self._newest[start:]
-        total = float(np.add.reduce(counts))
+        total = float(counts.sum())
         if total < 0.5:
             emitted = self._bins.before(start)
             return tuple([max(1.0, emitted * q) for q in self._quantiles])

@@ -53,9 +53,12 @@ class Preemption:
         self.preempt(entry, now_s, snapshot, entry)
 
     def may_give_way(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
-        """Whether anybody might give way to a waiting request: asked before it is looked for whom."""
-        return self._policy.may_choose_victims(snapshot, entry.request) or any(
-            [prompt.is_demoted for prompt in self._table.running.prefilling]
+        """Whether anybody might give way to a waiting request: asked before it is seen who."""
+        if self._policy.may_choose_victims(snapshot, entry.request):
+            return True
+        running = self._table.running
+        return running.num_prefilling > 0 and any(
+            prompt.is_demoted for prompt in running.prefilling
         )
 
     def give_way(

@@ -327,9 +327,9 @@ class Scheduler:
                 self._planner.preemption.preempt(entry, now_s)
             self._kv.forget_prefixes()
             for request_id in broken:
-                entry = self._table.get(request_id)
-                if entry is not None:
-                    self._kv.drop_host_copy(entry.pages)
+                broken_one = self._table.get(request_id)
+                if broken_one is not None:
+                    self._kv.drop_host_copy(broken_one.pages)
             self.check_integrity()
         except Exception:
             logger.exception("the scheduler's books do not balance: they are made anew")
