@@ -292,6 +292,9 @@ class Planner:
             ends = np.minimum(starts + num_steps, limits)
             num_missing = np.maximum(ends - capacity + page_size - 1, 0) // page_size
             if int(num_missing.sum()) <= self._kv.num_available:
+                if int(num_missing.max()) <= 1:
+                    self._grow_by_one(decoding.slots[num_missing > 0])
+                    return num_steps
                 for index in num_missing.nonzero()[0].tolist():
                     self._grow(self._table.entry(decoding.requests[index]), num_steps)
                 return num_steps
