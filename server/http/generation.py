@@ -95,7 +95,7 @@ async def _respond(
     )
     usage = Usage(len(prompts))
     if ask.stream:
-        events = _events(outputs, answer, usage, ask.include_usage)
+        events = _events(outputs, answer, usage, ask)
         first = await unless_gone(request, anext(events))
         if first is not None:
             return EventStream(first, events, headers)
@@ -118,15 +118,15 @@ async def _whole(
 
 
 async def _events(
-    outputs: AsyncGenerator[Any, None], answer: CompletionAnswer, usage: Usage, tells_usage: bool
+    outputs: AsyncGenerator[Any, None], answer: CompletionAnswer, usage: Usage, ask: Ask
 ) -> AsyncGenerator[bytes, None]:
     try:
         async for place, output in outputs:
             usage.saw(place, output)
             if choices := answer.parts(place, output):
-                yield event(answer.part(choices))
+                yield event(answer.part(choices, usage if ask.continuous_usage else None))
     finally:
         await outputs.aclose()
-    if tells_usage:
+    if ask.include_usage:
         yield event(answer.part([], usage))
     yield DONE

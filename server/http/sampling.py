@@ -15,7 +15,12 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import Targets
 from octavo.server.http.grammar import grammar_of
-from octavo.server.http.protocol import ChatRequest, CompletionRequest, Generation
+from octavo.server.http.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    Generation,
+    StreamOptions,
+)
 from octavo.server.slo_headers import read_targets
 
 if TYPE_CHECKING:
@@ -43,12 +48,14 @@ class Ask:
         options: keyword arguments of `Front.generate`.
         stream: whether the answer comes piece by piece.
         include_usage: whether a stream ends with the count of tokens.
+        continuous_usage: whether each event of a stream tells the count so far, too.
     """
 
     params: SamplingParams
     options: dict[str, Any]
     stream: bool
     include_usage: bool
+    continuous_usage: bool
 
 
 def completion_ask(body: CompletionRequest, headers: Mapping[str, str]) -> Ask:
@@ -152,6 +159,10 @@ def _ask(body: Generation, headers: Mapping[str, str], extra: dict[str, Any]) ->
     for name in ("stop", "bad_words"):
         if (value := getattr(body, name)) is not None:
             values[name] = _strings(name, value)
+    wanted = body.stream_options or StreamOptions()
+    if wanted.continuous_usage_stats and not wanted.include_usage:
+        allowed = "given only with stream_options.include_usage = true"
+        raise InvalidRequestError("stream_options.continuous_usage_stats", True, allowed)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     options = {
         "priority": Priority.parse(body.priority),
@@ -164,7 +175,8 @@ def _ask(body: Generation, headers: Mapping[str, str], extra: dict[str, Any]) ->
         params=SamplingParams(**values, output_kind=kind),
         options=options,
         stream=bool(body.stream),
-        include_usage=body.stream_options is not None and body.stream_options.include_usage,
+        include_usage=wanted.include_usage,
+        continuous_usage=wanted.continuous_usage_stats,
     )
 
 

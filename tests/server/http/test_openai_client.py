@@ -77,6 +77,21 @@ def test_a_stream_tells_its_usage_last_when_asked(client):
     assert (parts[-1].usage.prompt_tokens, parts[-1].usage.completion_tokens) == (3, 7)
 
 
+def test_a_stream_tells_its_usage_so_far_with_every_event_when_asked(client):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    parts = list(
+        client.completions.create(
+            model="tiny", prompt="abc", max_tokens=7, stream=True,
+            stream_options=options, extra_body={"ignore_eos": True},
+        )
+    )  # fmt: skip
+    counts = [part.usage.completion_tokens for part in parts]
+    assert counts == sorted(counts)
+    assert counts[0] >= 1
+    assert counts[-2:] == [7, 7]
+    assert {part.usage.prompt_tokens for part in parts} == {3}
+
+
 def test_several_prompts_and_completions_are_numbered_prompt_by_prompt(client):
     ask = {"model": "tiny", "max_tokens": 6, "n": 2, "seed": 5, "temperature": 1.0}
     both = client.completions.create(prompt=["abc", "xyz"], **ask)
@@ -257,6 +272,10 @@ BAD = {
     "infilling": ({"suffix": "the end"}, "suffix"),
     "best of": ({"best_of": 4}, "best_of"),
     "usage without a stream": ({"stream_options": {"include_usage": True}}, "stream_options"),
+    "usage with every event but the last": (
+        {"extra_body": {"stream": True, "stream_options": {"continuous_usage_stats": True}}},
+        "stream_options.continuous_usage_stats",
+    ),
     "priority": ({"extra_body": {"priority": "urgent"}}, "priority"),
     "a negative seed": ({"seed": -1}, "seed"),
     "a target": ({"extra_headers": {"x-slo-ttft-ms": "soon"}}, "x-slo-ttft-ms"),
