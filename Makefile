@@ -43,6 +43,10 @@ soak: venv ## run the property tests for long
 soak-server: venv ## keep a live server at 1.5 times its capacity for half an hour
 	@$(BIN)/python -m benchmarks.server_soak --seconds $(SOAK_SECONDS) $(ARGS)
 
+.PHONY: guidellm
+guidellm: venv ## have GuideLLM, a benchmark client that nobody here wrote, measure a live server
+	@tools/check_guidellm.sh $(BIN)/python
+
 .PHONY: fuzz
 fuzz: venv ## send a live server 100,000 messages that no sane client sends
 	@$(BIN)/python -m benchmarks.fuzz --messages $(FUZZ_MESSAGES) $(ARGS)
