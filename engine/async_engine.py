@@ -17,7 +17,8 @@ from octavo.engine.engine import Engine, engine_config
 from octavo.engine.errors import DuplicateRequestError, EngineDeadError
 from octavo.engine.input_processor import Prompt, Submission
 from octavo.engine.load import EngineLoad
-from octavo.engine.outputs import RequestOutput, merged
+from octavo.engine.output_streams import OutputStreams
+from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import NO_TARGETS, Targets
@@ -51,7 +52,7 @@ class AsyncEngine:
         self.model_config = self.engine.model_config
         self.max_model_len = self.engine.max_model_len
         self.dtype = self.engine.dtype
-        self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
+        self._streams = OutputStreams()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -62,6 +63,16 @@ class AsyncEngine:
         """Turns that the engine's thread has begun."""
         self.is_in_turn = False
         """Whether it is in one, and not waiting for work."""
+
+    @property
+    def stream_interval_s(self) -> float:
+        """Least seconds between two outputs of a stream of deltas, its first and last apart: what
+        comes meanwhile comes as one. 0, unless it is set, gives each as it comes."""
+        return self._streams.interval_s
+
+    @stream_interval_s.setter
+    def stream_interval_s(self, seconds: float) -> None:
+        self._streams.interval_s = seconds
 
     @property
     def is_ready(self) -> bool:
@@ -94,8 +105,7 @@ class AsyncEngine:
         end_s = self._loop.time() + drain_s
         while self._streams and self._loop.time() < end_s and self.is_healthy:
             await asyncio.sleep(0.01)
-        for queue in self._streams.values():
-            queue.put_nowait(EngineDeadError("the engine was shut down"))
+        self._streams.put_all(EngineDeadError("the engine was shut down"))
         with self._wake:
             self._wake.notify()
         await asyncio.to_thread(self._thread.join)
@@ -138,12 +148,10 @@ class AsyncEngine:
             request_id = uuid.uuid4().hex
         if request_id in self._streams:
             raise DuplicateRequestError(request_id)
-        queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
-        self._streams[request_id] = queue
         submitted = finished = False
         params = sampling_params or SamplingParams()
         is_delta = params.output_kind is RequestOutputKind.DELTA
-        held: RequestOutput | Exception | None = None
+        stream = self._streams.open(request_id, is_delta=is_delta)
         try:
             process = partial(
                 self.engine.inputs.process,
@@ -167,16 +175,7 @@ class AsyncEngine:
             self._post(lambda: self._submit(submission))
             submitted = True
             while not finished:
-                item, held = held or await queue.get(), None
-                # Whoever reads more slowly than tokens come gets several at once.
-                while is_delta and not queue.empty():
-                    if isinstance(item, Exception) or item.error is not None:
-                        break
-                    newer = queue.get_nowait()
-                    if isinstance(newer, Exception) or newer.error is not None:
-                        held = newer
-                        break
-                    item = merged(item, newer)
+                item = await stream.take()
                 if isinstance(item, Exception):
                     finished = True
                     raise item
@@ -185,7 +184,7 @@ class AsyncEngine:
                     raise item.error
                 yield item
         finally:
-            del self._streams[request_id]
+            self._streams.close(request_id)
             if submitted and not finished:
                 self._post(lambda: self._abort(request_id))
 
@@ -253,7 +252,7 @@ class AsyncEngine:
                         self.engine.recover(error)
                 outputs = self.engine.step()
                 if outputs:
-                    self._tell(lambda outputs=outputs: self._deliver(outputs))  # type: ignore[misc]
+                    self._tell(partial(self._deliver, outputs))
             self.engine.abort_all()
         except Exception as error:
             logger.exception("the engine broke")
@@ -272,7 +271,7 @@ class AsyncEngine:
         try:
             self.engine.submit(submission)
         except Exception as error:
-            self._tell(lambda error=error: self._put(submission.request_id, error))  # type: ignore[misc]
+            self._tell(partial(self._streams.put, submission.request_id, error))
 
     def _abort(self, request_id: str) -> None:
         self.engine.abort(request_id)
@@ -285,14 +284,8 @@ class AsyncEngine:
     # Below runs in the event loop.
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
-        for output in outputs:
-            self._put(output.request_id, output)
+        assert self._loop is not None
+        self._streams.deliver(outputs, self._loop.time())
 
     def _deliver_death(self) -> None:
-        for request_id in self._streams:
-            self._put(request_id, EngineDeadError("the engine broke; see its log"))
-
-    def _put(self, request_id: str, item: RequestOutput | Exception) -> None:
-        queue = self._streams.get(request_id)
-        if queue is not None:
-            queue.put_nowait(item)
+        self._streams.put_all(EngineDeadError("the engine broke; see its log"))

@@ -11,7 +11,7 @@ from octavo.engine.input_processor import Submission
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.sampling_params import RequestOutputKind
-from octavo.engine.scheduler.committed import Committed
+from octavo.engine.scheduler.committed import Committed, CommittedRows, News
 from octavo.engine.scheduler.step_plan import TokenScore
 from octavo.engine.text.detokenizer import IncrementalDetokenizer
 from octavo.engine.text.stops import StopStringMatcher
@@ -120,6 +120,10 @@ class OutputProcessor:
             One output for each submission that has something to tell, as its output kind wants.
         """
         touched: dict[str, _Parent] = {}
+        if isinstance(news, News):
+            for rows in news.rows:
+                self._take_rows(rows, touched)
+            news = news.items
         for item in news:
             found = self._sequences.get(item.request.request_id)
             if found is None or found[1].request is not item.request:
@@ -127,22 +131,46 @@ class OutputProcessor:
             parent, sequence = found
             if sequence.finish_reason is not None:
                 continue
-            try:
-                self._take(parent, sequence, item)
-            except Exception as error:
-                # A fault in one text is nobody else's.
-                logger.exception("request %s could not be read", item.request.request_id)
-                self._fail(sequence, error, item.finished)
+            self._take_safely(parent, sequence, item)
             touched[parent.submission.request_id] = parent
         outputs = []
         for request_id, parent in touched.items():
-            finished = all(s.finish_reason is not None for s in parent.sequences)
-            output = self._output(parent, finished)
+            finished = None not in [sequence.finish_reason for sequence in parent.sequences]
             if finished:
                 self.remove(request_id)
-            if output is not None:
-                outputs.append(output)
+            elif parent.submission.params.output_kind is RequestOutputKind.FINAL_ONLY:
+                continue
+            outputs.append(self._output(parent, finished))
         return outputs
+
+    def _take_rows(self, rows: CommittedRows, touched: dict[str, _Parent]) -> None:
+        """Takes in a token for each of many sequences that go on: nearly all there is to do."""
+        known = self._sequences
+        for request, token_id in zip(rows.requests, rows.token_ids, strict=True):
+            found = known.get(request.request_id)
+            if found is None or found[1].request is not request:
+                continue
+            parent, sequence = found
+            if sequence.finish_reason is not None:
+                continue
+            touched[parent.submission.request_id] = parent
+            if sequence.matcher is not None or sequence.logprobs is not None:
+                item = Committed(request, (token_id,), None, None, False)
+                self._take_safely(parent, sequence, item)
+                continue
+            sequence.token_ids.append(token_id)
+            self.num_generation_tokens += 1
+            if sequence.detokenizer is not None:
+                try:
+                    sequence.text += sequence.detokenizer.append_one(token_id)
+                except Exception as error:
+                    self._failed(sequence, error, has_ended=False)
+
+    def _take_safely(self, parent: _Parent, sequence: _Sequence, item: Committed) -> None:
+        try:
+            self._take(parent, sequence, item)
+        except Exception as error:
+            self._failed(sequence, error, has_ended=item.finished)
 
     def _take(self, parent: _Parent, sequence: _Sequence, item: Committed) -> None:
         request = sequence.request
@@ -175,7 +203,9 @@ class OutputProcessor:
         if item.finished:
             self._finish(sequence)
 
-    def _fail(self, sequence: _Sequence, error: Exception, has_ended: bool) -> None:
+    def _failed(self, sequence: _Sequence, error: Exception, *, has_ended: bool) -> None:
+        """A fault in one text is nobody else's."""
+        logger.error("request %s could not be read", sequence.request.request_id, exc_info=error)
         sequence.finish_reason = RequestStatus.FAILED.value
         typed = StepFailedError(f"its output could not be read: {type(error).__name__}: {error}")
         if not has_ended:
@@ -225,14 +255,13 @@ class OutputProcessor:
         entries.setdefault(token_id, Logprob(score.logprob, score.rank, text(token_id)))
         return entries
 
-    def _output(self, parent: _Parent, finished: bool) -> RequestOutput | None:
+    def _output(self, parent: _Parent, finished: bool) -> RequestOutput:
         submission = parent.submission
-        kind = submission.params.output_kind
-        if kind is RequestOutputKind.FINAL_ONLY and not finished:
-            return None
-        is_delta = kind is RequestOutputKind.DELTA
+        is_delta = submission.params.output_kind is RequestOutputKind.DELTA
         first = parent.sequences[0].request
-        errors = [s.request.error for s in parent.sequences if s.request.error is not None]
+        errors = []
+        if finished:
+            errors = [s.request.error for s in parent.sequences if s.request.error is not None]
         return RequestOutput(
             request_id=submission.request_id,
             prompt=submission.prompt,
@@ -242,7 +271,7 @@ class OutputProcessor:
             finished=finished,
             metrics=first.metrics,
             num_cached_tokens=first.num_cached_tokens,
-            error=errors[0] if finished and errors else None,
+            error=errors[0] if errors else None,
         )
 
 

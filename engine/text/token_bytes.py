@@ -27,6 +27,8 @@ class TokenBytes:
 
     Attributes:
         strip_spaces: how many leading spaces the text as a whole loses.
+        whole_texts: by whether special tokens are skipped, token id -> its text between whole
+            characters, of tokens that are whole characters themselves; filled by who reads it.
 
     Raises:
         UnsupportedModelError: a decoder that does not map each token to bytes of its own.
@@ -43,6 +45,7 @@ class TokenBytes:
         self._read_decoder()
         self._pieces: dict[int, bytes] = {}
         self._first_pieces: dict[int, bytes] = {}
+        self.whole_texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
 
     def piece(self, token_id: int, *, first: bool) -> bytes:
         """A token's bytes; `first` if no token comes before it in the text. b"" for no token."""
@@ -126,6 +129,11 @@ class TextAssembler:
         self._skipped_ids = skipped_ids
         self._first = True
         self._spaces_to_strip = token_bytes.strip_spaces
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether text has begun: a token's bytes do not depend on those before it any more."""
+        return not (self._first or self._spaces_to_strip)
 
     def join(self, token_ids: Iterable[int]) -> bytes:
         """The bytes of the next tokens."""

@@ -116,7 +116,7 @@ async def test_an_error_behind_deltas_does_not_swallow_them(engine: Any, built: 
     while built.has_unfinished:
         await asyncio.sleep(0.01)
     await engine.flush_prefix_cache()
-    engine._put("cut", EngineDeadError("the engine was shut down"))
+    engine._streams.put("cut", EngineDeadError("the engine was shut down"))
     parts += [part async for part in stream]
     assert sum(len(part.outputs[0].token_ids) for part in parts) == 24
 

@@ -32,7 +32,10 @@ def _in_pieces(tokenizer: Tokenizer, ids: list[int], sizes: list[int], skip: boo
     text = ""
     while ids:
         size = sizes[len(ids) % len(sizes)]
-        text += detokenizer.append(ids[:size])
+        if size == 1:
+            text += detokenizer.append_one(ids[0])
+        else:
+            text += detokenizer.append(ids[:size])
         ids = ids[size:]
     return text + detokenizer.flush()
 
@@ -44,6 +47,16 @@ def test_pieces_joined_are_the_text_decoded_at_once(
     ids = data.draw(_token_ids(packaged.vocab_size))
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     assert _in_pieces(packaged, ids, sizes, skip) == packaged.decode(ids, skip_special_tokens=skip)
+
+
+@given(data=st.data(), skip=st.booleans())
+def test_one_token_at_a_time_gives_what_many_at_once_give(
+    packaged: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    ids = data.draw(_token_ids(packaged.vocab_size))
+    for _ in range(2):  # the second time texts are looked up
+        text = _in_pieces(packaged, ids, [1], skip)
+        assert text == packaged.decode(ids, skip_special_tokens=skip)
 
 
 @given(data=st.data(), skip=st.booleans())

@@ -1,0 +1,154 @@
+"""Outputs on their way from the engine's thread to whoever reads them, and when readers are woken.
+
+Waking a reader, and what it then does to send one message, costs the event loop some 100
+microseconds; the engine's thread needs the same interpreter. So a stream of deltas has a least
+interval between two wakings: tokens that come meanwhile leave together. The first output and the
+last never wait. Everything here lives in the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+
+from octavo.engine.outputs import RequestOutput, merge_deltas
+
+NUM_PHASES = 8
+"""Streams that began together are woken in so many groups, one after the other."""
+
+Item = RequestOutput | Exception
+
+
+class OutputStream:
+    """One request's outputs. One coroutine reads it.
+
+    Args:
+        request_id: the request's.
+        is_delta: whether each output holds only what is new: several may then be read as one.
+    """
+
+    __slots__ = ("_items", "_reader", "due_s", "is_begun", "is_delta", "is_ready", "request_id")
+
+    def __init__(self, request_id: str, *, is_delta: bool) -> None:
+        self.request_id = request_id
+        self.is_delta = is_delta
+        self.due_s = 0.0
+        """When its reader may be woken again."""
+        self.is_begun = False
+        """Whether its first output came."""
+        self.is_ready = False
+        """Whether its reader may take what is there."""
+        self._items: deque[Item] = deque()
+        self._reader: asyncio.Future[None] | None = None
+
+    def put(self, item: Item) -> None:
+        """Adds what came; `release` lets it be read."""
+        self._items.append(item)
+
+    def release(self) -> None:
+        """Lets the reader take what is there."""
+        self.is_ready = True
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def take(self) -> Item:
+        """The next output, or the exception that ends the stream.
+
+        Deltas that came since the last one are read as one, up to an error.
+        """
+        while not (self.is_ready and self._items):
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        items = self._items
+        item = items.popleft()
+        if self.is_delta and items and isinstance(item, RequestOutput) and item.error is None:
+            together = [item]
+            while items and isinstance(items[0], RequestOutput) and items[0].error is None:
+                together.append(items.popleft())  # type: ignore[arg-type]
+            if len(together) > 1:
+                item = merge_deltas(together)
+        self.is_ready = bool(items)
+        return item
+
+
+class OutputStreams:
+    """The streams of one event loop, by request.
+
+    Args:
+        interval_s: least seconds between two wakings of one stream of deltas; 0 wakes its reader
+            for each output.
+    """
+
+    def __init__(self, interval_s: float = 0.0) -> None:
+        self.interval_s = interval_s
+        self._streams: dict[str, OutputStream] = {}
+        self._held: dict[OutputStream, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._num_begun = 0
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._streams
+
+    def open(self, request_id: str, *, is_delta: bool) -> OutputStream:
+        """A stream for a request that has none."""
+        stream = OutputStream(request_id, is_delta=is_delta)
+        self._streams[request_id] = stream
+        return stream
+
+    def close(self, request_id: str) -> None:
+        """Forgets a stream; what still comes for it is dropped."""
+        self._held.pop(self._streams.pop(request_id), None)
+
+    def put(self, request_id: str, error: Exception) -> None:
+        """Ends a stream with an exception."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.put(error)
+            stream.release()
+
+    def put_all(self, error: Exception) -> None:
+        """Ends every stream with an exception."""
+        for request_id in self._streams:
+            self.put(request_id, error)
+
+    def deliver(self, outputs: Iterable[RequestOutput], now_s: float) -> None:
+        """Hands on what a step had to tell, at a moment of the event loop's clock."""
+        interval_s, streams = self.interval_s, self._streams
+        for output in outputs:
+            stream = streams.get(output.request_id)
+            if stream is None:
+                continue
+            stream.put(output)
+            if not stream.is_begun:
+                stream.is_begun = True
+                self._num_begun += 1
+                phase = self._num_begun % NUM_PHASES / NUM_PHASES
+                stream.due_s = now_s + interval_s * phase
+                stream.release()
+            elif now_s >= stream.due_s or output.finished or not stream.is_delta:
+                stream.due_s = now_s + interval_s
+                self._held.pop(stream, None)
+                stream.release()
+            else:
+                self._held[stream] = None
+        if self._held and self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(interval_s, self._sweep, loop)
+
+    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Releases the held whose time has come, also where no further step tells of them."""
+        now_s, self._timer = loop.time(), None
+        for stream in [stream for stream in self._held if now_s >= stream.due_s]:
+            del self._held[stream]
+            stream.due_s = now_s + self.interval_s
+            stream.release()
+        if self._held:
+            least_s = min([stream.due_s for stream in self._held])
+            self._timer = loop.call_at(least_s, self._sweep, loop)
