@@ -35,6 +35,8 @@ class ServeConfig:
             stop.
         keepalive_s: a gRPC client silent this long is pinged, and dropped if it does not answer; an
             HTTP connection idle this long is closed.
+        stream_interval_ms: tokens of a stream that come within so many milliseconds of one another
+            leave in one message; the first and the last leave at once. 0 sends each as it comes.
         stuck_after_s: seconds in one engine step after which the server calls itself dead.
         token_file: bearer tokens, one a line, read again when the file changes; none lets everybody
             in.
@@ -57,6 +59,7 @@ class ServeConfig:
     receive_timeout_s: float = 30.0
     drain_timeout_s: float = 30.0
     keepalive_s: float = 30.0
+    stream_interval_ms: float = 5.0
     stuck_after_s: float = 120.0
     token_file: str | None = None
     admin_token_file: str | None = None
@@ -78,6 +81,7 @@ class ServeConfig:
         if self.request_timeout_s is not None:
             _seconds("request_timeout_s", self.request_timeout_s, above_zero=True)
         _seconds("drain_timeout_s", self.drain_timeout_s, above_zero=False)
+        _number("stream_interval_ms", self.stream_interval_ms, 0.0, 1000.0)
         for name in ("receive_timeout_s", "keepalive_s", "stuck_after_s"):
             _seconds(name, getattr(self, name), above_zero=True)
         if (self.tls_cert is None) != (self.tls_key is None):
@@ -155,6 +159,12 @@ class ServeConfig:
 def _integer(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidConfigError(name, value, f"an integer from {low} to {high}")
+
+
+def _number(name: str, value: Any, low: float, high: float) -> None:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not good or not low <= value <= high:
+        raise InvalidConfigError(name, value, f"a number from {low:g} to {high:g}")
 
 
 def _seconds(name: str, value: Any, *, above_zero: bool) -> None:
