@@ -3,182 +3,217 @@
     python -m benchmarks.server_overhead --out benchmarks/results/server-overhead-DATE.json
 
 The engine is the real one with a tiny model's tokenizer; in the place of the device stands a clock
-that ends a step of 32 rows every 1.6 ms: 20,000 tokens a second, without using a core meanwhile.
-The same requests go through `Engine.step` directly (as `LLM.generate` drives it) and through gRPC
-streams from another process: all at once for the throughput, 32 at a time for the times that are
-added. Their lengths differ, as in life: of one length, 32 streams would end and begin in one step
-for ever. Then 1,000 streams are opened, most of which wait.
+(`paced_engine`) that ends 20,000 tokens a second, without using a core meanwhile. The same requests
+go through `LLM.generate` in one process and through gRPC streams into another, in turns, so that
+both see the same machine: all at once for the throughput, as many as rows at a time for the times
+that are added. Their lengths differ, as in life: of one length, 32 streams would end and begin in
+one step for ever. Beside each run stands what the engine's thread waited for (`step_waits`). Then
+1,000 streams are opened, most of which wait.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
-import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import grpc
 
+from benchmarks.machine import about_machine
+from benchmarks.paced_engine import (
+    NUM_REQUESTS,
+    NUM_TOKENS,
+    all_tokens,
+    make_engine,
+    num_tokens_of,
+    prompt_of,
+)
 from benchmarks.server_soak import resident_bytes
+from benchmarks.step_waits import CollectorPauses, percentiles
 from benchmarks.tiny_server import write_tiny_model
-from octavo.engine.scheduler.step_plan import RowTokens, StepPlan, StepResult, TokenRows
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
-ROWS = 32
-NUM_REQUESTS, NUM_TOKENS, PROMPT = 512, (64, 192), 16
 STREAM = "/octavo.v1.OctavoService/GenerateStream"
 
 
-class PacedExecutor:
-    """Ends an iteration so many seconds after the one before it; every token is the same."""
-
-    def __init__(self, inner: Any, step_s: float) -> None:
-        self._inner = inner
-        self._step_s = step_s
-        self._free_s = 0.0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def dispatch(self, plan: StepPlan) -> tuple[StepPlan, float]:
-        self._free_s = max(self._free_s, time.perf_counter()) + self._step_s * plan.num_steps
-        return plan, self._free_s
-
-    def result(self, handle: tuple[StepPlan, float]) -> StepResult:
-        plan, end_s = handle
-        left_s = end_s - time.perf_counter()
-        if left_s > 0:
-            time.sleep(left_s)
-        counts = plan.decode_rows.max_new_tokens.tolist()
-        others = [RowTokens((60,) if row.samples else ()) for row in plan.prefill_rows]
-        rows: Any = [*(RowTokens((60,) * count) for count in counts), *others]
-        if plan.num_steps == 1:
-            rows = TokenRows([60] * len(counts), others)
-        return StepResult(rows=rows, duration_s=self._step_s * plan.num_steps)
-
-    def poll_transfers(self) -> list[Any]:
-        return []
+# In the processes that have an engine.
 
 
-def make_engine(model: Path, step_s: float) -> Any:
-    """The real engine over a paced device."""
-    from octavo.engine.config import EngineConfig
-    from octavo.engine.engine import Engine
-
-    engine = Engine(
-        EngineConfig(
-            model=str(model), max_num_seqs=ROWS, max_num_batched_tokens=512, max_model_len=256,
-            num_kv_pages=2 * ROWS * 256 // 16, block_size=16, warm_up="coarse",
-        )
-    )  # fmt: skip
-    engine.executor = engine.core.executor = PacedExecutor(engine.executor, step_s)  # type: ignore[assignment]
-    return engine
-
-
-def prompt_of(number: int) -> list[int]:
-    """Its prompt's token ids."""
-    rng = random.Random(number)
-    return [rng.randrange(2, 250) for _ in range(PROMPT)]
-
-
-def num_tokens_of(number: int) -> int:
-    """How many tokens it asks for."""
-    return random.Random(-1 - number).randint(*NUM_TOKENS)
-
-
-def all_tokens() -> int:
-    """Tokens of all requests."""
-    return sum(num_tokens_of(number) for number in range(NUM_REQUESTS))
-
-
-def direct(model: Path, step_s: float) -> float:
-    """Tokens a second through the engine alone."""
+def direct(model: Path, rows: int, tokens_per_s: float) -> None:
+    """All requests through `LLM.generate`, once for each line read."""
+    from octavo.engine.llm import LLM
     from octavo.engine.sampling_params import SamplingParams
 
-    engine = make_engine(model, step_s)
-    rates = []
-    for _ in range(2):
-        begun_s = time.perf_counter()
-        for number in range(NUM_REQUESTS):
-            most = num_tokens_of(number)
-            params = SamplingParams(temperature=0.0, max_tokens=most, ignore_eos=True)
-            engine.submit(
-                engine.inputs.process(
-                    str(number), prompt_of(number), params, now_s=engine.clock.now_s()
-                )
-            )
-        while engine.has_unfinished:
-            engine.step()
-        rates.append(all_tokens() / (time.perf_counter() - begun_s))
-    engine.close()
-    return max(rates)
+    llm = LLM.__new__(LLM)
+    llm.engine = make_engine(model, rows, tokens_per_s)
+    prompts = [prompt_of(number) for number in range(NUM_REQUESTS)]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=num_tokens_of(number), ignore_eos=True)
+        for number in range(NUM_REQUESTS)
+    ]
+    waits = llm.engine.executor.waits  # type: ignore[attr-defined]
+    collector = CollectorPauses()
+    print(json.dumps({}), flush=True)
+    for _ in sys.stdin:
+        waits.clear()
+        collector.clear()
+        begun_s, cpu_s = time.perf_counter(), time.process_time()
+        outputs = llm.generate(prompts, params, use_tqdm=False)  # type: ignore[arg-type]
+        seconds = time.perf_counter() - begun_s
+        assert sum(len(output.outputs[0].token_ids) for output in outputs) == all_tokens()
+        answer = {
+            "tokens_per_s": round(all_tokens() / seconds, 1),
+            "cpu_s": round(time.process_time() - cpu_s, 3),
+            "engine_thread": waits.summary(),
+            "collector": collector.summary(),
+        }
+        print(json.dumps(answer), flush=True)
+    llm.close()
 
 
-async def serve(model: Path, step_s: float) -> None:
-    """A gRPC server over such an engine; prints its address."""
+async def serve(model: Path, rows: int, tokens_per_s: float) -> None:
+    """A gRPC server over such an engine; a line read is answered with what was since the last."""
     from octavo.engine import async_engine
     from octavo.server.serve import OctavoServer
     from octavo.server.serve_config import ServeConfig
 
-    engine = make_engine(model, step_s)
+    engine = make_engine(model, rows, tokens_per_s)
     async_engine.Engine = lambda config, progress: engine  # type: ignore[assignment, misc]
     server = OctavoServer(ServeConfig(grpc_port=0))
     addresses = await server.bind()
-    await server.attach(async_engine.AsyncEngine())
-    print(addresses.grpc, flush=True)
-    await asyncio.Event().wait()
+    served = async_engine.AsyncEngine()
+    await server.attach(served)
+    assert served._thread is not None
+    clock = time.pthread_getcpuclockid(served._thread.ident or 0)
+
+    def cpu_s() -> dict[str, float]:
+        return {
+            "process": time.process_time(),
+            "engine_thread": time.clock_gettime(clock),
+            "event_loop": time.thread_time(),
+        }
+
+    print(json.dumps({"address": addresses.grpc}), flush=True)
+    loop = asyncio.get_running_loop()
+    collector = CollectorPauses()
+    before = cpu_s()
+    while await loop.run_in_executor(None, sys.stdin.readline):
+        after = cpu_s()
+        answer = {
+            "server_cpu_s": {name: round(after[name] - before[name], 3) for name in after},
+            "engine_thread": engine.executor.waits.summary() if engine.executor.waits.turns else {},
+            "collector": collector.summary(),
+        }
+        collector.clear()
+        engine.executor.waits.clear()
+        before = cpu_s()
+        print(json.dumps(answer), flush=True)
+
+
+class Worker:
+    """A process with an engine in it that answers lines."""
+
+    def __init__(self, kind: str, model: Path, rows: int, tokens_per_s: float) -> None:
+        command = [sys.executable, "-m", "benchmarks.server_overhead", kind, str(model)]
+        command += ["--rows", str(rows), "--tokens-per-s", str(tokens_per_s)]
+        self.popen = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.hello = self._read()
+
+    def ask(self) -> dict[str, Any]:
+        """Sends a line and waits for its answer."""
+        assert self.popen.stdin is not None
+        self.popen.stdin.write("\n")
+        self.popen.stdin.flush()
+        return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self.popen.stdout is not None
+        answer: dict[str, Any] = json.loads(self.popen.stdout.readline())
+        return answer
+
+
+@contextlib.contextmanager
+def working(kind: str, model: Path, rows: int, tokens_per_s: float) -> Iterator[Worker]:
+    """A worker until the block's end."""
+    worker = Worker(kind, model, rows, tokens_per_s)
+    try:
+        yield worker
+    finally:
+        worker.popen.kill()
+        worker.popen.communicate()
+
+
+# In the client's process.
 
 
 async def streams(address: str, at_once: int) -> dict[str, Any]:
     """The same requests over so many streams at a time."""
-    import grpc
-
-    ttft_ms: list[float] = []
-    token_ms: list[float] = []
-    numbers = iter(range(NUM_REQUESTS))
-
-    async with grpc.aio.insecure_channel(address) as channel:
-
-        async def client() -> None:
-            for number in numbers:
-                request = pb.GenerateRequest(
+    ttft_s: list[float] = []
+    token_s: list[float] = []
+    num_messages = 0
+    requests = iter(
+        [
+            (
+                pb.GenerateRequest(
                     prompt_token_ids=pb.TokenIds(ids=prompt_of(number)),
                     sampling_params=pb.SamplingParams(
                         temperature=0.0, max_tokens=num_tokens_of(number), ignore_eos=True
                     ),
-                )
-                begun_s = time.perf_counter()
-                first_s = 0.0
-                async for raw in channel.unary_stream(STREAM)(request.SerializeToString()):
-                    first_s = first_s or time.perf_counter()
-                    answer = raw
-                end_s = time.perf_counter()
-                timings = pb.GenerateResponse.FromString(answer).timings
-                ttft_ms.append((first_s - begun_s) * 1e3 - timings.first_token_s * 1e3)
-                engine_s = timings.last_token_s - timings.first_token_s
-                token_ms.append(((end_s - first_s) - engine_s) * 1e3 / (num_tokens_of(number) - 1))
+                ).SerializeToString(),
+                num_tokens_of(number),
+            )
+            for number in range(NUM_REQUESTS)
+        ]
+    )
+    last: list[tuple[float, float, float, int, bytes]] = []
 
-        begun_s = time.perf_counter()
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.unary_stream(STREAM)
+
+        async def client() -> None:
+            nonlocal num_messages
+            for request, num_tokens in requests:
+                begun_s = time.perf_counter()
+                first_s, raw = 0.0, b""
+                async for part in call(request):
+                    raw = part
+                    first_s = first_s or time.perf_counter()
+                    num_messages += 1
+                last.append((begun_s, first_s, time.perf_counter(), num_tokens, raw))
+
+        begun_s, cpu_s = time.perf_counter(), time.process_time()
         await asyncio.gather(*(client() for _ in range(at_once)))
-        seconds = time.perf_counter() - begun_s
+        seconds, cpu_s = time.perf_counter() - begun_s, time.process_time() - cpu_s
+    for begun_s, first_s, end_s, num_tokens, raw in last:
+        answer = pb.GenerateResponse.FromString(raw)
+        assert answer.usage.completion_tokens == num_tokens
+        timings = answer.timings
+        ttft_s.append(first_s - begun_s - timings.first_token_s)
+        engine_s = timings.last_token_s - timings.first_token_s
+        token_s.append((end_s - first_s - engine_s) / (num_tokens - 1))
     return {
         "streams_at_once": at_once,
         "tokens_per_s": round(all_tokens() / seconds, 1),
-        "added_ttft_ms": {"p50": _share(ttft_ms, 0.5), "p99": _share(ttft_ms, 0.99)},
-        "added_ms_per_token": {"p50": _share(token_ms, 0.5), "p99": _share(token_ms, 0.99)},
+        "tokens_per_message": round(all_tokens() / num_messages, 2),
+        "added_ttft_ms": percentiles(ttft_s),
+        "added_ms_per_token": percentiles(token_s),
+        "client_cpu_s": round(cpu_s, 3),
     }
 
 
 async def idle(address: str, pid: int, count: int = 1000) -> dict[str, float]:
     """Memory of the server with and without so many streams that wait."""
-    import grpc
-
     async with grpc.aio.insecure_channel(address) as channel:
         request = pb.GenerateRequest(
             prompt_token_ids=pb.TokenIds(ids=prompt_of(0)),
@@ -205,54 +240,76 @@ async def idle(address: str, pid: int, count: int = 1000) -> dict[str, float]:
     return {"streams": held, "added_mb": round((after - before) / 1e6, 1)}
 
 
-def in_process(model: Path, step_s: float, *, idles: bool) -> dict[str, Any]:
-    """Runs the server in a process of its own, and one of the clients in this one."""
-    command = [sys.executable, "-m", "benchmarks.server_overhead", "--serve", str(model)]
-    command += ["--step-s", str(step_s)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as popen:
-        try:
-            assert popen.stdout is not None
-            address = popen.stdout.readline().strip()
-            if idles:
-                return asyncio.run(idle(address, popen.pid))
-            asyncio.run(streams(address, ROWS))
-            return {
-                "all_at_once": asyncio.run(streams(address, NUM_REQUESTS)),
-                "few": asyncio.run(streams(address, ROWS)),
-            }
-        finally:
-            popen.kill()
+def over_grpc(server: Worker, at_once: int) -> dict[str, Any]:
+    """One run of all requests, with what the server's process tells of it."""
+    server.ask()
+    return asyncio.run(streams(server.hello["address"], at_once)) | server.ask()
 
 
-def _share(values: list[float], share: float) -> float:
-    return round(float(np.quantile(values, share)), 3)
+def pairs(model: Path, rows: int, tokens_per_s: float, count: int) -> dict[str, Any]:
+    """So many runs through `LLM.generate` and as many over gRPC, in turns."""
+    with (
+        working("--direct", model, rows, tokens_per_s) as alone,
+        working("--serve", model, rows, tokens_per_s) as server,
+    ):
+        alone.ask()
+        over_grpc(server, rows)  # what is done once is done
+        runs = []
+        for _ in range(count):
+            run = {"llm_generate": alone.ask(), "all_at_once": over_grpc(server, NUM_REQUESTS)}
+            run["few"] = over_grpc(server, rows)
+            runs.append(run)
+            share = run["all_at_once"]["tokens_per_s"] / run["llm_generate"]["tokens_per_s"]
+            run["grpc_share"] = round(share, 4)
+            ttft_ms = run["few"]["added_ttft_ms"]["p50"]
+            print(f"{rows} rows: {share:.3f}, {ttft_ms} ms", file=sys.stderr)
+    shares = [run["grpc_share"] for run in runs]
+    return {
+        "rows": rows,
+        "grpc_share": {"median": statistics.median(shares), "least": min(shares), "each": shares},
+        "added_ttft_p50_ms": [run["few"]["added_ttft_ms"]["p50"] for run in runs],
+        "runs": runs,
+    }
 
 
 def main() -> int:
     """Measures from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--step-s", type=float, default=ROWS / 20_000)
+    parser.add_argument("--rows", type=int, nargs="+", default=[32, 256])
+    parser.add_argument("--tokens-per-s", type=float, default=20_000)
+    parser.add_argument("--pairs", type=int, nargs="+", default=[6, 3], help="for each of --rows")
+    parser.add_argument("--no-idle", action="store_true", help="leave out the idle streams")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--direct", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.serve is not None:
-        asyncio.run(serve(args.serve, args.step_s))
+        asyncio.run(serve(args.serve, args.rows[0], args.tokens_per_s))
+        return 0
+    if args.direct is not None:
+        direct(args.direct, args.rows[0], args.tokens_per_s)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_model(Path(folder))
-        alone = direct(model, args.step_s)
-        over_grpc = in_process(model, args.step_s, idles=False)
-        waiting = in_process(model, 0.5, idles=True)
-    result = {
-        "requests": NUM_REQUESTS, "tokens_each": NUM_TOKENS,
-        "device_tokens_per_s": round(ROWS / args.step_s),
-        "engine_tokens_per_s": round(alone, 1), "grpc": over_grpc,
-        "grpc_share": round(over_grpc["all_at_once"]["tokens_per_s"] / alone, 3),
-        "idle_streams": waiting,
-    }  # fmt: skip
+        result: dict[str, Any] = {
+            "machine": about_machine(),
+            "requests": NUM_REQUESTS,
+            "tokens_each": NUM_TOKENS,
+            "device_tokens_per_s": args.tokens_per_s,
+            "pairs": [
+                pairs(model, rows, args.tokens_per_s, count)
+                for rows, count in zip(args.rows, args.pairs, strict=False)
+            ],
+        }
+        if not args.no_idle:
+            with working("--serve", model, args.rows[0], args.rows[0] / 0.5) as server:
+                result["idle_streams"] = asyncio.run(
+                    idle(server.hello["address"], server.popen.pid)
+                )
     text = json.dumps(result, indent=1)
-    print(text)
-    if args.out is not None:
+    if args.out is None:
+        print(text)
+    else:
         args.out.write_text(text + "\n")
     return 0
 
