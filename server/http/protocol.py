@@ -32,9 +32,9 @@ class StreamOptions(Body):
     """Options of a stream."""
 
     include_usage: bool = False
-    continuous_usage_stats: bool = Field(
-        False, description="Every event tells the usage so far; only with include_usage."
-    )
+    continuous_usage_stats: Annotated[
+        bool, Field(description="Every event tells the usage so far; only with include_usage.")
+    ] = False
 
 
 class JsonSchema(Body):
