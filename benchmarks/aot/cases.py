@@ -169,18 +169,25 @@ ATTENTION = (
     AttentionCase(
         rows=32, chunk=256, context=2048, heads=(16, 8), head_dim=96, page_size=256, kv="fp8"
     ),
-)
-TPU_ONLY = (
-    AttentionCase(rows=32, chunk=256, context=1024, heads=(9, 3), head_dim=64, dtype="float32"),
     AttentionCase(
         rows=32, chunk=256, context=2048, heads=(8, 1), head_dim=256, page_size=128, kv="int8"
     ),
+)
+TPU_ONLY = (
+    AttentionCase(rows=32, chunk=256, context=1024, heads=(9, 3), head_dim=64, dtype="float32"),
+)
+GPU_ONLY = (
+    AttentionCase(
+        rows=32, chunk=256, context=2048, heads=(8, 1), head_dim=256, page_size=128, kv="fp8"
+    ),
+    AttentionCase(rows=64, chunk=512, context=2048, page_size=16, kv="int8"),
+    AttentionCase(rows=64, chunk=512, context=2048, head_dim=64, page_size=16, kv="fp8"),
 )
 
 
 def attention_cases(platform: str) -> Iterator[Case]:
     """The kernels' cases for a platform."""
-    for sizes in (*ATTENTION, *(TPU_ONLY if platform == "tpu" else ())):
+    for sizes in (*ATTENTION, *(TPU_ONLY if platform == "tpu" else GPU_ONLY)):
         itemsize = jnp.dtype(sizes.dtype).itemsize
         costs = []
         seen = min(sizes.context, sizes.window or sizes.context)

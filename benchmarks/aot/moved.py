@@ -119,10 +119,10 @@ def _tpu(case: Attention, dim: int, device_kind: str) -> Moved:
 
 def _gpu(case: Attention, dim: int, device_kind: str) -> Moved:
     from octavo.pallas_kernels.ragged_paged_attention.decode_gpu import QUERY_ROWS
-    from octavo.pallas_kernels.ragged_paged_attention.prefill_gpu import COMPUTE_WGS
     from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
         choose_decode_tiles,
         choose_prefill_tiles,
+        prefill_warpgroups,
     )
 
     del device_kind
@@ -133,23 +133,43 @@ def _gpu(case: Attention, dim: int, device_kind: str) -> Moved:
     if case.rows:
         decode = choose_decode_tiles(dim, case.itemsize, case.kv_dtype.itemsize)
         keys = _whole(case.seen, decode.tile)
-        wanted = max(1, decode.target_blocks // case.num_kv_heads)
-        per_row = max(1, min(keys // decode.tile // decode.min_tiles, -(-wanted // case.rows)))
-        padded = -(-case.group // 8) * 8
-        part = per_row * case.num_kv_heads * padded * (dim + 1) * 4
+        pairs = case.rows * case.num_kv_heads
+        cuts = _num_cuts(decode, [keys // decode.tile] * pairs)
+        part = (-(-case.group // 8) * 8 * dim + QUERY_ROWS) * 4
         flops = 4 * case.num_kv_heads * QUERY_ROWS * dim * keys
         # Parts leave in float32 and are read by the combination.
-        total += Moved(case.rows * (keys * token_bytes + 2 * part), case.rows * flops)
+        total += Moved(
+            case.rows * keys * token_bytes + 2 * (pairs + cuts) * part, case.rows * flops
+        )
     if case.chunk:
         prefill = choose_prefill_tiles(dim, case.itemsize, case.kv_dtype.itemsize)
         padded = 1 << (case.group - 1).bit_length()
-        tile = COMPUTE_WGS * QUERY_ROWS // padded
-        for last in _tile_ends(case, tile):
-            keys = _whole(last, prefill.tile)
-            rows = tile * padded * case.num_kv_heads
-            total += Moved(keys * token_bytes, 4 * rows * dim * keys)
+        rows = QUERY_ROWS * prefill_warpgroups(dim)
+        walked = [_whole(last, prefill.tile) for last in _tile_ends(case, rows // padded)]
+        for keys in walked:
+            flops = 4 * rows * case.num_kv_heads * dim * keys
+            total += Moved(keys * token_bytes, flops)
         total += Moved(2 * queries, 0)
+        # Of an item that is cut, two parts and what comes of them are written and read.
+        cuts = _num_cuts(prefill, [keys // prefill.tile for keys in walked] * case.num_kv_heads)
+        part = rows * (dim * case.itemsize + 4)
+        total += Moved(2 * cuts * (2 * part + rows * dim * case.itemsize), 0)
     return total
+
+
+def _num_cuts(tiles: Any, counts: list[int]) -> int:
+    """Most items that ends of shares fall into; see `shares`.
+
+    Args:
+        tiles: block sizes of a persistent grid.
+        counts: KV tiles of each item.
+    """
+    share = max(-(-sum(counts) // tiles.num_programs), min(max(counts), tiles.min_tiles))
+    ends, line = set(range(share, sum(counts), share)), 0
+    for count in counts:
+        line += count
+        ends.discard(line)
+    return len(ends)
 
 
 def _tile_ends(case: Attention, tile: int) -> Iterator[int]:

@@ -21,10 +21,6 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 HEAD_DIMS = (64, 96, 128, 256)
 PAGE_SIZES = (16, 32, 64, 128, 256)
 MAX_GROUP_GPU = 64
-MIN_SCALED_PAGE_GPU = 32
-"""Tokens of a page whose scales fill the 128 bytes that a bulk copy starts at a multiple of."""
-MAX_SCALED_HEAD_GPU = 128
-"""With heads of 256, prefill's accumulators, scales and widening do not fit in registers."""
 PLATFORMS = {"mosaic_tpu": ("tpu",), "mosaic_gpu": ("gpu", "cuda")}
 HOPPER = ("H100", "H200", "GH200", "H20", "H800")
 
@@ -175,13 +171,6 @@ def _gpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
     why = _dtype_refusal(shape, ("bfloat16",))
     if why is not None:
         return why
-    if kv_quantization(shape.kv_dtype) is not None:
-        if shape.page_size < MIN_SCALED_PAGE_GPU:
-            allowed = f"at least {MIN_SCALED_PAGE_GPU} with int8 or fp8 KV"
-            return Refusal("block_size", shape.page_size, allowed)
-        if shape.head_dim > MAX_SCALED_HEAD_GPU:
-            allowed = f"at most {MAX_SCALED_HEAD_GPU} with int8 or fp8 KV"
-            return Refusal("head_dim", shape.head_dim, allowed)
     group = shape.num_heads // shape.num_kv_heads
     if group > MAX_GROUP_GPU:
         return Refusal("num_heads / num_kv_heads", group, f"at most {MAX_GROUP_GPU}")

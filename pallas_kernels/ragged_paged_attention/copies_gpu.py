@@ -14,7 +14,7 @@ the tile before the last whose keys were let go of, with which every computing w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,12 +25,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import SCALE_DTYPE
+from octavo.pallas_kernels.ragged_paged_attention.shares import Segment, ShareWalk
 from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     DecodeTiles,
     PrefillTiles,
     tiled_smem,
 )
 
+SCALE_COPY = 32
+"""Scales between the beginnings of two copies: the 128 bytes that a bulk copy starts at."""
 _CHUNK = (64, 64)
 """Keys and columns widened at once: few enough for the registers a copying warpgroup has."""
 
@@ -53,44 +56,54 @@ class PagedTiles:
     tile: int
 
     def copy(self, pool: Any, half: int, index: Any, smem: Any, barrier: Any) -> None:
-        """Starts the copies of one tile of keys (half 0) or values (half 1), or of their scales.
+        """Starts the copies of one tile of keys (half 0) or values (half 1).
 
         Args:
             pool: of `pools`.
             index: the tile, counted from the row's first key.
-            smem: [tile, D], or [tile] for scales.
+            smem: [tile, D].
         """
+        for i, (page, keys) in enumerate(self._pieces(index)):
+            target = smem.at[pl.ds(i * keys.size, keys.size)]
+            plgpu.copy_gmem_to_smem(pool.at[page, half, self.head, keys], target, barrier)
+
+    def copy_scales(self, pool: Any, half: int, index: Any, smem: Any, barrier: Any) -> None:
+        """As `copy`, of the keys' or values' scales, into [copies, at least a copy's keys]."""
+        for i, (page, keys) in enumerate(self._pieces(index)):
+            target = smem.at[i, pl.ds(0, keys.size)]
+            plgpu.copy_gmem_to_smem(pool.at[page, half, self.head, keys], target, barrier)
+
+    def _pieces(self, index: Any) -> Iterator[tuple[Any, Any]]:
+        """Page and keys in it, of each copy that a tile is made of."""
         page_size, tile = self.pools[0].shape[3], self.tile
         if page_size >= tile:
             per_page = page_size // tile
             page = self.table[self.table_row + lax.div(index, jnp.int32(per_page))]
             offset = pl.multiple_of(lax.rem(index, jnp.int32(per_page)) * tile, tile)
-            source = pool.at[page, half, self.head, pl.ds(offset, tile)]
-            plgpu.copy_gmem_to_smem(source, smem, barrier)
+            yield page, pl.ds(offset, tile)
             return
         pages = tile // page_size
         for i in range(pages):
             # Beyond the row's end lie entries of the trash page; beyond the table's, its last.
             column = jnp.minimum(index * pages + i, self.table_pages - 1)
-            page = self.table[self.table_row + column]
-            target = smem.at[pl.ds(i * page_size, page_size)]
-            plgpu.copy_gmem_to_smem(pool.at[page, half, self.head], target, barrier)
+            yield self.table[self.table_row + column], pl.ds(0, page_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVMemory:
     """Shared memory of KV tiles and its barriers; of each pair the first is keys', then values'.
 
+    Tiles take their places in the order in which a program walks them; `step` is how many came
+    before, over all segments of its share, so that copies run ahead across segments.
+
     Attributes:
-        first: the tile that the first stage holds first.
         tiles: [stages, tile, D] twice, as the tensor cores read them.
         ready, free: barriers twice, one a stage: filled, and read by all.
         raw: [num_raw, tile, D] twice, narrow; None for a pool in the queries' dtype.
         raw_ready: barriers twice; the keys' is that of both halves' scales too.
-        scales: float32[ring, 2, tile].
+        scales: float32[ring, 2, copies, at least 32]: each copy's begin at a multiple of 128 bytes.
     """
 
-    first: Any
     tiles: tuple[Any, Any]
     ready: tuple[Any, Any]
     free: tuple[Any, Any]
@@ -98,74 +111,87 @@ class KVMemory:
     raw_ready: tuple[Any, Any] | None = None
     scales: Any = None
 
-    def stage(self, index: Any) -> Any:
+    def stage(self, step: Any) -> Any:
         """Where a tile lies in `tiles`."""
-        return self._slot(index, self.tiles[0])
+        return _slot(step, self.tiles[0])
 
-    def scale_row(self, index: Any, half: int, shape: tuple[int, ...]) -> jax.Array:
+    def scale_row(self, step: Any, half: int, shape: tuple[int, ...]) -> jax.Array:
         """Each key's scale of a tile whose keys are ready, for every query: [Q, tile]."""
-        row = plgpu.load(
-            self.scales.at[self._slot(index, self.scales), half],
-            layout=plgpu.Layout.WGMMA.reduce(0),
-        )
+        copies = self.scales.shape[2]
+        slot, width = _slot(step, self.scales), shape[1] // copies
+        parts = [
+            plgpu.load(
+                self.scales.at[slot, half, i, pl.ds(0, width)],
+                layout=plgpu.Layout.WGMMA.reduce(0),
+            )
+            for i in range(copies)
+        ]
+        row = parts[0] if copies == 1 else jnp.concatenate(parts)
         return lax.broadcast_in_dim(row, shape, [1])
 
-    def copy_all(self, source: PagedTiles, end: Any) -> None:
-        """What the copying warpgroup does: fills stages with tiles `first` to `end`, in turn."""
+    def copy_share(self, walk: ShareWalk, source: Callable[[Segment], PagedTiles]) -> None:
+        """What the copying warpgroup does: fills stages with the share's tiles, in turn."""
         if self.raw is None:
-            self._copy_straight(source, end)
-        else:
-            self._copy_and_widen(source, end, self.raw, self.raw_ready)
+            walk.each(lambda segment: self._copy_straight(segment, source(segment)))
+            return
+        raw, raw_ready = self.raw, self.raw_ready
+        walk.each(lambda segment: self._copy_raw(segment, source(segment), raw, raw_ready))
+        num_tiles = walk.num_tiles
 
-    def _slot(self, index: Any, ring: Any) -> Any:
-        return lax.rem(index - self.first, jnp.int32(ring.shape[0]))
-
-    def _wait_free(self, index: Any, half: int) -> None:
-        @pl.when(index - self.first >= self.tiles[0].shape[0])
-        def _wait() -> None:
-            plgpu.barrier_wait(self.free[half].at[self.stage(index)])
-
-    def _copy_straight(self, source: PagedTiles, end: Any) -> None:
-        @pl.loop(self.first, end)
-        def _one_tile(index: Any) -> None:
-            slot = self.stage(index)
+        @pl.loop(jnp.maximum(num_tiles - raw[0].shape[0], 0), num_tiles)
+        def _rest(step: Any) -> None:
             for half in (0, 1):
-                self._wait_free(index, half)
+                self._widen_one(step, half, raw, raw_ready)
+
+    def _wait_free(self, step: Any, half: int) -> None:
+        @pl.when(step >= self.tiles[0].shape[0])
+        def _wait() -> None:
+            plgpu.barrier_wait(self.free[half].at[self.stage(step)])
+
+    def _copy_straight(self, segment: Segment, source: PagedTiles) -> None:
+        @pl.loop(segment.first, segment.end)
+        def _one_tile(index: Any) -> None:
+            step = segment.step(index)
+            slot = self.stage(step)
+            for half in (0, 1):
+                self._wait_free(step, half)
                 smem, ready = self.tiles[half].at[slot], self.ready[half].at[slot]
                 source.copy(source.pools[0], half, index, smem, ready)
 
-    def _copy_and_widen(self, source: PagedTiles, end: Any, raw: Any, raw_ready: Any) -> None:
+    def _copy_raw(self, segment: Segment, source: PagedTiles, raw: Any, raw_ready: Any) -> None:
+        """Starts the copies of a segment's tiles, each where the one `num_raw` before it was."""
         num_raw = raw[0].shape[0]
         pages, scales = source.pools
 
-        def start(index: Any, half: int) -> None:
-            slot = self._slot(index, raw[half])
-            ready = raw_ready[half].at[slot]
-            source.copy(pages, half, index, raw[half].at[slot], ready)
-            if half == 0:
-                rows = self.scales.at[self._slot(index, self.scales)]
-                source.copy(scales, 0, index, rows.at[0], ready)
-                source.copy(scales, 1, index, rows.at[1], ready)
-
-        @pl.loop(self.first, jnp.minimum(self.first + num_raw, end))
-        def _ahead(index: Any) -> None:
-            start(index, 0)
-            start(index, 1)
-
-        @pl.loop(self.first, end)
+        @pl.loop(segment.first, segment.end)
         def _one_tile(index: Any) -> None:
+            step = segment.step(index)
+            slot = _slot(step, raw[0])
             for half in (0, 1):
-                slot = self._slot(index, raw[half])
-                plgpu.barrier_wait(raw_ready[half].at[slot])
-                self._wait_free(index, half)
-                _widen(raw[half].at[slot], self.tiles[half].at[self.stage(index)])
-                # What was read may be overwritten, what was written may be multiplied.
-                plgpu.commit_smem()
-                plgpu.barrier_arrive(self.ready[half].at[self.stage(index)])
 
-                @pl.when(index + num_raw < end)
-                def _next(half: int = half) -> None:
-                    start(index + num_raw, half)
+                @pl.when(step >= num_raw)
+                def _make_room(half: int = half) -> None:
+                    self._widen_one(step - num_raw, half, raw, raw_ready)
+
+                ready = raw_ready[half].at[slot]
+                source.copy(pages, half, index, raw[half].at[slot], ready)
+                if half == 0:
+                    rows = self.scales.at[_slot(step, self.scales)]
+                    source.copy_scales(scales, 0, index, rows.at[0], ready)
+                    source.copy_scales(scales, 1, index, rows.at[1], ready)
+
+    def _widen_one(self, step: Any, half: int, raw: Any, raw_ready: Any) -> None:
+        slot, stage = _slot(step, raw[half]), self.stage(step)
+        plgpu.barrier_wait(raw_ready[half].at[slot])
+        self._wait_free(step, half)
+        _widen(raw[half].at[slot], self.tiles[half].at[stage])
+        # What was read may be overwritten, what was written may be multiplied.
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(self.ready[half].at[stage])
+
+
+def _slot(step: Any, ring: Any) -> Any:
+    return lax.rem(step, jnp.int32(ring.shape[0]))
 
 
 def _widen(raw: Any, out: Any) -> None:
@@ -210,15 +236,15 @@ def kv_scratch(
             f"{half}_raw_ready": plgpu.Barrier(num_arrivals=n * copies, num_barriers=tiles.num_raw)
             for half, n in (("k", 3), ("v", 1))
         }
-        scratch["scale_smem"] = plgpu.SMEM((tiles.scale_ring, 2, tiles.tile), SCALE_DTYPE)
+        width = max(SCALE_COPY, tiles.tile // copies)
+        scratch["scale_smem"] = plgpu.SMEM((tiles.scale_ring, 2, copies, width), SCALE_DTYPE)
     return scratch
 
 
-def kv_memory(first: Any, refs: Mapping[str, Any]) -> KVMemory:
+def kv_memory(refs: Mapping[str, Any]) -> KVMemory:
     """The memory of `kv_scratch`, by the names of it."""
     narrow = "scale_smem" in refs
     return KVMemory(
-        first=first,
         tiles=(refs["k_smem"], refs["v_smem"]),
         ready=(refs["k_ready"], refs["v_ready"]),
         free=(refs["k_free"], refs["v_free"]),

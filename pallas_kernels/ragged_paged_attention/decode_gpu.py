@@ -1,18 +1,17 @@
-"""Decode attention for Hopper: split KV, page-sized bulk copies, a combine.
+"""Decode attention for Hopper: a persistent grid over split KV, page-sized bulk copies, a combine.
 
-A work item is (row, stretch of KV tiles); a block of the grid takes one item of one KV head. Long
-rows are cut into several items so that all of the GPU's multiprocessors have work whatever the
-lengths are (Source: Flash-Decoding; Dao et al. 2023). In a block one warpgroup copies pages with
-the bulk tensor engine, `num_stages` tiles ahead, and another computes: all G query heads that share
-the KV head are rows of one matrix product, padded to the 64 rows that wgmma takes. Partial results
-leave in float32 with their log-sum-exp and are combined by XLA with one matrix product a head,
-whose order of summation does not depend on timing.
+A program a place on the GPU, and to each an equal share of all KV tiles of all rows and heads (see
+`shares`): a long row is cut where shares end, so that all of the GPU's multiprocessors have work
+whatever the lengths are (Source: Flash-Decoding; Dao et al. 2023). One warpgroup copies pages with
+the bulk tensor engine, `num_stages` tiles ahead, over the ends of rows too; another computes: all G
+query heads that share the KV head are rows of one matrix product, padded to the 64 rows that wgmma
+takes. Partial results leave in float32 with their log-sum-exp and are combined by XLA with one
+matrix product a head, whose order of summation does not depend on timing.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,6 +32,12 @@ from octavo.pallas_kernels.ragged_paged_attention.copies_gpu import (
     kv_scratch,
 )
 from octavo.pallas_kernels.ragged_paged_attention.cost import attention_cost
+from octavo.pallas_kernels.ragged_paged_attention.shares import (
+    Segment,
+    Shares,
+    ShareWalk,
+    share_tiles,
+)
 from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     DecodeTiles,
     accumulate,
@@ -49,50 +54,6 @@ _MASKED = -1e30
 _LOG2E = math.log2(math.e)
 QUERY_ROWS = 64
 """Rows of a wgmma tile."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitWork:
-    """Stretches of KV tiles. Items beyond the last have first = end.
-
-    Attributes:
-        row: int32[I] whose KV; S beyond the last item.
-        first, end: int32[I] KV tiles.
-    """
-
-    row: jax.Array
-    first: jax.Array
-    end: jax.Array
-
-
-def split_worklist(
-    batch: RaggedBatch, params: AttentionParams, tiles: DecodeTiles, num_kv_heads: int
-) -> SplitWork:
-    """Cuts every decode row's KV into stretches of about equal length.
-
-    The stretch is the least number of tiles that gives no more than `tiles.target_blocks` blocks of
-    the grid over all rows and heads, and at least `tiles.min_tiles`.
-    """
-    num_rows = batch.kv_lens.shape[0]
-    work = decode_worklist(batch)
-    first, end = block_range(work, batch.kv_lens, params, tiles.tile)
-    live = jnp.arange(num_rows, dtype=jnp.int32) < work.num_items[0]
-    count = jnp.where(live, end - first, 0)
-    wanted = max(1, tiles.target_blocks // num_kv_heads)
-    stretch = jnp.maximum((count.sum() + wanted - 1) // wanted, tiles.min_tiles).astype(jnp.int32)
-    parts = (count + stretch - 1) // stretch
-    ends = jnp.cumsum(parts, dtype=jnp.int32)
-    item = jnp.arange(num_rows + wanted, dtype=jnp.int32)
-    used = item < ends[-1]
-    of = jnp.searchsorted(ends, item, side="right", method="compare_all").astype(jnp.int32)
-    of = jnp.where(used, of, 0)
-    begin = first[of] + (item - (ends[of] - parts[of])) * stretch
-    return SplitWork(
-        row=jnp.where(used, work.row[of], num_rows),
-        first=jnp.where(used, begin, 0),
-        end=jnp.where(used, jnp.minimum(begin + stretch, end[of]), 0),
-    )
 
 
 def decode_gpu(
@@ -122,8 +83,17 @@ def decode_gpu(
     padded = -(-group // 8) * 8
     key = tuning_key("mosaic_gpu", "decode", q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
     tiles = tiles or choose_decode_tiles(head_dim, q.dtype.itemsize, kv.pages.dtype.itemsize, key)
-    work = split_worklist(batch, params, tiles, num_kv_heads)
-    num_items = work.row.shape[0]
+    work = decode_worklist(batch)
+    first, end = block_range(work, batch.kv_lens, params, tiles.tile)
+    live = jnp.arange(num_rows, dtype=jnp.int32) < work.num_items[0]
+    shares = share_tiles(
+        jnp.where(live, end - first, 0),
+        num_heads=num_kv_heads,
+        num_programs=tiles.num_programs,
+        least=tiles.min_tiles,
+    )
+    # A program that begins in a row that another began takes a place more than the row's own.
+    num_parts = num_rows + -(-tiles.num_programs // num_kv_heads)
 
     rows = q[jnp.minimum(batch.cu_q_lens[:-1], q.shape[0] - 1)]
     rows = rows.reshape(num_rows, num_kv_heads, group, head_dim)
@@ -132,8 +102,8 @@ def decode_gpu(
     call = plgpu.kernel(
         partial(_kernel, params, tiles.tile, table.shape[1], bool(interpret)),
         out_type=(
-            jax.ShapeDtypeStruct((num_items, num_kv_heads, padded, head_dim), jnp.float32),
-            jax.ShapeDtypeStruct((num_items, num_kv_heads, QUERY_ROWS), jnp.float32),
+            jax.ShapeDtypeStruct((num_kv_heads, num_parts, padded, head_dim), jnp.float32),
+            jax.ShapeDtypeStruct((num_kv_heads, num_parts, QUERY_ROWS), jnp.float32),
         ),
         scratch_types={
             "q_smem": tiled_smem((QUERY_ROWS, head_dim), q.dtype),
@@ -142,8 +112,8 @@ def decode_gpu(
             "q_ready": plgpu.Barrier(),
             **kv_scratch(tiles, head_dim, kv.page_size, q.dtype, kv.pages.dtype, 1),
         },
-        grid=(num_kv_heads, num_items),
-        grid_names=("head", "item"),
+        grid=(tiles.num_programs,),
+        grid_names=("program",),
         num_threads=2,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(approx_math=True),
@@ -161,48 +131,49 @@ def decode_gpu(
         **({"interpret": interpret} if interpret else {}),
     )
     part, lse = call(
-        jnp.minimum(work.row, num_rows - 1),
-        work.first,
-        work.end,
+        shares.plan,
+        shares.head_first,
+        work.row,
+        first,
+        end,
         batch.kv_lens,
         table.reshape(-1),
         rows,
         kv.pages,
         *(() if kv.scales is None else (kv.scales,)),
     )
-    out = _combine(part[:, :, :group], lse[:, :, :group], work.row, num_rows, sinks)
+    out = _combine(part[:, :, :group], lse[:, :, :group], shares, sinks)  # by place in the list
+    out = jnp.zeros_like(out).at[jnp.where(live, work.row, num_rows)].set(out, mode="drop")
     return out.reshape(num_rows, num_heads, head_dim)
 
 
-def _combine(
-    part: jax.Array, lse: jax.Array, row: jax.Array, num_rows: int, sinks: jax.Array | None
-) -> jax.Array:
-    """Weighs each row's parts by their log-sum-exp.
+def _combine(part: jax.Array, lse: jax.Array, shares: Shares, sinks: jax.Array | None) -> jax.Array:
+    """Weighs each item's parts by their log-sum-exp.
 
     Args:
-        part: float32[I, Hkv, G, D] normalised; garbage in items of no row.
-        lse: float32[I, Hkv, G] base-2 logarithms of denominators.
-        row: int32[I]; `num_rows` for items of no row.
+        part: float32[Hkv, N, G, D] normalised; garbage where no program wrote.
+        lse: float32[Hkv, N, G] base-2 logarithms of denominators.
 
     Returns:
-        float32[S, Hkv, G, D].
+        float32[I, Hkv, G, D]; zeros for items that are not live.
     """
-    used = (row < num_rows)[:, None, None]
-    part = jnp.where(used[..., None], part, 0.0)
-    belongs = row[None, :] == jnp.arange(num_rows, dtype=jnp.int32)[:, None]  # [S, I]
-    each = jnp.where(belongs[:, :, None, None], lse[None], _MASKED)  # [S, I, Hkv, G]
-    peak = each.max(axis=1)
+    place = jnp.arange(part.shape[1], dtype=jnp.int32)
+    item = jnp.arange(shares.first.shape[1], dtype=jnp.int32)
+    base = (item - shares.head_first[:, None])[..., None]
+    belongs = (place >= base + shares.first[..., None]) & (place <= base + shares.last[..., None])
+    part = jnp.where(belongs.any(1)[..., None, None], part, 0.0)
+    belongs = belongs[..., None]  # [Hkv, I, N, 1]
+    each = jnp.where(belongs, lse[:, None], _MASKED)  # [Hkv, I, N, G]
+    peak = each.max(axis=2)
     if sinks is not None:
-        sink = jnp.broadcast_to(
-            sinks.astype(jnp.float32).reshape(peak.shape[1:]) * _LOG2E, peak.shape
-        )
+        sink = sinks.astype(jnp.float32).reshape(peak.shape[0], 1, -1) * _LOG2E
         peak = jnp.maximum(peak, sink)
-    weight = jnp.where(belongs[:, :, None, None], jnp.exp2(each - peak[:, None]), 0.0)
-    total = weight.sum(axis=1)
+    weight = jnp.where(belongs, jnp.exp2(each - peak[:, :, None]), 0.0)
+    total = weight.sum(axis=2)
     if sinks is not None:
         total = total + jnp.exp2(sink - peak)
-    weight = weight / jnp.maximum(total, 1e-30)[:, None]
-    return jnp.einsum("sihg,ihgd->shgd", weight, part, precision=lax.Precision.HIGHEST)
+    weight = weight / jnp.maximum(total, 1e-30)[:, :, None]
+    return jnp.einsum("hing,hngd->ihgd", weight, part, precision=lax.Precision.HIGHEST)
 
 
 def _kernel(
@@ -211,6 +182,8 @@ def _kernel(
     table_pages: int,
     plain: bool,
     # Global memory.
+    plan_ref: Any,  # see `Shares`
+    head_first_ref: Any,  # int32[Hkv]
     row_ref: Any,  # int32[I]
     first_ref: Any,  # int32[I]
     end_ref: Any,  # int32[I]
@@ -218,7 +191,7 @@ def _kernel(
     table_ref: Any,  # int32[S · M]
     q_ref: Any,  # [S, Hkv, Gp, D]
     *pool_and_outputs: Any,  # [N, 2, Hkv, P, D], scales [N, 2, Hkv, P] if any; then
-    # float32[I, Hkv, Gp, D] and float32[I, Hkv, 64]
+    # float32[Hkv, I, Gp, D] and float32[Hkv, I, 64]
     q_smem: Any,  # [64, D]
     out_smem: Any,  # float32[64, columns]
     lse_smem: Any,  # float32[64]
@@ -226,33 +199,28 @@ def _kernel(
     **kv_refs: Any,
 ) -> None:
     *pools, out_ref, lse_ref = pool_and_outputs
-    item, head = lax.axis_index("item"), lax.axis_index("head")
-    wg = lax.axis_index("wg")
-    first, end = first_ref[item], end_ref[item]
-    row = row_ref[item]
+    program, wg = lax.axis_index("program"), lax.axis_index("wg")
     padded, head_dim = q_ref.shape[2:]
-    kv = kv_memory(first, kv_refs)
+    kv = kv_memory(kv_refs)
+    walk = ShareWalk(plan_ref=plan_ref, first_ref=first_ref, end_ref=end_ref, program=program)
 
-    @pl.when((end > first) & (wg == 1))
+    @pl.when((walk.num_tiles > 0) & (wg == 1))
     def _copies() -> None:
-        source = PagedTiles(
-            pools=tuple(pools),
-            table=table_ref,
-            table_row=row * table_pages,
-            table_pages=table_pages,
-            head=head,
-            tile=tile,
-        )
-        kv.copy_all(source, end)
+        def source(segment: Segment) -> PagedTiles:
+            return PagedTiles(
+                pools=tuple(pools),
+                table=table_ref,
+                table_row=row_ref[segment.item] * table_pages,
+                table_pages=table_pages,
+                head=segment.head,
+                tile=tile,
+            )
 
-    @pl.when((end > first) & (wg == 0))
-    def _compute() -> None:
+        kv.copy_share(walk, source)
+
+    def one_segment(segment: Segment) -> None:
+        row, head = row_ref[segment.item], segment.head
         kv_len = kv_lens_ref[row]
-        # Rows of the tile beyond the group are zeros: their scores are too, and nobody reads them.
-        q_smem[...] = plgpu.layout_cast(
-            jnp.zeros((QUERY_ROWS, head_dim), q_smem.dtype), plgpu.Layout.WGMMA
-        )
-        plgpu.commit_smem()
         plgpu.copy_gmem_to_smem(q_ref.at[row, head], q_smem.at[pl.ds(0, padded)], q_ready)
         plgpu.barrier_wait(q_ready)
 
@@ -263,12 +231,13 @@ def _kernel(
 
         def one_tile(index: Any, carry: Any) -> Any:
             acc, peak, total = carry
-            slot = kv.stage(index)
+            step = segment.step(index)
+            slot = kv.stage(step)
             plgpu.barrier_wait(kv.ready[0].at[slot])
             scores = query_key_product(q_smem, kv.tiles[0].at[slot], plain)
             plgpu.barrier_arrive(kv.free[0].at[slot])
             if kv.scales is not None:
-                scores = scores * kv.scale_row(index, 0, scores.shape)
+                scores = scores * kv.scale_row(step, 0, scores.shape)
             scores, scale = softcap_scores(scores, params)
             key = index * tile + plgpu.broadcasted_iota(
                 jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA
@@ -283,21 +252,34 @@ def _kernel(
             total = total * shrink + weight.sum(axis=1)
             acc = acc * lax.broadcast_in_dim(shrink, acc.shape, [0])
             if kv.scales is not None:
-                weight = weight * kv.scale_row(index, 1, weight.shape)
+                weight = weight * kv.scale_row(step, 1, weight.shape)
             plgpu.barrier_wait(kv.ready[1].at[slot])
             acc = accumulate(acc, weight.astype(q_smem.dtype), kv.tiles[1].at[slot], plain)
             plgpu.barrier_arrive(kv.free[1].at[slot])
             return acc, new_peak, total
 
-        acc, peak, total = lax.fori_loop(first, end, one_tile, (acc, peak, total))
+        acc, peak, total = lax.fori_loop(segment.first, segment.end, one_tile, (acc, peak, total))
         out = acc / lax.broadcast_in_dim(total, acc.shape, [0])
+        place = segment.item + program - head_first_ref[head]
+        plgpu.wait_smem_to_gmem(0)  # what the segment before left has been read
         lse_smem[...] = peak + jnp.log2(total)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(lse_smem, lse_ref.at[item, head])
+        plgpu.copy_smem_to_gmem(lse_smem, lse_ref.at[head, place])
         width = out_smem.shape[-1]
         for column in range(0, head_dim, width):
             here = slice(column, column + width)
+            if column:
+                plgpu.wait_smem_to_gmem(0)
             out_smem[...] = out[:, here]
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, padded)], out_ref.at[item, head, :, here])
-            plgpu.wait_smem_to_gmem(0)
+            plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, padded)], out_ref.at[head, place, :, here])
+
+    @pl.when((walk.num_tiles > 0) & (wg == 0))
+    def _compute() -> None:
+        # Rows of the tile beyond the group are zeros: their scores are too, and nobody reads them.
+        q_smem[...] = plgpu.layout_cast(
+            jnp.zeros((QUERY_ROWS, head_dim), q_smem.dtype), plgpu.Layout.WGMMA
+        )
+        plgpu.commit_smem()
+        walk.each(one_segment)
+        plgpu.wait_smem_to_gmem(0)

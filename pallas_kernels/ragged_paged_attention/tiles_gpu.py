@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -23,7 +23,11 @@ from octavo.pallas_kernels.ragged_paged_attention.tuning import (
 
 SMEM_BYTES = 232_448
 """Shared memory of one block on Hopper."""
+MULTIPROCESSOR_SMEM_BYTES = 233_472
+"""Of all blocks on a multiprocessor, each with a kilobyte more than it asks for."""
 NUM_MULTIPROCESSORS = 132
+"""Of an H100 or H200 on a board; see `num_multiprocessors`."""
+_FEWER = {"PCIe": 114, "H20": 78}
 MAX_RAW = 4
 """Narrow tiles on their way at once: 64 KB at 128 numbers a head, which bandwidth wants."""
 _LOG2E = math.log2(math.e)
@@ -38,11 +42,16 @@ class _KVTiles:
         num_stages: tiles in shared memory as the tensor cores read them; of a pool in the queries'
             dtype, tiles on their way at once.
         num_raw: tiles of an int8 or fp8 pool on their way at once; 0 for any other.
+        num_programs: of the persistent grid; as many as the GPU has room for at once.
+        min_tiles: least KV tiles of a program's share, where an item has so many: partial results
+            cost about a tile's time.
     """
 
     tile: int
     num_stages: int
     num_raw: int = 0
+    num_programs: int = NUM_MULTIPROCESSORS
+    min_tiles: int = 4
 
     def copies(self, page_size: int) -> int:
         """Bulk copies that fill one tile of keys or of values."""
@@ -56,20 +65,18 @@ class _KVTiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTiles(_KVTiles):
-    """Block sizes of decode.
-
-    Attributes:
-        target_blocks: blocks of the grid to cut all rows into.
-        min_tiles: least KV tiles of an item, so that the copies' latency is spread.
-    """
-
-    target_blocks: int = 4 * NUM_MULTIPROCESSORS
-    min_tiles: int = 4
+    """Block sizes of decode."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillTiles(_KVTiles):
     """Block sizes of prefill."""
+
+
+def num_multiprocessors(device: str) -> int:
+    """Of a Hopper GPU, by JAX's name of its kind. A wrong number costs time and nothing else."""
+    words = device.replace("-", " ").split()
+    return next((n for name, n in _FEWER.items() if name in words), NUM_MULTIPROCESSORS)
 
 
 def choose_decode_tiles(
@@ -88,8 +95,13 @@ def choose_decode_tiles(
     if kv_itemsize == itemsize:
         fits = fitting(fixed, head_dim, itemsize, kv_itemsize, 64)
         tiles = DecodeTiles(tile=64, num_stages=max(2, min(4, fits)))
+        # A program takes 128 registers a thread of two warpgroups: half of what there are.
+        used = fixed + tiles.num_stages * 2 * tiles.tile * head_dim * itemsize
+        places = min(2, MULTIPROCESSOR_SMEM_BYTES // (used + 1024))
     else:
         tiles = DecodeTiles(tile=64, num_stages=2, num_raw=_raw(fixed, head_dim, itemsize))
+        places = 1
+    tiles = replace(tiles, num_programs=places * _multiprocessors(key))
     return _tuned(tiles, key, fixed, head_dim, itemsize, kv_itemsize)
 
 
@@ -115,7 +127,12 @@ def choose_prefill_tiles(
         tiles = PrefillTiles(tile=wide[0], num_stages=2)
     else:
         tiles = PrefillTiles(tile=64, num_stages=2, num_raw=_raw(fixed, head_dim, itemsize))
+    tiles = replace(tiles, num_programs=_multiprocessors(key))
     return _tuned(tiles, key, fixed, head_dim, itemsize, kv_itemsize)
+
+
+def _multiprocessors(key: TuningKey | None) -> int:
+    return NUM_MULTIPROCESSORS if key is None else num_multiprocessors(key.device)
 
 
 def _raw(fixed: int, head_dim: int, itemsize: int) -> int:
@@ -149,12 +166,22 @@ def _tuned(
     return tiles
 
 
+def prefill_warpgroups(head_dim: int) -> int:
+    """Computing warpgroups of prefill, of 64 query rows each.
+
+    Two, but for heads of 256: with 128 accumulators a thread, no split of the registers over three
+    warpgroups went without spills.
+    """
+    return 1 if head_dim > 128 else 2
+
+
 def fixed_bytes(part: Part, head_dim: int, itemsize: int) -> int:
     """Shared memory of a block's queries and outputs, and of what is small."""
     small, columns = 4096, out_columns(head_dim)
     if part == "decode":
         return 64 * (head_dim * itemsize + columns * 4) + small
-    return 128 * (head_dim + columns) * itemsize + small
+    rows = 64 * prefill_warpgroups(head_dim)
+    return rows * (head_dim + columns) * itemsize + small
 
 
 def fitting(
@@ -168,7 +195,7 @@ def fitting(
     left = SMEM_BYTES - fixed
     if kv_itemsize == itemsize:
         return left // (2 * tile * head_dim * itemsize)
-    scales = 2 * tile * 4
+    scales = 2 * 2 * tile * 4  # of pages of 16, every other place is empty
     left -= stages * 2 * tile * head_dim * itemsize + (stages + 1) * scales
     return left // (2 * tile * head_dim * kv_itemsize + scales)
 

@@ -35,6 +35,7 @@ from octavo.pallas_kernels.ragged_paged_attention.tuning import (
     Part,
     TuningKey,
     key_fields,
+    tuning_device,
     tuning_key,
 )
 
@@ -288,14 +289,15 @@ def _gpu_candidates(part: Part, head_dim: int, itemsize: int, kv_itemsize: int) 
     if part == "prefill":
         default = gpu.choose_prefill_tiles(head_dim, itemsize, kv_itemsize)
         grids: Any = ((64, 128), (1, 2, 3, 4))
-        splits: Any = ({},)
+        places: tuple[int, ...] = (1,)
     else:
         default = gpu.choose_decode_tiles(head_dim, itemsize, kv_itemsize)
         grids = ((default.tile,), (1, 2, 3, 4, 5))
-        splits = [
-            {"target_blocks": waves * gpu.NUM_MULTIPROCESSORS, "min_tiles": least}
-            for waves, least in itertools.product((1, 2, 4, 8), (2, 4, 8))
-        ]
+        places = (1, 2)
+    splits = [
+        {"num_programs": each * gpu.num_multiprocessors(tuning_device()), "min_tiles": least}
+        for each, least in itertools.product(places, (2, 4, 8))
+    ]
     fixed = gpu.fixed_bytes(part, head_dim, itemsize)
     tried = []
     for tile, stages in itertools.product(*grids):
@@ -311,14 +313,15 @@ def _gpu_candidates(part: Part, head_dim: int, itemsize: int, kv_itemsize: int) 
     return [default, *(tiles for tiles in tried if tiles != default)]
 
 
+_GPU_SIZES = ("tile", "num_stages", "num_raw", "num_programs", "min_tiles")
 _PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "XlaTiles": {
         "decode": ("row_group", "decode_block"),
         "prefill": ("query_tile", "prefill_block"),
     },
     "TpuTiles": {"decode": ("decode_pages",), "prefill": ("prefill_pages", "prefill_tile")},
-    "DecodeTiles": {"decode": ("tile", "num_stages", "num_raw", "target_blocks", "min_tiles")},
-    "PrefillTiles": {"prefill": ("tile", "num_stages", "num_raw")},
+    "DecodeTiles": {"decode": _GPU_SIZES},
+    "PrefillTiles": {"prefill": _GPU_SIZES},
 }
 """The block sizes that each part has a say in."""
 

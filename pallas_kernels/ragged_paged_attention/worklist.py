@@ -68,11 +68,15 @@ class PrefillPacking:
         token: int32[A] the token at each packed place; 0 in gaps.
         place: int32[T] each token's packed place; 0 for tokens of decode rows and padding.
         row_start: int32[S] each row's first packed place.
+        item: int32[T] the item of `prefill_worklist` that each token is of; 0 as `place`.
+        within: int32[T] its place in that item's tile; 0 as `place`.
     """
 
     token: jax.Array
     place: jax.Array
     row_start: jax.Array
+    item: jax.Array
+    within: jax.Array
 
 
 def num_packed_tokens(num_tokens: int, num_rows: int, tile: int, align: int) -> int:
@@ -102,7 +106,16 @@ def pack_prefill(batch: RaggedBatch, num_tokens: int, *, tile: int, align: int) 
     # Distinct where live; the rest is sent beyond the end and dropped.
     inverse = jnp.zeros((packed,), jnp.int32)
     inverse = inverse.at[jnp.where(live, place, packed)].set(token, mode="drop")
-    return PrefillPacking(token=inverse, place=place, row_start=row_start)
+    tiles = (lens + tile - 1) // tile
+    row_item = jnp.cumsum(tiles, dtype=jnp.int32) - tiles
+    since = place - row_start[row]
+    return PrefillPacking(
+        token=inverse,
+        place=place,
+        row_start=row_start,
+        item=jnp.where(live, row_item[row] + since // tile, 0),
+        within=jnp.where(live, since % tile, 0),
+    )
 
 
 def num_prefill_items(num_tokens: int, num_rows: int, tile: int) -> int:

@@ -53,8 +53,9 @@ def test_decode_splits_and_combines(
         dtype="bfloat16",
     )
     sinks = jnp.asarray(rng.standard_normal(HEADS[0]), jnp.float32) if has_sinks else None
-    # Two tiles an item at most: the first row takes two items; two stages, so that they turn over.
-    tiles = DecodeTiles(tile=64, num_stages=2, target_blocks=3, min_tiles=1)
+    # Six tiles over two programs: the first row is cut, and the second program has its end and all
+    # of the last row; two stages, so that they turn over.
+    tiles = DecodeTiles(tile=64, num_stages=2, num_programs=2, min_tiles=1)
     got = decode_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
     want = attend_reference(q, kv, batch, params, sinks=sinks).astype(jnp.float32)
     np.testing.assert_allclose(got, want, atol=TOLERANCE)
@@ -87,7 +88,8 @@ def test_prefill_chunks_do_not_write_over_each_other(
         dtype="bfloat16",
     )
     sinks = jnp.asarray(rng.standard_normal(HEADS[0]), jnp.float32) if has_sinks else None
-    tiles = PrefillTiles(tile=64, num_stages=2)
+    # Nine tiles over three programs: the first one's item is cut, and the second one's too.
+    tiles = PrefillTiles(tile=64, num_stages=2, num_programs=3, min_tiles=1)
     got = prefill_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
     want = attend_reference(q, kv, batch, params, sinks=sinks)
     np.testing.assert_allclose(

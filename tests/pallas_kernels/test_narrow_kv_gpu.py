@@ -50,7 +50,7 @@ def some_sinks(num_heads: int) -> Any:
 @pytest.mark.parametrize(
     ("kv_dtype", "heads", "head_dim", "page_size", "params", "has_sinks"),
     [
-        ("int8", (2, 1), 64, 32, WINDOW, False),
+        ("int8", (2, 1), 64, 16, WINDOW, False),
         ("fp8", (2, 2), 128, 128, FULL, True),
     ],
 )
@@ -74,14 +74,16 @@ def test_decode_matches_the_reference(
         page_size=page_size,
     )
     sinks = some_sinks(heads[0]) if has_sinks else None
-    # The first row is one item of four tiles: stages, raw tiles and scales all turn over.
-    tiles = DecodeTiles(tile=64, num_stages=1, num_raw=2, target_blocks=1, min_tiles=4)
+    # One program walks four tiles of the first row and two of the last, of every head: stages, raw
+    # tiles and scales all turn over, and copies run on from one row to the next.
+    tiles = DecodeTiles(tile=64, num_stages=1, num_raw=2, num_programs=1)
     got = decode_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
     want = attend_reference(q, kv, batch, params, sinks=sinks).astype(jnp.float32)
     np.testing.assert_allclose(got, want, atol=TOLERANCE)
 
 
-def test_prefill_matches_the_reference() -> None:
+@pytest.mark.parametrize(("head_dim", "page_size"), [(64, 16), (256, 64)])
+def test_prefill_matches_the_reference(head_dim: int, page_size: int) -> None:
     from octavo.pallas_kernels.ragged_paged_attention.prefill_gpu import prefill_gpu
     from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import PrefillTiles
 
@@ -90,12 +92,12 @@ def test_prefill_matches_the_reference() -> None:
         [(1, 70), (67, 200), (5, 5)],
         kv_dtype="fp8",
         heads=(2, 1),
-        head_dim=64,
-        page_size=32,
+        head_dim=head_dim,
+        page_size=page_size,
     )
-    params = AttentionParams(scale=0.125, sliding_window=90)
+    params = AttentionParams(scale=head_dim**-0.5, sliding_window=90)
     sinks = some_sinks(2)
-    tiles = PrefillTiles(tile=64, num_stages=1, num_raw=1)
+    tiles = PrefillTiles(tile=64, num_stages=1, num_raw=1, num_programs=2, min_tiles=1)
     got = prefill_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
     want = attend_reference(q, kv, batch, params, sinks=sinks)
     np.testing.assert_allclose(
@@ -103,7 +105,7 @@ def test_prefill_matches_the_reference() -> None:
     )
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_tiles_of_narrow_pools_fit_shared_memory(head_dim: int) -> None:
     from octavo.pallas_kernels.ragged_paged_attention import tiles_gpu as gpu
 
@@ -111,7 +113,7 @@ def test_tiles_of_narrow_pools_fit_shared_memory(head_dim: int) -> None:
     for part, choose in choices.items():
         tiles = choose(head_dim, 2, 1)
         stage = 2 * tiles.tile * head_dim
-        scales = tiles.scale_ring * 2 * tiles.tile * 4
+        scales = tiles.scale_ring * 2 * 2 * tiles.tile * 4
         fixed = gpu.fixed_bytes(part, head_dim, 2)
         needed = fixed + (2 * tiles.num_stages + tiles.num_raw) * stage + scales
         assert tiles.num_raw >= 1
