@@ -129,10 +129,24 @@ class KVMemory:
         row = parts[0] if copies == 1 else jnp.concatenate(parts)
         return lax.broadcast_in_dim(row, shape, [1])
 
-    def copy_share(self, walk: ShareWalk, source: Callable[[Segment], PagedTiles]) -> None:
-        """What the copying warpgroup does: fills stages with the share's tiles, in turn."""
+    def copy_share(
+        self, walk: ShareWalk, source: Callable[[Segment], PagedTiles], memory: Any = None
+    ) -> None:
+        """What the copying warpgroup does: fills stages with the share's tiles, in turn.
+
+        Args:
+            memory: for its place in the share, where registers are few; see `each_in_memory`.
+        """
         if self.raw is None:
-            walk.each(lambda segment: self._copy_straight(segment, source(segment)))
+            if memory is None:
+                walk.each(lambda segment: self._copy_straight(segment, source(segment)))
+                return
+
+            def visit(read: Callable[[], Segment]) -> None:
+                segment = read()
+                self._copy_straight(segment, source(segment))
+
+            walk.each_in_memory(memory, visit, lambda *_: plgpu.commit_smem())
             return
         raw, raw_ready = self.raw, self.raw_ready
         walk.each(lambda segment: self._copy_raw(segment, source(segment), raw, raw_ready))

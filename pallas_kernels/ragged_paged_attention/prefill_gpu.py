@@ -145,7 +145,7 @@ def prefill_gpu(
             "out_smem": plgpu.SMEM((num_wgs, QUERY_ROWS, out_columns(head_dim)), q.dtype),
             "sink_smem": plgpu.SMEM((num_wgs, QUERY_ROWS), jnp.float32),
             "lse_smem": plgpu.SMEM((num_wgs, QUERY_ROWS), jnp.float32),
-            "walk_smem": plgpu.SMEM((num_wgs, WALK_FIELDS), jnp.int32),
+            "walk_smem": plgpu.SMEM((num_wgs + 1, WALK_FIELDS), jnp.int32),
             "q_ready": plgpu.Barrier(num_arrivals=2, num_barriers=num_wgs),
             **kv_scratch(tiles, head_dim, kv.page_size, q.dtype, kv.pages.dtype, num_wgs),
             "turn": plgpu.Barrier(num_arrivals=num_wgs),
@@ -255,7 +255,7 @@ def _kernel(
     out_smem: Any,  # [2, 64, columns]
     sink_smem: Any,  # float32[2, 64]
     lse_smem: Any,  # float32[2, 64]
-    walk_smem: Any,  # int32[2, fields]
+    walk_smem: Any,  # int32[3, fields]
     q_ready: Any,
     turn: Any,
     **kv_refs: Any,
@@ -433,4 +433,4 @@ def _kernel(
                 tile=tile,
             )
 
-        kv.copy_share(walk, source)
+        kv.copy_share(walk, source, walk_smem.at[num_wgs])

@@ -174,7 +174,8 @@ class ShareWalk:
         Args:
             memory: int32[WALK_FIELDS] of this warpgroup alone.
             visit: is given what reads the segment from memory, for when it is needed.
-            leave: is given what `visit` returned.
+            leave: is given what `visit` returned. It has to bring the warpgroup's threads together,
+                as `commit_smem` does, so that none writes what another has yet to read.
         """
 
         def write(place: _Place) -> None:
