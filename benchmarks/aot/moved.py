@@ -142,7 +142,7 @@ def _gpu(case: Attention, dim: int, device_kind: str) -> Moved:
             case.rows * keys * token_bytes + 2 * (pairs + cuts) * part, case.rows * flops
         )
     if case.chunk:
-        prefill = choose_prefill_tiles(dim, case.itemsize, case.kv_dtype.itemsize)
+        prefill = choose_prefill_tiles(dim, case.itemsize, case.kv_dtype.itemsize, group=case.group)
         padded = 1 << (case.group - 1).bit_length()
         rows = QUERY_ROWS * prefill_warpgroups(dim)
         walked = [_whole(last, prefill.tile) for last in _tile_ends(case, rows // padded)]

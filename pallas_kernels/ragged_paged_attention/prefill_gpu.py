@@ -101,7 +101,9 @@ def prefill_gpu(
     tile = rows // padded
     align = max(1, 8 // padded)
     key = tuning_key("mosaic_gpu", "prefill", q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
-    tiles = tiles or choose_prefill_tiles(head_dim, q.dtype.itemsize, kv.pages.dtype.itemsize, key)
+    tiles = tiles or choose_prefill_tiles(
+        head_dim, q.dtype.itemsize, kv.pages.dtype.itemsize, key, group=group
+    )
 
     packing = pack_prefill(batch, num_tokens, tile=tile, align=align)
     packed = q.reshape(num_tokens, num_kv_heads, group, head_dim)[packing.token]

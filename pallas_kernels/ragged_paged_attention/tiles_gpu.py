@@ -106,14 +106,21 @@ def choose_decode_tiles(
 
 
 def choose_prefill_tiles(
-    head_dim: int, itemsize: int, kv_itemsize: int, key: TuningKey | None = None
+    head_dim: int,
+    itemsize: int,
+    kv_itemsize: int,
+    key: TuningKey | None = None,
+    *,
+    group: int = 4,
 ) -> PrefillTiles:
     """Measured block sizes of `key`, else 128 keys a tile where two stages fit, else 64.
 
-    Of a pool that is widened a tile is 64 keys: with 128 and heads of 64, registers spilled.
+    Of a pool that is widened a tile is 64 keys: with 128 and heads of 64, registers spilled. So they
+    did with 128 keys where fewer than four query heads share a KV head.
 
     Args:
         itemsize, kv_itemsize: of queries and of the pool; a pool of single bytes is widened.
+        group: query heads of a KV head.
 
     Raises:
         InvalidConfigError: a table asks for more than shared memory holds.
@@ -121,7 +128,8 @@ def choose_prefill_tiles(
     """
     fixed = fixed_bytes("prefill", head_dim, itemsize)
     if kv_itemsize == itemsize:
-        wide = [t for t in (128, 64) if fitting(fixed, head_dim, itemsize, kv_itemsize, t) >= 2]
+        sizes = (128, 64) if group >= 4 else (64,)
+        wide = [t for t in sizes if fitting(fixed, head_dim, itemsize, kv_itemsize, t) >= 2]
         if not wide:
             raise ValueError(f"head_dim {head_dim}: two tiles of 64 keys exceed {SMEM_BYTES} bytes")
         tiles = PrefillTiles(tile=wide[0], num_stages=2)
