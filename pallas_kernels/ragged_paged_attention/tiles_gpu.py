@@ -115,8 +115,8 @@ def choose_prefill_tiles(
 ) -> PrefillTiles:
     """Measured block sizes of `key`, else 128 keys a tile where two stages fit, else 64.
 
-    Of a pool that is widened a tile is 64 keys: with 128 and heads of 64, registers spilled. So they
-    did with 128 keys where fewer than four query heads share a KV head.
+    Of a pool that is widened a tile is 64 keys: with 128 and heads of 64, registers spilled. So
+    they did with 128 keys where fewer than four query heads share a KV head.
 
     Args:
         itemsize, kv_itemsize: of queries and of the pool; a pool of single bytes is widened.
