@@ -90,6 +90,33 @@ class PagedTiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PagedItems:
+    """Where the tiles of all work items lie.
+
+    Attributes:
+        pools, table, table_pages, tile: as of `PagedTiles`.
+        rows: int32[items], the row of each.
+    """
+
+    pools: tuple[Any, ...]
+    table: Any
+    rows: Any
+    table_pages: int
+    tile: int
+
+    def tiles_of(self, segment: Segment) -> PagedTiles:
+        """The tiles that a segment reads."""
+        return PagedTiles(
+            pools=self.pools,
+            table=self.table,
+            table_row=self.rows[segment.item] * self.table_pages,
+            table_pages=self.table_pages,
+            head=segment.head,
+            tile=self.tile,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KVMemory:
     """Shared memory of KV tiles and its barriers; of each pair the first is keys', then values'.
 
@@ -129,9 +156,7 @@ class KVMemory:
         row = parts[0] if copies == 1 else jnp.concatenate(parts)
         return lax.broadcast_in_dim(row, shape, [1])
 
-    def copy_share(
-        self, walk: ShareWalk, source: Callable[[Segment], PagedTiles], memory: Any = None
-    ) -> None:
+    def copy_share(self, walk: ShareWalk, items: PagedItems, memory: Any = None) -> None:
         """What the copying warpgroup does: fills stages with the share's tiles, in turn.
 
         Args:
@@ -139,17 +164,17 @@ class KVMemory:
         """
         if self.raw is None:
             if memory is None:
-                walk.each(lambda segment: self._copy_straight(segment, source(segment)))
+                walk.each(lambda segment: self._copy_straight(segment, items.tiles_of(segment)))
                 return
 
             def visit(read: Callable[[], Segment]) -> None:
                 segment = read()
-                self._copy_straight(segment, source(segment))
+                self._copy_straight(segment, items.tiles_of(segment))
 
             walk.each_in_memory(memory, visit, lambda *_: plgpu.commit_smem())
             return
         raw, raw_ready = self.raw, self.raw_ready
-        walk.each(lambda segment: self._copy_raw(segment, source(segment), raw, raw_ready))
+        walk.each(lambda segment: self._copy_raw(segment, items.tiles_of(segment), raw, raw_ready))
         num_tiles = walk.num_tiles
 
         @pl.loop(jnp.maximum(num_tiles - raw[0].shape[0], 0), num_tiles)

@@ -27,7 +27,7 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
     RaggedBatch,
 )
 from octavo.pallas_kernels.ragged_paged_attention.copies_gpu import (
-    PagedTiles,
+    PagedItems,
     kv_memory,
     kv_scratch,
 )
@@ -206,17 +206,10 @@ def _kernel(
 
     @pl.when((walk.num_tiles > 0) & (wg == 1))
     def _copies() -> None:
-        def source(segment: Segment) -> PagedTiles:
-            return PagedTiles(
-                pools=tuple(pools),
-                table=table_ref,
-                table_row=row_ref[segment.item] * table_pages,
-                table_pages=table_pages,
-                head=segment.head,
-                tile=tile,
-            )
-
-        kv.copy_share(walk, source)
+        items = PagedItems(
+            pools=tuple(pools), table=table_ref, rows=row_ref, table_pages=table_pages, tile=tile
+        )
+        kv.copy_share(walk, items)
 
     def one_segment(segment: Segment) -> None:
         row, head = row_ref[segment.item], segment.head

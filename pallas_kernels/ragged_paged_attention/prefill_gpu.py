@@ -10,6 +10,9 @@ Each program of the grid takes an equal share of all items' KV tiles (see `share
 its end: copies run ahead over the ends of items, and no program is left alone with a long one. An
 item that is cut where a share ends leaves in parts, with their log-sum-exp, which XLA weighs; whole
 ones leave as they are. Parts are rounded as outputs are: their rounding weighs no more than theirs.
+
+The file is a long one because the body of the kernel is one function of closures: the warpgroups
+share its references and barriers, and are read side by side.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
     RaggedBatch,
 )
 from octavo.pallas_kernels.ragged_paged_attention.copies_gpu import (
-    PagedTiles,
+    PagedItems,
     kv_memory,
     kv_scratch,
 )
@@ -425,14 +428,7 @@ def _kernel(
         if num_wgs > 1:
             plgpu.set_max_registers(copying, action="decrease")
 
-        def source(segment: Segment) -> PagedTiles:
-            return PagedTiles(
-                pools=tuple(pools),
-                table=table_ref,
-                table_row=row_ref[segment.item] * table_pages,
-                table_pages=table_pages,
-                head=segment.head,
-                tile=tile,
-            )
-
-        kv.copy_share(walk, source, walk_smem.at[num_wgs])
+        items = PagedItems(
+            pools=tuple(pools), table=table_ref, rows=row_ref, table_pages=table_pages, tile=tile
+        )
+        kv.copy_share(walk, items, walk_smem.at[num_wgs])
