@@ -17,7 +17,8 @@ from octavo.engine.engine import Engine, engine_config
 from octavo.engine.errors import DuplicateRequestError, EngineDeadError
 from octavo.engine.input_processor import Prompt, Submission
 from octavo.engine.load import EngineLoad
-from octavo.engine.output_streams import OutputStreams
+from octavo.engine.output_processor import Transcript
+from octavo.engine.output_streams import OutputStreams, Told
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -54,6 +55,8 @@ class AsyncEngine:
         self.dtype = self.engine.dtype
         self._streams = OutputStreams()
         self._commands: deque[Callable[[], None]] = deque()
+        self._news: deque[list[Told]] = deque()
+        self._is_told = False
         self._wake = threading.Condition()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,12 +70,13 @@ class AsyncEngine:
     @property
     def stream_interval_s(self) -> float:
         """Least seconds between two outputs of a stream of deltas, its first and last apart: what
-        comes meanwhile comes as one. 0, unless it is set, gives each as it comes."""
-        return self._streams.interval_s
+        comes meanwhile comes as one. 0, unless it is set, gives each as it comes. The interval
+        grows to a few times as much while the event loop is busy, see `OutputPace`."""
+        return self._streams.pace.least_s
 
     @stream_interval_s.setter
     def stream_interval_s(self, seconds: float) -> None:
-        self._streams.interval_s = seconds
+        self._streams.pace.least_s = seconds
 
     @property
     def is_ready(self) -> bool:
@@ -250,9 +254,7 @@ class AsyncEngine:
                         command()
                     except Exception as error:
                         self.engine.recover(error)
-                outputs = self.engine.step()
-                if outputs:
-                    self._tell(partial(self._deliver, outputs))
+                self._report(self.engine.advance())
             self.engine.abort_all()
         except Exception as error:
             logger.exception("the engine broke")
@@ -266,6 +268,16 @@ class AsyncEngine:
         with self._wake:
             while not (self._commands or self._stopping):
                 self._wake.wait()
+
+    def _report(self, transcripts: list[Transcript]) -> None:
+        """Tells the event loop who has news, unless it has not come to those of the last time."""
+        if not transcripts:
+            return
+        cumulative = RequestOutputKind.CUMULATIVE
+        self._news.append([t.read() if t.kind is cumulative else t for t in transcripts])
+        if not self._is_told:
+            self._is_told = True
+            self._tell(self._deliver)
 
     def _submit(self, submission: Submission) -> None:
         try:
@@ -283,9 +295,12 @@ class AsyncEngine:
 
     # Below runs in the event loop.
 
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
+    def _deliver(self) -> None:
         assert self._loop is not None
-        self._streams.deliver(outputs, self._loop.time())
+        self._is_told = False  # first: what comes from here on is told anew
+        now_s = self._loop.time()
+        while self._news:
+            self._streams.deliver(self._news.popleft(), now_s)
 
     def _deliver_death(self) -> None:
         self._streams.put_all(EngineDeadError("the engine broke; see its log"))

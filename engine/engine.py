@@ -24,7 +24,7 @@ from octavo.engine.execution.sizing import size_engine
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.input_processor import InputProcessor, Submission
 from octavo.engine.load import EngineLoad
-from octavo.engine.output_processor import OutputProcessor
+from octavo.engine.output_processor import OutputProcessor, Transcript
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.scheduler.scheduler import Scheduler
@@ -234,11 +234,15 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """One turn of the engine; what each touched request has to tell."""
+        return [transcript.read() for transcript in self.advance()]
+
+    def advance(self) -> list[Transcript]:
+        """As `step`, for who reads later, or in another thread: see `OutputProcessor.take`."""
         news = self.core.step()
         self.masks.take()  # masks are made while texts are
-        outputs = self.outputs.process(news)
+        transcripts = self.outputs.take(news)
         self.masks.take()
-        return outputs
+        return transcripts
 
     def load(self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL) -> EngineLoad:
         """How busy the engine is, and how soon a request of this size and class would speak."""

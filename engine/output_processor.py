@@ -1,4 +1,9 @@
-"""From committed tokens to what a user reads: text, stop strings, log-probabilities."""
+"""From committed tokens to what a user reads: text, stop strings, log-probabilities.
+
+What a request has to tell is a `Transcript`, written by the engine's thread and read by whoever
+waits for the request, in a thread of their own if they like: an output is made when it is read, not
+at each commit. (Making one takes three times as long as taking in a token.)
+"""
 
 from __future__ import annotations
 
@@ -39,13 +44,85 @@ class _Sequence:
     stop_reason: int | str | None = None
     num_told_chars: int = 0
     num_told_tokens: int = 0
+    told_end: bool = False
+
+    @property
+    def has_news(self) -> bool:
+        return len(self.token_ids) != self.num_told_tokens or (
+            self.finish_reason is not None and not self.told_end
+        )
 
 
-@dataclass(slots=True)
-class _Parent:
-    submission: Submission
-    sequences: tuple[_Sequence, ...]
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+class Transcript:
+    """What one submission has to tell. One thread writes it and one, perhaps another, reads it.
+
+    The writer appends, and sets what says that something is whole after it is; the reader asks for
+    that first: so nothing is read twice, left out, or read in part. The text of the newest token
+    may come with the next one.
+
+    Args:
+        submission: whose.
+        sequences: its completions, in index order.
+
+    Attributes:
+        finished: whether nothing more comes.
+        prompt_logprobs: one entry a prompt token (None for the first), if asked for.
+    """
+
+    __slots__ = (
+        *("finished", "kind", "prompt_logprobs", "request_id", "sequences", "submission"),
+        *("_first", "_is_over"),
+    )
+
+    def __init__(self, submission: Submission, sequences: tuple[_Sequence, ...]) -> None:
+        self.submission = submission
+        self.sequences = sequences
+        self.request_id = submission.request_id
+        self.kind = submission.params.output_kind
+        self.finished = False
+        asked = submission.params.prompt_logprobs is not None
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if asked else None
+        self._first = sequences[0]
+        self._is_over = False
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `read` gives anything that it did not give before."""
+        if len(self._first.token_ids) != self._first.num_told_tokens:
+            return True
+        if self.finished:
+            return not self._is_over
+        return len(self.sequences) > 1 and any(each.has_news for each in self.sequences)
+
+    def read(self) -> RequestOutput:
+        """The state as of now; of a stream of deltas, what came since the last reading.
+
+        An error comes alone, after what came before it.
+        """
+        finished, error = self.finished, None
+        submission, first = self.submission, self._first.request
+        is_delta = self.kind is RequestOutputKind.DELTA
+        if finished:
+            errors = [s.request.error for s in self.sequences if s.request.error is not None]
+            error = errors[0] if errors else None
+            untold = [s for s in self.sequences if len(s.token_ids) != s.num_told_tokens]
+            if error is not None and is_delta and untold:
+                finished, error = False, None
+            self._is_over = finished
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=submission.prompt,
+            prompt_token_ids=first.prompt_token_ids,
+            prompt_logprobs=self.prompt_logprobs,
+            outputs=[
+                _completion(sequence, is_delta, finished or len(self.sequences) > 1)
+                for sequence in self.sequences
+            ],
+            finished=finished,
+            metrics=first.metrics,
+            num_cached_tokens=first.num_cached_tokens,
+            error=error,
+        )
 
 
 class OutputProcessor:
@@ -59,8 +136,8 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer, end_by_stop_string: EndByStopString) -> None:
         self._tokenizer = tokenizer
         self._end_by_stop_string = end_by_stop_string
-        self._parents: dict[str, _Parent] = {}
-        self._sequences: dict[str, tuple[_Parent, _Sequence]] = {}
+        self._parents: dict[str, Transcript] = {}
+        self._sequences: dict[str, tuple[Transcript, _Sequence]] = {}
         self.num_generation_tokens = 0
 
     def __len__(self) -> int:
@@ -87,9 +164,7 @@ class OutputProcessor:
             )
             for index, request in enumerate(submission.sequences)
         )
-        parent = _Parent(submission, sequences)
-        if params.prompt_logprobs is not None:
-            parent.prompt_logprobs = [None]
+        parent = Transcript(submission, sequences)
         self._parents[submission.request_id] = parent
         for sequence in sequences:
             self._sequences[sequence.request.request_id] = (parent, sequence)
@@ -113,13 +188,15 @@ class OutputProcessor:
         parent = self._parents.get(request_id)
         return () if parent is None else parent.submission.sequences
 
-    def process(self, news: Iterable[Committed]) -> list[RequestOutput]:
+    def take(self, news: Iterable[Committed]) -> list[Transcript]:
         """Takes in what a step committed.
 
         Returns:
-            One output for each submission that has something to tell, as its output kind wants.
+            The submissions that have something to tell, as their output kind wants. Each may be
+            read by one thread alone; those of `RequestOutputKind.CUMULATIVE` before the next step
+            is taken in, if each state is to be seen.
         """
-        touched: dict[str, _Parent] = {}
+        touched: dict[Transcript, None] = {}
         if isinstance(news, News):
             for rows in news.rows:
                 self._take_rows(rows, touched)
@@ -132,18 +209,18 @@ class OutputProcessor:
             if sequence.finish_reason is not None:
                 continue
             self._take_safely(parent, sequence, item)
-            touched[parent.submission.request_id] = parent
-        outputs = []
-        for request_id, parent in touched.items():
-            finished = None not in [sequence.finish_reason for sequence in parent.sequences]
-            if finished:
-                self.remove(request_id)
-            elif parent.submission.params.output_kind is RequestOutputKind.FINAL_ONLY:
+            touched[parent] = None
+        told = []
+        for parent in touched:
+            if None not in [sequence.finish_reason for sequence in parent.sequences]:
+                self.remove(parent.request_id)
+                parent.finished = True
+            elif parent.kind is RequestOutputKind.FINAL_ONLY:
                 continue
-            outputs.append(self._output(parent, finished))
-        return outputs
+            told.append(parent)
+        return told
 
-    def _take_rows(self, rows: CommittedRows, touched: dict[str, _Parent]) -> None:
+    def _take_rows(self, rows: CommittedRows, touched: dict[Transcript, None]) -> None:
         """Takes in a token for each of many sequences that go on: nearly all there is to do."""
         known = self._sequences
         for request, token_id in zip(rows.requests, rows.token_ids, strict=True):
@@ -153,7 +230,7 @@ class OutputProcessor:
             parent, sequence = found
             if sequence.finish_reason is not None:
                 continue
-            touched[parent.submission.request_id] = parent
+            touched[parent] = None
             if sequence.matcher is not None or sequence.logprobs is not None:
                 item = Committed(request, (token_id,), None, None, False)
                 self._take_safely(parent, sequence, item)
@@ -166,13 +243,13 @@ class OutputProcessor:
                 except Exception as error:
                     self._failed(sequence, error, has_ended=False)
 
-    def _take_safely(self, parent: _Parent, sequence: _Sequence, item: Committed) -> None:
+    def _take_safely(self, parent: Transcript, sequence: _Sequence, item: Committed) -> None:
         try:
             self._take(parent, sequence, item)
         except Exception as error:
             self._failed(sequence, error, has_ended=item.finished)
 
-    def _take(self, parent: _Parent, sequence: _Sequence, item: Committed) -> None:
+    def _take(self, parent: Transcript, sequence: _Sequence, item: Committed) -> None:
         request = sequence.request
         if item.prompt_logprobs and parent.prompt_logprobs is not None and sequence.index == 0:
             self._take_prompt_logprobs(parent, item.prompt_logprobs)
@@ -195,8 +272,8 @@ class OutputProcessor:
                 continue
             stop = self._add_text(sequence, sequence.detokenizer.append((token_id,)))
             if stop is not None:
-                sequence.finish_reason = RequestStatus.STOPPED.value
                 sequence.stop_reason = stop
+                sequence.finish_reason = RequestStatus.STOPPED.value
                 if not item.finished:
                     self._end_by_stop_string(request, stop)
                 return
@@ -219,10 +296,10 @@ class OutputProcessor:
             if stop is None and sequence.matcher is not None:
                 sequence.text += sequence.matcher.flush()
         request = sequence.request
+        sequence.stop_reason = request.stop_reason if stop is None else stop
         sequence.finish_reason = (
             request.status.value if stop is None else RequestStatus.STOPPED.value
         )
-        sequence.stop_reason = request.stop_reason if stop is None else stop
 
     @staticmethod
     def _add_text(sequence: _Sequence, text: str) -> str | None:
@@ -233,7 +310,7 @@ class OutputProcessor:
         sequence.text += text
         return stop
 
-    def _take_prompt_logprobs(self, parent: _Parent, scores: tuple[TokenScore, ...]) -> None:
+    def _take_prompt_logprobs(self, parent: Transcript, scores: tuple[TokenScore, ...]) -> None:
         assert parent.prompt_logprobs is not None
         prompt = parent.submission.sequences[0].prompt_token_ids
         for score in scores:
@@ -241,7 +318,7 @@ class OutputProcessor:
                 token_id = prompt[len(parent.prompt_logprobs)]
                 parent.prompt_logprobs.append(self._logprobs(parent, token_id, score))
 
-    def _logprobs(self, parent: _Parent, token_id: int, score: TokenScore) -> TokenLogprobs:
+    def _logprobs(self, parent: Transcript, token_id: int, score: TokenScore) -> TokenLogprobs:
         def text(token: int) -> str | None:
             if not parent.submission.params.detokenize:
                 return None
@@ -255,36 +332,23 @@ class OutputProcessor:
         entries.setdefault(token_id, Logprob(score.logprob, score.rank, text(token_id)))
         return entries
 
-    def _output(self, parent: _Parent, finished: bool) -> RequestOutput:
-        submission = parent.submission
-        is_delta = submission.params.output_kind is RequestOutputKind.DELTA
-        first = parent.sequences[0].request
-        errors = []
-        if finished:
-            errors = [s.request.error for s in parent.sequences if s.request.error is not None]
-        return RequestOutput(
-            request_id=submission.request_id,
-            prompt=submission.prompt,
-            prompt_token_ids=first.prompt_token_ids,
-            prompt_logprobs=parent.prompt_logprobs,
-            outputs=[_completion(sequence, is_delta) for sequence in parent.sequences],
-            finished=finished,
-            metrics=first.metrics,
-            num_cached_tokens=first.num_cached_tokens,
-            error=errors[0] if errors else None,
-        )
 
-
-def _completion(sequence: _Sequence, is_delta: bool) -> CompletionOutput:
+def _completion(sequence: _Sequence, is_delta: bool, may_end: bool) -> CompletionOutput:
+    # In this order: who has ended has all its text, and text is there after its token.
+    finish_reason = sequence.finish_reason if may_end else None
+    sequence.told_end = finish_reason is not None
+    text, token_ids, logprobs = sequence.text, sequence.token_ids, sequence.logprobs
+    num_tokens = len(token_ids)
+    if logprobs is not None:
+        num_tokens = min(num_tokens, len(logprobs))
     chars, tokens = (sequence.num_told_chars, sequence.num_told_tokens) if is_delta else (0, 0)
-    sequence.num_told_chars = len(sequence.text)
-    sequence.num_told_tokens = len(sequence.token_ids)
+    sequence.num_told_chars, sequence.num_told_tokens = len(text), num_tokens
     return CompletionOutput(
         index=sequence.index,
-        text=sequence.text[chars:],
-        token_ids=sequence.token_ids[tokens:],
+        text=text[chars:],
+        token_ids=token_ids[tokens:num_tokens],
         cumulative_logprob=sequence.cumulative_logprob,
-        logprobs=None if sequence.logprobs is None else sequence.logprobs[tokens:],
-        finish_reason=sequence.finish_reason,
-        stop_reason=sequence.stop_reason,
+        logprobs=None if logprobs is None else logprobs[tokens:num_tokens],
+        finish_reason=finish_reason,
+        stop_reason=None if finish_reason is None else sequence.stop_reason,
     )

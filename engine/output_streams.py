@@ -2,8 +2,8 @@
 
 Waking a reader, and what it then does to send one message, costs the event loop some 100
 microseconds; the engine's thread needs the same interpreter. So a stream of deltas has a least
-interval between two wakings: tokens that come meanwhile leave together. The first output and the
-last never wait. Everything here lives in the event loop.
+interval between two wakings: tokens that come meanwhile leave together, in an output that is made
+when it is read. The first output and the last never wait. Everything here lives in the event loop.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 
-from octavo.engine.outputs import RequestOutput, merge_deltas
+from octavo.engine.output_pace import OutputPace
+from octavo.engine.output_processor import Transcript
+from octavo.engine.outputs import RequestOutput
 
 NUM_PHASES = 8
 """Streams that began together are woken in so many groups, one after the other."""
 
-Item = RequestOutput | Exception
+Told = Transcript | RequestOutput
+"""Who has something to tell; or an output, where each state is to be read as it was."""
 
 
 class OutputStream:
@@ -28,7 +31,10 @@ class OutputStream:
         is_delta: whether each output holds only what is new: several may then be read as one.
     """
 
-    __slots__ = ("_items", "_reader", "due_s", "is_begun", "is_delta", "is_ready", "request_id")
+    __slots__ = (
+        *("due_s", "is_begun", "is_delta", "is_ready", "request_id"),
+        *("_items", "_reader", "_transcript"),
+    )
 
     def __init__(self, request_id: str, *, is_delta: bool) -> None:
         self.request_id = request_id
@@ -39,12 +45,16 @@ class OutputStream:
         """Whether its first output came."""
         self.is_ready = False
         """Whether its reader may take what is there."""
-        self._items: deque[Item] = deque()
+        self._transcript: Transcript | None = None
+        self._items: deque[RequestOutput | Exception] = deque()
         self._reader: asyncio.Future[None] | None = None
 
-    def put(self, item: Item) -> None:
+    def put(self, item: Told | Exception) -> None:
         """Adds what came; `release` lets it be read."""
-        self._items.append(item)
+        if isinstance(item, Transcript):
+            self._transcript = item
+        else:
+            self._items.append(item)
 
     def release(self) -> None:
         """Lets the reader take what is there."""
@@ -52,39 +62,39 @@ class OutputStream:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    async def take(self) -> Item:
+    async def take(self) -> RequestOutput | Exception:
         """The next output, or the exception that ends the stream.
 
         Deltas that came since the last one are read as one, up to an error.
         """
-        while not (self.is_ready and self._items):
+        while True:
+            if self.is_ready:
+                items, transcript = self._items, self._transcript
+                if transcript is not None and transcript.has_news:
+                    output = transcript.read()
+                    self.is_ready = bool(items) or (transcript.finished and transcript.has_news)
+                    return output
+                if items:
+                    item = items.popleft()
+                    self.is_ready = bool(items)
+                    return item
             self._reader = asyncio.get_running_loop().create_future()
             try:
                 await self._reader
             finally:
                 self._reader = None
-        items = self._items
-        item = items.popleft()
-        if self.is_delta and items and isinstance(item, RequestOutput) and item.error is None:
-            together = [item]
-            while items and isinstance(items[0], RequestOutput) and items[0].error is None:
-                together.append(items.popleft())  # type: ignore[arg-type]
-            if len(together) > 1:
-                item = merge_deltas(together)
-        self.is_ready = bool(items)
-        return item
 
 
 class OutputStreams:
     """The streams of one event loop, by request.
 
     Args:
-        interval_s: least seconds between two wakings of one stream of deltas; 0 wakes its reader
-            for each output.
+        interval_s: least seconds between two wakings of one stream of deltas, see `OutputPace`; 0
+            wakes its reader for each output.
     """
 
     def __init__(self, interval_s: float = 0.0) -> None:
-        self.interval_s = interval_s
+        self.pace = OutputPace(interval_s)
         self._streams: dict[str, OutputStream] = {}
         self._held: dict[OutputStream, None] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -118,26 +128,29 @@ class OutputStreams:
         for request_id in self._streams:
             self.put(request_id, error)
 
-    def deliver(self, outputs: Iterable[RequestOutput], now_s: float) -> None:
+    def deliver(self, told: Iterable[Told], now_s: float) -> None:
         """Hands on what a step had to tell, at a moment of the event loop's clock."""
-        interval_s, streams = self.interval_s, self._streams
-        for output in outputs:
-            stream = streams.get(output.request_id)
-            if stream is None:
+        interval_s, streams = self.pace.interval_s(now_s), self._streams
+        due: list[OutputStream] = []
+        for item in told:
+            stream = streams.get(item.request_id)
+            if stream is None or (isinstance(item, Transcript) and not item.has_news):
                 continue
-            stream.put(output)
+            stream.put(item)
             if not stream.is_begun:
                 stream.is_begun = True
                 self._num_begun += 1
                 phase = self._num_begun % NUM_PHASES / NUM_PHASES
                 stream.due_s = now_s + interval_s * phase
                 stream.release()
-            elif now_s >= stream.due_s or output.finished or not stream.is_delta:
+            elif now_s >= stream.due_s or item.finished or not stream.is_delta:
                 stream.due_s = now_s + interval_s
                 self._held.pop(stream, None)
-                stream.release()
+                due.append(stream)
             else:
                 self._held[stream] = None
+        for stream in due:  # behind those that have their first output: readers run in this order
+            stream.release()
         if self._held and self._timer is None:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(interval_s, self._sweep, loop)
@@ -145,9 +158,10 @@ class OutputStreams:
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Releases the held whose time has come, also where no further step tells of them."""
         now_s, self._timer = loop.time(), None
+        interval_s = self.pace.interval_s(now_s)
         for stream in [stream for stream in self._held if now_s >= stream.due_s]:
             del self._held[stream]
-            stream.due_s = now_s + self.interval_s
+            stream.due_s = now_s + interval_s
             stream.release()
         if self._held:
             least_s = min([stream.due_s for stream in self._held])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -109,48 +108,3 @@ class RequestOutput:
     metrics: RequestMetrics
     num_cached_tokens: int = 0
     error: Exception | None = field(default=None)
-
-
-def merge_deltas(outputs: Sequence[RequestOutput]) -> RequestOutput:
-    """Outputs of a stream of deltas, one after the other, as one.
-
-    Args:
-        outputs: at least one, oldest first.
-    """
-    newest = outputs[-1]
-    together: dict[int, list[CompletionOutput]] = {}
-    for output in outputs:
-        for completion in output.outputs:
-            together.setdefault(completion.index, []).append(completion)
-    scores = [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
-    return RequestOutput(
-        request_id=newest.request_id,
-        prompt=newest.prompt,
-        prompt_token_ids=newest.prompt_token_ids,
-        prompt_logprobs=scores[-1] if scores else None,
-        outputs=[_joined(together[index]) for index in sorted(together)],
-        finished=newest.finished,
-        metrics=newest.metrics,
-        num_cached_tokens=newest.num_cached_tokens,
-        error=newest.error,
-    )
-
-
-def _joined(parts: list[CompletionOutput]) -> CompletionOutput:
-    newest = parts[-1]
-    logprobs = None
-    if newest.logprobs is not None:
-        logprobs = [entry for part in parts for entry in part.logprobs or ()]
-    finish_reason, stop_reason = newest.finish_reason, newest.stop_reason
-    for part in reversed(parts):
-        finish_reason = finish_reason or part.finish_reason
-        stop_reason = part.stop_reason if stop_reason is None else stop_reason
-    return CompletionOutput(
-        index=newest.index,
-        text="".join([part.text for part in parts]),
-        token_ids=[token_id for part in parts for token_id in part.token_ids],
-        cumulative_logprob=newest.cumulative_logprob,
-        logprobs=logprobs,
-        finish_reason=finish_reason,
-        stop_reason=stop_reason,
-    )

@@ -36,7 +36,8 @@ class ServeConfig:
         keepalive_s: a gRPC client silent this long is pinged, and dropped if it does not answer; an
             HTTP connection idle this long is closed.
         stream_interval_ms: tokens of a stream that come within so many milliseconds of one another
-            leave in one message; the first and the last leave at once. 0 sends each as it comes.
+            leave in one message, within up to four times as many while the server's event loop has
+            little time left; the first and the last leave at once. 0 sends each as it comes.
         stuck_after_s: seconds in one engine step after which the server calls itself dead.
         token_file: bearer tokens, one a line, read again when the file changes; none lets everybody
             in.

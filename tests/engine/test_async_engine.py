@@ -192,7 +192,7 @@ async def test_a_broken_engine_says_so_to_everyone(
     stream = engine.generate("doomed", LONG)
     await anext(stream)
     with monkeypatch.context() as patch:
-        patch.setattr(built, "step", lambda: 1 / 0)
+        patch.setattr(built, "advance", lambda: 1 / 0)
         with pytest.raises(EngineDeadError):
             await collect(stream)
         assert not engine.is_healthy
