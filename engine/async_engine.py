@@ -17,12 +17,12 @@ from octavo.engine.engine import Engine, engine_config
 from octavo.engine.errors import DuplicateRequestError, EngineDeadError
 from octavo.engine.input_processor import Prompt, Submission
 from octavo.engine.load import EngineLoad
-from octavo.engine.output_processor import Transcript
 from octavo.engine.output_streams import OutputStreams, Told
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import NO_TARGETS, Targets
+from octavo.engine.transcript import Transcript
 
 logger = logging.getLogger(__name__)
 

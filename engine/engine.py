@@ -24,13 +24,14 @@ from octavo.engine.execution.sizing import size_engine
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.input_processor import InputProcessor, Submission
 from octavo.engine.load import EngineLoad
-from octavo.engine.output_processor import OutputProcessor, Transcript
+from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.structured.compiler import GrammarCompiler
 from octavo.engine.structured.masks import TokenMasks
 from octavo.engine.text.tokenizer import Tokenizer
+from octavo.engine.transcript import Transcript
 from octavo.models.loading.load import OpenedModel, open_model
 from octavo.models.parameters import num_bytes
 from octavo.sharding.mesh import make_mesh

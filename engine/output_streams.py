@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from octavo.engine.output_pace import OutputPace
-from octavo.engine.output_processor import Transcript
 from octavo.engine.outputs import RequestOutput
+from octavo.engine.transcript import Transcript
 
 NUM_PHASES = 8
 """Streams that began together are woken in so many groups, one after the other."""

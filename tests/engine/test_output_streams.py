@@ -12,7 +12,7 @@ import pytest
 
 from octavo.engine.errors import EngineDeadError, StepFailedError
 from octavo.engine.input_processor import Submission
-from octavo.engine.output_processor import OutputProcessor, Transcript
+from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.output_streams import OutputStream, OutputStreams
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Request, RequestStatus
@@ -20,6 +20,7 @@ from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.scheduler.committed import Committed
 from octavo.engine.scheduler.step_plan import TokenScore
 from octavo.engine.text.tokenizer import Tokenizer
+from octavo.engine.transcript import Transcript
 
 HOUR_S = 3600.0
 
@@ -167,6 +168,24 @@ async def test_what_was_read_before_it_was_told_is_not_told_again(writer: Writer
     assert last.finished
     streams.deliver(late[1:], now_s=0.0)
     assert await now(stream) is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+def test_tokens_committed_in_blocks_make_the_same_text(writer: Writer, size: int) -> None:
+    written = "na\u00efve \u65e5\u672c\u8a9e \U0001f642 end"
+    writer.add("a")
+    token_ids = writer.tokenizer.encode(written, add_special_tokens=False)
+    assert len(token_ids) > len(written)
+    read, told = "", []
+    for start in range(0, len(token_ids), size):
+        block = tuple(token_ids[start : start + size])
+        news = Committed(writer.requests["a"], block, None, None, False)
+        [transcript] = writer.processor.take([news])
+        [part] = transcript.read().outputs
+        read, told = read + part.text, told + part.token_ids
+    [transcript] = writer.write("a", end=True)
+    assert read + transcript.read().outputs[0].text == written
+    assert told == token_ids
 
 
 async def test_whole_states_are_never_held_or_merged(writer: Writer) -> None:
