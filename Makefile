@@ -11,6 +11,10 @@ AOT_VENV ?= .venv-aot
 EXTRAS ?= test,http,check,plots
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+# Tests run in this many processes, four at the most: a module's tests in one of them, which shares
+# its engines. 0 is none but pytest's own.
+TEST_WORKERS ?= logical
+WORKERS := -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 SOAK_STEPS ?= 1000000
 SOAK_SECONDS ?= 1800
 FUZZ_MESSAGES ?= 100000
@@ -32,7 +36,7 @@ demo: venv ## generate from the packaged model, with a progress bar and a throug
 
 .PHONY: test
 test: venv ## run the tests
-	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest $(WORKERS) $(PYTEST_ARGS)
 
 .PHONY: soak
 soak: venv ## run the property tests for long
@@ -71,9 +75,12 @@ serve: venv ## serve the packaged model over gRPC on this machine
 bench: venv ## measure throughput on the packaged model
 	@$(BIN)/octavo bench throughput --num-prompts 128 --prompt-len 16:256 --output-len 16:128 --seed 1 $(ARGS)
 
-.PHONY: aot
-aot: ## compile kernels and steps for TPUs and GPUs that are not there (ARGS="v6e h200 --only attention")
+.PHONY: aot-venv
+aot-venv: ## build or refresh the environment of `make aot`
 	@tools/make_venv.sh $(AOT_VENV) aot $(PYTHON)
+
+.PHONY: aot
+aot: aot-venv ## compile kernels and steps for TPUs and GPUs that are not there (ARGS="v6e h200 --only attention")
 	@$(AOT_VENV)/bin/python -m benchmarks.aot $(ARGS)
 
 .PHONY: proto

@@ -20,13 +20,15 @@ for _flag in (
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_flag}".strip()
 
 # Compiled programs never land in the user's cache. OCTAVO_TEST_CACHE names a folder to keep them
-# in between runs; without it they last as long as the session. Child processes inherit all this.
+# in between runs; without it they last as long as the session. Child processes inherit all this,
+# and xdist's workers too: what one of them compiled the others load.
 _scratch: tempfile.TemporaryDirectory[str] | None = None
 if _cache := os.environ.get("OCTAVO_TEST_CACHE"):
     _cache = str(Path(_cache).resolve())
 else:
     _scratch = tempfile.TemporaryDirectory(prefix="octavo-test-cache-")
     _cache = _scratch.name
+os.environ["OCTAVO_TEST_CACHE"] = _cache
 os.environ["XDG_CACHE_HOME"] = _cache
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(_cache) / "jax")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
