@@ -98,9 +98,12 @@ SMALL = {
     "max_num_seqs": 8,
     "max_num_batched_tokens": 64,
     "fail_on_compile": True,
-    "warm_up": "full",
+    "warm_up": "coarse",
 }
-"""Engine arguments that compile few, small programs; compiling later is an error."""
+"""Engine arguments that compile few, small programs; compiling later is an error.
+
+A program takes seconds, and most of the time that these tests take. A test of what the finer
+programs compute says so: `warm_up="full"`."""
 
 
 @pytest.fixture

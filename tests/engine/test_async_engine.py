@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import re
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -33,7 +33,11 @@ def built(tiny_model: Any) -> Any:
 
     return Engine(
         EngineConfig(
-            model=str(tiny_model), max_num_seqs=4, max_num_batched_tokens=64, num_decode_steps=2
+            model=str(tiny_model),
+            max_num_seqs=4,
+            max_num_batched_tokens=64,
+            num_decode_steps=2,
+            warm_up="coarse",
         )
     )
 
@@ -46,14 +50,18 @@ async def engine(built: Any, monkeypatch: Any) -> AsyncIterator[Any]:
     monkeypatch.setattr(async_engine, "Engine", lambda config, progress: built)
     engine = async_engine.AsyncEngine()
     yield engine
-    for _ in range(500):
-        if not built.has_unfinished:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: not built.has_unfinished)
     await engine.shutdown()
     built.check_integrity()
     load = built.load()
     assert load.num_free_pages == load.num_total_pages
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Waits for what the engine's thread brings about."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.002)
 
 
 async def collect(stream: Any) -> list[Any]:
@@ -94,8 +102,7 @@ async def test_deltas_that_wait_for_a_slow_reader_come_as_one(engine: Any, built
     )
     stream = engine.generate("slow", params)
     parts = [await anext(stream)]
-    while built.has_unfinished:
-        await asyncio.sleep(0.01)
+    await until(lambda: not built.has_unfinished)
     await engine.flush_prefix_cache()  # behind all that the engine's thread has told before
     parts += [part async for part in stream]
     assert len(parts) == 2
@@ -113,8 +120,7 @@ async def test_an_error_behind_deltas_does_not_swallow_them(engine: Any, built: 
     )
     stream = engine.generate("cut off", params, request_id="cut")
     parts = [await anext(stream)]
-    while built.has_unfinished:
-        await asyncio.sleep(0.01)
+    await until(lambda: not built.has_unfinished)
     await engine.flush_prefix_cache()
     engine._streams.put("cut", EngineDeadError("the engine was shut down"))
     parts += [part async for part in stream]
@@ -132,10 +138,7 @@ async def test_leaving_a_stream_gives_its_pages_back(engine: Any) -> None:
     await anext(stream)
     assert engine.load().num_running == 1
     await stream.aclose()
-    for _ in range(500):
-        if engine.load().num_running == 0:
-            break
-        await asyncio.sleep(0.01)
+    await until(lambda: engine.load().num_running == 0)
     assert engine.load().num_free_pages == engine.load().num_total_pages
 
 
@@ -165,13 +168,13 @@ async def test_a_past_deadline_is_refused(engine: Any) -> None:
         await collect(engine.generate("never", SHORT, timeout_s=float("nan")))
 
 
-async def test_an_id_in_flight_is_refused_and_free_again_after(engine: Any) -> None:
+async def test_an_id_in_flight_is_refused_and_free_again_after(engine: Any, built: Any) -> None:
     stream = engine.generate("one", LONG, "same")
     await anext(stream)
     with pytest.raises(DuplicateRequestError):
         await collect(engine.generate("two", SHORT, "same"))
     await stream.aclose()
-    await asyncio.sleep(0.1)
+    await until(lambda: not built.has_unfinished)
     assert (await collect(engine.generate("three", SHORT, "same")))[-1].finished
 
 

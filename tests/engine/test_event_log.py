@@ -25,7 +25,8 @@ MIXED = [
 def test_a_live_run_replays_to_the_same_decisions(
     make_llm: Callable[..., Any], tmp_path: Path, overlap: bool
 ) -> None:
-    llm = make_llm(overlap=overlap, num_kv_pages=24, block_size=16)
+    # The pool that the streams of test_greedy_invariance.py are preempted in: its programs serve.
+    llm = make_llm(overlap=overlap, num_kv_pages=22, block_size=16, max_model_len=256)
     log = start_log(llm.engine.core, llm.engine.config, tmp_path / "log")
     prompts = [list(r.prompt_token_ids) for r in random_workload(12, (3, 90), (1, 1), 272, 5)]
     with log:

@@ -44,6 +44,7 @@ def alone(tiny_model: Any) -> list[list[int]]:
         overlap=False,
         enable_prefix_caching=False,
         attention_backend="reference",
+        warm_up="coarse",
     )
     found = [
         llm.generate(prompt, PARAMS, use_tqdm=False)[0].outputs[0].token_ids for prompt in prompts()
@@ -53,13 +54,18 @@ def alone(tiny_model: Any) -> list[list[int]]:
     return found
 
 
+# All programs of a lattice serve "batched" and "whole prompts", the coarse ones alone the others.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "batched": {"max_num_seqs": 32, "max_num_batched_tokens": 64},
+    "batched": {"max_num_seqs": 32, "max_num_batched_tokens": 64, "warm_up": "full"},
     "chunks of 16": {"max_num_seqs": 8, "max_num_batched_tokens": 16},
-    "whole prompts": {"max_num_batched_tokens": 256, "enable_chunked_prefill": False},
+    "whole prompts": {
+        "max_num_batched_tokens": 256,
+        "enable_chunked_prefill": False,
+        "warm_up": "full",
+    },
     "no prefix cache": {"enable_prefix_caching": False},
     "programs as they come": {"max_num_seqs": 32, "warm_up": "early"},
-    "coarse programs alone": {"warm_up": "coarse"},
+    "coarse programs alone": {},
     "not overlapped": {"overlap": False},
     "one step a dispatch": {"num_decode_steps": 1},
     "eight steps a dispatch": {"num_decode_steps": 8, "max_num_seqs": 32},

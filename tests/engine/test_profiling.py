@@ -11,7 +11,7 @@ from octavo.engine.profiling import profile_engine
 def test_a_profile_holds_every_program_and_the_link_to_the_host(
     make_llm: Callable[..., Any],
 ) -> None:
-    engine = make_llm(host_kv_memory_bytes=1 << 20, max_model_len=256).engine
+    engine = make_llm(host_kv_memory_bytes=1 << 20, max_model_len=256, warm_up="full").engine
     shares: list[float] = []
     executor = engine.core.executor
     profile = profile_engine(engine, on_progress=shares.append)

@@ -238,7 +238,7 @@ def read_lines(pipe: IO[str], count: int) -> queue.Queue[str]:
 TINY_ARGS = (
     *("--served-model-name", "tiny", "--max-num-seqs", "8", "--max-num-batched-tokens", "32"),
     *("--max-model-len", "512", "--num-kv-pages", "160", "--block-size", "16"),
-    *("--warm-up", "full", "--fail-on-compile"),
+    *("--warm-up", "coarse", "--fail-on-compile"),
 )
 
 

@@ -36,7 +36,7 @@ NUM_PAGES = 96
 ARGV = [
     *("--model", MODEL, "--grpc-port", "0", "--quiet", "--drain-s", "60", "--fail-on-compile"),
     *("--max-num-seqs", "8", "--max-num-batched-tokens", "64", "--block-size", "16"),
-    *("--max-model-len", str(CONTEXT), "--num-kv-pages", str(NUM_PAGES)),
+    *("--max-model-len", str(CONTEXT), "--num-kv-pages", str(NUM_PAGES), "--warm-up", "coarse"),
 ]
 START_S = 400
 WAIT_S = 60

@@ -58,8 +58,8 @@ def test_a_real_engine_whose_device_hangs_is_stuck(tiny_model, tmp_path, monkeyp
 
     async def main() -> None:
         engine = AsyncEngine(
-            model=str(tiny_model), max_num_seqs=2, max_num_batched_tokens=16, max_model_len=64,
-            num_kv_pages=16, block_size=8, warm_up="coarse",
+            model=str(tiny_model), max_num_seqs=4, max_num_batched_tokens=32, max_model_len=128,
+            num_kv_pages=40, warm_up="coarse",  # the programs of cli/test_commands.py
         )  # fmt: skip
         hang, entered = threading.Event(), threading.Event()
         result = engine.engine.executor.result

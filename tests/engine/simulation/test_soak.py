@@ -25,7 +25,8 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, logger="octavo.engine.core")
 
 
-@pytest.mark.parametrize("first", range(0, 200, 20))
+# `make soak` goes on with them to a million steps.
+@pytest.mark.parametrize("first", range(0, 100, 20))
 def test_random_scenarios_hold_every_invariant(first: int) -> None:
     for number in range(first, first + 20):
         scenario = draw_scenario(number)

@@ -34,7 +34,7 @@ WAIT_S = 240
 def llm(tiny_model: Path) -> Iterator[LLM]:
     llm = LLM(
         str(tiny_model), served_model_name="tiny", progress=False, max_num_seqs=4,
-        max_num_batched_tokens=32, max_model_len=128, warm_up="coarse",
+        max_num_batched_tokens=32, max_model_len=128, num_kv_pages=40, warm_up="coarse",
     )  # fmt: skip
     yield llm
     llm.close()
@@ -232,13 +232,13 @@ def test_the_bar_tells_lines_time_left_and_tokens_a_second(
 def test_a_killed_batch_goes_on_with_nothing_lost_or_doubled(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    lines = [{"prompt": f"p{i}", "max_tokens": 24, "ignore_eos": True} for i in range(150)]
+    lines = [{"prompt": f"p{i}", "max_tokens": 24, "ignore_eos": True} for i in range(400)]
     source, output = write(tmp_path / "in", lines), tmp_path / "out"
     command = [
         *(sys.executable, "-m", "octavo.server.cli.main", "generate", "--quiet"),
         *("--model", str(tiny_model), "--input", str(source), "--output", str(output)),
         *("--max-num-seqs", "4", "--max-num-batched-tokens", "32", "--warm-up", "coarse"),
-        *("--max-model-len", "128"),
+        *("--max-model-len", "128", "--num-kv-pages", "40"),
     ]
     with subprocess.Popen(command) as popen:
         end_s = time.monotonic() + WAIT_S
@@ -248,12 +248,12 @@ def test_a_killed_batch_goes_on_with_nothing_lost_or_doubled(
             time.sleep(0.002)
         popen.send_signal(signal.SIGKILL)
     kept = [line for line in output.read_bytes().split(b"\n")[:-1] if line]
-    assert 9 <= len(kept) < 150
+    assert 9 <= len(kept) < 400
     subprocess.run(command, check=True, timeout=WAIT_S)
     records = output.read_bytes().splitlines()
     assert records[: len(kept)] == kept
     found = [json.loads(record)["line"] for record in records]
-    assert sorted(found) == list(range(1, 151))
+    assert sorted(found) == list(range(1, 401))
 
 
 def test_the_options_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
