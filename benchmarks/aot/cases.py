@@ -29,16 +29,13 @@ from octavo.pallas_kernels.ragged_paged_attention import (
     RaggedBatch,
     ragged_paged_attention,
 )
-from octavo.pallas_kernels.ragged_paged_attention.backends import (
-    pool_head_dim,
-    pool_scale_width,
-)
 from octavo.pallas_kernels.ragged_paged_attention.cost import attention_cost
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
     KV_DTYPES,
     SCALE_DTYPE,
     kv_quantization,
 )
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 
 BF16 = jnp.dtype("bfloat16")
 PAGE = 64
@@ -155,6 +152,8 @@ ATTENTION = (
     AttentionCase(rows=32, chunk=256, context=2048, heads=(16, 16), head_dim=128, page_size=256),
     AttentionCase(rows=32, chunk=256, context=2048, heads=(12, 4), window=1024, softcap=50.0),
     AttentionCase(rows=32, chunk=256, context=2048, heads=(16, 8), head_dim=96, page_size=32),
+    AttentionCase(rows=64, chunk=0, context=4096, head_dim=64),
+    AttentionCase(rows=64, chunk=0, context=4096, head_dim=64, kv="int8"),
     AttentionCase(rows=64, chunk=0, context=4096, kv="int8"),
     AttentionCase(rows=64, chunk=0, context=4096, kv="fp8"),
     AttentionCase(rows=64, chunk=0, context=4096, page_size=128, kv="int8"),
@@ -249,13 +248,13 @@ def _lower_attention(sizes: AttentionCase, mesh: Mesh, backend: Backend) -> Any:
         num_rows=array(()),
     )
     num_heads, num_kv_heads = sizes.heads
-    pool_dim = pool_head_dim(backend, sizes.head_dim)
+    layout = pool_layout(backend, sizes.head_dim, sizes.page_size)
     pool = jax.eval_shape(
         functools.partial(
             PagedKV.zeros,
-            (rows * pages + 1, 2, num_kv_heads, sizes.page_size, pool_dim),
+            layout.shape(rows * pages + 1, num_kv_heads),
             sizes.kv_dtype,
-            pool_scale_width(backend, sizes.page_size),
+            layout.scale_width,
         )
     )
     new = array((tokens, num_kv_heads, sizes.head_dim), sizes.dtype)
@@ -361,7 +360,7 @@ def _lower_step(
         page_size=PAGE,
         table_pages=pages,
         dtype=BF16,
-        head_dim=pool_head_dim(backend, model.head_dim),
+        pool=pool_layout(backend, model.head_dim, PAGE),
     )
     step = jax.jit(make_step(model, spec, mesh=mesh, backend=backend), donate_argnums=1)
     vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=NamedSharding(mesh, P()))

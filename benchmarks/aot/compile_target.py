@@ -100,10 +100,7 @@ def describe(
     case: Case, target: Target, backend: Any, device_kind: str, num_devices: int
 ) -> dict[str, Any]:
     """What is known of a case without a compiler, in figures of one device."""
-    from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
-
     counted = case.counted(backend, device_kind)
-    head_dim = case.attention.head_dim
     result: dict[str, Any] = {
         "target": target.name,
         "case": case.name,
@@ -113,7 +110,6 @@ def describe(
         "counted_bytes": counted.num_bytes / num_devices,
         "counted_flops": counted.flops / num_devices,
         "is_decode": not case.attention.chunk,
-        "pads_heads": pool_head_dim(backend, head_dim) != head_dim,
     }
     if target.platform == "tpu":
         result.update(vmem(case, device_kind, num_devices))
@@ -131,15 +127,16 @@ def num_devices(case: Case, target: Target) -> int:
 def vmem(case: Case, device_kind: str, num_devices: int) -> dict[str, int]:
     """VMEM that the attention kernel plans for, and what a core has."""
     from octavo.pallas_kernels.ragged_paged_attention import tiles_tpu
-    from octavo.pallas_kernels.ragged_paged_attention.backends import pool_head_dim
+    from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 
     a = case.attention
-    dim = pool_head_dim("mosaic_tpu", a.head_dim)
+    layout = pool_layout("mosaic_tpu", a.head_dim, a.page_size)
     heads, kv_heads = a.num_heads // num_devices, a.num_kv_heads // num_devices
     dtype = "float32" if a.itemsize == 4 else "bfloat16"
-    q_shape, pool = (a.rows + a.chunk, heads, dim), (2, 2, kv_heads, a.page_size, dim)
+    q_shape, pool = (a.rows + a.chunk, heads, layout.head_dim), layout.shape(2, kv_heads)
     tiles = tiles_tpu.choose_tpu_tiles(q_shape, dtype, pool, a.kv_dtype, device_kind)
-    sizes = {"page_size": a.page_size, "num_kv_heads": kv_heads, "head_dim": dim}
+    sizes = {"page_size": a.page_size, "num_kv_heads": kv_heads, "head_dim": layout.width}
+    sizes["halves"] = layout.halves
     sizes |= {"q_itemsize": a.itemsize, "kv_itemsize": a.kv_dtype.itemsize}
     parts = [(a.group, tiles.decode_pages)] if a.rows else []
     if a.chunk:

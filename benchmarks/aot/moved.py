@@ -13,16 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.pallas_kernels.ragged_paged_attention.backends import (
-    Backend,
-    pool_head_dim,
-    pool_scale_width,
-)
-from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
-    SCALE_DTYPE,
-    bytes_per_head,
-    kv_quantization,
-)
+from octavo.pallas_kernels.ragged_paged_attention.backends import Backend
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import SCALE_DTYPE, kv_quantization
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import PoolLayout, pool_layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,24 +63,24 @@ class Attention:
 
     def token_bytes(self, backend: Backend) -> int:
         """Keys and values of a token as the pool holds them, padding and scales counted."""
-        places = pool_scale_width(backend, self.page_size) // self.page_size
-        dim = pool_head_dim(backend, self.head_dim)
-        return 2 * self.num_kv_heads * bytes_per_head(self.kv_dtype, dim, places)
+        layout = pool_layout(backend, self.head_dim, self.page_size)
+        return 2 * self.num_kv_heads * layout.bytes_per_head(self.kv_dtype)
 
 
 def attention_moved(case: Attention, backend: Backend, device_kind: str) -> Moved:
     """Everything of a call: both kernels, the KV write and XLA's part around them."""
-    dim = pool_head_dim(backend, case.head_dim)
+    layout = pool_layout(backend, case.head_dim, case.page_size)
     count = _tpu if backend == "mosaic_tpu" else _gpu
-    return count(case, dim, device_kind)
+    return count(case, layout, device_kind)
 
 
-def _tpu(case: Attention, dim: int, device_kind: str) -> Moved:
+def _tpu(case: Attention, layout: PoolLayout, device_kind: str) -> Moved:
     from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES, choose_tpu_tiles
 
     tokens = case.rows + case.chunk
-    q_shape = (tokens, case.num_heads, dim)
-    pool = (2, 2, case.num_kv_heads, case.page_size, dim)
+    q_shape = (tokens, case.num_heads, layout.head_dim)
+    pool = layout.shape(2, case.num_kv_heads)
+    dim = layout.width  # of queries and of both products, too
     dtype = "float32" if case.itemsize == 4 else "bfloat16"
     tiles = choose_tpu_tiles(q_shape, dtype, pool, case.kv_dtype, device_kind)
     token_bytes = case.token_bytes("mosaic_tpu")
@@ -95,7 +88,7 @@ def _tpu(case: Attention, dim: int, device_kind: str) -> Moved:
     # KV write: a stored tile in and out for each token that decodes, and for each of the chunk's,
     # and with it 128 scales of each head.
     written = case.rows + (case.chunk // place + 1 if case.chunk else 0)
-    tile_bytes = place * 2 * case.num_kv_heads * dim * case.kv_dtype.itemsize
+    tile_bytes = place * layout.halves * case.num_kv_heads * dim * case.kv_dtype.itemsize
     if kv_quantization(case.kv_dtype) is not None:
         tile_bytes += LANES * 2 * case.num_kv_heads * SCALE_DTYPE.itemsize
     total = Moved(2 * written * tile_bytes, 0)
@@ -117,7 +110,7 @@ def _tpu(case: Attention, dim: int, device_kind: str) -> Moved:
     return total
 
 
-def _gpu(case: Attention, dim: int, device_kind: str) -> Moved:
+def _gpu(case: Attention, layout: PoolLayout, device_kind: str) -> Moved:
     from octavo.pallas_kernels.ragged_paged_attention.decode_gpu import QUERY_ROWS
     from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
         choose_decode_tiles,
@@ -126,6 +119,7 @@ def _gpu(case: Attention, dim: int, device_kind: str) -> Moved:
     )
 
     del device_kind
+    dim = layout.head_dim
     tokens = case.rows + case.chunk
     token_bytes = case.token_bytes("mosaic_gpu")
     queries = 2 * tokens * case.num_heads * dim * case.itemsize

@@ -15,10 +15,7 @@ from octavo.pallas_kernels.ragged_paged_attention import (
     AttentionParams,
     ragged_paged_attention,
 )
-from octavo.pallas_kernels.ragged_paged_attention.backends import (
-    pool_head_dim,
-    pool_scale_width,
-)
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
@@ -148,8 +145,7 @@ def make_inputs(
         table=-(-704 // page_size),
         dtype=dtype,
         kv_dtype=kv_dtype,
-        pool_head_dim=pool_head_dim(backend, head_dim),
-        scale_width=pool_scale_width(backend, page_size),
+        layout=pool_layout(backend, head_dim, page_size),
         as_bits=backend in ("xla", "reference"),
     )
     assert kv.pages.shape[0] == 1 + sum(-(-kv_len // page_size) for _, kv_len in rows)

@@ -18,16 +18,13 @@ from octavo.pallas_kernels.ragged_paged_attention import (
     PagedKV,
     RaggedBatch,
 )
-from octavo.pallas_kernels.ragged_paged_attention.backends import (
-    pool_head_dim,
-    pool_scale_width,
-)
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
     KV_DTYPES,
     bytes_per_head,
     stored_dtype,
     to_stored,
 )
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 
 HEADS, HEAD_DIM, PAGE = (32, 8), 128, 64
 
@@ -126,15 +123,15 @@ def make_batch(
         num_decode_rows=jnp.int32(sum(1 for n, _ in rows if n == 1)),
         num_rows=jnp.int32(len(rows)),
     )
-    dim = pool_head_dim(backend, HEAD_DIM)
-    shape = (1 + sum(pages), 2, HEADS[1], PAGE, dim)
+    layout = pool_layout(backend, HEAD_DIM, PAGE)
+    shape = layout.shape(1 + sum(pages), HEADS[1])
 
     def make_pool(key: jax.Array) -> PagedKV:
         numbers = jax.random.normal(key, shape, jnp.dtype(dtype))
         if kv_dtype is None:
             return PagedKV(pages=numbers)
         stored = KV_DTYPES[kv_dtype]
-        kv = PagedKV.zeros(shape, stored, pool_scale_width(backend, PAGE))
+        kv = PagedKV.zeros(shape, stored, layout.scale_width)
         assert kv.scales is not None
         largest = LARGEST["int8" if kv_dtype == "int8" else "fp8"]
         numbers = jnp.clip(numbers * (largest / 5), -largest, largest)
@@ -146,7 +143,9 @@ def make_batch(
         )
 
     pool = jax.jit(make_pool)(jax.random.key(0))
-    q = jax.random.normal(jax.random.key(1), (int(new.sum()), HEADS[0], dim), jnp.dtype(dtype))
+    q = jax.random.normal(
+        jax.random.key(1), (int(new.sum()), HEADS[0], layout.head_dim), jnp.dtype(dtype)
+    )
     return q, pool, batch
 
 

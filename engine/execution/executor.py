@@ -58,10 +58,7 @@ from octavo.engine.structured.grammar import Mask
 from octavo.engine.structured.masks import TokenMasks
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
-from octavo.pallas_kernels.ragged_paged_attention.backends import (
-    pool_head_dim,
-    pool_scale_width,
-)
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 
 logger = logging.getLogger(__name__)
 
@@ -163,8 +160,7 @@ class DeviceExecutor:
             page_size=limits.page_size,
             table_pages=limits.max_pages_per_seq,
             dtype=kv_dtype,
-            head_dim=pool_head_dim(backend, config.head_dim),
-            scale_width=pool_scale_width(backend, limits.page_size),
+            pool=pool_layout(backend, config.head_dim, limits.page_size),
         )
         self._abstract_state = self._layout.abstract()
         self._make_state = self._layout.maker()

@@ -18,11 +18,8 @@ from octavo.engine.execution.state import kv_bytes_per_token
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
-from octavo.pallas_kernels.ragged_paged_attention.backends import (
-    pool_head_dim,
-    pool_scale_width,
-)
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import KV_DTYPES, stored_dtype
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 
 DEFAULT_MAX_MODEL_LEN = 8192
 TABLE_ALIGNMENT_PAGES = 8
@@ -93,12 +90,8 @@ def size_engine(
     )
     if backend in ("xla", "reference"):
         kv_dtype = stored_dtype(kv_dtype)
-    page_bytes = page_size * kv_bytes_per_token(
-        model,
-        kv_dtype,
-        pool_head_dim(backend, model.head_dim),
-        pool_scale_width(backend, page_size) // page_size,
-    )
+    pool = pool_layout(backend, model.head_dim, page_size)
+    page_bytes = page_size * kv_bytes_per_token(model, kv_dtype, pool)
     return EngineSize(
         limits=StepLimits(
             max_num_batched_tokens=max_tokens,

@@ -14,6 +14,7 @@ from octavo.engine.execution.logits import LogitsState, SamplingRows
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import PagedKV
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import bytes_per_head
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import PoolLayout, pool_layout
 from octavo.sharding.mesh import TENSOR_AXIS
 
 
@@ -23,7 +24,8 @@ class DeviceState:
     """KV pool and row state. The last slot is the trash row that padding rows use.
 
     Attributes:
-        kv: one pool a layer, never stacked: [N, 2, Hkv, P, D], and scales [N, 2, Hkv, P] if any.
+        kv: one pool a layer, never stacked: [N, 2, Hkv, P, D], and scales [N, 2, Hkv, P] if any;
+            `PoolLayout` says where a backend has it otherwise.
         block_table: int32[slots, M].
         num_computed_tokens: int32[slots] positions whose KV is written.
         max_total_tokens: int32[slots] prompt and output tokens at which the row stops.
@@ -55,17 +57,17 @@ def kv_pool_sharding(config: ModelConfig, mesh: Mesh) -> NamedSharding:
 
 
 def kv_bytes_per_token(
-    config: ModelConfig, dtype: jnp.dtype, head_dim: int | None = None, num_scales: int = 1
+    config: ModelConfig, dtype: jnp.dtype, pool: PoolLayout | None = None
 ) -> int:
     """Bytes of KV for one token over all layers and devices, scales counted.
 
     Args:
         dtype: of the pool.
-        head_dim: numbers a head takes in the pool; None is the model's own.
-        num_scales: places the pool keeps for a token's scale, if it keeps one.
+        pool: how it lies, padding counted; None counts the model's own numbers.
     """
-    dim = config.head_dim if head_dim is None else head_dim
-    per_head = bytes_per_head(dtype, dim, num_scales)
+    per_head = bytes_per_head(dtype, config.head_dim)
+    if pool is not None:
+        per_head = pool.bytes_per_head(dtype)
     return 2 * config.num_layers * config.num_kv_heads * per_head
 
 
@@ -80,8 +82,7 @@ class StateLayout:
         num_pages, page_size: the pool, page 0 (trash) counted.
         table_pages: M.
         dtype: of KV.
-        head_dim: numbers a head takes in the pool; None is the model's own.
-        scale_width: scales a head's keys of a page take, if it has scales; None is `page_size`.
+        pool: how the attention backend lays a pool out; None is plain XLA's way.
     """
 
     config: ModelConfig
@@ -91,12 +92,7 @@ class StateLayout:
     page_size: int
     table_pages: int
     dtype: jnp.dtype
-    head_dim: int | None = None
-    scale_width: int | None = None
-
-    @property
-    def pool_head_dim(self) -> int:
-        return self.config.head_dim if self.head_dim is None else self.head_dim
+    pool: PoolLayout | None = None
 
     def abstract(self) -> DeviceState:
         """The state as `jax.ShapeDtypeStruct`s with shardings."""
@@ -119,14 +115,15 @@ class StateLayout:
 
     def _build(self) -> DeviceState:
         config, slots = self.config, self.num_slots + 1
-        shape = (self.num_pages, 2, config.num_kv_heads, self.page_size, self.pool_head_dim)
+        pool = self.pool or pool_layout("xla", config.head_dim, self.page_size)
+        shape = pool.shape(self.num_pages, config.num_kv_heads)
 
         def zeros(*tail: int) -> jax.Array:
             return jnp.zeros((slots, *tail), jnp.int32)
 
         return DeviceState(
             kv=tuple(
-                PagedKV.zeros(shape, self.dtype, self.scale_width) for _ in range(config.num_layers)
+                PagedKV.zeros(shape, self.dtype, pool.scale_width) for _ in range(config.num_layers)
             ),
             block_table=zeros(self.table_pages),
             num_computed_tokens=zeros(),

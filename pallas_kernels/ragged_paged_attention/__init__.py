@@ -6,6 +6,7 @@ own keys and values are written first. Choose a backend by name with `ragged_pag
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -53,7 +54,8 @@ def ragged_paged_attention(
         k, v: [T, Hkv, D] new keys (rotated) and values; Hq is a multiple of Hkv and query head h
             reads KV head h // (Hq / Hkv).
         kv: pool [N, 2, Hkv, P, D'], with scales if it is int8 or fp8, updated in place under
-            donation. D' is `pool_head_dim` of the backend, at least D; what exceeds D holds zeros.
+            donation; laid out as `pool_layout` says for the backend. D' is at least D; what
+            exceeds D holds zeros.
         batch: which token is whose; see `RaggedBatch`.
         params: scale, window, soft cap.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
@@ -77,6 +79,12 @@ def ragged_paged_attention(
         raise ValueError(f"sinks {sinks.shape}: want one a query head, ({q.shape[1]},)")
     if backend not in BACKENDS:
         raise ValueError(f"attention backend {backend!r}: want one of {', '.join(BACKENDS)}")
+    if kv.in_one_row and backend == "reference":
+        again = functools.partial(ragged_paged_attention, params=params, backend=backend)
+        out, apart = again(q, k, v, kv.apart(), batch, sinks=sinks)
+        return out, apart.side_by_side()
+    if kv.in_one_row and backend != "mosaic_tpu":
+        raise ValueError(f"pool {kv.pages.shape}: {backend} wants keys and values apart")
     # Whatever padding computed, page 0 stays finite: everybody reads it, and 0 times NaN is NaN.
     is_real = (batch.token_page > 0)[:, None, None]
     k, v = jnp.where(is_real, k, 0), jnp.where(is_real, v, 0)

@@ -12,7 +12,8 @@ from octavo.engine.errors import InvalidConfigError
 from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_quantization
 from octavo.pallas_kernels.ragged_paged_attention.kv_write_tpu import sublane_tile
-from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles, scale_lanes
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
 
 logger = logging.getLogger(__name__)
 
@@ -23,28 +24,6 @@ PAGE_SIZES = (16, 32, 64, 128, 256)
 MAX_GROUP_GPU = 64
 PLATFORMS = {"mosaic_tpu": ("tpu",), "mosaic_gpu": ("gpu", "cuda")}
 HOPPER = ("H100", "H200", "GH200", "H20", "H800")
-
-
-def pool_head_dim(backend: Backend, head_dim: int) -> int:
-    """Numbers a head takes in the pool of a backend; what exceeds `head_dim` holds zeros.
-
-    A TPU tiles the last dimension by 128 lanes; XLA would keep an array of 64 in another order, and
-    copy the whole pool into tiles for every call. Hopper's bulk copies and wgmma want 64 or 128.
-    """
-    if backend == "mosaic_tpu":
-        return -(-head_dim // 128) * 128
-    if backend == "mosaic_gpu":
-        return head_dim if head_dim <= 64 else -(-head_dim // 128) * 128
-    return head_dim
-
-
-def pool_scale_width(backend: Backend, page_size: int) -> int:
-    """Scales that a head's keys of a page take in the pool of a backend, int8 or fp8.
-
-    A TPU tiles the last dimension by 128 lanes, as with `pool_head_dim`: pages of 128 and 256
-    tokens waste nothing, one of 64 adds 4 bytes to the 4 + D of a token's key or value.
-    """
-    return scale_lanes(page_size) if backend == "mosaic_tpu" else page_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,9 +130,9 @@ def _tpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
     if shape.page_size % sublane_tile(shape.kv_dtype):
         allowed = f"a multiple of {sublane_tile(shape.kv_dtype)}"
         return Refusal("block_size", shape.page_size, allowed)
-    head_dim = pool_head_dim("mosaic_tpu", shape.head_dim)
-    q_shape = (shape.max_tokens, shape.num_heads, head_dim)
-    pool_shape = (2, 2, shape.num_kv_heads, shape.page_size, head_dim)
+    pool = pool_layout("mosaic_tpu", shape.head_dim, shape.page_size)
+    q_shape = (shape.max_tokens, shape.num_heads, pool.head_dim)
+    pool_shape = pool.shape(2, shape.num_kv_heads)
     try:
         choose_tpu_tiles(q_shape, shape.q_dtype, pool_shape, shape.kv_dtype, device_kind)
     except InvalidConfigError:

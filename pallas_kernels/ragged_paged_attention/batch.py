@@ -6,7 +6,7 @@ N pages in the pool, P tokens in a page, M pages in a row of the block table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -52,12 +52,13 @@ class PagedKV:
 
     Attributes:
         pages: [N, 2, Hkv, P, D], keys and values of a page side by side: reading a page is one
-            contiguous copy of 2·Hkv·P·D numbers. Narrow floats may be stored as bits, see
+            contiguous copy of 2·Hkv·P·D numbers. Or [N, 1, Hkv, P, 2·D], a token's key and value
+            in one row, where `pool_layout` says so. Narrow floats may be stored as bits, see
             `kv_dtype`.
         scales: float32 [N, 2, Hkv, P'] where pages hold int8 or fp8: a number stands for itself
             times its token's and head's scale; None where they hold the numbers themselves. A
             scale a token is known when the token is written, needs no calibration and clips
-            nothing, for 4 bytes beside the D of a head. P' is `pool_scale_width` of the backend,
+            nothing, for 4 bytes beside the D of a head. P' is the `scale_width` of the layout,
             at least P; nobody reads what exceeds P.
     """
 
@@ -67,22 +68,24 @@ class PagedKV:
     @property
     def k(self) -> jax.Array:
         """Keys [N, Hkv, P, D], before scales."""
-        return self.pages[:, 0]
+        return self.pages[:, 0, ..., : self.head_dim]
 
     @property
     def v(self) -> jax.Array:
         """Values [N, Hkv, P, D], before scales."""
-        return self.pages[:, 1]
+        return self.pages[:, -1, ..., -self.head_dim :]
 
     @classmethod
     def zeros(cls, shape: tuple[int, ...], dtype: Any, scale_width: int | None = None) -> PagedKV:
-        """An empty pool [N, 2, Hkv, P, D], with scales where `dtype` needs them.
+        """An empty pool, with scales where `dtype` needs them.
 
         Args:
+            shape: [N, 2, Hkv, P, D] or [N, 1, Hkv, P, 2·D].
             scale_width: P'; None is P.
         """
         is_scaled = kv_quantization(dtype) is not None
-        scales = (*shape[:3], shape[3] if scale_width is None else scale_width)
+        width = shape[3] if scale_width is None else scale_width
+        scales = (shape[0], 2, shape[2], width)
         return cls(
             pages=jnp.zeros(shape, dtype),
             scales=jnp.zeros(scales, SCALE_DTYPE) if is_scaled else None,
@@ -98,7 +101,21 @@ class PagedKV:
 
     @property
     def head_dim(self) -> int:
-        return self.pages.shape[4]
+        """D, numbers that a key or a value takes."""
+        return self.pages.shape[1] * self.pages.shape[4] // 2
+
+    @property
+    def in_one_row(self) -> bool:
+        """Whether a token's key and value share a row, [N, 1, Hkv, P, 2·D]."""
+        return self.pages.shape[1] == 1
+
+    def apart(self) -> PagedKV:
+        """The same pool as [N, 2, Hkv, P, D]."""
+        return replace(self, pages=jnp.stack([self.k, self.v], axis=1))
+
+    def side_by_side(self) -> PagedKV:
+        """The same pool as [N, 1, Hkv, P, 2·D]."""
+        return replace(self, pages=jnp.concatenate([self.k, self.v], axis=-1)[:, None])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

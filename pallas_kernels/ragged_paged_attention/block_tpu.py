@@ -3,6 +3,11 @@
 A block of an int8 or fp8 pool stays as it was copied. Its numbers are widened as operands of the
 two products, which is exact in bfloat16; keys' scales multiply scores and values' scales multiply
 the weights of the softmax: one number a key, where the numbers themselves would take D.
+
+Where a token's key and value share a row, [key | value], both products take the whole row: queries
+hold zeros where values lie, so that scores are of keys alone, and of the product with the weights
+only the lanes of values are kept outside. A matrix unit is 128 lanes wide at least: neither product
+takes longer than one of 64 lanes would.
 """
 
 from __future__ import annotations
@@ -30,6 +35,8 @@ class KernelShape:
         group: G, query heads a KV head.
         tile: query tokens of an item; 1 for decode.
         packed: queries lie as [Hkv, A · G, D] (prefill) and not as [T, Hkv, G, D] (decode).
+        head_dim: numbers of a row of the pool, whole tiles of lanes.
+        halves: 2 where keys and values are rows of their own; 1 where they share one.
         pages: pages in a KV block.
         unrolled: decode's heads are unrolled.
     """
@@ -37,6 +44,7 @@ class KernelShape:
     num_kv_heads: int
     group: int
     head_dim: int
+    halves: int
     page_size: int
     pages: int
     tile: int
@@ -62,7 +70,7 @@ def zero_tail(shape: KernelShape, kv_buf: Any, num_left: Any) -> None:
     """Zeroes values beyond the row's end: what was never written may be NaN, and 0 · NaN is NaN.
 
     Args:
-        kv_buf: [pages, 2, Hkv, P, D].
+        kv_buf: [pages, halves, Hkv, P, D].
         num_left: places of the block before the row's end.
     """
     if jnp.issubdtype(kv_buf.dtype, jnp.integer):
@@ -74,9 +82,9 @@ def zero_tail(shape: KernelShape, kv_buf: Any, num_left: Any) -> None:
 
         def one_page(i: Any, _: None) -> None:
             place = i * shape.page_size + lax.broadcasted_iota(jnp.int32, dims, 1)
-            old = kv_buf[i, 1]
+            old = kv_buf[i, shape.halves - 1]
             kept = jnp.where(place < num_left, old.astype(jnp.float32), 0.0)
-            kv_buf[i, 1] = kept.astype(old.dtype)
+            kv_buf[i, shape.halves - 1] = kept.astype(old.dtype)
 
         lax.fori_loop(lax.div(num_left, shape.page_size), shape.pages, one_page, None)
 
@@ -109,7 +117,7 @@ def lay_scales(shape: KernelShape, scale_buf: Any, rows_ref: Any, num_left: Any)
 def add_block(
     shape: KernelShape,
     q_ref: Any,  # [Hkv, Q, D]
-    kv_ref: Any,  # [pages, 2, Hkv, P, D]
+    kv_ref: Any,  # [pages, halves, Hkv, P, D]
     scale_rows: Any,  # [2, Hkv, scale_lanes], or None
     peak_ref: Any,
     total_ref: Any,
@@ -136,11 +144,14 @@ def add_block(
         return scale_rows[half, pl.ds(head, 1), :block]
 
     def one_head(head: Any) -> None:
-        keys = kv_ref[:, 0, head].reshape(block, shape.head_dim)
-        values = kv_ref[:, 1, head].reshape(block, shape.head_dim)
+        rows = [
+            kv_ref[:, half, head].reshape(block, shape.head_dim).astype(q_ref.dtype)
+            for half in range(shape.halves)
+        ]
+        keys, values = rows[0], rows[-1]
         scores = lax.dot_general(
             q_ref[head],
-            keys.astype(q_ref.dtype),
+            keys,
             (((1,), (1,)), ((), ())),
             precision=precision,
             preferred_element_type=jnp.float32,
@@ -164,7 +175,7 @@ def add_block(
             weight = weight * scale_row(1, head)
         acc_ref[head] = acc_ref[head] * shrink + lax.dot_general(
             weight.astype(q_ref.dtype),
-            values.astype(q_ref.dtype),
+            values,
             (((1,), (0,)), ((), ())),
             precision=precision,
             preferred_element_type=jnp.float32,

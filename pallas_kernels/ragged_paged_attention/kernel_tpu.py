@@ -5,7 +5,8 @@ token, a prefill item a tile of one row's chunk; a mixed step is one call of eac
 tokens. For each item the kernel walks the row's KV in blocks of pages with an online softmax
 (Source: Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135). Page copies are
 double-buffered across the whole worklist: while one block is computed the next is on its way, be
-it the same item's or the next one's. A page [2, Hkv, P, D] is one contiguous copy for all heads.
+it the same item's or the next one's. A page [2, Hkv, P, D] is one contiguous copy for all heads;
+heads of 64 have a key and its value in one row of lanes, [1, Hkv, P, 128].
 
 Grouped queries are rows of one matrix product: [tile · G, D] × [D, block] a KV head. Pages of int8
 and fp8 come with their scales, a second copy beside each page's: see `block_tpu` for what is done
@@ -70,7 +71,8 @@ def attend_mosaic_tpu(
 
     Args:
         q: [T, Hq, D] packed queries, bfloat16 or float32.
-        kv: pool [N, 2, Hkv, P, D] in q's dtype, int8 or fp8, the step's own KV already written.
+        kv: pool [N, 2, Hkv, P, D], or [N, 1, Hkv, P, 2·D], in q's dtype, int8 or fp8, the step's
+            own KV already written.
         batch: see `RaggedBatch`.
         params: see `AttentionParams`.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
@@ -81,16 +83,20 @@ def attend_mosaic_tpu(
     Returns:
         [T, Hq, D] in q's dtype; zeros for padding tokens and idle rows.
     """
+    if tiles is None:
+        tiles = choose_tpu_tiles(q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
+    own_dim = q.shape[2]
+    if kv.in_one_row:  # zeros meet the values in a row, and outputs come where values lie
+        q = jnp.pad(q, ((0, 0), (0, 0), (0, own_dim)))
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = kv.num_kv_heads
     group = num_heads // num_kv_heads
-    if tiles is None:
-        tiles = choose_tpu_tiles(q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
     table_pages = batch.block_table.shape[1]
     shape = KernelShape(
         num_kv_heads=num_kv_heads,
         group=group,
         head_dim=head_dim,
+        halves=kv.pages.shape[1],
         page_size=kv.page_size,
         pages=min(tiles.decode_pages, table_pages),
         tile=1,
@@ -116,6 +122,7 @@ def attend_mosaic_tpu(
             num_kv_heads=num_kv_heads,
             group=group,
             head_dim=head_dim,
+            halves=kv.pages.shape[1],
             page_size=kv.page_size,
             pages=min(tiles.prefill_pages, table_pages),
             tile=tile,
@@ -128,7 +135,7 @@ def attend_mosaic_tpu(
         chunk = chunk.transpose(1, 0, 2, 3).reshape(q.shape)
         is_decode = batch.token_row < batch.num_decode_rows
         out = jnp.where(is_decode[:, None, None], out, chunk)
-    return jnp.where(live[:, None, None], out, 0)
+    return jnp.where(live[:, None, None], out[:, :, -own_dim:], 0)
 
 
 def _query_align(dtype: Any, group: int) -> int:
@@ -167,18 +174,18 @@ def _call(
         kv_reads=work.row.shape[0],
         num_heads=heads * shape.group,
         num_kv_heads=heads,
-        head_dim=dim,
+        head_dim=kv.head_dim,
         q_itemsize=q.dtype.itemsize,
         kv_itemsize=kv.pages.dtype.itemsize,
         scale_bytes=0 if kv.scales is None else SCALE_DTYPE.itemsize,
     )
-    block = (2, shape.pages, 2, heads)  # twice: one is computed while the other is on its way
+    block = (2, shape.pages)  # twice: one is computed while the other is on its way
     pools = [kv.pages]
-    buffers = [pltpu.VMEM((*block, shape.page_size, dim), kv.pages.dtype)]
+    buffers = [pltpu.VMEM((*block, *kv.pages.shape[1:]), kv.pages.dtype)]
     scale_rows = []
     if kv.scales is not None:
         pools.append(kv.scales)
-        buffers.append(pltpu.VMEM((*block, kv.scales.shape[3]), kv.scales.dtype))
+        buffers.append(pltpu.VMEM((*block, *kv.scales.shape[1:]), kv.scales.dtype))
         scale_rows.append(pltpu.VMEM((2, heads, shape.scale_lanes), jnp.float32))
     stats = pltpu.VMEM((heads, queries, LANES), jnp.float32)
     call = pl.pallas_call(
@@ -243,12 +250,12 @@ def _kernel(
     # Inputs and the output.
     sink_ref: Any,  # VMEM [Hkv, Q, LANES]
     q_ref: Any,  # HBM [Hkv, A · G, D] or [T, Hkv, G, D]
-    pool_refs: Any,  # HBM [N, 2, Hkv, P, D], and scales [N, 2, Hkv, P'] if any
+    pool_refs: Any,  # HBM [N, halves, Hkv, P, D], and scales [N, 2, Hkv, P'] if any
     out_ref: Any,  # HBM as q
     # Scratch.
     q_buf: Any,  # VMEM [2, Hkv, Q, D]
     out_buf: Any,  # VMEM [Hkv, Q, D]
-    kv_bufs: Any,  # VMEM [2, pages, 2, Hkv, P, D], and [2, pages, 2, Hkv, P'] if any
+    kv_bufs: Any,  # VMEM [2, pages, halves, Hkv, P, D], and [2, pages, 2, Hkv, P'] if any
     scale_rows: Any,  # VMEM [2, Hkv, scale_lanes] if any
     peak_ref: Any,  # VMEM [Hkv, Q, LANES], every lane alike
     total_ref: Any,  # VMEM [Hkv, Q, LANES], every lane alike

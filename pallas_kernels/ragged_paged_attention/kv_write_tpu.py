@@ -1,9 +1,10 @@
 """Writes a step's new keys and values into their pages on a TPU, in place.
 
 A TPU stores whole tiles of sublanes, so a token's KV is merged into the tile [2, Hkv, W, D] of its
-page that holds it: the tile is read, some of its W places replaced, and written back. W is one
-sublane tile of the pool's dtype: 8 numbers of 4 bytes, 16 of 2, 32 of 1. Pallas pipelines the tiles
-by block index; the pool is aliased from input to output, so nothing else of it moves.
+page that holds it, or [1, Hkv, W, 2·D] where its key and value share a row: the tile is read, some
+of its W places replaced, and written back. W is one sublane tile of the pool's dtype: 8 numbers of
+4 bytes, 16 of 2, 32 of 1. Pallas pipelines the tiles by block index; the pool is aliased from input
+to output, so nothing else of it moves.
 
 Scales of a pool of int8 or fp8 lie along lanes, [2, Hkv, 128] for up to 128 places of a page: wider
 than a tile of numbers. Tiles that share one follow each other, and each of them merges all of the
@@ -72,8 +73,8 @@ def write_kv_mosaic_tpu(
     """Merges the new KV of each token into its page, rounded to the pool's dtype.
 
     Args:
-        kv: pool [N, 2, Hkv, P, D], and its scales [N, 2, Hkv, P'] if any; updated in place under
-            donation. P is a multiple of W, P' of 128.
+        kv: pool [N, 2, Hkv, P, D] or [N, 1, Hkv, P, 2·D], and its scales [N, 2, Hkv, P'] if any;
+            updated in place under donation. P is a multiple of W, P' of 128.
         k, v: [T, Hkv, D] new keys and values.
         batch: `block_table` and the lengths say where each goes; idle rows go nowhere.
         decode_only: every row has one token: a tile a token, with no gather beforehand.
@@ -87,12 +88,14 @@ def write_kv_mosaic_tpu(
     quantization = kv_quantization(kv.pages.dtype)
     if kv.scales is not None and quantization is not None:
         new, scale = quantize(new, quantization, -1)  # and [T, 2, Hkv]
+    if kv.in_one_row:
+        new = jnp.concatenate([new[:, 0], new[:, 1]], axis=-1)[:, None]  # [T, 1, Hkv, 2·D]
     new = new.astype(kv.pages.dtype)
     width = sublane_tile(kv.pages.dtype)
     if decode_only:
         tiles = _token_tiles(kv, batch, width)
         # Rows of a packed register cannot be told apart: bfloat16 holds narrower numbers exactly.
-        flat = new.reshape(new.shape[0], -1, kv.head_dim)
+        flat = new.reshape(new.shape[0], -1, new.shape[3])
         flat = flat if flat.dtype.itemsize > 1 else flat.astype(jnp.bfloat16)
         new_scales = None
         if scale is not None:
@@ -174,10 +177,11 @@ def _call(
     interpret: Any,
 ) -> PagedKV:
     width = sublane_tile(kv.pages.dtype)
-    tile = (1, 2, kv.num_kv_heads, width, kv.head_dim)
+    _, halves, num_kv_heads, _, dim = kv.pages.shape
+    tile = (1, halves, num_kv_heads, width, dim)
     num_items = tiles.page.shape[0]
     scalars = [tiles.page, tiles.place, tiles.low, tiles.high]
-    moved_bytes = 2 * 2 * kv.num_kv_heads * width * kv.head_dim * kv.pages.dtype.itemsize
+    moved_bytes = 2 * halves * num_kv_heads * width * dim * kv.pages.dtype.itemsize
 
     def of_item(array: jax.Array) -> pl.BlockSpec:
         return pl.BlockSpec((1, *array.shape[1:]), lambda i, *_: (i,) + (0,) * (array.ndim - 1))
@@ -234,11 +238,11 @@ def _kernel(merge: Any, width: int, num_scalars: int, num_pools: int, *refs: Any
 
 
 def _merge_token(width: int, low: Any, high: Any, new: Any, old: Any, out: Any) -> None:
-    """new [1, 2 · Hkv, D]: one token, broadcast over the tile's places."""
+    """new [1, halves · Hkv, D]: one token, broadcast over the tile's places."""
     del high
-    _, two, heads, _, dim = out.shape
+    _, halves, heads, _, dim = out.shape
     here = lax.broadcasted_iota(jnp.int32, (width, dim), 0) == low
-    for i in range(two * heads):
+    for i in range(halves * heads):
         half, head = divmod(i, heads)
         token = jnp.broadcast_to(new[0, i : i + 1].astype(jnp.float32), (width, dim))
         kept = old[0, half, head].astype(jnp.float32)
@@ -246,9 +250,9 @@ def _merge_token(width: int, low: Any, high: Any, new: Any, old: Any, out: Any) 
 
 
 def _merge_tile(width: int, low: Any, high: Any, new: Any, old: Any, out: Any) -> None:
-    """new [1, 2, Hkv, W, D]: places [low, high) are new."""
-    _, two, heads, _, dim = out.shape
-    at = lax.broadcasted_iota(jnp.int32, (two, heads, width, dim), 2)
+    """new [1, halves, Hkv, W, D]: places [low, high) are new."""
+    del width
+    at = lax.broadcasted_iota(jnp.int32, out.shape[1:], 2)
     here = (at >= low) & (at < high)
     kept = old[0].astype(jnp.float32)
     out[0] = jnp.where(here, new[0].astype(jnp.float32), kept).astype(out.dtype)

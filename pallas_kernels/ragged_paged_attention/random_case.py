@@ -14,6 +14,7 @@ from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
     stored_dtype,
     to_stored,
 )
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import PoolLayout, pool_layout
 
 
 def make_case(
@@ -29,8 +30,7 @@ def make_case(
     dtype: str = "float32",
     kv_dtype: str | None = None,
     num_pages: int | None = None,
-    pool_head_dim: int | None = None,
-    scale_width: int | None = None,
+    layout: PoolLayout | None = None,
     as_bits: bool = True,
 ) -> tuple[jax.Array, jax.Array, jax.Array, PagedKV, RaggedBatch]:
     """A batch of rows over a shuffled pool of random numbers.
@@ -39,8 +39,8 @@ def make_case(
         rows: (new tokens, KV length with them) of each; rows of one token first are decode rows.
         kv_dtype: of the pool, a name of `KV_DTYPES`; None is `dtype`.
         num_tokens, num_rows: T and S, what the rows do not fill is padding.
-        pool_head_dim: of the pool, whose numbers beyond `head_dim` are zeros; None is `head_dim`.
-        scale_width: of the pool's scales, which beyond `page_size` are NaN; None is `page_size`.
+        layout: of the pool, whose numbers beyond `head_dim` are zeros and whose scales beyond
+            `page_size` are NaN; None is plain XLA's.
         as_bits: the pool holds narrow floats as plain XLA stores them, else as kernels take them.
         table: M, pages in a row of the block table.
 
@@ -52,8 +52,8 @@ def make_case(
     if num_pages is None:
         num_pages = used
     pool = rng.standard_normal((num_pages, 2, num_kv_heads, page_size, head_dim))
-    if pool_head_dim is not None:
-        pool = np.pad(pool, ((0, 0),) * 4 + ((0, pool_head_dim - head_dim),))
+    layout = layout or pool_layout("xla", head_dim, page_size)
+    pool = np.pad(pool, ((0, 0),) * 4 + ((0, layout.head_dim - head_dim),))
     free = list(rng.permutation(num_pages - 1) + 1)
     block_table = np.zeros((num_rows, table), np.int32)
     kv_lens = np.zeros(num_rows, np.int32)
@@ -87,17 +87,18 @@ def make_case(
     stored = jnp.dtype(dtype)
     if kv_dtype is not None:
         stored = stored_dtype(KV_DTYPES[kv_dtype]) if as_bits else KV_DTYPES[kv_dtype]
-    return q, k, v, _pool(pool, stored, scale_width or page_size), batch
+    return q, k, v, _pool(pool, stored, layout), batch
 
 
-def _pool(numbers: np.ndarray, stored: jnp.dtype, scale_width: int) -> PagedKV:
+def _pool(numbers: np.ndarray, stored: jnp.dtype, layout: PoolLayout) -> PagedKV:
     quantization = kv_quantization(stored)
     pages, scales = jnp.asarray(numbers, jnp.float32), None
     if quantization is not None:
         pages, scales = quantize(pages, quantization, -1)
-        beyond = ((0, 0),) * 3 + ((0, scale_width - scales.shape[3]),)
+        beyond = ((0, 0),) * 3 + ((0, layout.scale_width - layout.page_size),)
         scales = jnp.pad(scales, beyond, constant_values=jnp.nan)
-    return PagedKV(pages=to_stored(pages, stored), scales=scales)
+    kv = PagedKV(pages=to_stored(pages, stored), scales=scales)
+    return kv.side_by_side() if layout.halves == 1 else kv
 
 
 def _leading_ones(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:

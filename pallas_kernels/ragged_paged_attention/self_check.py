@@ -11,11 +11,10 @@ from octavo.pallas_kernels.ragged_paged_attention import ragged_paged_attention
 from octavo.pallas_kernels.ragged_paged_attention.backends import (
     AttentionShape,
     Backend,
-    pool_head_dim,
-    pool_scale_width,
 )
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_dtype_name
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
@@ -44,8 +43,7 @@ def check_backend(backend: Backend, shape: AttentionShape, params: AttentionPara
         table=-(-256 // page),
         dtype=dtype,
         kv_dtype=kv_dtype_name(shape.kv_dtype),
-        pool_head_dim=pool_head_dim(backend, shape.head_dim),
-        scale_width=pool_scale_width(backend, page),
+        layout=pool_layout(backend, shape.head_dim, page),
         as_bits=backend in ("xla", "reference"),
     )
 

@@ -75,26 +75,29 @@ def scratch_bytes(
     head_dim: int,
     q_itemsize: int,
     kv_itemsize: int,
+    halves: int = 2,
 ) -> int:
     """VMEM that the kernel's buffers and one head's scores take.
 
     Args:
         rows: query rows of an item, tile · G.
         pages: of a KV block.
+        head_dim: numbers of a pool's row.
         kv_itemsize: bytes of a pool's number; 1 comes with scales.
+        halves: rows that a token takes in one head.
     """
     block = pages * page_size
     lanes = -(-head_dim // LANES) * LANES
     rows = max(8, rows)
     queries = num_kv_heads * rows * lanes * (3 * q_itemsize + 4)  # two in, one out, accumulator
     stats = 4 * num_kv_heads * rows * 128 * 4  # peak, total, sinks (double-buffered)
-    kv = 2 * 2 * block * num_kv_heads * lanes * kv_itemsize
+    kv = 2 * halves * block * num_kv_heads * lanes * kv_itemsize
     scores = 4 * rows * block * 4
     narrow = 0
     if kv_itemsize == 1:
         heads = 2 * max(8, num_kv_heads) * 4  # keys and values in whole tiles of float32
         scales = heads * (2 * pages * scale_lanes(page_size) + scale_lanes(block))
-        narrow = scales + 2 * block * lanes * q_itemsize  # one head's keys and values, widened
+        narrow = scales + halves * block * lanes * q_itemsize  # one head's block, widened
     return queries + stats + kv + scores + narrow
 
 
@@ -109,22 +112,23 @@ def choose_tpu_tiles(
 
     Args:
         q_shape: [T, Hq, D].
-        pool_shape: [N, 2, Hkv, P, D].
+        pool_shape: [N, 2, Hkv, P, D], or [N, 1, Hkv, P, 2·D].
         kind: device kind; None asks JAX which one is being compiled for.
 
     Raises:
         InvalidConfigError: a table asks for more than VMEM holds.
         ValueError: not even one page and the smallest tile fit.
     """
-    _, num_heads, head_dim = q_shape
-    _, _, num_kv_heads, page_size, _ = pool_shape
+    _, num_heads, _ = q_shape
+    _, halves, num_kv_heads, page_size, width = pool_shape
     group = num_heads // num_kv_heads
     capacity = vmem_bytes(kind if kind is not None else device_kind())
     budget = int(capacity * VMEM_SHARE)
     sizes = {
         "page_size": page_size,
         "num_kv_heads": num_kv_heads,
-        "head_dim": head_dim,
+        "head_dim": width,
+        "halves": halves,
         "q_itemsize": jnp.dtype(q_dtype).itemsize,
         "kv_itemsize": jnp.dtype(kv_dtype).itemsize,
     }

@@ -25,11 +25,10 @@ import numpy as np
 from octavo.pallas_kernels.ragged_paged_attention.backends import (
     AttentionShape,
     Backend,
-    pool_head_dim,
-    pool_scale_width,
 )
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_dtype_name
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 from octavo.pallas_kernels.ragged_paged_attention.tuning import (
     Part,
@@ -203,8 +202,7 @@ def _arguments(backend: Backend, shape: AttentionShape, rows: list[tuple[int, in
         table=-(-pages // 8) * 8,
         dtype=jax.numpy.dtype(shape.q_dtype).name,
         kv_dtype=kv_dtype_name(shape.kv_dtype),
-        pool_head_dim=pool_head_dim(backend, shape.head_dim),
-        scale_width=pool_scale_width(backend, shape.page_size),
+        layout=pool_layout(backend, shape.head_dim, shape.page_size),
         as_bits=backend in ("xla", "reference"),
     )
     if kv.head_dim > shape.head_dim:

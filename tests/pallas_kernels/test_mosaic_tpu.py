@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 
 from octavo.pallas_kernels.ragged_paged_attention import AttentionParams, ragged_paged_attention
 from octavo.pallas_kernels.ragged_paged_attention.kernel_tpu import attend_mosaic_tpu
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
 from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import TpuTiles
@@ -35,6 +37,7 @@ VARIANTS = {
     "soft cap": (AttentionParams(scale=0.4, logit_softcap=5.0), False),
 }
 SHAPE = {"num_tokens": 64, "num_rows": 12, "num_pages": 64}
+SHAPE_64 = {**SHAPE, "head_dim": 64, "layout": pool_layout("mosaic_tpu", 64, 8)}
 
 
 @functools.cache
@@ -55,11 +58,25 @@ def test_matches_the_reference(variant: str, mix: str) -> None:
     np.testing.assert_allclose(got, want, atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"])
 
 
-def test_numbers_that_are_not_finite_beyond_a_rows_end_do_no_harm() -> None:
+@pytest.mark.parametrize("mix", [mix for mix in MIXES if mix != "one whole prompt"])
+@pytest.mark.parametrize("variant", ["full", "window and sinks"])
+def test_heads_of_64_have_their_keys_and_values_in_one_row(variant: str, mix: str) -> None:
+    params, has_sinks = VARIANTS[variant]
+    rng = np.random.default_rng(len(mix))
+    q, _, _, kv, batch = make_case(rng, MIXES[mix], **SHAPE_64)  # type: ignore[arg-type]
+    assert kv.pages.shape[1:] == (1, 2, 8, 128)
+    sinks = jnp.asarray(rng.standard_normal(6), jnp.float32) if has_sinks else None
+    got = attend(params)(q, kv, batch, sinks=sinks)
+    want = attend_reference(q, kv.apart(), batch, params, sinks=sinks)
+    np.testing.assert_allclose(got, want, atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("shape", [SHAPE, SHAPE_64], ids=["apart", "in one row"])
+def test_numbers_that_are_not_finite_beyond_a_rows_end_do_no_harm(shape: dict[str, Any]) -> None:
     params = VARIANTS["full"][0]
     rows = [(1, 50), (1, 3), (20, 41)]
-    q, _, _, kv, batch = make_case(np.random.default_rng(0), rows, **SHAPE)  # type: ignore[arg-type]
-    want = attend_reference(q, kv, batch, params)
+    q, _, _, kv, batch = make_case(np.random.default_rng(0), rows, **shape)
+    want = attend_reference(q, kv.apart(), batch, params)
     pages = np.asarray(kv.pages).copy()
     pages[0] = np.nan
     for row, (_, kv_len) in enumerate(rows):
@@ -68,19 +85,22 @@ def test_numbers_that_are_not_finite_beyond_a_rows_end_do_no_harm() -> None:
     np.testing.assert_allclose(attend(params)(q, poisoned, batch), want, atol=2e-5)
 
 
+@pytest.mark.parametrize("head_dim", [16, 64])
 @pytest.mark.parametrize(("mix", "decode_only"), [("decode and prefill", False), ("idle", True)])
-def test_writes_and_attends_in_bfloat16(mix: str, decode_only: bool) -> None:
+def test_writes_and_attends_in_bfloat16(mix: str, decode_only: bool, head_dim: int) -> None:
     rows = MIXES["decode and prefill"] if not decode_only else MIXES["idle decode rows"]
-    params = AttentionParams(scale=0.25)
+    params = AttentionParams(scale=head_dim**-0.5)
     case = make_case(
         np.random.default_rng(3),
         rows,
         num_tokens=12 if decode_only else 40,
         num_rows=12,
         heads=(4, 1),
+        head_dim=head_dim,
         page_size=32,
         table=4,
         dtype="bfloat16",
+        layout=pool_layout("mosaic_tpu", 64, 32) if head_dim == 64 else None,
     )
     got, got_kv = ragged_paged_attention(
         *case, params, backend="mosaic_tpu", decode_only=decode_only, interpret=True

@@ -12,13 +12,10 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from octavo.pallas_kernels.ragged_paged_attention import AttentionParams, PagedKV
-from octavo.pallas_kernels.ragged_paged_attention.backends import (
-    pool_head_dim,
-    pool_scale_width,
-)
 from octavo.pallas_kernels.ragged_paged_attention.kernel_tpu import attend_mosaic_tpu
 from octavo.pallas_kernels.ragged_paged_attention.kv_write import write_kv
 from octavo.pallas_kernels.ragged_paged_attention.kv_write_tpu import write_kv_mosaic_tpu
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
 from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import TpuTiles
@@ -55,8 +52,7 @@ def case(rng: np.random.Generator, rows: list[tuple[int, int]], kv_dtype: str, *
         rows,
         table=256 // page_size,
         kv_dtype=kv_dtype,
-        pool_head_dim=pool_head_dim("mosaic_tpu", shape["head_dim"]),
-        scale_width=pool_scale_width("mosaic_tpu", page_size),
+        layout=pool_layout("mosaic_tpu", shape["head_dim"], page_size),
         as_bits=False,
         **shape,
     )
@@ -77,7 +73,7 @@ def check(q: Any, kv: PagedKV, batch: Any, variant: str, given: PagedKV | None =
     if has_sinks:
         sinks = jnp.asarray(np.random.default_rng(7).standard_normal(q.shape[1]), jnp.float32)
     got = attend(params)(q, kv if given is None else given, batch, sinks=sinks)
-    want = attend_reference(q, kv, batch, params, sinks=sinks)
+    want = attend_reference(q, kv.apart(), batch, params, sinks=sinks)
     tolerance = TOLERANCE[q.dtype.name]
     np.testing.assert_allclose(
         np.asarray(got, np.float32), np.asarray(want, np.float32), atol=tolerance, rtol=tolerance
@@ -132,16 +128,18 @@ def test_numbers_that_are_not_finite_beyond_a_rows_end_do_no_harm(
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "page_size", "rows", "decode_only"),
+    ("kv_dtype", "head_dim", "page_size", "rows", "decode_only"),
     [
-        ("int8", 32, MIXES["decode and prefill"], False),
+        ("int8", 128, 32, MIXES["decode and prefill"], False),
         # Several tiles of numbers share a tile of scales, and a row begins and ends within one.
-        ("fp8", 256, [(1, 200), (150, 180), (1, 129)], False),
-        ("int8", 256, [(1, 130), (1, 0), (1, 128), (1, 65)], True),
+        ("fp8", 128, 256, [(1, 200), (150, 180), (1, 129)], False),
+        ("int8", 128, 256, [(1, 130), (1, 0), (1, 128), (1, 65)], True),
+        ("fp8", 64, 32, [(1, 50), (9, 41)], False),
+        ("int8", 64, 64, [(1, 64), (1, 0), (1, 33)], True),
     ],
 )
 def test_writes_what_plain_xla_writes(
-    kv_dtype: str, page_size: int, rows: list[tuple[int, int]], decode_only: bool
+    kv_dtype: str, head_dim: int, page_size: int, rows: list[tuple[int, int]], decode_only: bool
 ) -> None:
     num_tokens = sum(new for new, _ in rows) + (0 if decode_only else 5)
     _, k, v, kv, batch = case(
@@ -151,14 +149,16 @@ def test_writes_what_plain_xla_writes(
         num_tokens=num_tokens,
         num_rows=len(rows) + (0 if decode_only else 2),
         page_size=page_size,
-        head_dim=128,
+        head_dim=head_dim,
     )
     # This interpreter keeps blocks between visits, as a TPU does.
     got = write_kv_mosaic_tpu(
         kv, k, v, batch, decode_only=decode_only, interpret=pltpu.InterpretParams()
     )
-    want = write_kv(kv, k, v, batch)
-    assert (np.asarray(want.pages) != np.asarray(kv.pages)).any()
+    want = write_kv(kv.apart(), k, v, batch)
+    assert (np.asarray(want.pages) != np.asarray(kv.apart().pages)).any()
+    if kv.in_one_row:
+        want = want.side_by_side()
     np.testing.assert_array_equal(
         np.asarray(got.pages[1:], np.float32), np.asarray(want.pages[1:], np.float32)
     )

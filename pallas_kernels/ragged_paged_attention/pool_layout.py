@@ -1,0 +1,61 @@
+"""How a backend's KV pool lies in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import bytes_per_head
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES, scale_lanes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolLayout:
+    """A pool [N, halves, Hkv, P, width] and its scales [N, 2, Hkv, scale_width], if it has any.
+
+    Attributes:
+        halves: 2 where a token's key and its value in a head are rows of their own; 1 where they
+            lie side by side in one row, [key | value].
+        width: numbers of a row; what the head leaves of it holds zeros.
+        page_size: P, tokens.
+        scale_width: scales that a head's keys of a page take, those of its tokens first.
+    """
+
+    halves: int
+    width: int
+    page_size: int
+    scale_width: int
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers that a key or a value takes, at least the head's own."""
+        return self.halves * self.width // 2
+
+    def shape(self, num_pages: int, num_kv_heads: int) -> tuple[int, int, int, int, int]:
+        """Of the array of numbers."""
+        return (num_pages, self.halves, num_kv_heads, self.page_size, self.width)
+
+    def bytes_per_head(self, dtype: Any) -> int:
+        """Bytes of one token's key or value in one head, padding and scales counted."""
+        return bytes_per_head(dtype, self.head_dim, self.scale_width // self.page_size)
+
+
+def pool_layout(backend: str, head_dim: int, page_size: int) -> PoolLayout:
+    """The layout that a backend reads and writes.
+
+    A TPU tiles the last dimension by 128 lanes; XLA would keep an array of 64 in another order, and
+    copy the whole pool into tiles for every call. Heads of 64 therefore have a key and its value
+    share the lanes, and others are padded, as scales are: pages of 128 and 256 tokens waste
+    nothing on them, one of 64 adds 4 bytes to the 4 + D of a token's key or value. Hopper's bulk
+    copies and wgmma want 64 numbers or a multiple of 128.
+    """
+    halves, width, scale_width = 2, head_dim, page_size
+    if backend == "mosaic_tpu":
+        scale_width = scale_lanes(page_size)
+        if 2 * head_dim == LANES:
+            halves, width = 1, LANES
+        else:
+            width = -(-head_dim // LANES) * LANES
+    elif backend == "mosaic_gpu" and head_dim > 64:
+        width = -(-head_dim // 128) * 128
+    return PoolLayout(halves=halves, width=width, page_size=page_size, scale_width=scale_width)
