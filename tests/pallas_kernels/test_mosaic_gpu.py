@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 # Weights of the softmax, the pool and outputs are rounded to bfloat16's 8 bits of mantissa.
 TOLERANCE = 2e-2
-HEADS, HEAD_DIM = (2, 1), 64
+HEADS = (2, 1)
 
 
 def interpreter():  # type: ignore[no-untyped-def]
@@ -27,14 +27,15 @@ def interpreter():  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize(
-    ("page_size", "params", "has_sinks"),
+    ("head_dim", "page_size", "params", "has_sinks"),
     [
-        (16, AttentionParams(scale=0.125), True),
-        (128, AttentionParams(scale=0.125, sliding_window=70, logit_softcap=5.0), False),
+        (64, 16, AttentionParams(scale=0.125), True),
+        (64, 128, AttentionParams(scale=0.125, sliding_window=70, logit_softcap=5.0), False),
+        (256, 64, AttentionParams(scale=0.0625), True),
     ],
 )
 def test_decode_splits_and_combines(
-    page_size: int, params: AttentionParams, has_sinks: bool
+    head_dim: int, page_size: int, params: AttentionParams, has_sinks: bool
 ) -> None:
     from octavo.pallas_kernels.ragged_paged_attention.decode_gpu import decode_gpu
     from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import DecodeTiles
@@ -47,7 +48,7 @@ def test_decode_splits_and_combines(
         num_tokens=3,
         num_rows=3,
         heads=HEADS,
-        head_dim=HEAD_DIM,
+        head_dim=head_dim,
         page_size=page_size,
         table=256 // page_size,
         dtype="bfloat16",
@@ -62,14 +63,15 @@ def test_decode_splits_and_combines(
 
 
 @pytest.mark.parametrize(
-    ("page_size", "params", "has_sinks"),
+    ("head_dim", "page_size", "params", "has_sinks"),
     [
-        (64, AttentionParams(scale=0.125), False),
-        (32, AttentionParams(scale=0.125, sliding_window=30), True),
+        (64, 64, AttentionParams(scale=0.125), False),
+        (64, 32, AttentionParams(scale=0.125, sliding_window=30), True),
+        (256, 128, AttentionParams(scale=0.0625), False),
     ],
 )
 def test_prefill_chunks_do_not_write_over_each_other(
-    page_size: int, params: AttentionParams, has_sinks: bool
+    head_dim: int, page_size: int, params: AttentionParams, has_sinks: bool
 ) -> None:
     from octavo.pallas_kernels.ragged_paged_attention.prefill_gpu import prefill_gpu
     from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import PrefillTiles
@@ -82,7 +84,7 @@ def test_prefill_chunks_do_not_write_over_each_other(
         num_tokens=74,
         num_rows=3,
         heads=HEADS,
-        head_dim=HEAD_DIM,
+        head_dim=head_dim,
         page_size=page_size,
         table=256 // page_size,
         dtype="bfloat16",
