@@ -171,6 +171,8 @@ ATTENTION = (
     AttentionCase(
         rows=32, chunk=256, context=2048, heads=(8, 1), head_dim=256, page_size=128, kv="int8"
     ),
+    AttentionCase(rows=64, chunk=512, context=2048, page_size=16, kv="int8"),
+    AttentionCase(rows=64, chunk=512, context=2048, head_dim=64, page_size=16, kv="fp8"),
 )
 TPU_ONLY = (
     AttentionCase(rows=32, chunk=256, context=1024, heads=(9, 3), head_dim=64, dtype="float32"),
@@ -179,8 +181,6 @@ GPU_ONLY = (
     AttentionCase(
         rows=32, chunk=256, context=2048, heads=(8, 1), head_dim=256, page_size=128, kv="fp8"
     ),
-    AttentionCase(rows=64, chunk=512, context=2048, page_size=16, kv="int8"),
-    AttentionCase(rows=64, chunk=512, context=2048, head_dim=64, page_size=16, kv="fp8"),
 )
 
 

@@ -84,7 +84,7 @@ def _tpu(case: Attention, layout: PoolLayout, device_kind: str) -> Moved:
     dtype = "float32" if case.itemsize == 4 else "bfloat16"
     tiles = choose_tpu_tiles(q_shape, dtype, pool, case.kv_dtype, device_kind)
     token_bytes = case.token_bytes("mosaic_tpu")
-    place = 32 // case.kv_dtype.itemsize  # rows of a sublane tile
+    place = min(32 // case.kv_dtype.itemsize, case.page_size)  # rows of a sublane tile
     # KV write: a stored tile in and out for each token that decodes, and for each of the chunk's,
     # and with it 128 scales of each head.
     written = case.rows + (case.chunk // place + 1 if case.chunk else 0)

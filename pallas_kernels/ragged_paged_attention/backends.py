@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from octavo.engine.errors import InvalidConfigError
 from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_quantization
-from octavo.pallas_kernels.ragged_paged_attention.kv_write_tpu import sublane_tile
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
 
@@ -127,9 +126,6 @@ def _tpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
     why = _dtype_refusal(shape, ("float32", "bfloat16"))
     if why is not None:
         return why
-    if shape.page_size % sublane_tile(shape.kv_dtype):
-        allowed = f"a multiple of {sublane_tile(shape.kv_dtype)}"
-        return Refusal("block_size", shape.page_size, allowed)
     pool = pool_layout("mosaic_tpu", shape.head_dim, shape.page_size)
     q_shape = (shape.max_tokens, shape.num_heads, pool.head_dim)
     pool_shape = pool.shape(2, shape.num_kv_heads)

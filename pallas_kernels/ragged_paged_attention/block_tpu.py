@@ -145,7 +145,7 @@ def add_block(
 
     def one_head(head: Any) -> None:
         rows = [
-            kv_ref[:, half, head].reshape(block, shape.head_dim).astype(q_ref.dtype)
+            kv_ref[:, half, head].astype(q_ref.dtype).reshape(block, shape.head_dim)
             for half in range(shape.halves)
         ]
         keys, values = rows[0], rows[-1]

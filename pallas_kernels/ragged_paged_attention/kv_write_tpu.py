@@ -3,8 +3,8 @@
 A TPU stores whole tiles of sublanes, so a token's KV is merged into the tile [2, Hkv, W, D] of its
 page that holds it, or [1, Hkv, W, 2·D] where its key and value share a row: the tile is read, some
 of its W places replaced, and written back. W is one sublane tile of the pool's dtype: 8 numbers of
-4 bytes, 16 of 2, 32 of 1. Pallas pipelines the tiles by block index; the pool is aliased from input
-to output, so nothing else of it moves.
+4 bytes, 16 of 2, 32 of 1, or a page of 16 where that is less. Pallas pipelines the tiles by block
+index; the pool is aliased from input to output, so nothing else of it moves.
 
 Scales of a pool of int8 or fp8 lie along lanes, [2, Hkv, 128] for up to 128 places of a page: wider
 than a tile of numbers. Tiles that share one follow each other, and each of them merges all of the
@@ -33,6 +33,11 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES
 def sublane_tile(dtype: Any) -> int:
     """Places in a sublane tile of a dtype."""
     return 8 * 4 // jnp.dtype(dtype).itemsize
+
+
+def places_of_tile(kv: PagedKV) -> int:
+    """W, places that are read and written together; a page may be a part of a sublane tile."""
+    return min(sublane_tile(kv.pages.dtype), kv.page_size)
 
 
 @jax.tree_util.register_dataclass
@@ -91,7 +96,7 @@ def write_kv_mosaic_tpu(
     if kv.in_one_row:
         new = jnp.concatenate([new[:, 0], new[:, 1]], axis=-1)[:, None]  # [T, 1, Hkv, 2·D]
     new = new.astype(kv.pages.dtype)
-    width = sublane_tile(kv.pages.dtype)
+    width = places_of_tile(kv)
     if decode_only:
         tiles = _token_tiles(kv, batch, width)
         # Rows of a packed register cannot be told apart: bfloat16 holds narrower numbers exactly.
@@ -176,7 +181,7 @@ def _call(
     new_scales: jax.Array | None,
     interpret: Any,
 ) -> PagedKV:
-    width = sublane_tile(kv.pages.dtype)
+    width = places_of_tile(kv)
     _, halves, num_kv_heads, _, dim = kv.pages.shape
     tile = (1, halves, num_kv_heads, width, dim)
     num_items = tiles.page.shape[0]

@@ -52,7 +52,7 @@ def test_auto_takes_the_hopper_kernel() -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", [jnp.int8, jnp.float8_e4m3fn])
-@pytest.mark.parametrize(("head_dim", "page_size"), [(64, 32), (96, 128), (128, 256)])
+@pytest.mark.parametrize(("head_dim", "page_size"), [(64, 16), (96, 128), (128, 256)])
 def test_kernels_take_eight_bit_kv(kv_dtype: Any, head_dim: int, page_size: int) -> None:
     shape = dataclasses.replace(LLAMA, kv_dtype=kv_dtype, head_dim=head_dim, page_size=page_size)
     for device, backend in ((V6E, "mosaic_tpu"), (H200, "mosaic_gpu")):
@@ -86,7 +86,6 @@ def test_auto_falls_back_to_xla_where_the_kernel_does_not_fit() -> None:
         (V6E, {"page_size": 8}, "block_size = 8.*16, 32, 64, 128, 256"),
         (V6E, {"q_dtype": jnp.float16}, "dtype = 'float16'.*float32, bfloat16"),
         (V6E, {"kv_dtype": jnp.float32}, "kv_cache_dtype = 'float32'.*bfloat16.*, int8 or fp8"),
-        (V6E, {"kv_dtype": jnp.int8, "page_size": 16}, "block_size = 16.*a multiple of 32"),
         (V6E, {"num_heads": 4096, "num_kv_heads": 4096}, "num_kv_heads = 4096.*VMEM"),
     ],
 )

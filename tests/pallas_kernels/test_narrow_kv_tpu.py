@@ -93,6 +93,8 @@ def test_matches_the_reference(kv_dtype: str, variant: str, mix: str) -> None:
     [
         ("fp8", "bfloat16", (4, 1), 96, 128),
         ("int8", "float32", (6, 3), 256, 256),
+        # A page is half a tile of sublanes.
+        ("int8", "bfloat16", (4, 2), 64, 16),
     ],
 )
 def test_matches_the_reference_for_heads_and_pages(
@@ -134,8 +136,8 @@ def test_numbers_that_are_not_finite_beyond_a_rows_end_do_no_harm(
         # Several tiles of numbers share a tile of scales, and a row begins and ends within one.
         ("fp8", 128, 256, [(1, 200), (150, 180), (1, 129)], False),
         ("int8", 128, 256, [(1, 130), (1, 0), (1, 128), (1, 65)], True),
-        ("fp8", 64, 32, [(1, 50), (9, 41)], False),
-        ("int8", 64, 64, [(1, 64), (1, 0), (1, 33)], True),
+        ("fp8", 64, 16, [(1, 50), (1, 16), (37, 41)], False),
+        ("int8", 128, 16, [(1, 64), (1, 0), (1, 33)], True),
     ],
 )
 def test_writes_what_plain_xla_writes(
