@@ -205,6 +205,7 @@ class EngineCore:
     def _dispatch(self, plan: StepPlan) -> News:
         try:
             self._in_flight.append((plan, self.executor.dispatch(plan)))
+            self.scheduler.tidy()
         except Exception as error:
             # Steps already on the device may still be read: only this one is lost.
             news, num_recoveries = News(), self.num_recoveries

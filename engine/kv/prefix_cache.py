@@ -14,6 +14,10 @@ class PrefixCache:
 
     It owns no page: the pool counts references, the manager keeps the two in step.
 
+    What a page held that was given up is forgotten by `settle`, at the latest when anything is
+    looked for that might be found by mistake: it takes longer than giving the page up, and whoever
+    needs a page need not wait for it.
+
     Args:
         num_pages: of the pool.
 
@@ -25,27 +29,34 @@ class PrefixCache:
         self._page_of: dict[PageHash, int] = {}
         self._hash_of: list[PageHash | None] = [None] * num_pages
         self._unreferenced = EvictionQueue(num_pages)
+        self._given_up: list[int] = []
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
     def __len__(self) -> int:
-        return len(self._page_of)
+        return len(self._page_of) - len(self._given_up)
 
     def __contains__(self, page: int) -> bool:
         """Whether `page` is registered."""
+        self.settle()
         return self._hash_of[page] is not None
 
     @property
     def contents(self) -> Sequence[PageHash | None]:
         """What each registered page holds, by page; None for the others."""
+        self.settle()
         return self._hash_of
 
     def knows(self, page_hash: PageHash) -> bool:
         """Whether any page has this content."""
+        if page_hash not in self._page_of:
+            return False
+        self.settle()
         return page_hash in self._page_of
 
     def longest_match(self, hashes: Iterable[PageHash]) -> list[int]:
         """The pages with these contents, up to the first that is not known."""
+        self.settle()
         find = self._page_of.get
         pages: list[int] = []
         for page_hash in hashes:
@@ -61,6 +72,7 @@ class PrefixCache:
         That other page was asked for, in a way: if nobody holds it, it goes last in the order of
         eviction.
         """
+        self.settle()
         known = self._page_of.get(page_hash)
         if known is not None:
             if known in self._unreferenced:
@@ -74,6 +86,7 @@ class PrefixCache:
 
     def register_all(self, hashes: Sequence[PageHash], pages: Sequence[int]) -> None:
         """Remembers the full pages of a sequence, in its order, as `register` does each."""
+        self.settle()
         if self._page_of.keys().isdisjoint(hashes):
             self._page_of.update(zip(hashes, pages, strict=True))
             hash_of = self._hash_of
@@ -104,15 +117,24 @@ class PrefixCache:
         return list(islice(self._unreferenced, num_pages))
 
     def evict(self, num_pages: int) -> list[int]:
-        """Forgets the pages unreferenced for longest and returns them. There must be enough."""
-        pages, hash_of, page_of = self._unreferenced.pop(num_pages), self._hash_of, self._page_of
-        for page in pages:
+        """Gives up the pages unreferenced for longest and returns them. There must be enough."""
+        pages = self._unreferenced.pop(num_pages)
+        self._given_up += pages
+        return pages
+
+    def settle(self) -> None:
+        """Forgets what the pages that were given up held."""
+        if not self._given_up:
+            return
+        hash_of, page_of = self._hash_of, self._page_of
+        for page in self._given_up:
             del page_of[hash_of[page]]  # type: ignore[arg-type]  # all of them are registered
             hash_of[page] = None
-        return pages
+        self._given_up.clear()
 
     def forget_all(self) -> list[int]:
         """Forgets every page; returns those that were unreferenced."""
+        self.settle()
         pages = list(self._unreferenced)
         self._unreferenced.clear()
         for page in self._page_of.values():
@@ -122,6 +144,7 @@ class PrefixCache:
 
     def check_integrity(self, cached_pages: Iterable[int]) -> None:
         """Asserts that both directions agree and that just `cached_pages` may be evicted."""
+        self.settle()
         hash_of = {page: key for page, key in enumerate(self._hash_of) if key is not None}
         assert {page: key for key, page in self._page_of.items()} == hash_of
         unreferenced = list(self._unreferenced)

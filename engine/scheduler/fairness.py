@@ -83,15 +83,27 @@ class ClassShares:
         assert sum(shares) <= 1, shares
         self._shares = tuple(shares)
         self._served = [0.0] * len(shares)
+        self._newest: list[tuple[int, int]] = []
 
     def serve(self, priority: int, num_tokens: int) -> None:
         """Counts prompt tokens planned for a class, or on their way back from the host."""
-        keep = 0.5 ** (num_tokens / WINDOW_TOKENS)
-        self._served = [served * keep for served in self._served]
-        self._served[priority] += num_tokens
+        self._newest.append((priority, num_tokens))
+
+    def settle(self) -> None:
+        """Adds up what was counted."""
+        if not self._newest:
+            return
+        served = self._served
+        for priority, num_tokens in self._newest:
+            keep = 0.5 ** (num_tokens / WINDOW_TOKENS)
+            served = [tokens * keep for tokens in served]
+            served[priority] += num_tokens
+        self._served = served
+        self._newest.clear()
 
     def below_share(self, classes: Iterable[int] = tuple(Priority)) -> list[int]:
         """Those of `classes` that were served less than their share, the furthest below first."""
+        self.settle()
         total = sum(self._served)
         if total < WINDOW_TOKENS / 16:
             return []

@@ -36,7 +36,8 @@ class Dispatched(NamedTuple):
     Attributes:
         plan: the plan.
         decoding: its decode rows.
-        ending: those of them, by index, that come to their limit with it, ascending.
+        ending: those of them, by index, that come to their limit with it, ascending; known once
+            `Planner.tidy` was called.
         prefilling: the records of its other rows' requests.
         features: what it should cost.
     """
@@ -60,6 +61,9 @@ class Planner:
     order; nobody overtakes one that does not fit, unless the policy allows it. Only decode rows
     ever run short of pages once they run; then the policy's victims are preempted. The first in
     the order can evict everyone else and fits alone, so somebody always advances.
+
+    What no plan waits for is left to `tidy`, which must be called before the state is looked at or
+    changed again.
 
     Args:
         table: the state; changed by `plan`.
@@ -107,6 +111,8 @@ class Planner:
         self._ones = np.ones(limits.max_num_seqs, np.int32)
         self._ones.flags.writeable = False
         self._no_rows = DecodeRows.of(())
+        self._is_tidy = True
+        self._newest: Dispatched | None = None
         self.ended: list[Request] = []
         self.num_rejected = 0
         self.num_plans = 0
@@ -135,6 +141,7 @@ class Planner:
         """The next step, or None if there is nothing to compute or to copy now."""
         draft = self._draft
         draft.begin()
+        self._is_tidy = False
         num_admissions = 0
         snapshot: Snapshot | None = None
         if len(self._waiting) or self._running.num_prefilling:
@@ -174,7 +181,7 @@ class Planner:
             self._transfers.spill(now_s)
         if not has_rows and not prefill_rows and not draft.has_copies:
             return None
-        decode_rows, ending = self._move_ahead(decoding, num_steps)
+        decode_rows = self._move_ahead(decoding, num_steps)
         plan = StepPlan(
             step_id=self.num_plans,
             decode_rows=decode_rows,
@@ -188,13 +195,34 @@ class Planner:
         )
         draft.clear()
         self.num_plans += 1
-        return Dispatched(
-            plan,
-            decoding,
-            ending,
-            prefilling,
-            _features(decoding, prefill_rows),
+        self._newest = Dispatched(
+            plan, decoding, [], prefilling, _features(decoding, prefill_rows)
         )
+        return self._newest
+
+    def tidy(self) -> None:
+        """Does what the newest plan left to be done: there is time for it while the device works.
+
+        Pages are entered in their sequences and out of the index of prefixes, lengths are guessed
+        anew, rows whose last token was planned set apart, and the next plan's rows put together.
+        """
+        if self._is_tidy:
+            return
+        self._is_tidy = True
+        table, decoding_rows = self._table, self._running.decoding
+        table.columns.hand_out()
+        table.shares.settle()
+        self._kv.cache.settle()
+        newest, self._newest = self._newest, None
+        if newest is not None and len(newest.decoding):
+            rows, plan = newest.decoding, newest.plan
+            if self._policy.measure is not None:
+                table.columns.refresh_lengths(
+                    rows.requests, rows.slots, rows.starts, table.forecast
+                )
+            is_ending = rows.starts + plan.decode_rows.max_new_tokens >= rows.ends
+            newest.ending.extend(decoding_rows.end(rows, is_ending))
+        decoding_rows.rows()
 
     # Those who wait.
 
@@ -295,6 +323,7 @@ class Planner:
                 if int(num_missing.max()) <= 1:
                     self._grow_by_one(decoding.slots[num_missing > 0])
                     return num_steps
+                columns.hand_out()
                 for index in num_missing.nonzero()[0].tolist():
                     self._grow(self._table.entry(decoding.requests[index]), num_steps)
                 return num_steps
@@ -318,22 +347,15 @@ class Planner:
 
     def _grow_by_one(self, slots: Slots) -> None:
         """Adds a page to each row, and notes it: as `_grow`, for all that have no room left."""
-        columns, rows = self._table.columns, slots.tolist()
-        page_ids, note = columns.page_ids, self._draft.page_updates.append
-        for slot, page in zip(rows, self._kv.take(len(rows)), strict=True):
-            held = page_ids[slot]
-            note((slot, len(held), page))
-            held.append(page)
-        columns.capacity[slots] += self._limits.page_size
+        pages = self._kv.take(len(slots))
+        updates = self._table.columns.grow(slots, pages, self._limits.page_size)
+        self._draft.page_updates.extend(updates)
 
-    def _move_ahead(self, decoding: Rows, num_steps: int) -> tuple[DecodeRows, list[int]]:
-        """The rows by column, and which of them come to their limit; their requests move ahead by
-        what they may emit."""
+    def _move_ahead(self, decoding: Rows, num_steps: int) -> DecodeRows:
+        """The rows by column; their requests move ahead by what they may emit."""
         if not len(decoding):
-            return self._no_rows, []
+            return self._no_rows
         slots, starts, columns = decoding.slots, decoding.starts, self._table.columns
-        if self._policy.measure is not None:
-            columns.refresh_lengths(decoding.requests, slots, starts, self._table.forecast)
         if num_steps == 1:
             max_new_tokens = self._ones[: len(decoding)]
             self.num_decode_tokens += len(decoding)
@@ -345,12 +367,9 @@ class Planner:
             columns.num_computed[slots] = starts + max_new_tokens
             columns.num_inflight_tokens[slots] += max_new_tokens
             columns.num_inflight_steps[slots] += 1
-        is_ending = starts + max_new_tokens >= decoding.ends
-        ending = self._running.decoding.end(decoding, is_ending)
-        decode_rows = DecodeRows(
+        return DecodeRows(
             requests=decoding.requests, slots=slots, starts=starts, max_new_tokens=max_new_tokens
         )
-        return decode_rows, ending
 
 
 def _features(decoding: Rows, prefill_rows: list[PrefillRow]) -> StepFeatures:

@@ -43,6 +43,7 @@ class Preemption:
 
         Whoever is chosen, somebody advances: the one in need goes last.
         """
+        self._table.columns.hand_out()
         snapshot = self._table.snapshot(now_s, self._table.running.decoding.all_rows())
         for victim in self._policy.choose_victims(snapshot, entry.request, 1):
             chosen = self._table.entry(victim)
@@ -79,6 +80,7 @@ class Preemption:
         running, policy = self._table.running, self._policy
         if not self.may_give_way(entry, snapshot):
             return False
+        self._table.columns.hand_out()
         # Others may have given way since the snapshot was taken.
         snapshot = self._table.snapshot(snapshot.now_s, running.decoding.all_rows())
         victims = policy.choose_victims(snapshot, entry.request, num_pages)
@@ -101,6 +103,7 @@ class Preemption:
 
         Without a snapshot there is nothing left to copy: the device's pages are gone.
         """
+        self._table.columns.hand_out()
         request, draft = victim.request, self._draft
         swaps = (
             snapshot is not None

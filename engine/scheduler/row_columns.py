@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +44,8 @@ class RowColumns:
         number: of the request that holds the slot, in order of acceptance; -1 for nobody.
         last_position, ready_position: as in `LiveRequest`.
         capacity: tokens that the row's pages have room for.
-        page_ids: the pages: `SequencePages.page_ids`.
+        page_ids: the pages: `SequencePages.page_ids`; those of the newest `grow` are missing until
+            `hand_out`.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -70,6 +71,8 @@ class RowColumns:
         self.ready_position: Counts = np.full(num_slots, ALWAYS_READY, np.int32)
         self.capacity: Counts = np.zeros(num_slots, np.int32)
         self.page_ids: list[list[int]] = [[] for _ in range(num_slots)]
+        self._slots_to_grow: list[int] = []
+        self._new_pages: list[int] = []
 
     def enter(self, entry: LiveRequest, page_size: int) -> None:
         """A request takes its slot."""
@@ -105,6 +108,33 @@ class RowColumns:
         request.counts = self.counts[:, slot].tolist()
         self.number[slot] = -1
         self.paced_from_s[slot] = self.unpaced_s[slot] = -math.inf
+
+    def grow(
+        self, slots: Slots, pages: list[int], page_size: int
+    ) -> Iterable[tuple[int, int, int]]:
+        """Each of these rows gets a page.
+
+        The sequences are given theirs by `hand_out`, for which nobody who waits for a plan need
+        wait: each has a list of its own somewhere in memory.
+
+        Returns:
+            (slot, index in the row, page id) of each.
+        """
+        held, rows = self.capacity[slots], slots.tolist()
+        self.capacity[slots] = held + page_size
+        self._slots_to_grow += rows
+        self._new_pages += pages
+        return zip(rows, (held // page_size).tolist(), pages, strict=True)
+
+    def hand_out(self) -> None:
+        """Gives the sequences the pages that their rows have got."""
+        if not self._new_pages:
+            return
+        page_ids = self.page_ids
+        for slot, page in zip(self._slots_to_grow, self._new_pages, strict=True):
+            page_ids[slot].append(page)
+        self._slots_to_grow.clear()
+        self._new_pages.clear()
 
     def begin_output(self, entry: LiveRequest) -> None:
         """The request's first token is known to have come; later ones are due from here."""

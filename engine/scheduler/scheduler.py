@@ -148,6 +148,7 @@ class Scheduler:
             OverloadedError: it could not finish in time at the load of this moment.
         """
         assert request.status is RequestStatus.WAITING, request.status
+        self._planner.tidy()
         check_can_ever_fit(
             request, self.limits, enable_chunked_prefill=self._enable_chunked_prefill
         )
@@ -182,6 +183,7 @@ class Scheduler:
         Its slot and pages are free from the next plan on; tokens that dispatched steps still
         compute for it are dropped at their commit.
         """
+        self._planner.tidy()
         entry = self._table.get(request_id)
         if entry is None:
             return None
@@ -200,6 +202,7 @@ class Scheduler:
         Returns:
             Whether it was live, so that this is its one terminal event.
         """
+        self._planner.tidy()
         entry = self._table.get(request.request_id)
         if entry is None or entry.request is not request:
             return False
@@ -222,6 +225,7 @@ class Scheduler:
             ok: whether the pages arrived; if not, the sequence is computed again.
             seconds: what the copy itself took, if that was measured.
         """
+        self._planner.tidy()
         arrived = self._transfers.complete(transfer_id, ok, now_s, seconds)
         if arrived is None:
             return
@@ -241,12 +245,14 @@ class Scheduler:
         Args:
             num_tokens: the prompt and output tokens that the next one follows.
         """
+        self._planner.tidy()
         entry = self._table.get(request_id)
         if entry is not None:
             self._table.release(entry, num_tokens)
 
     def expire(self, now_s: float) -> list[Request]:
         """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""
+        self._planner.tidy()
         expired: list[Request] = []
         while self._deadlines and self._deadlines[0][0] < now_s:
             _, _, entry = heapq.heappop(self._deadlines)
@@ -266,6 +272,7 @@ class Scheduler:
             until a dispatched step is committed or a request arrives.
         """
         self._last_s = now_s
+        self._planner.tidy()
         if self._without_targets.with_targets is not None:
             self._follow_targets(self._without_targets.with_targets)
         dispatched = self._planner.plan(now_s)
@@ -281,6 +288,15 @@ class Scheduler:
         )
         return dispatched.plan
 
+    def tidy(self) -> None:
+        """Does what the newest plan left to be done, such as to forget what pages held that were
+        given up.
+
+        Nothing in the plan depends on it. Whoever calls it once the plan is dispatched has it done
+        while the device works; else the next call of anything here begins with it.
+        """
+        self._planner.tidy()
+
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> News:
         """Takes in the result of the oldest dispatched plan.
 
@@ -291,6 +307,7 @@ class Scheduler:
             News of each request that has any: of those that merely go on first, in the order of the
             plan's rows, then of the others in that order.
         """
+        self._planner.tidy()
         dispatched = self._dispatched[0]
         assert dispatched.plan is plan, "results are committed in dispatch order"
         num_rows = plan.num_rows
@@ -322,6 +339,7 @@ class Scheduler:
             request.num_inflight_steps = request.num_inflight_tokens = 0
         self._draft.forget_copies()
         try:
+            self._planner.tidy()
             self._transfers.abandon(now_s)
             for entry in list(self._table.running):
                 self._planner.preemption.preempt(entry, now_s)
@@ -359,6 +377,7 @@ class Scheduler:
 
         Host pages that are being read stay until they have been.
         """
+        self._planner.tidy()
         num_pages, num_host_pages = self._kv.pool.num_cached, self._kv.host.num_cached
         self._kv.forget_prefixes()
         self._kv.host.forget_prefixes()
@@ -367,6 +386,7 @@ class Scheduler:
     def only(self, request_ids: Collection[str] | None) -> None:
         """From now on plans hold no other waiting requests than these, nor any that come; running
         ones go on. None ends it."""
+        self._planner.tidy()
         self._only = None if request_ids is None else frozenset(request_ids)
         for entry in list(self._table.held.values()):
             if self._only is None or entry.request.request_id in self._only:
@@ -425,6 +445,7 @@ class Scheduler:
 
     def load(self, now_s: float | None = None) -> SchedulerLoad:
         """Figures of this moment (of the newest plan by default), and counts since the start."""
+        self._planner.tidy()
         return measure_load(
             self._table, self._planner, self.forecast, self._last_s if now_s is None else now_s
         )
@@ -433,6 +454,7 @@ class Scheduler:
         self, num_prompt_tokens: int, now_s: float, priority: Priority = Priority.NORMAL
     ) -> float:
         """Seconds until a new request of this size and class would have its first token."""
+        self._planner.tidy()
         return predict_ttft_s(self._table, self.forecast, num_prompt_tokens, priority, now_s)
 
     def trace(self, request_id: str) -> tuple[TraceEvent, ...]:
@@ -444,6 +466,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts every invariant that spans the parts; cheap enough after every test."""
+        self._planner.tidy()
         self._table.check_integrity(self._transfers.owned_host_pages())
         num_steps: dict[Request, int] = {}
         num_tokens: dict[Request, int] = {}
