@@ -1,9 +1,9 @@
 """What planning costs the host: p50 and p99 of `plan`, `tidy` and `commit`, in microseconds.
 
 256 rows run and 1,000 requests wait, with no device: results are made up as fast as they can be.
-One step is always in flight, as in the engine, which calls `tidy` once it has dispatched a plan: the
-device waits for `plan` alone where it has nothing else to do, and for neither of the others. Times are processor time of the one thread, so that
-a machine with other work does not blur them.
+One step is always in flight, as in the engine, which calls `tidy` once it has dispatched a plan, so
+that it and `commit` run beside the device's work. Times are processor time of the one thread, so
+that a machine with other work does not blur them.
 
     python benchmarks/planner.py [--steps 4000] [--rows 256] [--waiting 1000] [--json]
 """

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
+from octavo.engine.scheduler.deadlines import end_due_s
 
 ALWAYS_READY = 2**31 - 1
 
@@ -22,6 +23,7 @@ class LiveRequest:
         num_prompt_tokens: length of the prompt.
         last_position: the position of its last possible token, whose KV is never needed: rows
             decode while `num_computed_tokens` is below it.
+        end_due_s: when its last token is due; infinity if never.
         prefill_end: known tokens at its newest admission, all to be computed before it decodes.
         num_committed_tokens: of those, how many committed steps have computed.
         num_scored_prompt_tokens: prompt log-probabilities handed out so far; a recomputed prompt
@@ -44,6 +46,7 @@ class LiveRequest:
     num_prompt_tokens: int = field(init=False)
     last_position: int = field(init=False)
     ready_position: int = field(init=False)
+    end_due_s: float = field(init=False)
     prefill_end: int = 0
     num_committed_tokens: int = 0
     num_scored_prompt_tokens: int = 0
@@ -59,6 +62,7 @@ class LiveRequest:
         self.stop_ids = frozenset(self.request.stop_token_ids)
         self.num_prompt_tokens = self.request.num_prompt_tokens
         self.last_position = self.request.max_total_tokens - 1
+        self.end_due_s = end_due_s(self.request)
         is_gated = self.request.is_gated
         self.ready_position = self.request.num_tokens - 1 if is_gated else ALWAYS_READY
 

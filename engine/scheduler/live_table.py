@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.kv.kv_manager import KVManager
-from octavo.engine.request import Request, RequestStatus
+from octavo.engine.request import COMPUTED, Request, RequestStatus
 from octavo.engine.scheduler.deadlines import has_target
 from octavo.engine.scheduler.fairness import ClassShares, MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
@@ -62,6 +62,8 @@ class LiveTable:
         self.num_gated = 0
         self.num_preemptions = 0
         self.num_finished = 0
+        self._newcomers: list[LiveRequest] = []
+        self._planned: list[LiveRequest] = []
         self.stop_ids: dict[int, int] = {}
         self.held: dict[int, LiveRequest] = {}
         self._by_id: dict[str, LiveRequest] = {}
@@ -248,7 +250,9 @@ class LiveTable:
             self.max_wait.began(entry)
 
     def admit(self, entry: LiveRequest, num_known: int, matched: list[int], now_s: float) -> None:
-        """Moves a waiting request to a free slot, with pages for all its known tokens.
+        """Gives a waiting request a free slot, and pages for all its known tokens.
+
+        It is among the running ones, and in the columns, from `settle` on.
 
         Args:
             num_known: how many those are.
@@ -258,16 +262,39 @@ class LiveTable:
         num_cached = len(matched) * kv.page_size
         self.waiting.remove(entry)
         kv.admit(entry.pages, matched, num_known)
-        slot = self.running.insert(entry)
-        self.columns.enter(entry, kv.page_size)
+        self.running.seat(entry)
+        self.columns.expect(entry)
+        self._newcomers.append(entry)
         entry.prefill_end = num_known
         entry.num_committed_tokens = num_cached
-        self.columns.num_computed[slot] = num_cached
+        request.counts[COMPUTED] = num_cached
         if request.metrics.first_scheduled_s is None:
             request.metrics.first_scheduled_s = now_s
             request.num_cached_tokens = num_cached
             kv.count_query(entry.pages, num_known, num_cached)
             self.tenants.serve(request.tenant, num_known - num_cached, 0)
+
+    def end_prefill(self, entry: LiveRequest) -> None:
+        """A running request's last known token was planned: it decodes from `settle` on."""
+        self._planned.append(entry)
+
+    def settle(self) -> None:
+        """Enters what a plan has decided where it is looked for from now on: who was admitted, who
+        decodes next, and the pages of rows.
+
+        Nothing in a plan depends on it but the choice of victims; for all else there is time once
+        the plan is made.
+        """
+        if self._newcomers:
+            for entry in self._newcomers:
+                self.columns.enter(entry, self.kv.page_size)
+                self.running.begin_prefill(entry)
+            self._newcomers.clear()
+        if self._planned:
+            for entry in self._planned:
+                self.running.end_prefill(entry)
+            self._planned.clear()
+        self.columns.hand_out()
 
     def release(self, entry: LiveRequest, num_tokens: int) -> None:
         """Lets a gated request go on from so many prompt and output tokens."""

@@ -203,14 +203,15 @@ class Planner:
     def tidy(self) -> None:
         """Does what the newest plan left to be done: there is time for it while the device works.
 
-        Pages are entered in their sequences and out of the index of prefixes, lengths are guessed
-        anew, rows whose last token was planned set apart, and the next plan's rows put together.
+        Who was admitted is entered among the rows and pages in their sequences, what they held is
+        forgotten, lengths are guessed anew, rows whose last token was planned set apart, and the
+        next plan's rows put together.
         """
         if self._is_tidy:
             return
         self._is_tidy = True
         table, decoding_rows = self._table, self._running.decoding
-        table.columns.hand_out()
+        table.settle()
         table.shares.settle()
         self._kv.cache.settle()
         newest, self._newest = self._newest, None
@@ -323,7 +324,7 @@ class Planner:
                 if int(num_missing.max()) <= 1:
                     self._grow_by_one(decoding.slots[num_missing > 0])
                     return num_steps
-                columns.hand_out()
+                self._table.settle()
                 for index in num_missing.nonzero()[0].tolist():
                     self._grow(self._table.entry(decoding.requests[index]), num_steps)
                 return num_steps

@@ -43,7 +43,7 @@ class Preemption:
 
         Whoever is chosen, somebody advances: the one in need goes last.
         """
-        self._table.columns.hand_out()
+        self._table.settle()
         snapshot = self._table.snapshot(now_s, self._table.running.decoding.all_rows())
         for victim in self._policy.choose_victims(snapshot, entry.request, 1):
             chosen = self._table.entry(victim)
@@ -55,9 +55,14 @@ class Preemption:
 
     def may_give_way(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
         """Whether anybody might give way to a waiting request: asked before it is seen who."""
-        if self._policy.may_choose_victims(snapshot, entry.request):
-            return True
-        running = self._table.running
+        rules_out, table = self._policy.rules_out_victims, self._table
+        if rules_out is None or not rules_out(snapshot, entry.request):
+            table.settle()
+            if self._policy.may_choose_victims(snapshot, entry.request):
+                return True
+            if rules_out is not None:
+                table.columns.tighten()  # it could not say so
+        running = table.running
         return running.num_prefilling > 0 and any(
             prompt.is_demoted for prompt in running.prefilling
         )
@@ -80,7 +85,7 @@ class Preemption:
         running, policy = self._table.running, self._policy
         if not self.may_give_way(entry, snapshot):
             return False
-        self._table.columns.hand_out()
+        self._table.settle()
         # Others may have given way since the snapshot was taken.
         snapshot = self._table.snapshot(snapshot.now_s, running.decoding.all_rows())
         victims = policy.choose_victims(snapshot, entry.request, num_pages)
@@ -103,7 +108,7 @@ class Preemption:
 
         Without a snapshot there is nothing left to copy: the device's pages are gone.
         """
-        self._table.columns.hand_out()
+        self._table.settle()
         request, draft = victim.request, self._draft
         swaps = (
             snapshot is not None

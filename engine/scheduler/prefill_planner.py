@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from octavo.engine.request import INFLIGHT_STEPS
+from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, INFLIGHT_TOKENS
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.fairness import short_of_pages
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
@@ -67,7 +67,6 @@ class PrefillPlanner:
         self._kv = table.kv
         self._waiting = table.waiting
         self._running = table.running
-        self._columns = table.columns
         self._limits = table.limits
         self._policy = policy
         self._preemption = preemption
@@ -133,6 +132,8 @@ class PrefillPlanner:
             entries.append(entry)
             shares.serve(entry.request.priority, row.num_tokens)
             budget -= row.num_tokens
+            if entry.is_demoted:
+                self._table.settle()  # whether it is still among the prompts may be asked
         return rows, entries
 
     def _candidates(self, snapshot: Snapshot) -> Iterator[LiveRequest]:
@@ -221,7 +222,10 @@ class PrefillPlanner:
             needed += self._watermark_pages
             # What is wanted besides takes long to say exactly, and as a rule there is more. (Slots
             # of the snapshot that have another holder by now would make the bound a wrong one.)
-            most = None if self._draft.preempted_numbers else self._policy.most_headroom
+            most = self._policy.most_headroom
+            if self._draft.preempted_numbers:
+                most = None
+                self._table.settle()
             if not free_slots or most is None or needed + most(snapshot, request) > num_available:
                 needed += self._policy.headroom(snapshot, request)
         if needed > num_available or not free_slots:
@@ -326,6 +330,7 @@ class PrefillPlanner:
         pages, num_matched, now_s = entry.pages, len(matched), snapshot.now_s
         recalled = [] if pages.is_on_host else self._kv.match_host(pages, num_matched)
         self._table.admit(entry, num_known, matched, now_s)
+        self._table.settle()
         if pages.is_on_host and num_matched < len(pages.host_pages):
             self._serve_pages(entry, len(pages.host_pages) - num_matched)
             self._transfers.swap_in(entry, num_matched, now_s)
@@ -348,22 +353,21 @@ class PrefillPlanner:
 
     def _row(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> PrefillRow:
         """The entry's next chunk; its request moves ahead by it."""
-        request, columns = entry.request, self._columns
-        slot = request.slot
+        request, slot, counts = entry.request, entry.request.slot, entry.request.counts
         assert slot is not None
-        start, end = columns.num_computed.item(slot), entry.prefill_end
-        most = self._policy.chunk(snapshot, request, end - start, budget)
-        assert 1 <= most <= budget, (most, budget)
+        start, end = int(counts[COMPUTED]), entry.prefill_end
         num_tokens = end - start
+        most = self._policy.chunk(snapshot, request, num_tokens, budget)
+        assert 1 <= most <= budget, (most, budget)
         if num_tokens > most:
             num_tokens = prefill_chunk(start, end, most, self._limits.page_size)
         samples = start + num_tokens == end
-        columns.num_computed[slot] = start + num_tokens
-        columns.num_inflight_steps[slot] += 1
+        counts[COMPUTED] = start + num_tokens
+        counts[INFLIGHT_STEPS] += 1
         self.num_tokens += num_tokens
         if samples:
-            columns.num_inflight_tokens[slot] += 1
-            self._running.end_prefill(entry)
+            counts[INFLIGHT_TOKENS] += 1
+            self._table.end_prefill(entry)
         elif self._draft.explains:
             self._draft.explain(
                 request.request_id,

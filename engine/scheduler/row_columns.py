@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, INFLIGHT_TOKENS, Request
-from octavo.engine.scheduler.deadlines import end_due_s
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 
@@ -46,6 +45,9 @@ class RowColumns:
         capacity: tokens that the row's pages have room for.
         page_ids: the pages: `SequencePages.page_ids`; those of the newest `grow` are missing until
             `hand_out`.
+        latest_pace_s, latest_unpaced_s, most_length, most_context: bounds of all rows: no
+            `paced_from_s + tpot_s · num_computed`, `unpaced_s`, `length` or `num_computed` is above
+            them, nor comes there while the row lives. Close after `tighten`.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -71,8 +73,30 @@ class RowColumns:
         self.ready_position: Counts = np.full(num_slots, ALWAYS_READY, np.int32)
         self.capacity: Counts = np.zeros(num_slots, np.int32)
         self.page_ids: list[list[int]] = [[] for _ in range(num_slots)]
+        self.latest_pace_s = self.latest_unpaced_s = -math.inf
+        self.most_length = 0.0
+        self.most_context = 0
         self._slots_to_grow: list[int] = []
         self._new_pages: list[int] = []
+
+    def expect(self, entry: LiveRequest) -> None:
+        """A request is going to take a slot: the bounds hold for it from now on."""
+        due_s = entry.end_due_s
+        unpaced_s = due_s if due_s < math.inf else entry.request.arrival_s
+        if unpaced_s > self.latest_unpaced_s:
+            self.latest_unpaced_s = unpaced_s
+        if entry.last_position > self.most_context:
+            self.most_context = entry.last_position
+        if entry.request.metrics.first_token_s is not None:
+            self._bound_pace(entry)
+
+    def tighten(self) -> None:
+        """Makes the bounds those of the rows that are here now."""
+        pace_s = self.paced_from_s + self.tpot_s * self.last_position
+        self.latest_pace_s = float(pace_s.max(0))
+        self.latest_unpaced_s = float(self.unpaced_s.max(0))
+        self.most_length = float(self.length.max(0))
+        self.most_context = int(self.last_position.max(0))
 
     def enter(self, entry: LiveRequest, page_size: int) -> None:
         """A request takes its slot."""
@@ -80,7 +104,7 @@ class RowColumns:
         assert slot is not None
         self.base_s[slot] = np.inf
         self.tpot_s[slot] = request.tpot_target_s or 0.0
-        self.end_due_s[slot] = due_s = end_due_s(request)
+        self.end_due_s[slot] = due_s = entry.end_due_s
         self.unpaced_s[slot] = due_s if due_s < math.inf else request.arrival_s
         self.arrival_s[slot] = request.arrival_s
         self.last_prompt[slot] = entry.num_prompt_tokens - 1
@@ -144,6 +168,14 @@ class RowColumns:
             self.base_s[slot] = base_s = request.metrics.first_token_s
             self.paced_from_s[slot] = base_s - request.tpot_target_s * (entry.num_prompt_tokens - 1)
             self.unpaced_s[slot] = -math.inf
+            self._bound_pace(entry)
+
+    def _bound_pace(self, entry: LiveRequest) -> None:
+        request = entry.request
+        tpot_s, first_s = request.tpot_target_s, request.metrics.first_token_s
+        if tpot_s is not None and first_s is not None:
+            from_s = first_s - tpot_s * (entry.num_prompt_tokens - 1)
+            self.latest_pace_s = max(self.latest_pace_s, from_s + tpot_s * entry.last_position)
 
     def refresh_lengths(
         self, requests: Sequence[Request], slots: Slots, starts: Counts, forecast: Forecast
@@ -162,4 +194,5 @@ class RowColumns:
         for index, request, left in zip(indices, reached, remaining, strict=True):
             slot, last_prompt = slots.item(index), len(request.prompt_token_ids) - 1
             self.length[slot] = length = starts.item(index) - last_prompt + max(left, 1.0)
+            self.most_length = max(self.most_length, length)
             self.next_guess[slot] = math.ceil(length) + last_prompt

@@ -59,15 +59,18 @@ class RunningSet:
     def num_prefilling(self) -> int:
         return len(self._prefilling)
 
-    def insert(self, entry: LiveRequest) -> int:
-        """Gives a waiting entry a slot, which must be free; it begins in prefill."""
-        slot = self.free_slots.pop()
-        self.num_changes += 1
-        entry.request.slot = slot
-        entry.request.status = RequestStatus.RUNNING
+    def seat(self, entry: LiveRequest) -> None:
+        """Gives a waiting entry a slot, which must be free; it is here from `begin_prefill` on."""
+        request = entry.request
+        request.slot = self.free_slots.pop()
+        request.status = RequestStatus.RUNNING
         entry.is_placed = False
+        self.num_changes += 1
+
+    def begin_prefill(self, entry: LiveRequest) -> None:
+        """A seated entry begins in prefill."""
         self._prefilling[entry.number] = entry
-        return slot
+        self._in_order = (-1, ())
 
     def begin_arrival(self, entry: LiveRequest) -> None:
         """Takes an entry out of prefill until its pages have arrived."""

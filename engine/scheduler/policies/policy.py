@@ -126,6 +126,9 @@ class Policy:
         may_choose_victims: asked before `choose_victims` is, for a waiting request: false if that
             would name nobody among the decode rows, where it can be said for less than naming them
             takes. The snapshot may name rows that have given way since; its columns are as of now.
+        rules_out_victims: asked before `may_choose_victims` is: true only if that would be false,
+            where the bounds of the columns say so; those who were admitted in the same plan are in
+            the bounds, and in nothing else. None to ask for that at once.
         headroom: pages that must stay free when a request is admitted beside others, for all of
             them to grow into.
         most_headroom: asked before `headroom` is: a number that it is not above, where that can be
@@ -159,6 +162,7 @@ class Policy:
     chunk: Callable[[Snapshot, Request, int, int], int] = whole_chunk
     choose_victims: Callable[[Snapshot, Request, int], list[Request]] = no_victims
     may_choose_victims: Callable[[Snapshot, Request], bool] = may_find_victims
+    rules_out_victims: Callable[[Snapshot, Request], bool] | None = None
     headroom: Callable[[Snapshot, Request], int] = room_to_grow
     most_headroom: Callable[[Snapshot, Request], float] | None = None
     swap_or_recompute: Callable[[Snapshot, Request], bool] = cheaper_by_swap

@@ -93,6 +93,7 @@ class SLOPolicy:
             budget=self.budget,
             choose_victims=self.choose_victims,
             may_choose_victims=self.may_choose_victims,
+            rules_out_victims=self.rules_out_victims,
             headroom=self.headroom,
             most_headroom=self.most_headroom,
             num_steps=self.num_steps,
@@ -304,19 +305,41 @@ class SLOPolicy:
         no place of others."""
         if snapshot.is_pinned(beneficiary):
             return True
-        columns, forecast, limits = snapshot.columns, snapshot.forecast, snapshot.limits
-        after_s = self.place(beneficiary, forecast)[0] + self.stickiness * forecast.step_s
-        after_s -= _ROUNDING * (1.0 + abs(after_s))
+        columns, after_s = snapshot.columns, self._after_s(snapshot, beneficiary)
         # Who comes last, at the latest: of all slots at once, as each could be a decode row's.
         contexts = columns.num_computed
         if float((columns.paced_from_s + columns.tpot_s * contexts).max(0)) > after_s:
             return True
-        remaining = max(float(columns.length.max(0)), 1.0)
-        num_pages = (int(contexts.max(0)) + remaining) / limits.page_size
+        unpaced_s, length = float(columns.unpaced_s.max(0)), float(columns.length.max(0))
+        return self._last_unpaced_s(snapshot, unpaced_s, length, int(contexts.max(0))) > after_s
+
+    def rules_out_victims(self, snapshot: Snapshot, beneficiary: Request) -> bool:
+        """As `may_choose_victims`, by bounds that were kept: as nearly always in a long queue."""
+        if snapshot.is_pinned(beneficiary):
+            return False
+        columns, after_s = snapshot.columns, self._after_s(snapshot, beneficiary)
+        if columns.latest_pace_s > after_s:
+            return False
+        last_s = self._last_unpaced_s(
+            snapshot, columns.latest_unpaced_s, columns.most_length, columns.most_context
+        )
+        return last_s <= after_s
+
+    def _after_s(self, snapshot: Snapshot, beneficiary: Request) -> float:
+        """Where rows come at the earliest that may give way to a waiting request."""
+        forecast = snapshot.forecast
+        after_s = self.place(beneficiary, forecast)[0] + self.stickiness * forecast.step_s
+        return after_s - _ROUNDING * (1.0 + abs(after_s))
+
+    def _last_unpaced_s(
+        self, snapshot: Snapshot, unpaced_s: float, length: float, context: int
+    ) -> float:
+        """Where rows without a pace to keep come at the latest, by bounds of their figures."""
+        limits, remaining = snapshot.limits, max(length, 1.0)
+        num_pages = (context + remaining) / limits.page_size
         share = max(1 / limits.max_num_seqs, num_pages / (limits.num_pages - 1))
-        demand_s = remaining * forecast.step_s * share
-        last_s = float(columns.unpaced_s.max(0)) + self.patience_s + self.gamma * demand_s
-        return last_s > after_s
+        demand_s = remaining * snapshot.forecast.step_s * share
+        return unpaced_s + self.patience_s + self.gamma * demand_s
 
     def _places(self, snapshot: Snapshot, slots: Slots, contexts: Floats) -> Floats:
         """First components of the decode rows' places, as `place` gives them.
