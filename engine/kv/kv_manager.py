@@ -84,7 +84,7 @@ class KVManager:
         num_pages = (pages.request.num_tokens - 1) // self.page_size
         if len(hashes) < num_pages:
             self._extend_hashes(pages, num_pages)
-        if not num_pages or not self.cache.knows(hashes[0]):
+        if not num_pages or not self.cache.may_know(hashes[0]):
             return []  # as mostly, where prompts have nothing in common
         return self.cache.longest_match(islice(hashes, num_pages))
 

@@ -47,23 +47,18 @@ class PrefixCache:
         self.settle()
         return self._hash_of
 
-    def knows(self, page_hash: PageHash) -> bool:
-        """Whether any page has this content."""
-        if page_hash not in self._page_of:
-            return False
-        self.settle()
+    def may_know(self, page_hash: PageHash) -> bool:
+        """False if no page has this content; `longest_match` knows for sure."""
         return page_hash in self._page_of
 
     def longest_match(self, hashes: Iterable[PageHash]) -> list[int]:
         """The pages with these contents, up to the first that is not known."""
-        self.settle()
-        find = self._page_of.get
-        pages: list[int] = []
-        for page_hash in hashes:
-            page = find(page_hash)
-            if page is None:
-                break
-            pages.append(page)
+        find = map(self._page_of.get, hashes).__next__
+        pages: list[int] = list(iter(find, None))  # type: ignore[arg-type]  # None ends it
+        if self._given_up and pages:
+            given_up = set(self._given_up)
+            if not given_up.isdisjoint(pages):
+                del pages[next(i for i, page in enumerate(pages) if page in given_up) :]
         return pages
 
     def register(self, page_hash: PageHash, page: int) -> bool:

@@ -42,6 +42,7 @@ class DecodingRows(Sequence[LiveRequest]):
         """As they were when last asked for, until somebody comes or goes."""
         self._first: Rows | None = None
         """The same, until somebody goes: since then the first of the lists."""
+        self._prepared: Rows | None = None
         self._ending: dict[int, LiveRequest] = {}
 
     def __len__(self) -> int:
@@ -129,7 +130,11 @@ class DecodingRows(Sequence[LiveRequest]):
 
     def rows(self) -> Rows:
         """Those that go on, as they stand now."""
-        rows = self._rows
+        rows, prepared = self._rows, self._prepared
+        if prepared is not None:
+            self._prepared = None
+            if prepared is rows:
+                return rows
         if rows is None:
             rows = Rows.of(
                 tuple(self._requests),
@@ -142,6 +147,16 @@ class DecodingRows(Sequence[LiveRequest]):
             rows = rows.at(self._columns.num_computed[rows.slots])
         self._rows = self._first = rows
         return rows
+
+    def prepare(self) -> None:
+        """Works out what `rows` will return when it is called next.
+
+        No row may move ahead, or be given pages, until then; rows may come and go.
+        """
+        self._prepared = None
+        self._prepared = rows = self.rows()
+        rows.full(self._columns.capacity)
+        _ = rows.context
 
     def all_rows(self) -> Rows:
         """All of them, as they stand now."""

@@ -195,9 +195,7 @@ class Planner:
         )
         draft.clear()
         self.num_plans += 1
-        self._newest = Dispatched(
-            plan, decoding, [], prefilling, _features(decoding, prefill_rows)
-        )
+        self._newest = Dispatched(plan, decoding, [], prefilling, _features(decoding, prefill_rows))
         return self._newest
 
     def tidy(self) -> None:
@@ -223,7 +221,7 @@ class Planner:
                 )
             is_ending = rows.starts + plan.decode_rows.max_new_tokens >= rows.ends
             newest.ending.extend(decoding_rows.end(rows, is_ending))
-        decoding_rows.rows()
+        decoding_rows.prepare()
 
     # Those who wait.
 
@@ -268,7 +266,7 @@ class Planner:
         if self._table.num_gated:
             awaits_release = selected.starts > columns.ready_position[selected.slots]
             selected = selected.without(awaits_release.nonzero()[0].tolist())
-        full = (selected.starts >= columns.capacity[selected.slots]).nonzero()[0]
+        full = selected.full(columns.capacity)
         if not len(full):
             return selected, False
         if len(full) <= self._kv.num_available:

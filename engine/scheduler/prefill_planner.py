@@ -106,6 +106,7 @@ class PrefillPlanner:
         self._entitled_classes.clear()
         self._may_admit = num_admissions > 0 and self._has_use_in_trying
         preempted, shares = self._draft.preempted_numbers, self._table.shares
+        free_slots = self._running.free_slots
         for entry in self._candidates(snapshot):
             if budget <= 0 or len(rows) >= most_rows:
                 break
@@ -122,7 +123,8 @@ class PrefillPlanner:
                     self._may_admit = not (is_over or self._is_full)
                     continue
                 num_admissions -= 1
-                self._may_admit = num_admissions > 0 and self._has_use_in_trying
+                if num_admissions == 0 or not free_slots:
+                    self._may_admit = num_admissions > 0 and self._has_use_in_trying
                 if entry.pages.arriving:
                     continue
             elif entry.number in preempted:
@@ -157,8 +159,12 @@ class PrefillPlanner:
                 if self._may_admit:
                     yield entry
             return
-        if len(queue.columns):
-            yield from self._entitled(snapshot)
+        if len(queue.columns) and not queue.head.is_pinned:
+            # Nobody is, as long as somebody has waited his longest: the pinned come first.
+            below = self._table.shares.below_share(queue.columns.classes)
+            lacking = short_of_pages(snapshot)
+            if below or lacking:
+                yield from self._entitled(below, lacking)
         index = 0
         for entry in prefilling:
             if policy.merges_prompts:
@@ -173,16 +179,14 @@ class PrefillPlanner:
             yield entry
             index += entry.request.slot is None
 
-    def _entitled(self, snapshot: Snapshot) -> Iterator[LiveRequest]:
+    def _entitled(self, below: list[int], lacking: list[int]) -> Iterator[LiveRequest]:
         """The first of each class that is below its guaranteed share, the furthest below first.
 
-        Nobody, as long as somebody has waited his longest: the pinned come first.
+        Args:
+            below: classes that wait and were served less than their share.
+            lacking: classes that hold less than their share of the pages.
         """
         queue = self._waiting
-        if queue.head.is_pinned:
-            return
-        below = self._table.shares.below_share(queue.columns.classes)
-        lacking = short_of_pages(snapshot)
         for priority in dict.fromkeys((*below, *lacking)):
             if not self._may_admit or not queue.columns.num_of(priority):
                 continue  # those before may have been the last who waited

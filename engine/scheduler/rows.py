@@ -29,7 +29,7 @@ class Rows:
     """
 
     __slots__ = (
-        "_context", "ends", "is_row", "metrics", "numbers", "outputs", "requests",
+        "_context", "_full", "ends", "is_row", "metrics", "numbers", "outputs", "requests",
         "slots", "starts",
     )  # fmt: skip
 
@@ -53,6 +53,7 @@ class Rows:
         self.numbers = numbers
         self.is_row = is_row
         self._context: float | None = None
+        self._full: NDArray[np.intp] | None = None
 
     @classmethod
     def of(
@@ -86,6 +87,16 @@ class Rows:
         if self._context is None:
             self._context = float(self.starts.sum())
         return self._context
+
+    def full(self, capacity: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Those that have no room for one more token, by index; worked out once.
+
+        Args:
+            capacity: by slot, tokens that there is room for.
+        """
+        if self._full is None:
+            self._full = (self.starts >= capacity[self.slots]).nonzero()[0]
+        return self._full
 
     def at(self, starts: NDArray[np.int32]) -> Rows:
         """The same rows, further on."""

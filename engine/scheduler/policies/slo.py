@@ -57,6 +57,8 @@ def make(parameters: Parameters) -> Policy:
 _ROUNDING = 1e-9
 """More than what sums of seconds differ by in other orders, as a share."""
 
+_EVERYONE = Admission()
+
 _ZERO, _ONE, _NEVER = np.array(0.0), np.array(1.0), np.array(math.inf)
 
 
@@ -146,7 +148,7 @@ class SLOPolicy:
         gone = self._hopeless(snapshot)
         late = self._late(snapshot)
         if not gone and not late:
-            return Admission()
+            return _EVERYONE
         retry_s = self._retry_after_s(snapshot) if gone else 0.0
         if not self.rejects:
             return Admission(demoted=[*gone, *late])
@@ -237,7 +239,9 @@ class SLOPolicy:
 
     def most_headroom(self, snapshot: Snapshot, request: Request) -> float:
         """No less than `headroom`: every row at its longest, if all came there at once."""
-        pages = _room_to_come_back(snapshot, request)
+        pages = 0
+        if request.metrics.num_preemptions:
+            pages = _room_to_come_back(snapshot, request)
         if _is_cheap_to_lose(snapshot, request):
             return pages
         own = snapshot.forecast.remaining_tokens(request)

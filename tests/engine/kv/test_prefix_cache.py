@@ -39,6 +39,28 @@ def test_pages_unreferenced_for_longest_go_first(cache):
     assert len(cache) == 1
 
 
+def test_what_a_page_held_is_not_found_once_it_was_given_up_whatever_is_asked_first(cache):
+    for ask in (
+        lambda: 2 in cache,
+        lambda: cache.contents[2] is not None,
+        lambda: cache.longest_match([B]),
+        lambda: not cache.register(B, 2),
+    ):
+        assert cache.evict(1) == [2]
+        assert len(cache) == 2
+        assert cache.longest_match([A, B, C]) == [1]
+        assert not ask()
+        cache.register(B, 2)
+        cache.mark_referenced([1])
+        cache.mark_unreferenced([2, 1])
+        cache.check_integrity([1, 2])
+    cache.evict(2)
+    cache.settle()
+    cache.register_all([A, B], [1, 2])
+    assert cache.longest_match([A, B, C]) == [1, 2, 3]
+    cache.check_integrity([])
+
+
 def test_a_page_in_use_is_not_evicted_and_comes_back_last(cache):
     cache.mark_referenced([2])
     cache.check_integrity([1])

@@ -67,6 +67,14 @@ class Device:
         is_ending = rows.starts + 1 >= rows.ends
         assert self.decoding.end(rows, is_ending) == is_ending.nonzero()[0].tolist()
 
+    def prepare(self, number: int) -> None:
+        """The next rows are worked out, and then somebody may come or go."""
+        self.decoding.prepare()
+        if number % 3 == 1 and self.free:
+            self.append(number)
+        elif number % 3 == 2 and self.expected:
+            self.remove(number % len(self.expected))
+
     def check(self) -> None:
         self.decoding.check_integrity()
         assert list(self.decoding) == self.expected
@@ -80,6 +88,8 @@ class Device:
         for rows, expected in ((everybody, self.expected), (self.decoding.rows(), going_on)):
             assert rows.requests == tuple(entry.request for entry in expected)
             assert rows.slots.tolist() == [entry.request.slot for entry in expected]
+            assert rows.context == sum(e.request.num_computed_tokens for e in expected)
+            assert len(rows.full(self.columns.capacity)) == len(expected)  # nobody has pages
             assert rows.numbers.tolist() == [entry.number for entry in expected]
             assert rows.starts.tolist() == [e.request.num_computed_tokens for e in expected]
             assert rows.ends.tolist() == [entry.last_position for entry in expected]
@@ -91,7 +101,8 @@ class Device:
 
 
 CHANGES = st.lists(
-    st.tuples(st.sampled_from(("append", "remove", "step")), st.integers(0, 6)), max_size=40
+    st.tuples(st.sampled_from(("append", "remove", "step", "prepare")), st.integers(0, 6)),
+    max_size=40,
 )
 
 
@@ -106,6 +117,8 @@ def test_rows_keep_the_order_in_which_they_began_and_stand_apart_once_they_end(c
             device.remove(number % len(device.expected))
         elif kind == "step":
             device.step(number % 3)
+        elif kind == "prepare":
+            device.prepare(number)
         device.check()
 
 

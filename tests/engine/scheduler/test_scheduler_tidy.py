@@ -1,0 +1,55 @@
+"""What a plan leaves to be done: it makes no difference when it is done."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+
+def run(drive, request_of, policy, *, tidies):
+    """A load with cancels between plan and commit; everything that was planned and came of it."""
+    rng = random.Random(7)
+    driver = drive(
+        {"num_pages": 14, "max_num_seqs": 6, "max_num_batched_tokens": 24, "num_host_pages": 8},
+        depth=1,
+        policy=policy,
+    )
+    driver.tick_s = 0.1
+    seen = []
+    for step in range(120):
+        if step < 60:
+            prompt = [1, 2, 3, 4] * rng.randint(0, 2) + [rng.randrange(9)] * rng.randint(1, 9)
+            targets = {"ttft_target_s": 1e4, "tpot_target_s": 0.3} if rng.random() < 0.5 else {}
+            driver.add(
+                request_of(str(step), prompt, rng.randint(1, 12), arrival_s=driver.now_s, **targets)
+            )
+        driver.now_s += driver.tick_s
+        plan = driver.plan()
+        if tidies:
+            driver.scheduler.tidy()
+        if plan is not None:
+            decode = plan.decode_rows
+            seen.append((decode.slots.tolist(), decode.starts.tolist(), plan.page_updates))
+            seen.append([row[1:] for row in plan.prefill_rows])
+            seen.append((plan.preempted, plan.copy_outs, plan.copy_ins))
+            if rng.random() < 0.1 and len(decode):
+                victim = rng.choice(decode.requests)
+                if driver.scheduler.cancel(victim.request_id, driver.now_s) is not None:
+                    driver.ended(victim)
+        if len(driver.in_flight) > 1 or (plan is None and driver.in_flight):
+            driver.commit()
+        for transfer_id in list(driver.device.transfers):
+            driver.end_transfer(transfer_id)
+        seen.append(driver.scheduler.load())
+    driver.drain()
+    return seen, driver.streams, driver.num_ends
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "slo"])
+def test_tidying_up_early_or_late_changes_no_decision(drive, request_of, policy):
+    early = run(drive, request_of, policy, tidies=True)
+    late = run(drive, request_of, policy, tidies=False)
+    assert early == late
+    assert early[2]["17"] == 1
+    assert early[0][-1].num_preemptions > 0
