@@ -54,7 +54,7 @@ class PrefixCache:
     def longest_match(self, hashes: Iterable[PageHash]) -> list[int]:
         """The pages with these contents, up to the first that is not known."""
         find = map(self._page_of.get, hashes).__next__
-        pages: list[int] = list(iter(find, None))  # type: ignore[arg-type]  # None ends it
+        pages: list[int] = list(iter(find, None))  # None ends it
         if self._given_up and pages:
             given_up = set(self._given_up)
             if not given_up.isdisjoint(pages):
