@@ -42,7 +42,8 @@ class Snapshot:
         num_free_rows: rows that nobody holds.
         limits: what a step can take.
         forecast: what steps, outputs and transfers are expected to take.
-        columns: goals of the running rows, by slot.
+        columns: goals of the running rows, by slot. Requests admitted in the plan being made are
+            entered before victims are looked for, or when it is done.
         waiting_columns: figures of the waiting requests, in their order, of a policy that measures.
         prefilling: running requests whose prompt is not computed yet, but for `demoted` ones.
         demoted: those of them that are served only when nobody else waits.
