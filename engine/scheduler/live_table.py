@@ -274,6 +274,10 @@ class LiveTable:
             kv.count_query(entry.pages, num_known, num_cached)
             self.tenants.serve(request.tenant, num_known - num_cached, 0)
 
+    def all_running(self) -> list[LiveRequest]:
+        """The running ones, those that `settle` has not entered yet among them."""
+        return [*self.running, *self._newcomers]
+
     def end_prefill(self, entry: LiveRequest) -> None:
         """A running request's last known token was planned: it decodes from `settle` on."""
         self._planned.append(entry)

@@ -17,12 +17,13 @@ def measure_load(
 ) -> SchedulerLoad:
     """Figures of this moment, and counts since the start."""
     pool, cache, host = table.kv.pool, table.kv.cache, table.kv.host
-    running = [entry.request for entry in table.running]
-    num_pages = sum(len(entry.pages.page_ids) for entry in table.running)
+    entries = table.all_running()
+    running = [entry.request for entry in entries]
+    num_pages = sum(len(entry.pages.page_ids) for entry in entries)
     num_places = num_pages * table.kv.page_size
     num_used = sum(request.num_computed_tokens for request in running)
     return SchedulerLoad(
-        num_running=len(table.running),
+        num_running=len(entries),
         num_waiting=len(table.waiting) + len(table.held),
         num_pages=pool.num_usable,
         num_owned_pages=pool.num_owned,
@@ -85,7 +86,7 @@ def predict_ttft_s(
     """
     ahead = sum(
         entry.prefill_end - entry.request.num_computed_tokens
-        for entry in table.running
+        for entry in table.all_running()
         if entry.request.num_computed_tokens < entry.prefill_end
     )
     ahead += sum(

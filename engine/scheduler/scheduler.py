@@ -444,8 +444,11 @@ class Scheduler:
         return [entry.request for entry in self._table]
 
     def load(self, now_s: float | None = None) -> SchedulerLoad:
-        """Figures of this moment (of the newest plan by default), and counts since the start."""
-        self._planner.tidy()
+        """Figures of this moment (of the newest plan by default), and counts since the start.
+
+        Only reads, as any thread may ask: rows are not counted to hold pages that `tidy` has not
+        handed out yet.
+        """
         return measure_load(
             self._table, self._planner, self.forecast, self._last_s if now_s is None else now_s
         )
@@ -453,8 +456,10 @@ class Scheduler:
     def predict_ttft_s(
         self, num_prompt_tokens: int, now_s: float, priority: Priority = Priority.NORMAL
     ) -> float:
-        """Seconds until a new request of this size and class would have its first token."""
-        self._planner.tidy()
+        """Seconds until a new request of this size and class would have its first token.
+
+        Only reads, as `load` does.
+        """
         return predict_ttft_s(self._table, self.forecast, num_prompt_tokens, priority, now_s)
 
     def trace(self, request_id: str) -> tuple[TraceEvent, ...]:

@@ -41,8 +41,8 @@ def run(drive, request_of, policy, *, tidies):
             driver.commit()
         for transfer_id in list(driver.device.transfers):
             driver.end_transfer(transfer_id)
-        seen.append(driver.scheduler.load())
     driver.drain()
+    seen.append(driver.scheduler.load())
     return seen, driver.streams, driver.num_ends
 
 
@@ -53,3 +53,26 @@ def test_tidying_up_early_or_late_changes_no_decision(drive, request_of, policy)
     assert early == late
     assert early[2]["17"] == 1
     assert early[0][-1].num_preemptions > 0
+
+
+def test_figures_are_read_without_tidying_up(drive, request_of):
+    """Any thread may ask for them, while the engine's own tidies up."""
+    driver = drive({"num_pages": 40}, policy="slo")
+    for name in "ab":
+        driver.add(request_of(name, [1, 2, 3], 20))
+    for _ in range(2):  # the prompts, then each page's last place
+        driver.turn()
+    driver.scheduler.tidy()
+    driver.add(request_of("c", [4, 5, 6], 20))
+    rows = list(driver.scheduler._table.running)
+    held = [list(row.pages.page_ids) for row in rows]
+    assert len(driver.plan().page_updates) == 2
+    for _ in range(2):
+        load = driver.scheduler.load()
+        assert (load.num_running, load.num_waiting) == (3, 0)
+        assert driver.scheduler.predict_ttft_s(8, driver.now_s) > 0
+    assert [row.pages.page_ids for row in rows] == held
+    driver.scheduler.tidy()
+    assert [len(row.pages.page_ids) for row in rows] == [2, 2]
+    assert driver.scheduler.load().num_running == 3
+    driver.drain()
