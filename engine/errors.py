@@ -22,6 +22,7 @@ and the one HTTP status it maps to, so that no front has a table of its own.
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any, ClassVar
 
 
@@ -140,7 +141,12 @@ class EngineDeadError(OctavoError):
 
 
 def shorten(value: Any, limit: int = 80) -> str:
-    """`repr(value)` cut to `limit` characters, so that a message never repeats a whole prompt."""
+    """`repr(value)` cut to `limit` characters, so that a message never repeats a whole prompt.
+
+    Paths are shown whole: what tells files apart is at the end.
+    """
+    if isinstance(value, PurePath):
+        return repr(str(value))
     if isinstance(value, (str, bytes, list, tuple)) and len(value) > limit:
         value = value[:limit]
     text = repr(value)

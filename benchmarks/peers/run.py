@@ -52,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
         raise SystemExit(str(error)) from None
     runs: dict[str, list[dict[str, Any]]] = {peer.name: [] for peer in chosen}
     failed: list[str] = []
+    text = ""
     with tempfile.TemporaryDirectory(prefix="peers-") as scratch:
         for repeat in range(args.repeats):
             # Every other round backwards, so that a drift of the machine favours nobody.
@@ -63,8 +64,10 @@ def main(argv: list[str] | None = None) -> int:
                     failed.append(peer.name)
                 else:
                     runs[peer.name].append(result)
-    runs = {name: results for name, results in runs.items() if results}
-    report(runs, known[BASELINE].name, args, failed)
+            # After every round: an hour's figures are not lost with the last one.
+            ended = {name: results for name, results in runs.items() if results}
+            text = report(ended, known[BASELINE].name, args, failed)
+    print(text)
     return 1 if failed else 0
 
 
@@ -147,10 +150,10 @@ def report(
     baseline: str,
     args: argparse.Namespace,
     failed: list[str],
-) -> None:
-    """Print the table and write `<out>.json` and `<out>.md`; outputs of requests are left out."""
+) -> str:
+    """Writes `<out>.json` and `<out>.md`, outputs of requests left out; the table, if any ran."""
     if not runs:
-        return
+        return ""
     text = table(runs, baseline)
     command = shlex.join(["python", "benchmarks/peers/run.py", *(args.argv)])
     summary = {
@@ -166,7 +169,7 @@ def report(
     args.out.with_suffix(".json").write_text(json.dumps(summary, indent=1) + "\n")
     about = f"{summary['date']}, {summary['machine']}, cores {args.cores}\n\n    {command}\n"
     args.out.with_suffix(".md").write_text(f"{about}\n{text}\n")
-    print(text)
+    return text
 
 
 def machine() -> str:

@@ -53,7 +53,7 @@ def read_log(path: str | Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]
         head["limits"]["token_edges"] = tuple(head["limits"]["token_edges"])
     except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise InvalidConfigError(
-            "log", str(path), f"a log that --record wrote ({error!r})"
+            "log", Path(path), f"a log that --record wrote ({error!r})"
         ) from None
     return head, _parsed(path, lines[1:])
 
@@ -65,7 +65,7 @@ def _parsed(path: str | Path, lines: list[str]) -> Iterator[dict[str, Any]]:
         except ValueError:
             if number == len(lines) + 1:
                 return  # cut off in the middle of writing: the engine was killed
-            raise InvalidConfigError("log", str(path), f"JSON in line {number}") from None
+            raise InvalidConfigError("log", Path(path), f"JSON in line {number}") from None
         yield event
 
 

@@ -29,7 +29,7 @@ def read_csv(
     arrivals = []
     for index, (arrival_s, num_input, num_output) in enumerate(read_trace(Path(path))):
         if arrival_s is None:
-            raise InvalidConfigError("trace", str(path), "a CSV with a column arrival_s")
+            raise InvalidConfigError("trace", Path(path), "a CSV with a column arrival_s")
         arrivals.append(
             Arrival(
                 request_id=f"{prefix}{index}",
@@ -61,7 +61,7 @@ def read_mooncake(
                 if line.strip():
                     arrivals.append(_mooncake_line(path, number, line, traffic_class, prefix))
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfigError("trace", str(path), f"readable JSON lines ({error})") from None
+        raise InvalidConfigError("trace", Path(path), f"readable JSON lines ({error})") from None
     arrivals.sort(key=lambda arrival: arrival.arrival_s)
     return arrivals
 

@@ -171,11 +171,11 @@ def read_trace(path: Path) -> list[tuple[float | None, int, int]]:
             for column in ("input_tokens", "output_tokens"):
                 if column not in columns:
                     raise InvalidConfigError(
-                        "trace", str(path), f"a CSV with a column {column}; it has {columns}"
+                        "trace", path, f"a CSV with a column {column}; it has {columns}"
                     )
             rows = [_trace_row(path, reader.line_num, row) for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidConfigError("trace", str(path), f"a readable CSV ({error})") from None
+        raise InvalidConfigError("trace", path, f"a readable CSV ({error})") from None
     if rows and rows[0][0] is not None:
         rows.sort(key=lambda row: row[0] or 0.0)
     return rows
@@ -192,7 +192,7 @@ def _trace_row(path: Path, line: int, row: dict[str, str | None]) -> tuple[float
             raise ValueError("a count below 1 or an arrival that is not finite")
     except ValueError as error:
         raise InvalidConfigError(
-            "trace", str(path), f"line {line} must hold counts from 1 and finite seconds ({error})"
+            "trace", path, f"line {line} must hold counts from 1 and finite seconds ({error})"
         ) from None
     return arrival_s, num_input, num_output
 

@@ -187,7 +187,7 @@ def _tables(directory: str) -> dict[TuningKey, Mapping[str, int]]:
             found.update(_read(path))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             allowed = f"a table that `octavo tune` wrote ({type(error).__name__}: {error})"
-            raise InvalidConfigError("tuning table", str(path), allowed) from error
+            raise InvalidConfigError("tuning table", path, allowed) from error
     return found
 
 

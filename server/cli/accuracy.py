@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfigError("text", str(path), "a file in UTF-8") from error
+        raise InvalidConfigError("text", path, "a file in UTF-8") from error
 
     def measure(changes: dict[str, Any]) -> Any:
         engine = _engine(engine_args(args) | changes)
