@@ -1,4 +1,8 @@
-"""Every live request and every transition it can make: accepted, admitted, preempted, ended."""
+"""Every live request and every transition it can make: accepted, admitted, preempted, ended.
+
+It is one long module because each transition keeps the same queue, rows, columns, pages and counts
+in step; what each of them is has a module of its own.
+"""
 
 from __future__ import annotations
 
