@@ -116,10 +116,11 @@ def unembed(weights: Weights, config: ModelConfig, hidden: jax.Array) -> jax.Arr
     """
     with jax.named_scope("unembed"):
         normed = rms_norm(hidden, weights["final_norm"], config.rms_norm_eps)
-        if config.tie_word_embeddings:
-            table, contracted = weights["embed"], ((1,), (1,))
-        else:
+        # Tied ones may come with an output layer of their own, where its order in memory matters.
+        if "lm_head" in weights:
             table, contracted = weights["lm_head"], ((1,), (0,))
+        else:
+            table, contracted = weights["embed"], ((1,), (1,))
         if isinstance(table, QuantizedWeight):
             logits = quantized_linear(normed, table, jnp.dtype(jnp.float32))
         else:

@@ -44,6 +44,17 @@ def jax_settings() -> dict[str, Any]:
     return {name: getattr(jax.config, name, None) for name in jax.config.values}
 
 
+def product_compiler_options(library: str) -> dict[str, str] | None:
+    """Options of `jax.stages.Lowered.compile`, for float32 products of a CPU by this library.
+
+    Args:
+        library: "ynnpack", which XLA's CPU compiler takes unasked, or "eigen".
+    """
+    if library == "ynnpack":
+        return None
+    return {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+
+
 def serialize_program(program: Any) -> tuple[Any, ...]:
     """What `deserialize_program` makes a `jax.stages.Compiled` from; it can be pickled.
 

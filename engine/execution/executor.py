@@ -57,6 +57,8 @@ from octavo.engine.scheduler.step_plan import (
 from octavo.engine.structured.grammar import Mask
 from octavo.engine.structured.masks import TokenMasks
 from octavo.models.config import ModelConfig
+from octavo.pallas_kernels.compat import product_compiler_options
+from octavo.pallas_kernels.product_library import choose_product_library
 from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 
@@ -145,7 +147,8 @@ class DeviceExecutor:
         self.lattice = lattice
         self.stats = ExecutorStats()
         self._config = config
-        self._abstract_weights = abstract(weights)
+        self._library = choose_product_library(weights, kv_dtype)
+        self._abstract_weights = abstract(weights, self._library)
         self._weights: Any
         if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(weights)):
             self.set_weights(weights)
@@ -170,10 +173,15 @@ class DeviceExecutor:
         )
         store = open_program_store(
             mesh,
-            (config, backend, limits.max_pages_per_seq, limits.page_size),
+            (config, backend, limits.max_pages_per_seq, limits.page_size, self._library),
             (self._abstract_weights, self._abstract_state),
         )
-        self.programs = CompileManager(self._lower, store=store, fail_after_ready=fail_on_compile)
+        self.programs = CompileManager(
+            self._lower,
+            store=store,
+            compiler_options=product_compiler_options(self._library),
+            fail_after_ready=fail_on_compile,
+        )
         self._fresh: Future[DeviceState] | None = None
         self._masks = masks
         self._mask_edges = [edge for edge in MASK_EDGES if edge < limits.max_num_seqs]
@@ -186,7 +194,7 @@ class DeviceExecutor:
 
     def set_weights(self, weights: Any) -> None:
         """The weights on the mesh; on a TPU some are put into another order, and donated."""
-        self._weights = lay_out(weights)
+        self._weights = lay_out(weights, self._library)
 
     def begin_warm_up(self, mode: WarmUp = "full") -> None:
         """Begins to load programs that an earlier start left, and to make the device's state."""

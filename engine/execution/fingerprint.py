@@ -49,7 +49,7 @@ def fingerprint(mesh: Mesh) -> str:
     device = mesh.devices.flat[0]
     host: list[Any] = [sys.platform, platform.machine()]
     if device.platform == "cpu":
-        host += [_cpu_features(), num_cores()]
+        host += [_cpu_features(), tuning.num_cores()]
     about = {
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in LIBRARIES},
@@ -97,13 +97,6 @@ def file_digest(paths: Iterable[Path]) -> str:
 def traced_folders() -> tuple[Path, ...]:
     """Where the source lies that steps are traced from."""
     return tuple(map(_folder, PACKAGES))
-
-
-def num_cores() -> int:
-    """Cores that this process may run on: XLA's CPU compiler splits work over them."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _folder(package: str) -> Path:

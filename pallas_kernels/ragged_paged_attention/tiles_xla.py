@@ -20,12 +20,14 @@ class XlaTiles:
     Attributes:
         row_group: decode rows that share a gather and a product.
         decode_block: keys of a decode block, in whole pages.
+        score_sums: 1 takes decode rows' scores by multiplying and summing in a loop, 0 as products.
         query_tile: queries of a prefill tile.
         prefill_block: keys of a prefill block, in whole pages.
     """
 
     row_group: int = 8
     decode_block: int = 64
+    score_sums: int = 0
     query_tile: int = 32
     prefill_block: int = 64
 

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from octavo.pallas_kernels.compat import product_compiler_options
 from octavo.pallas_kernels.ragged_paged_attention.backends import (
     AttentionShape,
     Backend,
@@ -32,6 +33,7 @@ from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 from octavo.pallas_kernels.ragged_paged_attention.tuning import (
     Part,
+    ProductLibrary,
     TuningKey,
     key_fields,
     tuning_device,
@@ -120,6 +122,7 @@ def tune(
     part: Part,
     workload: Workload,
     *,
+    library: ProductLibrary = "ynnpack",
     rounds: int = 7,
     on_candidate: Callable[[int, int], None] = lambda done, total: None,
 ) -> Tuned:
@@ -128,6 +131,7 @@ def tune(
     Args:
         backend: an implementation with block sizes: xla, mosaic_tpu or mosaic_gpu.
         shape: heads, pages and dtypes; `max_tokens` is not used.
+        library: what computes float32 products in the steps of a CPU.
         rounds: of the finalists.
         on_candidate: told how many candidates are measured, and how many there are.
 
@@ -138,11 +142,12 @@ def tune(
     q, kv, _ = cases[0]
     key = tuning_key(backend, part, q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
     everything = _candidates(backend, part, q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
+    options = product_compiler_options(library)
     runs: dict[int, list[Callable[[], float]]] = {}
     first: dict[int, tuple[float, ...]] = {}
     for index, tiles in enumerate(everything):
         try:
-            each = [_runner(backend, part, tiles, arguments) for arguments in cases]
+            each = [_runner(backend, part, tiles, arguments, options) for arguments in cases]
             for run in each:
                 run()  # compiles
             first[index] = tuple(min(run() for _ in range(FIRST_RUNS)) for run in each)
@@ -210,7 +215,9 @@ def _arguments(backend: Backend, shape: AttentionShape, rows: list[tuple[int, in
     return q, kv, batch
 
 
-def _runner(backend: Backend, part: Part, tiles: Any, arguments: Any) -> Callable[[], float]:
+def _runner(
+    backend: Backend, part: Part, tiles: Any, arguments: Any, options: dict[str, str] | None
+) -> Callable[[], float]:
     """Seconds of one run with these block sizes; the first run compiles."""
     attend: Attend
     if backend == "mosaic_gpu":
@@ -226,8 +233,12 @@ def _runner(backend: Backend, part: Part, tiles: Any, arguments: Any) -> Callabl
 
         attend = functools.partial(attend_xla, tiles=tiles)
     params = AttentionParams(scale=arguments[0].shape[-1] ** -0.5)
-    program = jax.jit(functools.partial(attend, params=params, decode_only=part == "decode"))
     q, kv, batch = arguments
+    program = (
+        jax.jit(functools.partial(attend, params=params, decode_only=part == "decode"))
+        .lower(q, kv, batch)
+        .compile(options)
+    )
 
     def run() -> float:
         begun_s = time.perf_counter()
@@ -254,12 +265,17 @@ def _xla_candidates(part: Part, pool_shape: Any) -> list[Any]:
     from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import default_xla_tiles
 
     default = default_xla_tiles(pool_shape[2], pool_shape[4])
+    blocks = (32, 64, 128, 256)
     if part == "decode":
-        grid = itertools.product((1, 2, 4, 8, 16, 32), (32, 64, 128, 256))
-        tried = [replace(default, row_group=rows, decode_block=block) for rows, block in grid]
+        tried = [
+            replace(default, row_group=rows, decode_block=block, score_sums=sums)
+            for rows, block, sums in itertools.product((1, 2, 4, 8, 16, 32), blocks, (0, 1))
+        ]
     else:
-        grid = itertools.product((16, 32, 64, 128), (32, 64, 128, 256))
-        tried = [replace(default, query_tile=tile, prefill_block=block) for tile, block in grid]
+        tried = [
+            replace(default, query_tile=tile, prefill_block=block)
+            for tile, block in itertools.product((16, 32, 64, 128), blocks)
+        ]
     return [default, *(tiles for tiles in tried if tiles != default)]
 
 
@@ -314,7 +330,7 @@ def _gpu_candidates(part: Part, head_dim: int, itemsize: int, kv_itemsize: int) 
 _GPU_SIZES = ("tile", "num_stages", "num_raw", "num_programs", "min_tiles")
 _PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "XlaTiles": {
-        "decode": ("row_group", "decode_block"),
+        "decode": ("row_group", "decode_block", "score_sums"),
         "prefill": ("query_tile", "prefill_block"),
     },
     "TpuTiles": {"decode": ("decode_pages",), "prefill": ("prefill_pages", "prefill_tile")},

@@ -1,9 +1,10 @@
 """Block sizes measured on a device: data, found by what they were measured for.
 
-A table is a JSON file that `octavo tune` wrote: the device, the date and the command, and one entry
-a shape and part. Tables are looked for in `OCTAVO_TUNING_DIR`, else in the user's cache folder, and
-then among those shipped; where none matches, block sizes are computed from the device's properties.
-A table that cannot be read, or asks for what a kernel does not have, ends the engine's start.
+A table is a JSON file that `octavo tune` wrote: the device, the date and the command, one entry a
+shape and part, and which library is to compute a CPU's products (`product_library.py`). Tables are
+looked for in `OCTAVO_TUNING_DIR`, else in the user's cache folder, and then among those shipped;
+where none matches, block sizes are computed from the device's properties. A table that cannot be
+read, or asks for what a kernel does not have, ends the engine's start.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import functools
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import jax.numpy as jnp
 
@@ -23,7 +24,12 @@ from octavo.engine.errors import InvalidConfigError
 from octavo.pallas_kernels.compat import device_kind
 
 Part = Literal["decode", "prefill"]
+ProductLibrary = Literal["ynnpack", "eigen"]
 Tiles = TypeVar("Tiles", bound=Any)
+CPU = "cpu "
+"""How the name of a CPU begins."""
+SWITCHES = frozenset({"score_sums", "num_raw"})
+"""Names in `tiles` that may be 0."""
 SHIPPED = Path(__file__).resolve().parent / "tuning_tables"
 
 
@@ -38,6 +44,7 @@ class TuningKey:
         dtype, kv_dtype: names, of queries and of the pool.
         num_heads, num_kv_heads, head_dim: on one device; `head_dim` as in the pool.
         page_size: tokens.
+        num_cores: of a CPU that the process may run on; 0 for any number, and on other devices.
     """
 
     device: str
@@ -49,6 +56,7 @@ class TuningKey:
     num_kv_heads: int
     head_dim: int
     page_size: int
+    num_cores: int = 0
 
 
 def tuning_key(
@@ -65,8 +73,9 @@ def tuning_key(
     Args:
         kind: a device's name; None is the one being compiled for.
     """
+    device = kind or tuning_device()
     return TuningKey(
-        device=kind or tuning_device(),
+        device=device,
         backend=backend,
         part=part,
         dtype=jnp.dtype(q_dtype).name,
@@ -75,6 +84,7 @@ def tuning_key(
         num_kv_heads=pool_shape[2],
         head_dim=q_shape[2],
         page_size=pool_shape[3],
+        num_cores=num_cores() if device.startswith(CPU) else 0,
     )
 
 
@@ -85,7 +95,25 @@ def tuned(key: TuningKey) -> Mapping[str, int] | None:
         InvalidConfigError: a table cannot be read.
     """
     for directory in directories():
-        found = _tables(str(directory)).get(key)
+        tables = _tables(str(directory)).tiles
+        found = tables.get(key) or tables.get(replace(key, num_cores=0))
+        if found is not None:
+            return found
+    return None
+
+
+def product_library(dtype: str) -> ProductLibrary | None:
+    """The library measured to be the fastest for products on this CPU; None where none was.
+
+    Args:
+        dtype: its name.
+
+    Raises:
+        InvalidConfigError: a table cannot be read.
+    """
+    key = (tuning_device(), num_cores(), dtype)
+    for directory in directories():
+        found = _tables(str(directory)).products.get(key)
         if found is not None:
             return found
     return None
@@ -151,26 +179,39 @@ def forget_tables() -> None:
     _tables.cache_clear()
 
 
-def write_table(path: Path, about: Mapping[str, Any], entries: list[dict[str, Any]]) -> None:
+def write_table(
+    path: Path,
+    about: Mapping[str, Any],
+    entries: list[dict[str, Any]],
+    products: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """Writes a table; entries of keys that it does not measure anew stay.
 
     Args:
         about: device, date, command and whatever else explains the figures.
         entries: each a key's fields, `tiles`, and figures.
+        products: each `dtype`, `num_cores`, `library`, and figures.
     """
-    names = sorted(TuningKey.__dataclass_fields__.keys() - {"device"})
 
-    def identity(entry: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(entry[name] for name in names)
+    def identity(entry: Mapping[str, Any]) -> TuningKey:
+        return _key(about["device"], entry)
 
     kept: list[dict[str, Any]] = []
+    kept_products: list[dict[str, Any]] = []
     if path.exists():
         known = {identity(entry) for entry in entries}
+        measured = {(each["dtype"], each["num_cores"]) for each in products}
         old = json.loads(path.read_text("utf-8"))
         if old.get("device") == about["device"]:
             kept = [entry for entry in old["entries"] if identity(entry) not in known]
+            kept_products = [
+                each
+                for each in old.get("products", ())
+                if (each["dtype"], each["num_cores"]) not in measured
+            ]
+    table = {**about, "entries": [*kept, *entries], "products": [*kept_products, *products]}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({**about, "entries": [*kept, *entries]}, indent=1) + "\n", "utf-8")
+    path.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
     forget_tables()
 
 
@@ -179,27 +220,50 @@ def key_fields(key: TuningKey) -> dict[str, Any]:
     return {name: value for name, value in asdict(key).items() if name != "device"}
 
 
+class _Tables(NamedTuple):
+    """What the tables of a folder say."""
+
+    tiles: dict[TuningKey, Mapping[str, int]]
+    products: dict[tuple[str, int, str], ProductLibrary]  # by device, cores and dtype
+
+
 @functools.lru_cache(maxsize=8)
-def _tables(directory: str) -> dict[TuningKey, Mapping[str, int]]:
-    found: dict[TuningKey, Mapping[str, int]] = {}
+def _tables(directory: str) -> _Tables:
+    found = _Tables({}, {})
     for path in sorted(Path(directory).glob("*.json")):
         try:
-            found.update(_read(path))
+            table = json.loads(path.read_text("utf-8"))
+            found.tiles.update(_tiles(table))
+            found.products.update(_products(table))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             allowed = f"a table that `octavo tune` wrote ({type(error).__name__}: {error})"
             raise InvalidConfigError("tuning table", path, allowed) from error
     return found
 
 
-def _read(path: Path) -> Iterator[tuple[TuningKey, Mapping[str, int]]]:
-    table = json.loads(path.read_text("utf-8"))
-    names = TuningKey.__dataclass_fields__.keys() - {"device"}
+def _tiles(table: Any) -> Iterator[tuple[TuningKey, Mapping[str, int]]]:
     for entry in table["entries"]:
-        key = TuningKey(device=table["device"], **{name: entry[name] for name in names})
+        key = _key(table["device"], entry)
         for name, value in entry["tiles"].items():
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, int) or value < (name not in SWITCHES):
                 raise ValueError(f"{name} = {value!r} in tiles: want an integer of at least 1")
         yield key, dict(entry["tiles"])
+
+
+def _key(device: str, entry: Mapping[str, Any]) -> TuningKey:
+    names = TuningKey.__dataclass_fields__.keys() - {"device", "num_cores"}
+    stated = {name: entry[name] for name in names}
+    return TuningKey(device=device, num_cores=entry.get("num_cores", 0), **stated)
+
+
+def _products(table: Any) -> Iterator[tuple[tuple[str, int, str], ProductLibrary]]:
+    known = get_args(ProductLibrary)
+    for entry in table.get("products", ()):
+        if entry["library"] not in known:
+            raise ValueError(
+                f"library = {entry['library']!r} in products: want {' or '.join(known)}"
+            )
+        yield (table["device"], entry["num_cores"], entry["dtype"]), entry["library"]
 
 
 @functools.cache
@@ -210,7 +274,14 @@ def _cpu_name() -> str:
         name = next(line.partition(":")[2].strip() for line in lines if "model name" in line)
     except (OSError, StopIteration):
         pass
-    return f"cpu {name}, L2 {l2_bytes() >> 10} KiB"
+    return f"{CPU}{name}, L2 {l2_bytes() >> 10} KiB"
+
+
+def num_cores() -> int:
+    """Cores that this process may run on: XLA's CPU compiler splits work over them."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @functools.cache

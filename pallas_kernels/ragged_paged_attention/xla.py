@@ -147,7 +147,7 @@ def _decode(
         queries = (queries.astype(jnp.float32) * params.scale).reshape(
             rows, num_kv_heads, group, head_dim
         )
-        score = _scores_of(queries, {pages, tail})
+        score = _summed_scores(queries) if tiles.score_sums else _scores_of(queries, {pages, tail})
         table = lax.dynamic_slice(batch.block_table, (first, 0), (rows, batch.block_table.shape[1]))
         lens = lax.dynamic_slice(batch.kv_lens, (first,), (rows,))
         # Prefill rows may share the last group: they are computed again, rightly, below.
@@ -343,6 +343,18 @@ def _scores_of(queries: jax.Array, counts: set[int]) -> Callable[[jax.Array], ja
         return lax.optimization_barrier(scores).transpose(0, 2, 3, 1, 4)
 
     return score_pages
+
+
+def _summed_scores(queries: jax.Array) -> Callable[[jax.Array], jax.Array]:
+    """As `_scores_of`, without a product: each number of a key by its query's, and summed."""
+    rows, heads, group, dim = queries.shape
+    wide = queries.reshape(rows, 1, heads, group, 1, dim)
+
+    def score(keys: jax.Array) -> jax.Array:
+        scores = (keys[:, :, :, None] * wide).sum(-1)  # [R, N, Hkv, G, P]
+        return lax.optimization_barrier(scores).transpose(0, 2, 3, 1, 4)
+
+    return score
 
 
 def _copies(kv: PagedKV, ids: jax.Array, parts: int) -> tuple[jax.Array, jax.Array | None]:

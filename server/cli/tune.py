@@ -1,8 +1,10 @@
 """`octavo tune`: measures attention's block sizes on this device and writes them as a table.
 
+On a CPU it measures, too, which of XLA's two libraries is the faster one for products in float32.
+
 Engines find the table when they are built: without --output it is written where they look first
 (OCTAVO_TUNING_DIR, or the user's cache folder). Where no table matches the device, dtype, heads and
-page size, block sizes are computed from the device's properties.
+page size, block sizes are computed from the device's properties, and the library is XLA's choice.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo.engine.config import DEFAULT_MODEL, KV_CACHE_ALIASES
 from octavo.engine.errors import InvalidConfigError
 
+if TYPE_CHECKING:
+    from octavo.models.config import ModelConfig
+
 BACKENDS = ("auto", "xla", "mosaic_tpu", "mosaic_gpu")
-PARTS = ("decode", "prefill")
+PARTS = ("decode", "prefill", "products")
 DTYPES = ("auto", "float32", "bfloat16")
 KV_DTYPES = ("auto", "int8", "fp8")
 
@@ -42,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--attention-backend", choices=BACKENDS, default="auto")
-    parser.add_argument("--part", choices=PARTS, action="append", help="(default: both)")
+    parser.add_argument("--part", choices=PARTS, action="append", help="(default: all that apply)")
     parser.add_argument("--rows", type=int, default=32, help="decode rows (default %(default)s)")
     parser.add_argument("--row-context", type=int, default=1024, help="(default %(default)s)")
     parser.add_argument("--chunk", type=int, default=512, help="prefill (default %(default)s)")
@@ -60,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from octavo.engine.execution.host_memory import keep_freed_memory
+    from octavo.pallas_kernels.product_library import tune_products
     from octavo.pallas_kernels.ragged_paged_attention import kv_dtype, tuning
     from octavo.pallas_kernels.ragged_paged_attention.backends import (
         AttentionShape,
@@ -85,6 +92,10 @@ def run(args: argparse.Namespace) -> int:
         q_dtype=dtype,
         kv_dtype=kv_dtype.KV_DTYPES.get(args.kv_cache_dtype, dtype),
     )
+    parts = tuple(dict.fromkeys(args.part or PARTS))
+    has_products = on_cpu and dtype == "float32"
+    if args.part and "products" in parts and not has_products:
+        raise InvalidConfigError("part", "products", "decode or prefill, but on a CPU in float32")
     page_sizes = tuple(args.block_size or ([8] if on_cpu else [64]))
     workload = Workload(
         rows=args.rows,
@@ -92,6 +103,18 @@ def run(args: argparse.Namespace) -> int:
         chunk=args.chunk,
         chunk_context=args.chunk_context,
     )
+    # First: it decides how the steps are compiled that attention is a part of.
+    library: tuning.ProductLibrary = "ynnpack"
+    if has_products:
+        library = tuning.product_library(dtype) or library
+    products = []
+    if "products" in parts and has_products:
+        config = _config(args)
+        tuned = tune_products(config.hidden_size, config.intermediate_size, rounds=args.rounds)
+        times = ", ".join(f"{name} {_ms(each, ', ')} ms" for name, each in tuned.ms.items())
+        print(f"products in float32: {tuned.library}: {times} for {tuned.rows} rows", flush=True)
+        library = tuned.library
+        products.append(tuned.entry())
     results = []
     for shape in shapes_to_tune(any_shape, page_sizes):
         backend = choose_backend(
@@ -100,7 +123,9 @@ def run(args: argparse.Namespace) -> int:
             platform=device.platform,
             device_kind=device.device_kind,
         )
-        for part in dict.fromkeys(args.part or PARTS):
+        for part in parts:
+            if part == "products":
+                continue
             name = f"{backend} {part}, pages of {shape.page_size}"
             with tqdm(total=0, desc=name, disable=not sys.stderr.isatty()) as bar:
 
@@ -108,7 +133,10 @@ def run(args: argparse.Namespace) -> int:
                     bar.total = total
                     bar.update(done - bar.n)
 
-                result = tune(backend, shape, part, workload, rounds=args.rounds, on_candidate=tell)
+                result = tune(
+                    backend, shape, part, workload,
+                    library=library, rounds=args.rounds, on_candidate=tell,
+                )  # fmt: skip
             results.append(result)
             sizes = " ".join(f"{name}={value}" for name, value in result.tiles.items())
             print(
@@ -124,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
         "num_threads": len(os.sched_getaffinity(0)) if on_cpu else None,
     }
     path = args.output or tuning.user_directory() / f"{_file_name(tuning.tuning_device())}.json"
-    tuning.write_table(path, about, [result.entry() for result in results])
+    tuning.write_table(path, about, [result.entry() for result in results], products)
     print(f"written to {path}")
     return 0
 
@@ -137,19 +165,23 @@ def _heads(args: argparse.Namespace) -> tuple[int, int, int]:
         if min(sizes) < 1 or sizes[0] % sizes[1]:
             raise InvalidConfigError("heads", args.heads, "HQ/HKV/D, HQ a multiple of HKV")
         return sizes[0], sizes[1], sizes[2]
-    from octavo.models.loading.load import load_config
-
     split = args.tensor_parallel_size
     if split < 1:
         raise InvalidConfigError("tensor_parallel_size", split, "at least 1")
-    config = load_config(args.model).with_tensor_parallel(split)
+    config = _config(args)
     if config.num_kv_heads % split:
         split = 1  # heads that do not divide run everywhere
     return config.num_heads // split, config.num_kv_heads // split, config.head_dim
 
 
-def _ms(times: tuple[float, ...]) -> str:
-    return " and ".join(f"{ms:.3f}" for ms in times)
+def _config(args: argparse.Namespace) -> ModelConfig:
+    from octavo.models.loading.load import load_config
+
+    return load_config(args.model).with_tensor_parallel(args.tensor_parallel_size)
+
+
+def _ms(times: tuple[float, ...], separator: str = " and ") -> str:
+    return separator.join(f"{ms:.3f}" for ms in times)
 
 
 def _file_name(device: str) -> str:

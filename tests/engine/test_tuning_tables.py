@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 
 from octavo import LLM
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.sampling_params import SamplingParams
 from octavo.models.loading.load import load_config
 from octavo.pallas_kernels.ragged_paged_attention import tuning
 
@@ -41,3 +42,21 @@ def test_an_engine_asks_for_its_own_heads_and_pages(directory: Path, tiny_model:
     (directory / "mine.json").write_text(json.dumps({"device": key.device, "entries": [entry]}))
     with pytest.raises(InvalidConfigError, match="'warp_groups': 2"):
         LLM(str(tiny_model), progress=False, **SMALL)
+
+
+def test_tokens_do_not_depend_on_the_library_of_products(
+    directory: Path, make_llm: Callable[..., Any]
+) -> None:
+    def tokens(library: str) -> list[list[int]]:
+        entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": library}
+        tuning.write_table(directory / "mine.json", {"device": tuning.tuning_device()}, [], [entry])
+        llm = make_llm(max_num_seqs=2, max_num_batched_tokens=32, num_kv_pages=40)
+        programs = llm.engine.executor.programs
+        assert programs.stats.num_after_ready == 0
+        asked = "xla_cpu_experimental_ynn_fusion_type" in str(programs.compiler_options)
+        assert asked == (library == "eigen")
+        prompts, params = [[66, 67, 68], [70, 71]], SamplingParams(temperature=0, max_tokens=12)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    assert tokens("eigen") == tokens("ynnpack")

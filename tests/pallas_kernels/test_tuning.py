@@ -77,6 +77,15 @@ def test_what_was_measured_is_used(table: Any) -> None:
     )
 
 
+def test_sizes_for_as_many_cores_come_before_those_for_any(table: Any) -> None:
+    cores = tuning.num_cores()
+    table(key(num_cores=0), row_group=3)
+    assert choose_xla_tiles(Q, F32, POOL, F32).row_group == 3
+    table(key(num_cores=cores), row_group=5)
+    table(key(num_cores=cores + 1), row_group=6)
+    assert choose_xla_tiles(Q, F32, POOL, F32).row_group == 5
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -179,6 +188,7 @@ def test_a_table_keeps_what_was_not_measured_anew(table: Any) -> None:
     [
         XlaTiles(row_group=1, decode_block=32, query_tile=16, prefill_block=32),
         XlaTiles(row_group=5, decode_block=256, query_tile=128, prefill_block=128),
+        XlaTiles(row_group=4, decode_block=32, score_sums=1),
     ],
 )
 def test_block_sizes_do_not_change_what_is_computed(tiles: XlaTiles) -> None:
@@ -234,4 +244,8 @@ def test_shipped_tables_are_whole() -> None:
         table = json.loads(path.read_text())
         assert table["date"]
         assert table["command"].startswith("octavo tune")
-        assert dict(tuning._read(path))
+        assert dict(tuning._tiles(table))
+        for entry in table.get("products", ()):
+            assert entry["num_cores"] >= 1
+            assert len(entry["rows"]) == len(entry["eigen_ms"]) == len(entry["ynnpack_ms"])
+        dict(tuning._products(table))

@@ -21,7 +21,7 @@ class Lowered:
     def __init__(self, shape: StepShape, before: Callable[[StepShape], None]) -> None:
         self._shape, self._before = shape, before
 
-    def compile(self) -> Any:
+    def compile(self, compiler_options: Any = None) -> Any:
         self._before(self._shape)
         return str(self._shape)
 
