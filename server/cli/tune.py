@@ -95,7 +95,9 @@ def run(args: argparse.Namespace) -> int:
     parts = tuple(dict.fromkeys(args.part or PARTS))
     has_products = on_cpu and dtype == "float32"
     if args.part and "products" in parts and not has_products:
-        raise InvalidConfigError("part", "products", "decode or prefill, but on a CPU in float32")
+        raise InvalidConfigError(
+            "part", "products", "decode or prefill; products are measured on a CPU in float32"
+        )
     page_sizes = tuple(args.block_size or ([8] if on_cpu else [64]))
     workload = Workload(
         rows=args.rows,
