@@ -193,7 +193,7 @@ class DeviceExecutor:
         """Seconds a page takes to or from the host tier, if there is one, as timed at warm-up."""
 
     def set_weights(self, weights: Any) -> None:
-        """The weights on the mesh; on a TPU some are put into another order, and donated."""
+        """The weights on the mesh, which come to lie as `weight_layout` says; some are donated."""
         self._weights = lay_out(weights, self._library)
 
     def begin_warm_up(self, mode: WarmUp = "full") -> None:

@@ -11,7 +11,6 @@ output layer is kept a second time, inputs first.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import jax
@@ -97,9 +96,4 @@ def _transposed(sharding: NamedSharding) -> NamedSharding:
 def _transpose(table: jax.Array) -> jax.Array:
     """A matrix transposed, split over its devices as it is."""
     assert isinstance(table.sharding, NamedSharding)
-    return _transposer(_transposed(table.sharding))(table)
-
-
-@lru_cache(maxsize=8)
-def _transposer(sharding: NamedSharding) -> Any:
-    return jax.jit(jnp.transpose, out_shardings=sharding)
+    return jax.jit(jnp.transpose, out_shardings=_transposed(table.sharding))(table)

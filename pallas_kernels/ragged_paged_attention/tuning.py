@@ -28,8 +28,8 @@ ProductLibrary = Literal["ynnpack", "eigen"]
 Tiles = TypeVar("Tiles", bound=Any)
 CPU = "cpu "
 """How the name of a CPU begins."""
-SWITCHES = frozenset({"score_sums", "num_raw"})
-"""Names in `tiles` that may be 0."""
+MAY_BE_ZERO = frozenset({"score_sums", "num_raw"})
+"""Names in `tiles`; all others are at least 1."""
 SHIPPED = Path(__file__).resolve().parent / "tuning_tables"
 
 
@@ -245,8 +245,11 @@ def _tiles(table: Any) -> Iterator[tuple[TuningKey, Mapping[str, int]]]:
     for entry in table["entries"]:
         key = _key(table["device"], entry)
         for name, value in entry["tiles"].items():
-            if not isinstance(value, int) or value < (name not in SWITCHES):
-                raise ValueError(f"{name} = {value!r} in tiles: want an integer of at least 1")
+            least = 0 if name in MAY_BE_ZERO else 1
+            if not isinstance(value, int) or value < least:
+                raise ValueError(
+                    f"{name} = {value!r} in tiles: want an integer of at least {least}"
+                )
         yield key, dict(entry["tiles"])
 
 

@@ -8,7 +8,8 @@ first, then what is left in blocks of some `TAIL` keys.
   product serve the whole group, which divides the loop's fixed cost. The packer sorts decode rows
   by length, so that a group's longest row is little longer than its shortest. Products take the
   gathered pages as they stand, scores lie row by row in between: XLA vectorizes along the last
-  dimension, and one of a page's 8 keys makes an exponential ten times as long as one of 128;
+  dimension, and one of a page's 8 keys makes an exponential ten times as long as one of 128. Where
+  such small products are slow (Eigen's), scores are multiplied and summed in a loop (`score_sums`);
 - prefill rows go in tiles of `query_tile` queries. Tiles run in token order, so the garbage after
   a row's last query is overwritten by the next row's first tile.
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import re
 import shlex
 import sys
@@ -93,10 +92,10 @@ def run(args: argparse.Namespace) -> int:
         kv_dtype=kv_dtype.KV_DTYPES.get(args.kv_cache_dtype, dtype),
     )
     parts = tuple(dict.fromkeys(args.part or PARTS))
-    has_products = on_cpu and dtype == "float32"
+    has_products = on_cpu and dtype == "float32" and args.kv_cache_dtype == "auto"
     if args.part and "products" in parts and not has_products:
         raise InvalidConfigError(
-            "part", "products", "decode or prefill; products are measured on a CPU in float32"
+            "part", "products", "decode or prefill; products are measured on a CPU, all in float32"
         )
     page_sizes = tuple(args.block_size or ([8] if on_cpu else [64]))
     workload = Workload(
@@ -151,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "command": "octavo " + shlex.join(sys.argv[1:]),
         "jax": jax.__version__,
-        "num_threads": len(os.sched_getaffinity(0)) if on_cpu else None,
+        "num_threads": tuning.num_cores() if on_cpu else None,
     }
     path = args.output or tuning.user_directory() / f"{_file_name(tuning.tuning_device())}.json"
     tuning.write_table(path, about, [result.entry() for result in results], products)

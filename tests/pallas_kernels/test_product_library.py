@@ -1,4 +1,4 @@
-"""Which library computes a CPU's products is measured, and changes no token."""
+"""Which library computes a CPU's products is measured."""
 
 from __future__ import annotations
 
@@ -13,26 +13,10 @@ import numpy as np
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.execution.weight_layout import abstract, lay_out
-from octavo.models.config import ModelConfig
-from octavo.models.decoder import unembed
-from octavo.models.quantization import quantized_weights
-from octavo.models.random_weights import random_weights
 from octavo.pallas_kernels.compat import product_compiler_options
 from octavo.pallas_kernels.product_library import choose_product_library, tune_products
 from octavo.pallas_kernels.ragged_paged_attention import tuning
-from octavo.sharding.mesh import make_mesh
 
-CONFIG = ModelConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    tie_word_embeddings=True,
-)
 F32 = jnp.dtype("float32")
 
 
@@ -54,8 +38,8 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     tuning.forget_tables()
 
 
-def weights(num_devices: int = 1) -> Any:
-    return random_weights(CONFIG, F32, make_mesh(num_devices), seed=0)
+def weights(*dtypes: str) -> Any:
+    return [jnp.zeros((2, 2), dtype) for dtype in ("float32", *dtypes)]
 
 
 def test_what_was_measured_is_taken(measured: Callable[..., Path]) -> None:
@@ -72,8 +56,8 @@ def test_another_machine_says_nothing(measured: Callable[..., Path], change: Any
 
 def test_only_float32_throughout_was_measured(measured: Callable[..., Path]) -> None:
     measured("eigen")
-    quantized = quantized_weights(weights(), CONFIG, "int8", make_mesh(1))
-    assert choose_product_library(quantized, F32) == "ynnpack"
+    assert choose_product_library(weights("int8"), F32) == "ynnpack"
+    assert choose_product_library(weights("bfloat16"), F32) == "ynnpack"
     assert choose_product_library(weights(), jnp.int8) == "ynnpack"
 
 
@@ -105,19 +89,5 @@ def test_eigen_computes_what_the_compiler_was_asked_for() -> None:
     lowered = jax.jit(lambda x, w: jnp.matmul(x[0], w[0])).lower(x, w)
     eigen = lowered.compile(product_compiler_options("eigen"))
     assert "ynn" not in eigen.as_text()
+    # Sums of 64 numbers in another order.
     np.testing.assert_allclose(eigen(x, w), x[0] @ w[0], rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("num_devices", [1, 2])
-def test_a_tied_output_layer_is_kept_inputs_first(num_devices: int) -> None:
-    before = weights(num_devices)
-    placed = lay_out(before, "eigen")
-    np.testing.assert_array_equal(placed["lm_head"], np.asarray(before["embed"]).T)
-    expected = abstract(before, "eigen")["lm_head"]
-    assert expected.shape == placed["lm_head"].shape
-    assert expected.sharding.is_equivalent_to(placed["lm_head"].sharding, 2)
-    hidden = np.random.default_rng(0).standard_normal((3, CONFIG.hidden_size), np.float32)
-    np.testing.assert_allclose(
-        unembed(placed, CONFIG, hidden), unembed(before, CONFIG, hidden), rtol=1e-5, atol=1e-5
-    )
-    assert "lm_head" not in lay_out(before)

@@ -11,9 +11,10 @@ import pytest
 from jax.experimental.layout import Format
 
 from octavo.engine.execution import weight_layout
-from octavo.engine.execution.weight_layout import lay_out, weight_formats
+from octavo.engine.execution.weight_layout import abstract, lay_out, weight_formats
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models.config import ModelConfig
+from octavo.models.decoder import unembed
 from octavo.models.quantization import quantized_weights
 from octavo.models.random_weights import random_weights
 from octavo.sharding.mesh import make_mesh
@@ -36,8 +37,8 @@ def on_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_layout, "PLATFORMS", frozenset({"cpu"}))
 
 
-def weights() -> Any:
-    return random_weights(CONFIG, jnp.dtype("float32"), make_mesh(1), seed=0)
+def weights(num_devices: int = 1) -> Any:
+    return random_weights(CONFIG, jnp.dtype("float32"), make_mesh(num_devices), seed=0)
 
 
 def test_a_cpu_keeps_the_declared_order() -> None:
@@ -67,6 +68,22 @@ def test_quantized_weights_stay_in_their_order() -> None:
     quantized = quantized_weights(weights(), CONFIG, "int8", make_mesh(1))
     before = quantized["layers"][0]["wqkv"].values
     assert lay_out(quantized)["layers"][0]["wqkv"].values is before
+
+
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_for_eigen_a_tied_output_layer_is_kept_inputs_first(num_devices: int) -> None:
+    before = weights(num_devices)
+    placed = lay_out(before, "eigen")
+    np.testing.assert_array_equal(placed["lm_head"], np.asarray(before["embed"]).T)
+    expected = abstract(before, "eigen")["lm_head"]
+    assert expected.shape == placed["lm_head"].shape
+    assert expected.sharding.is_equivalent_to(placed["lm_head"].sharding, 2)
+    hidden = np.random.default_rng(0).standard_normal((3, CONFIG.hidden_size), np.float32)
+    # Sums of 32 numbers in another order.
+    np.testing.assert_allclose(
+        unembed(placed, CONFIG, hidden), unembed(before, CONFIG, hidden), rtol=1e-5, atol=1e-5
+    )
+    assert "lm_head" not in lay_out(before)
 
 
 def test_tokens_do_not_depend_on_the_order(

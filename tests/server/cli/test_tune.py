@@ -44,6 +44,18 @@ def test_a_table_lands_where_engines_look(options, kv_dtype, tmp_path, capsys, m
     tuning.forget_tables()
 
 
+def test_the_faster_library_lands_where_engines_look(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("OCTAVO_TUNING_DIR", str(tmp_path))
+    tuning.forget_tables()
+    assert main(["tune", "--part", "products", "--rounds", "1"]) == 0
+    [path] = tmp_path.glob("cpu-*.json")
+    [measured] = json.loads(path.read_text())["products"]
+    assert measured["num_cores"] == tuning.num_cores()
+    assert tuning.product_library("float32") == measured["library"]
+    assert f"products in float32: {measured['library']}" in capsys.readouterr().out
+    tuning.forget_tables()
+
+
 def _any_key():
     return tuning.tuning_key("xla", "decode", (1, 4, 16), "float32", (1, 2, 2, 64, 16), "float32")
 
@@ -54,6 +66,8 @@ def _any_key():
         (["--heads", "5/2/16"], "heads = '5/2/16' is not allowed: HQ/HKV/D"),
         (["--heads", "many"], "heads = 'many'"),
         (["--rounds", "0"], "rounds = 0"),
+        (["--part", "products", "--dtype", "bfloat16"], "part = 'products'"),
+        (["--part", "products", "--kv-cache-dtype", "int8"], "part = 'products'"),
         ([*SMALL, "--attention-backend", "mosaic_tpu"], "attention_backend"),
     ],
 )
