@@ -15,7 +15,9 @@ from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.simulation.executor import HostOverhead, SwapLink
 from octavo.engine.simulation.step_time import StepWork
 
-FORMAT = "octavo-profile-1"
+FORMAT = "octavo-profile-2"
+READABLE = ("octavo-profile-1", FORMAT)
+"""Formats that `Profile.load` takes: the first had no `decode_longest_s`."""
 
 _FAR_LONGER = 1.5
 """Steps that took so many times as long as others like them were disturbed."""
@@ -31,6 +33,8 @@ class ProgramCost:
         base_s: of a dispatch; iteration_s: of each decode iteration.
         row_s: by decode row, in each iteration; token_s: by prefill token.
         decode_context_s: by position that decode rows attend to, in each iteration.
+        decode_longest_s: by position that the longest of them attends to, in each iteration: where
+            rows attend in groups, the program's rows all take as long as that one.
         prefill_attention_s: by query-key pair of chunks.
         noise: standard deviation of the logarithm of what was measured over what is priced.
     """
@@ -45,6 +49,7 @@ class ProgramCost:
     token_s: float = 0.0
     decode_context_s: float = 0.0
     prefill_attention_s: float = 0.0
+    decode_longest_s: float = 0.0
     noise: float = 0.0
 
     def takes(self, work: StepWork) -> bool:
@@ -62,7 +67,7 @@ class ProgramCost:
         quantities = _quantities(work)
         coefficients = (
             self.base_s, self.iteration_s, self.row_s, self.token_s, self.decode_context_s,
-            self.prefill_attention_s,
+            self.prefill_attention_s, self.decode_longest_s,
         )  # fmt: skip
         return sum(c * q for c, q in zip(coefficients, quantities, strict=True))
 
@@ -70,10 +75,12 @@ class ProgramCost:
 def _quantities(work: StepWork) -> tuple[float, ...]:
     """What the coefficients of a program multiply, in order."""
     k = work.num_steps
-    context = k * work.decode_context + work.num_decode_rows * (k * (k - 1) // 2)
+    grown = k * (k - 1) // 2
+    context = k * work.decode_context + work.num_decode_rows * grown
+    longest = k * work.longest_decode + grown if work.num_decode_rows else 0
     return (
         1.0, float(k), work.num_decode_rows * k, work.num_prefill_tokens, context,
-        work.prefill_attention,
+        work.prefill_attention, longest,
     )  # fmt: skip
 
 
@@ -123,7 +130,7 @@ class Profile:
         """
         try:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
-            if values.get("format") != FORMAT:
+            if values.get("format") not in READABLE:
                 raise ValueError(f"format {values.get('format')!r}")
             limits = {**values["limits"], "token_edges": tuple(values["limits"]["token_edges"])}
             link = values.get("link")
@@ -158,7 +165,8 @@ def fit_program(
 
     Coefficients that would be negative are taken out and the rest is fitted again. Samples that
     took far longer than a first fit says are left out: something else had the machine then. What is
-    left is priced right in sum: relative errors alone would price noisy steps too low.
+    left is priced right in sum: relative errors alone would price noisy steps too low. Of a decode
+    program that ran for one number of iterations only, each iteration takes its share of the whole.
 
     Args:
         samples: ≥ 1 dispatches of the program.
@@ -172,6 +180,9 @@ def fit_program(
     x, y = x[kept], y[kept]
     found = _non_negative(x / y[:, None], np.ones(len(y)))
     found *= y.sum() / max(float((x @ found).sum()), 1e-9)
+    if num_steps and not np.ptp(x[:, 1]):
+        # Never dispatched for another number of iterations: nearly all of it is theirs.
+        found[1], found[0] = found[1] + found[0] / x[0, 1], 0.0
     ratio = np.log(y / np.maximum(x @ found, 1e-9))
     return ProgramCost(
         num_tokens=num_tokens,
@@ -184,6 +195,7 @@ def fit_program(
         token_s=float(found[3]),
         decode_context_s=float(found[4]),
         prefill_attention_s=float(found[5]),
+        decode_longest_s=float(found[6]),
         noise=float(ratio.std()) if len(y) > 1 else 0.0,
     )
 

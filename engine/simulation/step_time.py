@@ -22,6 +22,8 @@ class StepWork(NamedTuple):
         prefill_context: positions computed before each chunk, summed over chunks.
         prefill_attention: query-key pairs of all chunks, Σ n·(start + (n + 1) / 2).
         num_steps: decode iterations of the dispatch.
+        longest_decode: positions before its input that the longest decode row attends to, in the
+            first iteration: where rows attend in groups, all of a group as long as its longest.
     """
 
     num_decode_rows: int
@@ -31,6 +33,7 @@ class StepWork(NamedTuple):
     prefill_context: int = 0
     prefill_attention: float = 0.0
     num_steps: int = 1
+    longest_decode: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -40,7 +43,8 @@ class StepWork(NamedTuple):
     def iteration(self, index: int) -> StepWork:
         """One iteration of a dispatch by itself: each row's context has grown by those before."""
         grown = self.decode_context + index * self.num_decode_rows
-        return self._replace(decode_context=grown, num_steps=1)
+        longest = self.longest_decode + index if self.num_decode_rows else 0
+        return self._replace(decode_context=grown, longest_decode=longest, num_steps=1)
 
 
 def step_work(plan: StepPlan) -> StepWork:
@@ -53,9 +57,10 @@ def step_work(plan: StepPlan) -> StepWork:
         context += chunk.start
         attention += chunk.num_tokens * (chunk.start + (chunk.num_tokens + 1) / 2)
     decode_context = int(rows.starts.sum(dtype=np.int64)) if len(rows) else 0
+    longest = int(np.max(rows.starts)) if len(rows) else 0
     return StepWork(
         len(rows), len(plan.prefill_rows), num_tokens, decode_context, context, attention,
-        plan.num_steps,
+        plan.num_steps, longest,
     )  # fmt: skip
 
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.scheduler.step_plan import DecodeRow, DecodeRows, PrefillRow, StepPlan
 from octavo.engine.simulation.executor import HostOverhead, SwapLink
 from octavo.engine.simulation.profile import Profile, ProgramCost, Sample, fit_link, fit_program
 from octavo.engine.simulation.roofline import DEVICES, kv_capacity, roofline
 from octavo.engine.simulation.settings import replica_limits
-from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, StepWork
+from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, StepWork, step_work
+from octavo.engine.simulation.traffic import Arrival, make_request
 from octavo.models.config import ModelConfig
 
 LLAMA_8B = ModelConfig(
@@ -38,6 +40,32 @@ def test_several_iterations_cost_as_much_as_one_after_the_other() -> None:
     work = StepWork(10, decode_context=5000, num_steps=4)
     single = sum(NIYAMA_STEP_TIME.seconds(work.iteration(i)) for i in range(4))
     assert NIYAMA_STEP_TIME.seconds(work) == pytest.approx(single)
+
+
+def test_the_work_of_a_plan_is_what_its_rows_attend_to() -> None:
+    arrival = Arrival(request_id="a", arrival_s=0.0, num_input=40, num_output=8)
+    request = make_request(arrival, max_tokens=8, number=0)
+    plan = StepPlan(
+        step_id=0,
+        decode_rows=DecodeRows.of(
+            DecodeRow(request=request, slot=slot, start=start, max_new_tokens=4)
+            for slot, start in enumerate((10, 70, 20))
+        ),
+        prefill_rows=(
+            PrefillRow(request, 3, start=6, num_tokens=4, samples=True, is_new=False),
+        ),
+        num_steps=4,
+        page_updates=(),
+    )  # fmt: skip
+    work = step_work(plan)
+    # Queries at 6, 7, 8 and 9 attend to 7, 8, 9 and 10 keys.
+    assert work == StepWork(
+        3, 1, 4, decode_context=100, prefill_context=6, prefill_attention=34.0, num_steps=4,
+        longest_decode=70,
+    )  # fmt: skip
+    third = work.iteration(2)
+    assert (third.decode_context, third.longest_decode, third.num_steps) == (106, 72, 1)
+    assert StepWork(0, 1, 4).iteration(2).longest_decode == 0
 
 
 @pytest.mark.parametrize("name", sorted(DEVICES))
@@ -85,6 +113,35 @@ def test_a_fit_finds_what_a_program_costs() -> None:
         assert found.seconds(sample.work) == pytest.approx(true.seconds(sample.work), rel=0.06)
     assert found.noise < 0.05
     assert min(found.base_s, found.iteration_s, found.row_s, found.decode_context_s) >= 0
+
+
+def test_a_program_whose_rows_attend_in_groups_is_priced_by_the_longest_of_them() -> None:
+    true = program(iteration_s=4e-3, decode_longest_s=2e-5)
+    # Iterations attend to 100, 101, 102 and 103 positions: 4 * 4 ms + 406 * 20 us, and the base.
+    work = StepWork(3, decode_context=120, num_steps=4, longest_decode=100)
+    assert true.seconds(work) == pytest.approx(1e-3 + 16e-3 + 8.12e-3)
+    assert true.seconds(StepWork(0, 1, 8, num_steps=1)) == pytest.approx(5e-3)
+
+    rng = random.Random(3)
+    samples = []
+    for _ in range(200):
+        contexts = [rng.randint(8, 400) for _ in range(rng.randint(1, 8))]
+        work = StepWork(
+            len(contexts), decode_context=sum(contexts), num_steps=rng.choice((1, 2, 4)),
+            longest_decode=max(contexts),
+        )  # fmt: skip
+        samples.append(Sample(work=work, seconds=true.seconds(work)))
+    found = fit_program(samples, num_tokens=8, num_rows=8, num_new_rows=0, num_steps=4)
+    assert found.decode_longest_s == pytest.approx(true.decode_longest_s)
+    assert found.decode_context_s == pytest.approx(0, abs=1e-9)
+    assert found.noise < 1e-6
+
+
+def test_iterations_share_what_a_program_took_that_always_ran_as_many() -> None:
+    samples = [Sample(work=StepWork(8, decode_context=800, num_steps=4), seconds=0.2)] * 3
+    found = fit_program(samples, num_tokens=8, num_rows=8, num_new_rows=0, num_steps=4)
+    assert found.seconds(StepWork(8, decode_context=800, num_steps=4)) == pytest.approx(0.2)
+    assert found.seconds(StepWork(8, decode_context=800, num_steps=1)) == pytest.approx(0.05)
 
 
 def test_a_fit_prices_noisy_steps_right_in_sum_and_leaves_out_disturbed_ones() -> None:
@@ -138,6 +195,17 @@ def test_a_profile_from_before_links_were_measured_has_none(tmp_path: Path) -> N
     assert Profile.load(tmp_path / "p.json").link is None
 
 
+def test_a_profile_of_the_first_format_prices_nothing_by_the_longest_row(tmp_path: Path) -> None:
+    limits = replica_limits(kv_tokens=1024)
+    Profile(programs=(program(),), host=HostOverhead(), limits=limits).save(tmp_path / "p.json")
+    values = json.loads((tmp_path / "p.json").read_text())
+    assert values["format"] == "octavo-profile-2"
+    values["format"] = "octavo-profile-1"
+    del values["programs"][0]["decode_longest_s"]
+    (tmp_path / "p.json").write_text(json.dumps(values))
+    assert Profile.load(tmp_path / "p.json").programs == (program(),)
+
+
 def test_a_link_is_found_from_copies_of_few_and_of_many_pages() -> None:
     true = SwapLink(bytes_per_page=1 << 18, bytes_per_s=2e9, latency_s=1e-3)
     found = fit_link([(n, true.seconds(n)) for n in (1, 8, 64, 256)], 1 << 18)
@@ -147,7 +215,9 @@ def test_a_link_is_found_from_copies_of_few_and_of_many_pages() -> None:
     assert alone.seconds(8) == pytest.approx(true.seconds(8))
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"format": "octavo-profile-1"}', "[1]"])
+@pytest.mark.parametrize(
+    "content", ["", "{}", '{"format": "octavo-profile-2"}', '{"format": "other"}', "[1]"]
+)
 def test_what_is_no_profile_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "p.json").write_text(content)
     with pytest.raises(InvalidConfigError, match="profile = "):
