@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from octavo.engine.simulation.workload import BenchRequest, random_workload
 
 COPIES_TIMED = (1, 8, 64, 256)
 """Pages of the copies by which the link to the host tier is measured."""
+LONGEST_CONTEXT = 1024
+"""Longest sequences that are profiled unless somebody wants others."""
 
 
 class RecordingExecutor:
@@ -77,6 +80,7 @@ def profile_engine(
     *,
     seed: int = 1,
     repeats: int = 1,
+    longest_context: int = LONGEST_CONTEXT,
     on_progress: Callable[[float], None] | None = None,
 ) -> Profile:
     """Runs small workloads that reach every program, and fits what each of them takes.
@@ -85,6 +89,8 @@ def profile_engine(
         engine: warmed up, fresh; it must serve nothing else meanwhile.
         seed: of the workloads.
         repeats: how often each is run.
+        longest_context: tokens of the longest sequences; about those of the traffic to be
+            simulated, as costs are lines through what was measured.
         on_progress: told the share that is done.
 
     Returns:
@@ -99,12 +105,24 @@ def profile_engine(
                 on_progress((turn + share) / repeats)
 
         # New prompts in every repeat: those served before would be in the prefix cache.
-        rounds.append(measure_programs(engine, seed=seed + 1000 * turn, on_progress=part))
+        rounds.append(
+            measure_programs(
+                engine,
+                seed=seed + 1000 * turn,
+                longest_context=longest_context,
+                on_progress=part,
+            )
+        )
     return fit_profile(engine, rounds, link)
 
 
 def measure_programs(
-    engine: Engine, *, seed: int, on_progress: Callable[[float], None] | None = None
+    engine: Engine,
+    *,
+    seed: int,
+    longest_context: int = LONGEST_CONTEXT,
+    part: tuple[int, int] = (0, 1),
+    on_progress: Callable[[float], None] | None = None,
 ) -> Measured:
     """One round of the workloads, recorded.
 
@@ -112,20 +130,28 @@ def measure_programs(
         engine: warmed up and idle; it must serve nothing else meanwhile.
         seed: of the workloads, another one in every round: what was served before would be in the
             prefix cache.
+        longest_context: tokens of the longest sequences.
+        part: which of how many parts of the workloads, counted from 0; each reaches every program
+            by other workloads.
         on_progress: told the share that is done.
     """
+    longest = max(32, min(engine.limits.max_model_len - 40, longest_context))
     recorder = RecordingExecutor(engine.core.executor)
     engine.core.executor = recorder
     turns = _time_turns(engine, recorder)
     try:
-        workloads = _batches(engine, seed)
+        batches = _batches(engine, seed, longest)
+        # The last one has the most rows, and passes through all sizes as it empties.
+        measure(engine, batches.pop())
+        step_s = float(np.median([sample.seconds for _, sample in recorder.samples]))
+        arriving = _arriving(engine, seed, longest, step_s)
+        workloads = [*batches[part[0] :: part[1]], *arriving[part[0] :: part[1]]]
+        # The machine's speed may change meanwhile: in any order, that is no program's alone.
+        random.Random(seed).shuffle(workloads)
         for index, workload in enumerate(workloads):
             measure(engine, workload)
             if on_progress is not None:
-                on_progress(index / (len(workloads) + 1))
-        step_s = float(np.median([sample.seconds for _, sample in recorder.samples]))
-        for workload in _arriving(engine, seed, step_s):
-            measure(engine, workload)
+                on_progress(index / len(workloads))
         if on_progress is not None:
             on_progress(1.0)
     finally:
@@ -169,14 +195,21 @@ def _time_turns(engine: Engine, recorder: RecordingExecutor) -> list[tuple[int, 
     return turns
 
 
-def _batches(engine: Engine, seed: int) -> list[list[BenchRequest]]:
-    """Requests that come together: every decode program with short and with long contexts."""
+def _batches(engine: Engine, seed: int, longest: int) -> list[list[BenchRequest]]:
+    """Requests that come together: every decode program with short contexts, with long ones, and
+    with both side by side.
+
+    Args:
+        longest: tokens of the longest sequences.
+    """
     vocab, limits = engine.model_config.vocab_size, engine.limits
-    longest = min(limits.max_model_len - 40, 1024)
     rows = sorted({shape.num_rows for shape in engine.executor.lattice.decode})
     # A seed for each: with one seed prompts of different lengths begin alike.
     seeds = itertools.count(seed)
-    workloads = []
+    lengths = [n for n in (8, 24, 48, 96, 128, 200, 256, 384, 512, 768, 1000) if n <= longest]
+    workloads = [
+        random_workload(1, (length, length), (2, 2), vocab, next(seeds)) for length in lengths
+    ]
     for num_rows in rows:
         for prompt in ((8, 24), (longest // 12, longest // 6), (longest // 4, longest // 2)):
             # Long enough that the first still decodes when the last prompt has been computed.
@@ -187,27 +220,25 @@ def _batches(engine: Engine, seed: int) -> list[list[BenchRequest]]:
                 workloads.append(
                     random_workload(num_rows, prompt, (num_output,) * 2, vocab, next(seeds))
                 )
-        # The batch empties row by row: sizes in between.
-        workloads.append(random_workload(num_rows, (8, 64), (1, 32), vocab, next(seeds)))
-    lengths = [n for n in (8, 24, 48, 96, 128, 200, 256, 384, 512, 768, 1000) if n <= longest]
-    for length in lengths:
-        workloads.append(random_workload(1, (length, length), (2, 2), vocab, next(seeds)))
+        # The batch empties row by row: sizes in between, of contexts of all lengths.
+        prompt = (8, max(64, longest // 4))
+        workloads.append(random_workload(num_rows, prompt, (1, 32), vocab, next(seeds)))
     return workloads
 
 
-def _arriving(engine: Engine, seed: int, step_s: float) -> list[list[BenchRequest]]:
+def _arriving(engine: Engine, seed: int, longest: int, step_s: float) -> list[list[BenchRequest]]:
     """Prompts that arrive while others decode: chunks of every size beside few rows and many.
 
     Args:
+        longest: tokens of the longest sequences.
         step_s: a typical step.
     """
     vocab = engine.model_config.vocab_size
-    longest = min(engine.limits.max_model_len - 40, 1024)
     # Shortest and longest prompt, typical steps between two of them, how many.
     kinds = (
-        (6, longest // 2, 2.0, 32), (4, 24, 2.0, 32), (4, 24, 0.7, 32), (16, 128, 1.0, 32),
+        (6, longest // 2, 2.0, 24), (4, 24, 2.0, 24), (4, 24, 0.7, 24), (16, 128, 1.0, 24),
         # Light traffic, of which steps with few rows and now and then a prompt are made.
-        (16, 128, 5.0, 16), (16, 128, 12.0, 12),
+        (16, 128, 5.0, 12), (16, 128, 12.0, 6),
     )  # fmt: skip
     workloads = []
     for index, (shortest_prompt, longest_prompt, num_steps, num_requests) in enumerate(kinds):

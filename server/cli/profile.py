@@ -21,6 +21,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("profile", help="measure this machine", description=__doc__)
     parser.add_argument("--output", "-o", default="profile.json", help="(default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=1, help="of each workload (default 1)")
+    parser.add_argument(
+        "--longest-context",
+        type=int,
+        default=1024,
+        help="tokens of the longest sequences: about those of the traffic to be simulated "
+        "(default 1024)",
+    )
     add_engine_args(parser, leave_out=("seed",))
 
 
@@ -39,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         profile = profile_engine(
             engine,
             repeats=args.repeats,
+            longest_context=args.longest_context,
             on_progress=lambda share: bar.update(round(100 * share) - bar.n),
         )
     about = {
