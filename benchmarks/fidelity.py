@@ -4,18 +4,24 @@ Serves Poisson arrivals at three loads (shares of the rate at which a batch of t
 the live engine, and plays the same arrivals through a simulation from a profile, host time
 included. Prints TTFT and TPOT of both and how far apart they are.
 
-The profile of a load is measured right before it and right after it: the speed of a shared machine
-drifts by a tenth within minutes, and what is compared here is the simulation with the engine, not
-the machine with itself a quarter of an hour ago. Rounds go through the loads again with other
-arrivals and other profiles; percentiles are of the requests of all rounds together, as the p99 of
-a minute at the low load is that of its one slowest request. Wants a machine that does nothing else.
+The profile of a load is measured half right before it and half right after it: the speed of a
+shared machine drifts by a tenth within minutes, and what is compared here is the simulation with
+the engine, not the machine with itself a quarter of an hour ago. Rounds go through the loads again
+with other arrivals and other profiles; percentiles are of the requests of all rounds together, as
+the p99 of a minute at the low load is that of its one slowest request. Wants a machine that does
+nothing else.
 
-    python benchmarks/fidelity.py [--seconds 60] [--rounds 1] [--output FILE.json]
+By how much the half after a load prices its steps above the half before it is the machine's drift;
+a round in which it is more than 5% says so. `--steps` writes every live step beside its price, to
+see which steps the profile gets wrong.
+
+    python benchmarks/fidelity.py [--seconds 60] [--rounds 1] [--output FILE] [--steps FILE.csv]
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +31,7 @@ from machine import about_machine
 
 from octavo.engine.engine import Engine, engine_config
 from octavo.engine.measurement import measure
-from octavo.engine.profiling import RecordingExecutor, fit_profile, measure_programs
+from octavo.engine.profiling import Measured, RecordingExecutor, fit_profile, measure_programs
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.simulation.arrivals import gamma_arrivals, uniform_lengths
 from octavo.engine.simulation.metrics import percentiles
@@ -37,6 +43,11 @@ from octavo.engine.simulation.workload import BenchRequest, parse_range, random_
 LOADS = {"low": 0.3, "medium": 0.6, "near saturation": 0.9}
 PROFILE_SEED = 50_001
 """Of the profile's workloads: other prompts than those that are served."""
+MUCH_DRIFT = 0.05
+"""By how much the machine may change around a load and still be called the same."""
+
+Steps = Sequence[tuple[Any, Sample]]
+"""(the program's shape, what it computed and took) of each step."""
 
 
 def main() -> None:
@@ -52,6 +63,7 @@ def main() -> None:
     parser.add_argument("--output-len", default="8:64", help="tokens, LOW:HIGH")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--output", help="write every figure as JSON")
+    parser.add_argument("--steps", help="write every live step and its price as CSV")
     args = parser.parse_args()
 
     given: dict[str, Any] = {
@@ -67,7 +79,19 @@ def main() -> None:
     capacity = measure(engine, batch).report["requests_per_s"]
     print(f"a batch is served at {capacity:.2f} requests a second")
     rounds: dict[str, list[Round]] = {name: [] for name in LOADS}
-    before = measure_programs(engine, seed=PROFILE_SEED)
+    priced: list[dict[str, Any]] = []
+    # Prompts of the profile that decode together are up to half as long: as long as those served.
+    longest = 2 * lengths[0][1]
+
+    def profiled(number: int) -> Measured:
+        return measure_programs(
+            engine,
+            seed=PROFILE_SEED + 1000 * number,
+            longest_context=longest,
+            part=(number % 2, 2),
+        )
+
+    before = profiled(0)
     for number in range(args.rounds * len(LOADS)):
         # Each has prompts of its own: one served before would be in the prefix cache.
         name, seed = list(LOADS)[number % len(LOADS)], args.seed + number
@@ -76,35 +100,54 @@ def main() -> None:
             prefix="bench-",
         )  # fmt: skip
         served, steps = live(engine, arrivals, seed)
-        after = measure_programs(engine, seed=PROFILE_SEED + 1000 * (number + 1))
+        after = profiled(number + 1)
         profile = fit_profile(engine, (before, after))
         played = simulated(engine, profile, arrivals)
-        rounds[name].append(Round(served, played, over_profile(steps, profile)))
+        moved = drift(steps, fit_profile(engine, (before,)), fit_profile(engine, (after,)))
+        rounds[name].append(Round(served, played, over_profile(steps, profile), moved))
+        priced += [{"load": name, "seed": seed, **row} for row in step_rows(steps, profile)]
         before = after
         show(name, rounds[name][-1:])
-    rows = []
-    for name, found in rounds.items():
-        if args.rounds > 1:
+        # After every load: what was measured is there, whatever becomes of the rest.
+        if args.steps:
+            write_steps(args.steps, priced)
+        if args.output:
+            write_report(args, capacity, rounds)
+    if args.rounds > 1:
+        for name, found in rounds.items():
             show(f"{name}, {args.rounds} rounds", found)
-        rows.append(
+
+
+def write_report(args: argparse.Namespace, capacity: float, rounds: dict[str, list[Round]]) -> None:
+    """Writes every figure so far as JSON; `capacity` in requests a second."""
+    files = ("output", "steps")
+    report = {
+        "about": about_machine(),
+        "settings": {name: value for name, value in vars(args).items() if name not in files},
+        "capacity_requests_per_s": capacity,
+        "loads": [
             {
                 "load": name,
                 "requests_per_s": LOADS[name] * capacity,
                 **summary(found),
                 "rounds": [
-                    summary([each]) | {"steps_over_profile": each.over_profile} for each in found
+                    summary([each]) | {"steps_over_profile": each.over_profile, "drift": each.drift}
+                    for each in found
                 ],
             }
-        )
-    if args.output:
-        settings = {name: value for name, value in vars(args).items() if name != "output"}
-        report = {
-            "about": about_machine(),
-            "settings": settings,
-            "capacity_requests_per_s": capacity,
-            "loads": rows,
-        }
-        Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+            for name, found in rounds.items()
+            if found
+        ],
+    }
+    Path(args.output).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def write_steps(path: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes what `step_rows` gave as CSV."""
+    with Path(path).open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 class Served(NamedTuple):
@@ -116,11 +159,13 @@ class Served(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One load once: on the engine, in simulation, and what its steps took beside the profile."""
+    """One load once: on the engine, in simulation, what its steps took beside the profile, and by
+    what share the machine became slower around it."""
 
     live: Served
     simulated: Served
     over_profile: dict[str, float]
+    drift: float
 
 
 def summary(rounds: Sequence[Round]) -> dict[str, Any]:
@@ -158,14 +203,38 @@ def live(engine: Engine, arrivals: list[Arrival], seed: int) -> tuple[Served, li
     return Served(ttft, spoken, len(recorder.samples)), recorder.samples
 
 
-def over_profile(samples: list[tuple[Any, Sample]], profile: Profile) -> dict[str, float]:
+def over_profile(steps: Steps, profile: Profile) -> dict[str, float]:
     """Measured time of steps over what the profile prices them at, by kind of program."""
     sums: dict[str, tuple[float, float]] = {}
-    for shape, sample in samples:
-        for kind in ("all", f"{'decode' if shape.is_decode else 'mixed'} {shape.num_tokens}"):
+    for shape, sample in steps:
+        for kind in ("all", program_name(shape)):
             real, priced = sums.get(kind, (0.0, 0.0))
             sums[kind] = real + sample.seconds, priced + profile.seconds(sample.work)
     return {kind: real / priced for kind, (real, priced) in sums.items()}
+
+
+def drift(steps: Steps, before: Profile, after: Profile) -> float:
+    """By what share a later profile prices the steps above an earlier one."""
+    first, last = (sum(p.seconds(sample.work) for _, sample in steps) for p in (before, after))
+    return last / first - 1
+
+
+def step_rows(steps: Steps, profile: Profile) -> list[dict[str, Any]]:
+    """Each step's program, what was in it, its seconds and its price."""
+    return [
+        {
+            "program": program_name(shape),
+            **sample.work._asdict(),
+            "seconds": round(sample.seconds, 6),
+            "priced_s": round(profile.seconds(sample.work), 6),
+        }
+        for shape, sample in steps
+    ]
+
+
+def program_name(shape: Any) -> str:
+    """Kind and size: "decode 8" (rows), "mixed 128" (tokens)."""
+    return f"{'decode' if shape.is_decode else 'mixed'} {shape.num_tokens}"
 
 
 def simulated(engine: Engine, profile: Profile, arrivals: list[Arrival]) -> Served:
@@ -199,7 +268,9 @@ def show(title: str, rounds: Sequence[Round]) -> None:
     row = summary(rounds)
     print(f"{title}, {row['requests']} requests")
     if len(rounds) == 1:
-        ratios = rounds[0].over_profile
+        ratios, moved = rounds[0].over_profile, rounds[0].drift
+        warning = ", too much to compare" if abs(moved) > MUCH_DRIFT else ""
+        print(f"  drift of the machine around it: {100 * moved:+.1f}%{warning}")
         print("  steps over profile: " + ", ".join(f"{k} {v:.2f}" for k, v in ratios.items()))
     print(f"  steps: live {row['live']['num_steps']}, simulated {row['simulated']['num_steps']}")
     for figure in ("ttft_s", "tpot_s"):
