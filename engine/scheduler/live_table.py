@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from octavo.engine.errors import DuplicateRequestError
+from octavo.engine.kv.held_prefixes import PrefixRun
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import COMPUTED, Request, RequestStatus
 from octavo.engine.scheduler.deadlines import has_target
@@ -253,7 +254,7 @@ class LiveTable:
         if self.max_wait.max_wait_s < math.inf and not entry.is_pinned:
             self.max_wait.began(entry)
 
-    def admit(self, entry: LiveRequest, num_known: int, matched: list[int], now_s: float) -> None:
+    def admit(self, entry: LiveRequest, num_known: int, matched: PrefixRun, now_s: float) -> None:
         """Gives a waiting request a free slot, and pages for all its known tokens.
 
         It is among the running ones, and in the columns, from `settle` on.
