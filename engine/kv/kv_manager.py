@@ -170,6 +170,11 @@ class KVManager:
         self.pool.take_over(pages)
         return pages
 
+    def settle(self) -> None:
+        """Enters in the books which pages were taken and given up: nobody need wait for it."""
+        self.pool.settle()
+        self.cache.settle()
+
     def register_full_pages(self, pages: SequencePages, num_committed: int) -> None:
         """Makes findable the pages that the first `num_committed` tokens fill."""
         num_full = num_committed // self.page_size

@@ -155,7 +155,7 @@ class DecodingRows(Sequence[LiveRequest]):
         """
         self._prepared = None
         self._prepared = rows = self.rows()
-        rows.full(self._columns.capacity)
+        rows.full(self._columns)
         _ = rows.context
 
     def all_rows(self) -> Rows:

@@ -58,7 +58,7 @@ class LiveTable:
         self.tenants = forecast.tenants
         self.shares = ClassShares()
         self._pinned: set[str] = set()
-        self.columns = RowColumns(limits.max_num_seqs)
+        self.columns = RowColumns(limits.max_num_seqs, limits.page_size)
         self.running = RunningSet(self.columns)
         self._running_requests = RunningRequests(self.running)
         self.busy_until_s = 0.0
@@ -296,7 +296,7 @@ class LiveTable:
         """
         if self._newcomers:
             for entry in self._newcomers:
-                self.columns.enter(entry, self.kv.page_size)
+                self.columns.enter(entry)
                 self.running.begin_prefill(entry)
             self._newcomers.clear()
         if self._planned:

@@ -16,7 +16,6 @@ from octavo.engine.scheduler.ordering import in_order
 from octavo.engine.scheduler.policies.policy import Policy, admit_everyone
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import PrefillPlanner
-from octavo.engine.scheduler.row_columns import Slots
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import (
@@ -211,7 +210,7 @@ class Planner:
         table, decoding_rows = self._table, self._running.decoding
         table.settle()
         table.shares.settle()
-        self._kv.cache.settle()
+        self._kv.settle()
         newest, self._newest = self._newest, None
         if newest is not None and len(newest.decoding):
             rows, plan = newest.decoding, newest.plan
@@ -266,16 +265,16 @@ class Planner:
         if self._table.num_gated:
             awaits_release = selected.starts > columns.ready_position[selected.slots]
             selected = selected.without(awaits_release.nonzero()[0].tolist())
-        full = selected.full(columns.capacity)
-        if not len(full):
+        full = selected.full(columns)
+        if not full.slots:
             return selected, False
-        if len(full) <= self._kv.num_available:
-            self._grow_by_one(selected.slots[full])
+        if len(full.slots) <= self._kv.num_available:
+            self._grow_by_one(full.slots, full.num_pages)
             return selected, False
         # A row whose last token is on its way is sure to give its pages back at a coming commit.
         # Then rows that find no page sit this step out: cheaper than computing anybody again.
         can_wait = rows.num_ending > 0
-        needy = [self._table.entry(selected.requests[index]) for index in full.tolist()]
+        needy = [self._table.entry(selected.requests[index]) for index in full.indices]
         stalled: set[int] = set()
         for entry in in_order(self._table, self._policy, needy, self._table.snapshot(now_s)):
             if entry.request.slot is not None and not self._kv.num_available:
@@ -310,6 +309,7 @@ class Planner:
         columns, page_size = self._table.columns, self._limits.page_size
         if self._table.num_gated and self._has_gated_rows:
             return 1  # they come back into step after each token, not after several
+        columns.widen()
         starts, limits, capacity = decoding.starts, decoding.ends, columns.capacity[decoding.slots]
         left = limits - starts
         num_steps = self._policy.num_steps(
@@ -320,7 +320,10 @@ class Planner:
             num_missing = np.maximum(ends - capacity + page_size - 1, 0) // page_size
             if int(num_missing.sum()) <= self._kv.num_available:
                 if int(num_missing.max()) <= 1:
-                    self._grow_by_one(decoding.slots[num_missing > 0])
+                    lacking = num_missing > 0
+                    self._grow_by_one(
+                        decoding.slots[lacking].tolist(), (capacity[lacking] // page_size).tolist()
+                    )
                     return num_steps
                 self._table.settle()
                 for index in num_missing.nonzero()[0].tolist():
@@ -344,11 +347,15 @@ class Planner:
             index += 1
         self._table.columns.capacity[request.slot] += len(new) * self._limits.page_size
 
-    def _grow_by_one(self, slots: Slots) -> None:
-        """Adds a page to each row, and notes it: as `_grow`, for all that have no room left."""
+    def _grow_by_one(self, slots: list[int], num_pages: list[int]) -> None:
+        """Adds a page to each row, and notes it: as `_grow`, for all that have no room left.
+
+        Args:
+            slots: theirs.
+            num_pages: pages that each has.
+        """
         pages = self._kv.take(len(slots))
-        updates = self._table.columns.grow(slots, pages, self._limits.page_size)
-        self._draft.page_updates.extend(updates)
+        self._draft.page_updates.extend(self._table.columns.grow(slots, num_pages, pages))
 
     def _move_ahead(self, decoding: Rows, num_steps: int) -> DecodeRows:
         """The rows by column; their requests move ahead by what they may emit."""

@@ -16,13 +16,14 @@ from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.rows import all_but, is_kept
 
 NUM_SLOTS = 12
+PAGE_SIZE = 4
 
 
 class Device:
     """Rows that were entered in columns and decode."""
 
     def __init__(self) -> None:
-        self.columns = RowColumns(NUM_SLOTS)
+        self.columns = RowColumns(NUM_SLOTS, PAGE_SIZE)
         self.decoding = DecodingRows(self.columns)
         self.expected: list[LiveRequest] = []
         self.free = list(range(NUM_SLOTS))
@@ -43,7 +44,7 @@ class Device:
         entry = LiveRequest(request=request, number=self.num_added, pages=pages)
         entry.prefill_end = 2
         request.slot = self.free.pop()
-        self.columns.enter(entry, 4)
+        self.columns.enter(entry)
         request.num_computed_tokens = 2
         self.num_added += 1
         self.decoding.append(entry)
@@ -89,7 +90,7 @@ class Device:
             assert rows.requests == tuple(entry.request for entry in expected)
             assert rows.slots.tolist() == [entry.request.slot for entry in expected]
             assert rows.context == sum(e.request.num_computed_tokens for e in expected)
-            assert len(rows.full(self.columns.capacity)) == len(expected)  # nobody has pages
+            assert len(rows.full(self.columns).slots) == len(expected)  # nobody has pages
             assert rows.numbers.tolist() == [entry.number for entry in expected]
             assert rows.starts.tolist() == [e.request.num_computed_tokens for e in expected]
             assert rows.ends.tolist() == [entry.last_position for entry in expected]
