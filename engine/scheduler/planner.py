@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,27 +25,30 @@ from octavo.engine.scheduler.step_plan import (
     StepLimits,
     StepPlan,
 )
-from octavo.engine.scheduler.step_time_model import StepFeatures
+from octavo.engine.scheduler.step_time_model import NO_FEATURES, StepFeatures
 from octavo.engine.scheduler.transfers import Transfers
 
 
-class Dispatched(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Dispatched:
     """A plan on its way.
 
     Attributes:
         plan: the plan.
+        now_s: when it was made.
         decoding: its decode rows.
-        ending: those of them, by index, that come to their limit with it, ascending; known once
-            `Planner.tidy` was called.
         prefilling: the records of its other rows' requests.
+        ending: decode rows, by index, that come to their limit with it, ascending. This and
+            `features` are known once `Planner.tidy` was called.
         features: what it should cost.
     """
 
     plan: StepPlan
+    now_s: float
     decoding: Rows
-    ending: list[int]
     prefilling: list[LiveRequest]
-    features: StepFeatures
+    ending: list[int] = field(default_factory=list)
+    features: StepFeatures = NO_FEATURES
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -180,10 +183,9 @@ class Planner:
             self._transfers.spill(now_s)
         if not has_rows and not prefill_rows and not draft.has_copies:
             return None
-        decode_rows = self._move_ahead(decoding, num_steps)
         plan = StepPlan(
             step_id=self.num_plans,
-            decode_rows=decode_rows,
+            decode_rows=self._decode_rows(decoding, num_steps),
             prefill_rows=tuple(prefill_rows),
             num_steps=num_steps,
             page_updates=tuple(draft.page_updates),
@@ -194,24 +196,26 @@ class Planner:
         )
         draft.clear()
         self.num_plans += 1
-        self._newest = Dispatched(plan, decoding, [], prefilling, _features(decoding, prefill_rows))
+        self._newest = Dispatched(plan, now_s, decoding, prefilling)
         return self._newest
 
     def tidy(self) -> None:
         """Does what the newest plan left to be done: there is time for it while the device works.
 
-        Who was admitted is entered among the rows and pages in their sequences, what they held is
-        forgotten, lengths are guessed anew, rows whose last token was planned set apart, and the
-        next plan's rows put together.
+        The host state moves ahead as if the plan had run, who was admitted is entered among the
+        rows and pages in their sequences, what they held is forgotten, lengths are guessed anew,
+        rows whose last token was planned set apart, and the next plan's rows put together.
         """
         if self._is_tidy:
             return
         self._is_tidy = True
         table, decoding_rows = self._table, self._running.decoding
+        newest, self._newest = self._newest, None
+        if newest is not None:
+            self._move_ahead(newest)
         table.settle()
         table.shares.settle()
         self._kv.settle()
-        newest, self._newest = self._newest, None
         if newest is not None and len(newest.decoding):
             rows, plan = newest.decoding, newest.plan
             if self._policy.measure is not None:
@@ -357,28 +361,45 @@ class Planner:
         pages = self._kv.take(len(slots))
         self._draft.page_updates.extend(self._table.columns.grow(slots, num_pages, pages))
 
-    def _move_ahead(self, decoding: Rows, num_steps: int) -> DecodeRows:
-        """The rows by column; their requests move ahead by what they may emit."""
-        if not len(decoding):
+    def _decode_rows(self, decoding: Rows, num_steps: int) -> DecodeRows:
+        """The rows by column."""
+        num_rows = len(decoding)
+        if not num_rows:
             return self._no_rows
-        slots, starts, columns = decoding.slots, decoding.starts, self._table.columns
         if num_steps == 1:
-            max_new_tokens = self._ones[: len(decoding)]
+            max_new_tokens = self._ones[:num_rows]
+        else:
+            max_new_tokens = np.minimum(decoding.ends - decoding.starts, num_steps)
+        return DecodeRows(
+            requests=decoding.requests,
+            slots=decoding.slots,
+            starts=decoding.starts,
+            max_new_tokens=max_new_tokens,
+        )
+
+    def _move_ahead(self, dispatched: Dispatched) -> None:
+        """Moves decode rows ahead by what they may emit, and the device's end of work."""
+        plan, decoding, table = dispatched.plan, dispatched.decoding, self._table
+        dispatched.features = _features(decoding, plan.prefill_rows)
+        iteration_s = table.forecast.step_time.predict_s(dispatched.features)
+        begins_s = max(table.busy_until_s, dispatched.now_s)
+        table.busy_until_s = begins_s + iteration_s * plan.num_steps
+        if not len(decoding):
+            return
+        columns, slots = table.columns, decoding.slots
+        if plan.num_steps == 1:
             self.num_decode_tokens += len(decoding)
             counts = columns.counts
             counts += decoding.is_row  # each of the three grows by one
         else:
-            max_new_tokens = np.minimum(decoding.ends - starts, num_steps)
+            max_new_tokens = plan.decode_rows.max_new_tokens
             self.num_decode_tokens += int(max_new_tokens.sum())
-            columns.num_computed[slots] = starts + max_new_tokens
+            columns.num_computed[slots] = decoding.starts + max_new_tokens
             columns.num_inflight_tokens[slots] += max_new_tokens
             columns.num_inflight_steps[slots] += 1
-        return DecodeRows(
-            requests=decoding.requests, slots=slots, starts=starts, max_new_tokens=max_new_tokens
-        )
 
 
-def _features(decoding: Rows, prefill_rows: list[PrefillRow]) -> StepFeatures:
+def _features(decoding: Rows, prefill_rows: Sequence[PrefillRow]) -> StepFeatures:
     """What the step's time depends on."""
     num_prefill = prefill_context = 0
     for row in prefill_rows:
