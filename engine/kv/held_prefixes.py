@@ -109,7 +109,7 @@ class HeldPrefixes:
     def num_held(self, run: PrefixRun) -> int:
         """How many of a match's pages any sequence holds."""
         if run.num_holders:
-            return len(run)
+            return len(run.page_ids)
         return run.num_before + self._pool.num_held(run.own_page_ids)
 
     def hold(self, match: PrefixRun) -> PrefixRun:

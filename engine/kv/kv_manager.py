@@ -108,7 +108,7 @@ class KVManager:
     def num_pages_to_take(self, matched: PrefixRun, num_tokens: int) -> int:
         """Available pages that `admit` would use: new ones, and matched ones nobody holds now."""
         num_pages = -(-num_tokens // self.page_size)
-        return num_pages - self._prefixes.num_held(matched) if matched else num_pages
+        return num_pages - self._prefixes.num_held(matched) if matched.page_ids else num_pages
 
     def admit(self, pages: SequencePages, matched: PrefixRun, num_tokens: int) -> None:
         """Gives a sequence without pages the matched ones and new ones for `num_tokens` in all.
@@ -116,10 +116,11 @@ class KVManager:
         `num_pages_to_take` of them must be available.
         """
         assert not pages.page_ids, pages.request.request_id
-        if matched:
+        page_ids = matched.page_ids
+        if page_ids:
             pages.prefix = self._prefixes.hold(matched)
-            pages.page_ids += matched.page_ids
-        pages.num_registered = len(matched)
+            pages.page_ids += page_ids
+        pages.num_registered = len(page_ids)
         self.grow(pages, num_tokens)
 
     def grow(self, pages: SequencePages, num_tokens: int) -> list[int]:
@@ -191,7 +192,7 @@ class KVManager:
         The end of a prefix is put up for eviction before its beginning.
         """
         prefix, page_ids = pages.prefix, pages.page_ids
-        num_own = len(page_ids) if prefix is None else len(page_ids) - len(prefix)
+        num_own = len(page_ids) if prefix is None else len(page_ids) - len(prefix.page_ids)
         owned: Iterable[int] = islice(reversed(page_ids), num_own)
         if pages.arriving:
             # They are nobody's until their transfer ends, which frees them.

@@ -155,6 +155,7 @@ class LiveTable:
             decode_slots=rows.slots,
             decode_starts=rows.starts,
             decode_context=rows.context,
+            decode_pace_s=rows.pace_s,
             pinned=self._pinned,
         )
 
@@ -167,6 +168,7 @@ class LiveTable:
         snapshot.decode_slots = rows.slots
         snapshot.decode_starts = rows.starts
         snapshot.decode_context = rows.context
+        snapshot.decode_pace_s = rows.pace_s
 
     def _prompts(self) -> tuple[Sequence[Request], Sequence[Request]]:
         """Running requests whose prompts are not computed yet: all but demoted ones, and those."""
@@ -264,7 +266,7 @@ class LiveTable:
             matched: cached pages it begins with.
         """
         request, kv = entry.request, self.kv
-        num_cached = len(matched) * kv.page_size
+        num_cached = len(matched.page_ids) * kv.page_size
         self.waiting.remove(entry)
         kv.admit(entry.pages, matched, num_known)
         self.running.seat(entry)

@@ -215,6 +215,7 @@ class Planner:
             self._move_ahead(newest)
         table.settle()
         table.shares.settle()
+        table.waiting.columns.settle()
         self._kv.settle()
         if newest is not None and len(newest.decoding):
             rows, plan = newest.decoding, newest.plan
@@ -224,7 +225,7 @@ class Planner:
                 )
             is_ending = rows.starts + plan.decode_rows.max_new_tokens >= rows.ends
             newest.ending.extend(decoding_rows.end(rows, is_ending))
-        decoding_rows.prepare()
+        decoding_rows.prepare(paced=self._policy.measure is not None)
 
     # Those who wait.
 

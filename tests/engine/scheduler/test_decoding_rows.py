@@ -39,6 +39,7 @@ class Device:
             eos_token_ids=(),
             max_tokens=num_left + 1,
             arrival_s=0.0,
+            tpot_target_s=0.5,
         )
         pages = SequencePages(request=request, root=b"", reads_cache=False)
         entry = LiveRequest(request=request, number=self.num_added, pages=pages)
@@ -70,7 +71,7 @@ class Device:
 
     def prepare(self, number: int) -> None:
         """The next rows are worked out, and then somebody may come or go."""
-        self.decoding.prepare()
+        self.decoding.prepare(paced=number % 2 == 0)
         if number % 3 == 1 and self.free:
             self.append(number)
         elif number % 3 == 2 and self.expected:
@@ -91,6 +92,9 @@ class Device:
             assert rows.slots.tolist() == [entry.request.slot for entry in expected]
             assert rows.context == sum(e.request.num_computed_tokens for e in expected)
             assert len(rows.full(self.columns).slots) == len(expected)  # nobody has pages
+            assert rows.pace_s(self.columns).tolist() == [
+                0.5 * (e.request.num_computed_tokens - 1) for e in expected
+            ]
             assert rows.numbers.tolist() == [entry.number for entry in expected]
             assert rows.starts.tolist() == [e.request.num_computed_tokens for e in expected]
             assert rows.ends.tolist() == [entry.last_position for entry in expected]
