@@ -43,8 +43,8 @@ class Rows:
     """
 
     __slots__ = (
-        "_context", "_full", "_pace_s", "ends", "is_row", "metrics", "numbers", "outputs", "requests",
-        "slots", "starts",
+        "_context", "_full", "_pace_s", "ends", "is_row", "metrics", "numbers", "outputs",
+        "requests", "slots", "starts",
     )  # fmt: skip
 
     def __init__(

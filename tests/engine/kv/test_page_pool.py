@@ -60,7 +60,7 @@ def test_kept_pages_stay_cached_in_the_order_given_until_shared_or_reclaimed(poo
 
 
 def test_a_cached_page_can_change_hands_without_having_been_free(pool):
-    a, b, c = pool.allocate(3)
+    a, b, _ = pool.allocate(3)
     pool.release([a, b], kept(a, b))
     pool.take_over([b])
     assert counts(pool) == (5, 2, 1, 0)
