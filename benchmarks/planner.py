@@ -29,6 +29,8 @@ from octavo.engine.scheduler.step_plan import (
     TokenRows,
 )
 
+PAGE_SIZE = 16
+
 STEP_S = 0.02
 """What every made-up step takes, in seconds."""
 
@@ -82,15 +84,17 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
     has_targets = scenario.startswith("slo")
     waiting = 0 if scenario == "multi" else waiting
     max_steps = 8 if scenario == "multi" else 1
-    num_pages = rows * 8 if scenario == "preempt" else rows * 1024 if not churns else rows * 128
+    pages_per_row = 8 if scenario == "preempt" else 128
+    if not churns:  # enough for all tokens of the run: nobody is preempted
+        pages_per_row = max(1024, max_steps * (steps + 2 * rows) // PAGE_SIZE)
     limits = StepLimits(
         max_num_batched_tokens=2048,
         max_num_seqs=rows,
         max_num_steps=max_steps,
         max_prefill_rows=16,
         max_pages_per_seq=65536,
-        page_size=16,
-        num_pages=num_pages,
+        page_size=PAGE_SIZE,
+        num_pages=rows * pages_per_row,
         max_model_len=1 << 20,
         token_edges=(2048,),
     )

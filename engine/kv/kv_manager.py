@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 
+from octavo.engine.kv.held_prefixes import HeldPrefixes, PrefixRun
 from octavo.engine.kv.host_tier import HostTier
 from octavo.engine.kv.page_hash import PageHash, page_hashes, root_hash
 from octavo.engine.kv.page_pool import TRASH_PAGE, PagePool
@@ -39,6 +39,7 @@ class KVManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = PagePool(num_pages, page_size)
         self.cache = PrefixCache(num_pages)
+        self._prefixes = HeldPrefixes(self.pool, self.cache)
         self.host = HostTier(num_host_pages)
         self._evicted: list[tuple[int, PageHash]] = []
 
@@ -72,21 +73,16 @@ class KVManager:
             self._extend_hashes(pages, request.num_prompt_tokens // self.page_size)
         return pages
 
-    def match_prefix(self, pages: SequencePages) -> list[int]:
+    def match_prefix(self, pages: SequencePages) -> PrefixRun:
         """The cached pages that the request's known tokens begin with; nothing is taken.
 
         At least the last known token is left to compute. A request that wants its prompt's
         log-probabilities computes every token.
         """
-        if not pages.reads_cache:
-            return []
-        hashes = pages.hashes
-        num_pages = (pages.request.num_tokens - 1) // self.page_size
-        if len(hashes) < num_pages:
+        num_pages = (pages.request.num_tokens - 1) // self.page_size if pages.reads_cache else 0
+        if len(pages.hashes) < num_pages:
             self._extend_hashes(pages, num_pages)
-        if not num_pages or not self.cache.may_know(hashes[0]):
-            return []  # as mostly, where prompts have nothing in common
-        return self.cache.longest_match(islice(hashes, num_pages))
+        return self._prefixes.match(pages.hashes, num_pages)
 
     def match_host(self, pages: SequencePages, num_matched: int) -> list[int]:
         """Host pages that go on where the first `num_matched` pages found on the device end.
@@ -109,21 +105,22 @@ class KVManager:
             self.cache.num_queried_tokens += num_tokens
             self.cache.num_hit_tokens += num_hit_tokens
 
-    def num_pages_to_take(self, matched: list[int], num_tokens: int) -> int:
+    def num_pages_to_take(self, matched: PrefixRun, num_tokens: int) -> int:
         """Available pages that `admit` would use: new ones, and matched ones nobody holds now."""
         num_pages = -(-num_tokens // self.page_size)
-        return num_pages - self.pool.num_held(matched) if matched else num_pages
+        return num_pages - self._prefixes.num_held(matched) if matched.page_ids else num_pages
 
-    def admit(self, pages: SequencePages, matched: list[int], num_tokens: int) -> None:
+    def admit(self, pages: SequencePages, matched: PrefixRun, num_tokens: int) -> None:
         """Gives a sequence without pages the matched ones and new ones for `num_tokens` in all.
 
         `num_pages_to_take` of them must be available.
         """
         assert not pages.page_ids, pages.request.request_id
-        if matched:
-            self.cache.mark_referenced(self.pool.share(matched))
-            pages.page_ids += matched
-        pages.num_registered = len(matched)
+        page_ids = matched.page_ids
+        if page_ids:
+            pages.prefix = self._prefixes.hold(matched)
+            pages.page_ids += page_ids
+        pages.num_registered = len(page_ids)
         self.grow(pages, num_tokens)
 
     def grow(self, pages: SequencePages, num_tokens: int) -> list[int]:
@@ -174,6 +171,11 @@ class KVManager:
         self.pool.take_over(pages)
         return pages
 
+    def settle(self) -> None:
+        """Enters in the books which pages were taken and given up: nobody need wait for it."""
+        self.pool.settle()
+        self.cache.settle()
+
     def register_full_pages(self, pages: SequencePages, num_committed: int) -> None:
         """Makes findable the pages that the first `num_committed` tokens fill."""
         num_full = num_committed // self.page_size
@@ -189,12 +191,17 @@ class KVManager:
 
         The end of a prefix is put up for eviction before its beginning.
         """
-        owned: Iterable[int] = reversed(pages.page_ids)
+        prefix, page_ids = pages.prefix, pages.page_ids
+        num_own = len(page_ids) if prefix is None else len(page_ids) - len(prefix.page_ids)
+        owned: Iterable[int] = islice(reversed(page_ids), num_own)
         if pages.arriving:
             # They are nobody's until their transfer ends, which frees them.
             owned = [page for page in owned if page not in pages.arriving]
             pages.arriving = ()
         self.cache.mark_unreferenced(self.pool.release(owned, self.cache.contents))
+        if prefix is not None:
+            self._prefixes.release(prefix)
+            pages.prefix = None
         pages.page_ids.clear()
         pages.num_registered = 0
 
@@ -206,6 +213,7 @@ class KVManager:
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache: what the pages hold can no longer be trusted."""
+        self._prefixes.forget()
         self.pool.reclaim(self.cache.forget_all())
 
     def check_integrity(
@@ -221,9 +229,11 @@ class KVManager:
         self.host.check_integrity(
             [*host_in_transfer, *(page for pages in live for page in pages.host_pages)]
         )
-        held = Counter(
-            page for pages in live for page in pages.page_ids if page not in pages.arriving
-        )
+        prefixes = [pages.prefix for pages in live if pages.prefix is not None]
+        held = self._prefixes.check_integrity(prefixes)
+        for pages in live:
+            num_shared = 0 if pages.prefix is None else len(pages.prefix)
+            held.update(page for page in pages.page_ids[num_shared:] if page not in pages.arriving)
         assert TRASH_PAGE not in held
         assert len(held) == self.pool.num_owned, (len(held), self.pool.num_owned)
         for page, count in held.items():

@@ -19,6 +19,9 @@ class PagePool:
     count as available and are reclaimed when free ones run out. Pages in transfer are being filled
     from or copied to another memory and belong to nobody until that ends.
 
+    The reference of a page that was taken is entered by `settle`, at the latest when references are
+    asked for: whoever takes pages need not wait for it.
+
     Args:
         num_pages: pages in the pool, the trash page included; ≥ 2.
         page_size: tokens in a page.
@@ -34,6 +37,7 @@ class PagePool:
         self._num_cached = 0
         self._in_transfer: set[int] = set()
         self._num_owned = 0
+        self._taken: list[int] = []  # owned once; their references are not entered yet
 
     @property
     def num_usable(self) -> int:
@@ -62,33 +66,45 @@ class PagePool:
         return len(self._free) + self._num_cached
 
     def num_references(self, page: int) -> int:
-        """Sequences that hold `page`."""
+        """Sequences and runs that hold `page`."""
+        self.settle()
         return max(0, self._num_references[page])
 
     def num_held(self, pages: Iterable[int]) -> int:
         """How many of `pages` have an owner."""
+        self.settle()
         references = self._num_references
         return sum([1 for page in pages if references[page] > 0])
 
     def is_cached(self, page: int) -> bool:
         """Whether `page` is unreferenced and kept."""
+        self.settle()
         return self._num_references[page] == _CACHED
 
     def allocate(self, num_pages: int) -> list[int]:
         """Takes free pages, with one reference each. There must be enough: see `reclaim`."""
-        free, references = self._free, self._num_references
+        free = self._free
         first = len(free) - num_pages
         assert 0 <= first <= len(free), (num_pages, len(free))
         pages = free[first:]
         pages.reverse()
         del free[first:]
-        for page in pages:
-            references[page] = 1
+        self._taken += pages
         self._num_owned += num_pages
         return pages
 
+    def settle(self) -> None:
+        """Enters the references of the pages that were taken."""
+        if self._taken:
+            references = self._num_references
+            for page in self._taken:
+                assert references[page] <= 0, f"page {page} was not there to be taken"
+                references[page] = 1
+            self._taken.clear()
+
     def share(self, pages: Iterable[int]) -> list[int]:
         """Adds a reference to each page, owned or cached; returns those that were cached."""
+        self.settle()
         references = self._num_references
         revived: list[int] = []
         for page in pages:
@@ -113,6 +129,7 @@ class PagePool:
         Returns:
             The pages that are cached now, in the order given.
         """
+        self.settle()
         references, free = self._num_references, self._free
         num_free = len(free)
         kept: list[int] = []
@@ -133,6 +150,7 @@ class PagePool:
 
     def reclaim(self, pages: Sequence[int]) -> None:
         """Makes cached pages free; whoever remembered their content must forget it."""
+        self.settle()
         references = self._num_references
         for page in pages:
             assert references[page] == _CACHED, page
@@ -142,15 +160,13 @@ class PagePool:
 
     def take_over(self, pages: Sequence[int]) -> None:
         """Gives cached pages one reference each, as if they were reclaimed and allocated again."""
-        references = self._num_references
-        for page in pages:
-            assert references[page] == _CACHED, page
-            references[page] = 1
+        self._taken += pages
         self._num_cached -= len(pages)
         self._num_owned += len(pages)
 
     def begin_transfer(self, pages: Iterable[int]) -> None:
         """Takes pages with one reference from their owner until `end_transfer`."""
+        self.settle()
         for page in pages:
             assert self._num_references[page] == 1, f"page {page} is shared or not owned"
             self._num_references[page] = 0
@@ -169,6 +185,7 @@ class PagePool:
 
     def check_integrity(self) -> None:
         """Asserts that free + owned + cached + in transfer is every page, each exactly once."""
+        self.settle()
         owned = {page for page, count in enumerate(self._num_references) if count > 0}
         cached = {page for page, count in enumerate(self._num_references) if count == _CACHED}
         assert min(self._num_references) >= _CACHED

@@ -126,6 +126,7 @@ class PrefixCache:
             del page_of[hash_of[page]]  # type: ignore[arg-type]  # all of them are registered
             hash_of[page] = None
         self._given_up.clear()
+        self._unreferenced.settle()
 
     def forget_all(self) -> list[int]:
         """Forgets every page; returns those that were unreferenced."""

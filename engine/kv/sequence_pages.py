@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo.engine.kv.held_prefixes import PrefixRun
 from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.request import Request
 
@@ -17,6 +18,7 @@ class SequencePages:
         root: parent of the first page's hash.
         reads_cache: whether pages of others may stand for its own first ones.
         page_ids: its pages in order; empty while it has none.
+        prefix: what of them was found when it was given them, and is held for others, too.
         hashes: hashes of its first full pages, as far as they were needed. They outlive the
             pages: tokens never change.
         num_registered: its first pages that have been offered to the prefix cache.
@@ -30,6 +32,7 @@ class SequencePages:
     root: PageHash
     reads_cache: bool
     page_ids: list[int] = field(default_factory=list)
+    prefix: PrefixRun | None = None
     hashes: list[PageHash] = field(default_factory=list)
     num_registered: int = 0
     arriving: tuple[int, ...] = ()

@@ -148,15 +148,20 @@ class DecodingRows(Sequence[LiveRequest]):
         self._rows = self._first = rows
         return rows
 
-    def prepare(self) -> None:
+    def prepare(self, *, paced: bool) -> None:
         """Works out what `rows` will return when it is called next.
 
         No row may move ahead, or be given pages, until then; rows may come and go.
+
+        Args:
+            paced: whether it will be asked when their tokens are due.
         """
         self._prepared = None
         self._prepared = rows = self.rows()
-        rows.full(self._columns.capacity)
+        rows.full(self._columns)
         _ = rows.context
+        if paced:
+            rows.pace_s(self._columns)
 
     def all_rows(self) -> Rows:
         """All of them, as they stand now."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from octavo.engine.errors import DuplicateRequestError
+from octavo.engine.kv.held_prefixes import PrefixRun
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import COMPUTED, Request, RequestStatus
 from octavo.engine.scheduler.deadlines import has_target
@@ -57,7 +58,7 @@ class LiveTable:
         self.tenants = forecast.tenants
         self.shares = ClassShares()
         self._pinned: set[str] = set()
-        self.columns = RowColumns(limits.max_num_seqs)
+        self.columns = RowColumns(limits.max_num_seqs, limits.page_size)
         self.running = RunningSet(self.columns)
         self._running_requests = RunningRequests(self.running)
         self.busy_until_s = 0.0
@@ -154,6 +155,7 @@ class LiveTable:
             decode_slots=rows.slots,
             decode_starts=rows.starts,
             decode_context=rows.context,
+            decode_pace_s=rows.pace_s,
             pinned=self._pinned,
         )
 
@@ -166,6 +168,7 @@ class LiveTable:
         snapshot.decode_slots = rows.slots
         snapshot.decode_starts = rows.starts
         snapshot.decode_context = rows.context
+        snapshot.decode_pace_s = rows.pace_s
 
     def _prompts(self) -> tuple[Sequence[Request], Sequence[Request]]:
         """Running requests whose prompts are not computed yet: all but demoted ones, and those."""
@@ -253,7 +256,7 @@ class LiveTable:
         if self.max_wait.max_wait_s < math.inf and not entry.is_pinned:
             self.max_wait.began(entry)
 
-    def admit(self, entry: LiveRequest, num_known: int, matched: list[int], now_s: float) -> None:
+    def admit(self, entry: LiveRequest, num_known: int, matched: PrefixRun, now_s: float) -> None:
         """Gives a waiting request a free slot, and pages for all its known tokens.
 
         It is among the running ones, and in the columns, from `settle` on.
@@ -263,7 +266,7 @@ class LiveTable:
             matched: cached pages it begins with.
         """
         request, kv = entry.request, self.kv
-        num_cached = len(matched) * kv.page_size
+        num_cached = len(matched.page_ids) * kv.page_size
         self.waiting.remove(entry)
         kv.admit(entry.pages, matched, num_known)
         self.running.seat(entry)
@@ -295,7 +298,7 @@ class LiveTable:
         """
         if self._newcomers:
             for entry in self._newcomers:
-                self.columns.enter(entry, self.kv.page_size)
+                self.columns.enter(entry)
                 self.running.begin_prefill(entry)
             self._newcomers.clear()
         if self._planned:

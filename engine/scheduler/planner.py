@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,7 +16,6 @@ from octavo.engine.scheduler.ordering import in_order
 from octavo.engine.scheduler.policies.policy import Policy, admit_everyone
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import PrefillPlanner
-from octavo.engine.scheduler.row_columns import Slots
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import (
@@ -26,27 +25,30 @@ from octavo.engine.scheduler.step_plan import (
     StepLimits,
     StepPlan,
 )
-from octavo.engine.scheduler.step_time_model import StepFeatures
+from octavo.engine.scheduler.step_time_model import NO_FEATURES, StepFeatures
 from octavo.engine.scheduler.transfers import Transfers
 
 
-class Dispatched(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Dispatched:
     """A plan on its way.
 
     Attributes:
         plan: the plan.
+        now_s: when it was made.
         decoding: its decode rows.
-        ending: those of them, by index, that come to their limit with it, ascending; known once
-            `Planner.tidy` was called.
         prefilling: the records of its other rows' requests.
+        ending: decode rows, by index, that come to their limit with it, ascending. This and
+            `features` are known once `Planner.tidy` was called.
         features: what it should cost.
     """
 
     plan: StepPlan
+    now_s: float
     decoding: Rows
-    ending: list[int]
     prefilling: list[LiveRequest]
-    features: StepFeatures
+    ending: list[int] = field(default_factory=list)
+    features: StepFeatures = NO_FEATURES
 
     @property
     def requests(self) -> tuple[Request, ...]:
@@ -181,10 +183,9 @@ class Planner:
             self._transfers.spill(now_s)
         if not has_rows and not prefill_rows and not draft.has_copies:
             return None
-        decode_rows = self._move_ahead(decoding, num_steps)
         plan = StepPlan(
             step_id=self.num_plans,
-            decode_rows=decode_rows,
+            decode_rows=self._decode_rows(decoding, num_steps),
             prefill_rows=tuple(prefill_rows),
             num_steps=num_steps,
             page_updates=tuple(draft.page_updates),
@@ -195,24 +196,27 @@ class Planner:
         )
         draft.clear()
         self.num_plans += 1
-        self._newest = Dispatched(plan, decoding, [], prefilling, _features(decoding, prefill_rows))
+        self._newest = Dispatched(plan, now_s, decoding, prefilling)
         return self._newest
 
     def tidy(self) -> None:
         """Does what the newest plan left to be done: there is time for it while the device works.
 
-        Who was admitted is entered among the rows and pages in their sequences, what they held is
-        forgotten, lengths are guessed anew, rows whose last token was planned set apart, and the
-        next plan's rows put together.
+        The host state moves ahead as if the plan had run, who was admitted is entered among the
+        rows and pages in their sequences, what they held is forgotten, lengths are guessed anew,
+        rows whose last token was planned set apart, and the next plan's rows put together.
         """
         if self._is_tidy:
             return
         self._is_tidy = True
         table, decoding_rows = self._table, self._running.decoding
+        newest, self._newest = self._newest, None
+        if newest is not None:
+            self._move_ahead(newest)
         table.settle()
         table.shares.settle()
-        self._kv.cache.settle()
-        newest, self._newest = self._newest, None
+        table.waiting.columns.settle()
+        self._kv.settle()
         if newest is not None and len(newest.decoding):
             rows, plan = newest.decoding, newest.plan
             if self._policy.measure is not None:
@@ -221,7 +225,7 @@ class Planner:
                 )
             is_ending = rows.starts + plan.decode_rows.max_new_tokens >= rows.ends
             newest.ending.extend(decoding_rows.end(rows, is_ending))
-        decoding_rows.prepare()
+        decoding_rows.prepare(paced=self._policy.measure is not None)
 
     # Those who wait.
 
@@ -266,16 +270,16 @@ class Planner:
         if self._table.num_gated:
             awaits_release = selected.starts > columns.ready_position[selected.slots]
             selected = selected.without(awaits_release.nonzero()[0].tolist())
-        full = selected.full(columns.capacity)
-        if not len(full):
+        full = selected.full(columns)
+        if not full.slots:
             return selected, False
-        if len(full) <= self._kv.num_available:
-            self._grow_by_one(selected.slots[full])
+        if len(full.slots) <= self._kv.num_available:
+            self._grow_by_one(full.slots, full.num_pages)
             return selected, False
         # A row whose last token is on its way is sure to give its pages back at a coming commit.
         # Then rows that find no page sit this step out: cheaper than computing anybody again.
         can_wait = rows.num_ending > 0
-        needy = [self._table.entry(selected.requests[index]) for index in full.tolist()]
+        needy = [self._table.entry(selected.requests[index]) for index in full.indices]
         stalled: set[int] = set()
         for entry in in_order(self._table, self._policy, needy, self._table.snapshot(now_s)):
             if entry.request.slot is not None and not self._kv.num_available:
@@ -310,6 +314,7 @@ class Planner:
         columns, page_size = self._table.columns, self._limits.page_size
         if self._table.num_gated and self._has_gated_rows:
             return 1  # they come back into step after each token, not after several
+        columns.widen()
         starts, limits, capacity = decoding.starts, decoding.ends, columns.capacity[decoding.slots]
         left = limits - starts
         num_steps = self._policy.num_steps(
@@ -320,7 +325,10 @@ class Planner:
             num_missing = np.maximum(ends - capacity + page_size - 1, 0) // page_size
             if int(num_missing.sum()) <= self._kv.num_available:
                 if int(num_missing.max()) <= 1:
-                    self._grow_by_one(decoding.slots[num_missing > 0])
+                    lacking = num_missing > 0
+                    self._grow_by_one(
+                        decoding.slots[lacking].tolist(), (capacity[lacking] // page_size).tolist()
+                    )
                     return num_steps
                 self._table.settle()
                 for index in num_missing.nonzero()[0].tolist():
@@ -344,34 +352,55 @@ class Planner:
             index += 1
         self._table.columns.capacity[request.slot] += len(new) * self._limits.page_size
 
-    def _grow_by_one(self, slots: Slots) -> None:
-        """Adds a page to each row, and notes it: as `_grow`, for all that have no room left."""
-        pages = self._kv.take(len(slots))
-        updates = self._table.columns.grow(slots, pages, self._limits.page_size)
-        self._draft.page_updates.extend(updates)
+    def _grow_by_one(self, slots: list[int], num_pages: list[int]) -> None:
+        """Adds a page to each row, and notes it: as `_grow`, for all that have no room left.
 
-    def _move_ahead(self, decoding: Rows, num_steps: int) -> DecodeRows:
-        """The rows by column; their requests move ahead by what they may emit."""
-        if not len(decoding):
+        Args:
+            slots: theirs.
+            num_pages: pages that each has.
+        """
+        pages = self._kv.take(len(slots))
+        self._draft.page_updates.extend(self._table.columns.grow(slots, num_pages, pages))
+
+    def _decode_rows(self, decoding: Rows, num_steps: int) -> DecodeRows:
+        """The rows by column."""
+        num_rows = len(decoding)
+        if not num_rows:
             return self._no_rows
-        slots, starts, columns = decoding.slots, decoding.starts, self._table.columns
         if num_steps == 1:
-            max_new_tokens = self._ones[: len(decoding)]
+            max_new_tokens = self._ones[:num_rows]
+        else:
+            max_new_tokens = np.minimum(decoding.ends - decoding.starts, num_steps)
+        return DecodeRows(
+            requests=decoding.requests,
+            slots=decoding.slots,
+            starts=decoding.starts,
+            max_new_tokens=max_new_tokens,
+        )
+
+    def _move_ahead(self, dispatched: Dispatched) -> None:
+        """Moves decode rows ahead by what they may emit, and the device's end of work."""
+        plan, decoding, table = dispatched.plan, dispatched.decoding, self._table
+        dispatched.features = _features(decoding, plan.prefill_rows)
+        iteration_s = table.forecast.step_time.predict_s(dispatched.features)
+        begins_s = max(table.busy_until_s, dispatched.now_s)
+        table.busy_until_s = begins_s + iteration_s * plan.num_steps
+        if not len(decoding):
+            return
+        columns, slots = table.columns, decoding.slots
+        if plan.num_steps == 1:
             self.num_decode_tokens += len(decoding)
             counts = columns.counts
             counts += decoding.is_row  # each of the three grows by one
         else:
-            max_new_tokens = np.minimum(decoding.ends - starts, num_steps)
+            max_new_tokens = plan.decode_rows.max_new_tokens
             self.num_decode_tokens += int(max_new_tokens.sum())
-            columns.num_computed[slots] = starts + max_new_tokens
+            columns.num_computed[slots] = decoding.starts + max_new_tokens
             columns.num_inflight_tokens[slots] += max_new_tokens
             columns.num_inflight_steps[slots] += 1
-        return DecodeRows(
-            requests=decoding.requests, slots=slots, starts=starts, max_new_tokens=max_new_tokens
-        )
 
 
-def _features(decoding: Rows, prefill_rows: list[PrefillRow]) -> StepFeatures:
+def _features(decoding: Rows, prefill_rows: Sequence[PrefillRow]) -> StepFeatures:
     """What the step's time depends on."""
     num_prefill = prefill_context = 0
     for row in prefill_rows:

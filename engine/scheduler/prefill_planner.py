@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from octavo.engine.kv.held_prefixes import PrefixRun
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, INFLIGHT_TOKENS
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.fairness import short_of_pages
@@ -308,7 +309,7 @@ class PrefillPlanner:
         return True
 
     def _admit(
-        self, entry: LiveRequest, num_known: int, matched: list[int], snapshot: Snapshot
+        self, entry: LiveRequest, num_known: int, matched: PrefixRun, snapshot: Snapshot
     ) -> None:
         """Moves the entry to a slot, and begins to bring back what the host holds of it."""
         now_s = snapshot.now_s
@@ -329,7 +330,7 @@ class PrefillPlanner:
             )
 
     def _admit_from_host(
-        self, entry: LiveRequest, num_known: int, matched: list[int], snapshot: Snapshot
+        self, entry: LiveRequest, num_known: int, matched: PrefixRun, snapshot: Snapshot
     ) -> None:
         pages, num_matched, now_s = entry.pages, len(matched), snapshot.now_s
         recalled = [] if pages.is_on_host else self._kv.match_host(pages, num_matched)

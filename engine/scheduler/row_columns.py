@@ -22,6 +22,7 @@ class RowColumns:
 
     Args:
         num_slots: rows of the device state.
+        page_size: tokens in a page.
 
     Attributes:
         base_s: due time of output token 0: token k is due at `base_s + k · tpot_s`, so that early
@@ -50,7 +51,8 @@ class RowColumns:
             them, nor comes there while the row lives. Close after `tighten`.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, page_size: int) -> None:
+        self.page_size = page_size
         self.base_s: Floats = np.full(num_slots, np.inf)
         self.tpot_s: Floats = np.zeros(num_slots)
         self.paced_from_s: Floats = np.full(num_slots, -np.inf)
@@ -78,6 +80,7 @@ class RowColumns:
         self.most_context = 0
         self._slots_to_grow: list[int] = []
         self._new_pages: list[int] = []
+        self._num_widened = 0  # of the slots to grow; the capacity of the others is missing
 
     def expect(self, entry: LiveRequest) -> None:
         """A request is going to take a slot: the bounds hold for it from now on."""
@@ -98,7 +101,7 @@ class RowColumns:
         self.most_length = float(self.length.max(0))
         self.most_context = int(self.last_position.max(0))
 
-    def enter(self, entry: LiveRequest, page_size: int) -> None:
+    def enter(self, entry: LiveRequest) -> None:
         """A request takes its slot."""
         request, slot = entry.request, entry.request.slot
         assert slot is not None
@@ -117,7 +120,7 @@ class RowColumns:
         self.last_position[slot] = entry.last_position
         self.ready_position[slot] = entry.ready_position
         self.page_ids[slot] = page_ids = entry.pages.page_ids
-        self.capacity[slot] = len(page_ids) * page_size
+        self.capacity[slot] = len(page_ids) * self.page_size
         self.num_computed[slot], self.num_inflight_tokens[slot], self.num_inflight_steps[slot] = (
             request.counts
         )
@@ -134,26 +137,34 @@ class RowColumns:
         self.paced_from_s[slot] = self.unpaced_s[slot] = -math.inf
 
     def grow(
-        self, slots: Slots, pages: list[int], page_size: int
+        self, slots: list[int], num_pages: list[int], pages: list[int]
     ) -> Iterable[tuple[int, int, int]]:
-        """Each of these rows gets a page.
+        """Each of these rows, which has so many pages, gets one more.
 
-        The sequences are given theirs by `hand_out`, for which nobody who waits for a plan need
-        wait: each has a list of its own somewhere in memory.
+        Their `capacity` is missing until `widen` or `hand_out`, and the sequences are given theirs
+        by the latter, for which nobody who waits for a plan need wait: each has a list of its own
+        somewhere in memory.
 
         Returns:
             (slot, index in the row, page id) of each.
         """
-        held, rows = self.capacity[slots], slots.tolist()
-        self.capacity[slots] = held + page_size
-        self._slots_to_grow += rows
+        self._slots_to_grow += slots
         self._new_pages += pages
-        return zip(rows, (held // page_size).tolist(), pages, strict=True)
+        return zip(slots, num_pages, pages, strict=True)
+
+    def widen(self) -> None:
+        """Counts in `capacity` the pages that rows have got."""
+        slots = self._slots_to_grow[self._num_widened :]
+        if slots:
+            self.capacity[slots] += self.page_size
+            self._num_widened = len(self._slots_to_grow)
 
     def hand_out(self) -> None:
-        """Gives the sequences the pages that their rows have got."""
+        """Gives rows and sequences the pages that they have got."""
         if not self._new_pages:
             return
+        self.widen()
+        self._num_widened = 0
         page_ids = self.page_ids
         for slot, page in zip(self._slots_to_grow, self._new_pages, strict=True):
             page_ids[slot].append(page)

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.outputs import RequestMetrics
 from octavo.engine.request import Request
-from octavo.engine.scheduler.row_columns import RowColumns
+from octavo.engine.scheduler.row_columns import Floats, RowColumns
 
 Item = TypeVar("Item")
+
+
+class FullRows(NamedTuple):
+    """Decode rows whose pages have no room for one more token.
+
+    Attributes:
+        indices: theirs, ascending.
+        slots: theirs.
+        num_pages: pages that each has.
+    """
+
+    indices: list[int]
+    slots: list[int]
+    num_pages: list[int]
 
 
 class Rows:
@@ -29,8 +43,8 @@ class Rows:
     """
 
     __slots__ = (
-        "_context", "_full", "ends", "is_row", "metrics", "numbers", "outputs", "requests",
-        "slots", "starts",
+        "_context", "_full", "_pace_s", "ends", "is_row", "metrics", "numbers", "outputs",
+        "requests", "slots", "starts",
     )  # fmt: skip
 
     def __init__(
@@ -53,7 +67,8 @@ class Rows:
         self.numbers = numbers
         self.is_row = is_row
         self._context: float | None = None
-        self._full: NDArray[np.intp] | None = None
+        self._full: FullRows | None = None
+        self._pace_s: Floats | None = None
 
     @classmethod
     def of(
@@ -88,15 +103,26 @@ class Rows:
             self._context = float(self.starts.sum())
         return self._context
 
-    def full(self, capacity: NDArray[np.int32]) -> NDArray[np.intp]:
-        """Those that have no room for one more token, by index; worked out once.
-
-        Args:
-            capacity: by slot, tokens that there is room for.
-        """
+    def full(self, columns: RowColumns) -> FullRows:
+        """Those that have no room for one more token by these columns; worked out once."""
         if self._full is None:
-            self._full = (self.starts >= capacity[self.slots]).nonzero()[0]
+            held = columns.capacity[self.slots]
+            indices = (self.starts >= held).nonzero()[0]
+            self._full = FullRows(
+                indices.tolist(),
+                self.slots[indices].tolist(),
+                (held[indices] // columns.page_size).tolist(),
+            )
         return self._full
+
+    def pace_s(self, columns: RowColumns) -> Floats:
+        """float64[rows], seconds after `RowColumns.base_s` in which their next tokens are due;
+        worked out once."""
+        if self._pace_s is None:
+            # Of every slot, as that takes less than to pick these rows from three columns.
+            emitted = columns.num_computed - columns.last_prompt
+            self._pace_s = (columns.tpot_s * emitted)[self.slots]
+        return self._pace_s
 
     def at(self, starts: NDArray[np.int32]) -> Rows:
         """The same rows, further on."""

@@ -3,7 +3,7 @@
 `plan` and `commit` are the only doors to a step. Both are deterministic in the state, their
 arguments and `now_s`; nothing here asks the machine for the time or touches a tensor.
 
-Steps overlap: plan N+1 is made before step N's result is known. So `plan` moves a request's host
+Steps overlap: plan N+1 is made before step N's result is known. So a plan moves a request's host
 state ahead of the device (`num_computed_tokens`, `num_inflight_tokens`), as if no row stopped
 early. For a row that lives on this is exact, as such a row emits just the tokens it was planned
 to; a row that did stop is ended by `commit`, and what later steps planned for it comes back empty
@@ -265,7 +265,7 @@ class Scheduler:
     # Steps.
 
     def plan(self, now_s: float) -> StepPlan | None:
-        """Decides the next step and moves the host state ahead as if it had run.
+        """Decides the next step; from `tidy` on the host state is as if it had run.
 
         Returns:
             The plan, which must end in `commit` or `recover`; None if there is nothing to compute
@@ -281,16 +281,11 @@ class Scheduler:
         self._dispatched.append(dispatched)
         if dispatched.plan.reasons:
             self._traces.note(dispatched.plan.reasons, now_s)
-        iteration_s = self.forecast.step_time.predict_s(dispatched.features)
-        table = self._table
-        table.busy_until_s = (
-            max(table.busy_until_s, now_s) + iteration_s * dispatched.plan.num_steps
-        )
         return dispatched.plan
 
     def tidy(self) -> None:
-        """Does what the newest plan left to be done, such as to forget what pages held that were
-        given up.
+        """Does what the newest plan left to be done: moves the host state ahead as if it had run,
+        forgets what pages held that were given up, and more.
 
         Nothing in the plan depends on it. Whoever calls it once the plan is dispatched has it done
         while the device works; else the next call of anything here begins with it.
@@ -334,12 +329,11 @@ class Scheduler:
         self._last_s = now_s
         computed = [request for step in self._dispatched for request in step.requests]
         self._dispatched.clear()
-        self._table.busy_until_s = now_s
-        for request in (*computed, *self.live_requests):
-            request.num_inflight_steps = request.num_inflight_tokens = 0
         self._draft.forget_copies()
         try:
             self._planner.tidy()
+            for request in (*computed, *self.live_requests):
+                request.num_inflight_steps = request.num_inflight_tokens = 0
             self._transfers.abandon(now_s)
             for entry in list(self._table.running):
                 self._planner.preemption.preempt(entry, now_s)
@@ -352,6 +346,7 @@ class Scheduler:
         except Exception:
             logger.exception("the scheduler's books do not balance: they are made anew")
             self._rebuild()
+        self._table.busy_until_s = now_s
 
     def _rebuild(self) -> None:
         old, planner, transfers, cache = (

@@ -27,9 +27,7 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     if not len(slots):
         return math.inf
     columns = snapshot.columns
-    # Of every slot, as that takes less than to pick these rows from three columns.
-    emitted = columns.num_computed - columns.last_prompt
-    due_s = (columns.base_s + columns.tpot_s * emitted)[slots]
+    due_s = columns.base_s[slots] + snapshot.decode_pace_s(columns)
     least_s = float(due_s.min(0)) - snapshot.starts_s
     if least_s > 0:
         return least_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.forecast import Forecast
-from octavo.engine.scheduler.row_columns import RowColumns
+from octavo.engine.scheduler.row_columns import Floats, RowColumns
+from octavo.engine.scheduler.rows import NO_ROWS
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.waiting_columns import WaitingColumns
 
@@ -51,6 +52,7 @@ class Snapshot:
         decode_slots, decode_starts: intp[D], int32[D], their slots, and the positions of their
             inputs.
         decode_context: positions that they attend to, all together.
+        decode_pace_s: gives float64[D], as `Rows.pace_s`.
         pinned: ids of waiting requests that have waited their longest.
     """
 
@@ -71,6 +73,7 @@ class Snapshot:
     decode_starts: NDArray[np.int32] = field(default_factory=_no_starts)
     pinned: Container[str] = ()
     decode_context: float = 0.0
+    decode_pace_s: Callable[[RowColumns], Floats] = NO_ROWS.pace_s
 
     def is_pinned(self, request: Request) -> bool:
         """Whether a waiting request has waited its longest."""

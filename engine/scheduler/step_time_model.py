@@ -39,6 +39,10 @@ class StepFeatures(NamedTuple):
     prefill_context: float = 0.0
 
 
+NO_FEATURES = StepFeatures(0, 0)
+"""Of a step without rows."""
+
+
 class StepTimeModel:
     """Recursive least squares on `[1, D, P, Σ context, Σ P · context]`, an intercept a bucket.
 

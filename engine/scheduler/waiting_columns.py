@@ -38,10 +38,10 @@ class WaitingColumns:
     """A growing table of `WaitingFigures`, a row a waiting request, kept in the queue's order.
 
     There is room at both ends, and whichever side of a change is the shorter one makes way: most
-    requests come last and leave first.
+    requests come last and leave first. Sums are brought up to date by `settle`, at the latest when
+    they are asked for: whoever leaves first need not wait for it.
 
     Attributes:
-        total_work_tokens: all rows' together.
         least_due_s, least_chance_s: no row's `due_s`, or `last_chance_s`, is before it; exact after
             `tighten`.
     """
@@ -50,9 +50,10 @@ class WaitingColumns:
         self._table = np.zeros((len(WaitingFigures._fields), _FIRST_SIZE))
         self._first = _FIRST_SIZE // 2
         self._size = 0
+        self._num_left = 0  # before the first, still in the sums
         self._num_of: dict[float, int] = {}
         self._is_loose = False
-        self.total_work_tokens = 0.0
+        self._total_work_tokens = 0.0
         self.least_due_s = self.least_chance_s = math.inf
 
     def __len__(self) -> int:
@@ -60,6 +61,7 @@ class WaitingColumns:
 
     def insert(self, index: int, figures: WaitingFigures) -> None:
         """Puts a row in before row `index`."""
+        self.settle()
         if self._first == 0 or self._first + self._size == self._table.shape[1]:
             self._make_room()
         table, first = self._table, self._first
@@ -74,30 +76,44 @@ class WaitingColumns:
         self._size += 1
         due_s, work_tokens, last_chance_s, _, priority = figures
         self._num_of[priority] = self._num_of.get(priority, 0) + 1
-        self.total_work_tokens += work_tokens
+        self._total_work_tokens += work_tokens
         self.least_due_s = min(self.least_due_s, due_s)
         self.least_chance_s = min(self.least_chance_s, last_chance_s)
 
     def remove(self, index: int) -> None:
         """Takes row `index` out."""
+        self._is_loose = True
+        if not index:
+            self._first += 1
+            self._size -= 1
+            self._num_left += 1
+            return
+        self.settle()
         table, first = self._table, self._first
         at, end = first + index, first + self._size
-        self._num_of[table.item(_PRIORITY, at)] -= 1
-        self.total_work_tokens -= table.item(_WORK, at)
-        self._is_loose = True
+        self._leave(at)
         if 2 * index < self._size:
-            if index:
-                table[:, first + 1 : at + 1] = table[:, first:at]
+            table[:, first + 1 : at + 1] = table[:, first:at]
             self._first += 1
         else:
             table[:, at : end - 1] = table[:, at + 1 : end]
         self._size -= 1
 
+    def settle(self) -> None:
+        """Takes those who left first out of the sums."""
+        for at in range(self._first - self._num_left, self._first):
+            self._leave(at)
+        self._num_left = 0
+
+    def _leave(self, at: int) -> None:
+        self._num_of[self._table.item(_PRIORITY, at)] -= 1
+        self._total_work_tokens -= self._table.item(_WORK, at)
+
     def clear(self) -> None:
         """Takes every row out."""
-        self._size = 0
+        self._size = self._num_left = 0
         self._num_of.clear()
-        self.total_work_tokens = 0.0
+        self._total_work_tokens = 0.0
         self.least_due_s = self.least_chance_s = math.inf
 
     def tighten(self) -> None:
@@ -108,12 +124,20 @@ class WaitingColumns:
             self.least_chance_s = float(self.last_chance_s.min(0, initial=math.inf))
 
     @property
+    def total_work_tokens(self) -> float:
+        """All rows' together."""
+        self.settle()
+        return self._total_work_tokens
+
+    @property
     def classes(self) -> list[int]:
         """Those that any row is of."""
+        self.settle()
         return [int(priority) for priority, count in self._num_of.items() if count]
 
     def num_of(self, priority: int) -> int:
         """Rows of a class."""
+        self.settle()
         return self._num_of.get(priority, 0)
 
     @property

@@ -40,10 +40,10 @@ def test_the_end_of_a_prefix_is_given_up_before_its_beginning(kv):
     page_ids = list(first.page_ids)
     kv.release(first)
     other = kv.open(request([2] * 24))
-    kv.admit(other, [], 24)  # 6 of 8 pages: 5 are free, one is cached
+    kv.admit(other, kv.match_prefix(other), 24)  # 6 of 8 pages: 5 are free, one is cached
     kv.register_full_pages(other, 24)
     again = kv.open(request(prompt))
-    assert kv.match_prefix(again) == page_ids[:2]
+    assert kv.match_prefix(again).page_ids == page_ids[:2]
     kv.check_integrity([other])
 
 
@@ -51,7 +51,7 @@ def test_least_recently_released_prefixes_go_first(kv):
     for prompt in ([1] * 8, [2] * 8, [1] * 8):
         kv.release(admitted(kv, prompt))
     hungry = kv.open(request([3] * 20))
-    kv.admit(hungry, [], 20)
+    kv.admit(hungry, kv.match_prefix(hungry), 20)
     assert len(kv.match_prefix(kv.open(request([1] * 9)))) == 2
     assert len(kv.match_prefix(kv.open(request([2] * 9)))) == 1
     kv.check_integrity([hungry])
@@ -61,10 +61,10 @@ def test_two_that_computed_the_same_share_from_then_on_through_the_first(kv):
     first = kv.open(request([1] * 8))
     second = kv.open(request([1] * 8))
     for pages in (first, second):
-        kv.admit(pages, [], 8)
+        kv.admit(pages, kv.match_prefix(pages), 8)
     for pages in (first, second):
         kv.register_full_pages(pages, 8)
-    assert kv.match_prefix(kv.open(request([1] * 9))) == first.page_ids
+    assert kv.match_prefix(kv.open(request([1] * 9))).page_ids == first.page_ids
     kv.release(second)
     assert kv.pool.num_cached == 0
     kv.release(first)
@@ -86,7 +86,7 @@ def test_pages_are_found_through_output_tokens_too(kv):
     pages.request.output_token_ids.extend([2] * 5)
     kv.grow(pages, 11)
     kv.register_full_pages(pages, 11)
-    assert kv.match_prefix(kv.open(request([*[1] * 6, *[2] * 7]))) == pages.page_ids[:2]
+    assert kv.match_prefix(kv.open(request([*[1] * 6, *[2] * 7]))).page_ids == pages.page_ids[:2]
     kv.check_integrity([pages])
 
 

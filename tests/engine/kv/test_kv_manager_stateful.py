@@ -47,7 +47,7 @@ class KVMachine(RuleBasedStateMachine):
         self.kv.admit(pages, matched, length)
         assert self.kv.num_available == available - needed
         assert len(pages.page_ids) == self.kv.num_pages_for(length)
-        for index, page in enumerate(matched):
+        for index, page in enumerate(matched.page_ids):
             assert self.content[page] == (salt, tokens[: (index + 1) * self.kv.page_size])
         self._write(pages, len(matched) * self.kv.page_size)
         self.live.append(pages)

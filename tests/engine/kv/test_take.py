@@ -27,11 +27,11 @@ def full_pool(num_host_pages: int):
         num_pages=11, page_size=2, enable_prefix_caching=True, num_host_pages=num_host_pages
     )
     ended = kv.open(request_of("ended", 6))
-    kv.admit(ended, [], 6)
+    kv.admit(ended, kv.match_prefix(ended), 6)
     kv.register_full_pages(ended, 6)
     running = [kv.open(request_of(name, 4)) for name in "abc"]
     for pages in running:
-        kv.admit(pages, [], 4)
+        kv.admit(pages, kv.match_prefix(pages), 4)
     kv.release(ended)
     return kv, [ended, *running], running
 

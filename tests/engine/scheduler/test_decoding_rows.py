@@ -16,13 +16,14 @@ from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.rows import all_but, is_kept
 
 NUM_SLOTS = 12
+PAGE_SIZE = 4
 
 
 class Device:
     """Rows that were entered in columns and decode."""
 
     def __init__(self) -> None:
-        self.columns = RowColumns(NUM_SLOTS)
+        self.columns = RowColumns(NUM_SLOTS, PAGE_SIZE)
         self.decoding = DecodingRows(self.columns)
         self.expected: list[LiveRequest] = []
         self.free = list(range(NUM_SLOTS))
@@ -38,12 +39,13 @@ class Device:
             eos_token_ids=(),
             max_tokens=num_left + 1,
             arrival_s=0.0,
+            tpot_target_s=0.5,
         )
         pages = SequencePages(request=request, root=b"", reads_cache=False)
         entry = LiveRequest(request=request, number=self.num_added, pages=pages)
         entry.prefill_end = 2
         request.slot = self.free.pop()
-        self.columns.enter(entry, 4)
+        self.columns.enter(entry)
         request.num_computed_tokens = 2
         self.num_added += 1
         self.decoding.append(entry)
@@ -69,7 +71,7 @@ class Device:
 
     def prepare(self, number: int) -> None:
         """The next rows are worked out, and then somebody may come or go."""
-        self.decoding.prepare()
+        self.decoding.prepare(paced=number % 2 == 0)
         if number % 3 == 1 and self.free:
             self.append(number)
         elif number % 3 == 2 and self.expected:
@@ -89,7 +91,10 @@ class Device:
             assert rows.requests == tuple(entry.request for entry in expected)
             assert rows.slots.tolist() == [entry.request.slot for entry in expected]
             assert rows.context == sum(e.request.num_computed_tokens for e in expected)
-            assert len(rows.full(self.columns.capacity)) == len(expected)  # nobody has pages
+            assert len(rows.full(self.columns).slots) == len(expected)  # nobody has pages
+            assert rows.pace_s(self.columns).tolist() == [
+                0.5 * (e.request.num_computed_tokens - 1) for e in expected
+            ]
             assert rows.numbers.tolist() == [entry.number for entry in expected]
             assert rows.starts.tolist() == [e.request.num_computed_tokens for e in expected]
             assert rows.ends.tolist() == [entry.last_position for entry in expected]

@@ -39,7 +39,7 @@ def snapshot(fakes):
             step_time=StepTimeModel(limits.token_edges),
             lengths=LengthEstimator(limits.max_model_len),
         ),
-        columns=RowColumns(limits.max_num_seqs),
+        columns=RowColumns(limits.max_num_seqs, limits.page_size),
     )
 
 

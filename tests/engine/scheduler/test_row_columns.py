@@ -48,7 +48,7 @@ def check_bounds(columns: RowColumns) -> None:
     )
 )
 def test_bounds_hold_for_every_row_until_it_goes(changes):
-    columns = RowColumns(NUM_SLOTS)
+    columns = RowColumns(NUM_SLOTS, PAGE_SIZE)
     here: list[LiveRequest] = []
     free = list(range(NUM_SLOTS))
     for number, (kind, tpot_s, e2e_s) in enumerate(changes):
@@ -57,7 +57,7 @@ def test_bounds_hold_for_every_row_until_it_goes(changes):
             entry = entry_of(number, now_s, tpot_s, e2e_s)
             entry.request.slot = free.pop()
             columns.expect(entry)
-            columns.enter(entry, PAGE_SIZE)
+            columns.enter(entry)
             here.append(entry)
         elif kind == "go" and here:
             entry = here.pop(number % len(here))
@@ -79,11 +79,11 @@ def test_bounds_hold_for_every_row_until_it_goes(changes):
 
 
 def test_a_row_that_went_is_in_no_bound_once_it_is_tightened():
-    columns = RowColumns(NUM_SLOTS)
+    columns = RowColumns(NUM_SLOTS, PAGE_SIZE)
     entry = entry_of(0, 7.0, None, None)
     entry.request.slot = 2
     columns.expect(entry)
-    columns.enter(entry, PAGE_SIZE)
+    columns.enter(entry)
     assert columns.latest_unpaced_s == 7.0
     columns.leave(entry)
     assert columns.latest_unpaced_s == 7.0
@@ -92,15 +92,14 @@ def test_a_row_that_went_is_in_no_bound_once_it_is_tightened():
 
 
 def test_rows_that_grow_find_their_pages_once_they_are_handed_out():
-    columns = RowColumns(NUM_SLOTS)
+    columns = RowColumns(NUM_SLOTS, PAGE_SIZE)
     entries = [entry_of(number, 0.0, None, None) for number in range(2)]
     for entry, slot, page_ids in zip(entries, (3, 1), ([5], [6, 7]), strict=True):
         entry.request.slot = slot
         entry.pages.page_ids += page_ids
-        columns.enter(entry, PAGE_SIZE)
-    slots = columns.number.argsort()[-2:]  # of request 0 and request 1
-    assert list(columns.grow(slots, [8, 9], PAGE_SIZE)) == [(3, 1, 8), (1, 2, 9)]
-    assert columns.capacity[slots].tolist() == [8, 12]
-    columns.hand_out()
-    columns.hand_out()
+        columns.enter(entry)
+    assert list(columns.grow([3, 1], [1, 2], [8, 9])) == [(3, 1, 8), (1, 2, 9)]
+    for change in (columns.widen, columns.widen, columns.hand_out, columns.hand_out):
+        change()
+        assert columns.capacity[[3, 1]].tolist() == [8, 12]
     assert [entry.pages.page_ids for entry in entries] == [[5, 8], [6, 7, 9]]

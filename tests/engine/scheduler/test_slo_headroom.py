@@ -23,7 +23,7 @@ def running_rows(fakes, rng):
     limits = dataclasses.replace(fakes.limits(), max_num_seqs=NUM_ROWS, num_host_pages=0)
     num_rows = rng.randint(1, NUM_ROWS)
     slots = np.array(rng.sample(range(NUM_ROWS), num_rows), np.intp)
-    columns = RowColumns(NUM_ROWS)
+    columns = RowColumns(NUM_ROWS, limits.page_size)
     columns.last_prompt[slots] = [rng.randint(0, 40) for _ in slots]
     columns.length[slots] = [rng.choice((0, 1, 5, 50, 500)) for _ in slots]
     emitted = [rng.randint(1, 60) for _ in slots]
