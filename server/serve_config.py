@@ -100,6 +100,8 @@ class ServeConfig:
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_time_ms", keepalive_ms),
             ("grpc.keepalive_timeout_ms", keepalive_ms),
+            # gRPC waits a minute for a ping's answer unless this says less, whatever that says.
+            ("grpc.http2.ping_timeout_ms", keepalive_ms),
             ("grpc.keepalive_permit_without_calls", 1),
             # Idle clients and load balancers may ping as often as every 5 s and keep their
             # connection: the default allows one ping in 5 minutes and then hangs up.
