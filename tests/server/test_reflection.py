@@ -13,6 +13,7 @@ import pytest
 
 from octavo.engine.sampling_params import SamplingParams
 from octavo.server.client import OctavoClient
+from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
 CLIENT = Path(__file__).with_name("reflection_client.py")
 # Enough that a busy machine does not put all of them into one message.
@@ -33,6 +34,14 @@ def test_a_client_without_protos_generates(live):
     assert {"octavo.v1.OctavoService", "grpc.health.v1.Health"} <= set(found["services"])
     assert "GenerateStream" in found["methods"]["octavo.v1.OctavoService"]
     assert "ModelStreamInfer" in found["methods"]["inference.GRPCInferenceService"]
+    described = found["described"]
+    assert described["generate_stream"] == {
+        "input": "octavo.v1.GenerateRequest", "output": "octavo.v1.GenerateResponse",
+        "streams": [False, True],
+    }  # fmt: skip
+    assert described["infer_stream"]["streams"] == [True, True]
+    assert described["fields"] == list(pb.GenerateRequest.DESCRIPTOR.fields_by_name)
+    assert found["health"] == {"status": "SERVING"}
     assert found["ready"] == {"ready": True}
     assert found["info"]["model"] == "tiny"
     with OctavoClient(live.grpc) as client:

@@ -176,6 +176,36 @@ def test_a_callers_trace_goes_on_over_grpc(built: Any, monkeypatch: pytest.Monke
     assert f"{whole.parent.span_id:016x}" == SPAN
 
 
+def test_a_callers_trace_goes_on_over_http(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx
+
+    from octavo.engine import async_engine
+
+    monkeypatch.setattr(async_engine, "Engine", lambda config, progress: built)
+    spans = Spans()
+
+    async def scenario() -> None:
+        server = OctavoServer(ServeConfig(grpc_port=0, http_port=0))
+        url = (await server.bind()).http
+        assert url is not None
+        engine = async_engine.AsyncEngine()
+        server.trace(engine, spans.tracer)
+        await server.attach(engine)
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            for headers in ({"traceparent": f"00-{TRACE}-{SPAN}-01"}, {}):
+                body = {"prompt": [60, 61], "max_tokens": 2}
+                answer = await client.post("/v1/completions", json=body, headers=headers)
+                assert answer.status_code == 200
+        await server.drain_and_stop()
+
+    asyncio.run(scenario())
+    built.core.log = None
+    followed, alone = spans.all("octavo.request")
+    assert f"{followed.context.trace_id:032x}" == TRACE
+    assert f"{followed.parent.span_id:016x}" == SPAN
+    assert alone.parent is None
+
+
 def test_without_the_extra_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
