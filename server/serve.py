@@ -31,6 +31,7 @@ from octavo.server.admin_service import AdminService
 from octavo.server.auth import TokenFile
 from octavo.server.front import Front
 from octavo.server.grpc_auth import TokenInterceptor
+from octavo.server.grpc_first_message import FirstMessageInterceptor
 from octavo.server.grpc_service import SERVICE, OctavoService
 from octavo.server.kserve.service import SERVICE as INFERENCE_SERVICE
 from octavo.server.kserve.service import InferenceService
@@ -116,7 +117,11 @@ class OctavoServer:
         self._health = health.aio.HealthServicer()
         self._grpc = grpc.aio.server(
             options=config.channel_options(),
-            interceptors=(TokenInterceptor(tokens, apart), TraceInterceptor()),
+            interceptors=(
+                TokenInterceptor(tokens, apart),
+                TraceInterceptor(),
+                FirstMessageInterceptor(config.receive_timeout_s),
+            ),
             maximum_concurrent_rpcs=config.max_concurrent_requests + SPARE_CALLS,
         )
         services = (OctavoService(self.front), InferenceService(self.front))

@@ -30,7 +30,7 @@ class ServeConfig:
         max_concurrent_requests: most requests in flight; more are refused at once.
         request_timeout_s: most seconds a request may take; none sets no limit.
         receive_timeout_s: seconds in which an HTTP header, and then its body, must arrive, and a
-            gRPC client's first frames.
+            gRPC client's first frames and each call's message.
         drain_timeout_s: seconds that requests in flight get to finish when the server is told to
             stop.
         keepalive_s: a gRPC client silent this long is pinged, and dropped if it does not answer; an
