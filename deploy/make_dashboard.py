@@ -54,6 +54,9 @@ PANELS: tuple[tuple[str, str, dict[str, str]], ...] = (
     ("Preemptions", "short", {
         "{{kind}}": f"sum by (kind) (rate(octavo:preemptions_total{_R}))",
     }),
+    ("Cost of preemptions, seconds a second", "percentunit", {
+        "{{kind}}": f"sum by (kind) (rate(octavo:preemption_cost_seconds_total{_R}))",
+    }),
     ("Device", "percentunit", {
         "idle though wanted": "avg(octavo:device_idle_perc)",
         "padding": "avg(octavo:padding_waste_perc)",

@@ -32,6 +32,9 @@ class EngineLoad:
             that the running requests are expected to hold together.
         num_rejected: requests refused or given up for lack of capacity.
         num_swaps: preemptions whose pages went to host memory.
+        num_swapped_tokens, num_recomputed_tokens: tokens that preempted requests had computed,
+            whose pages went to host memory, or which are computed again.
+        swap_cost_s, recompute_cost_s: seconds that undoing these preemptions was expected to take.
         num_step_tokens, num_step_slots: tokens computed, and token slots of their programs.
         steps_by_tokens: at k, the steps that computed from 2**(k-1) to 2**k - 1 tokens.
         device_busy_s, device_idle_s: time with a step on the device, and without one while one was
@@ -65,6 +68,10 @@ class EngineLoad:
     num_projected_pages: int
     num_rejected: int
     num_swaps: int
+    num_swapped_tokens: int
+    num_recomputed_tokens: int
+    swap_cost_s: float
+    recompute_cost_s: float
     num_step_tokens: int
     num_step_slots: int
     steps_by_tokens: tuple[int, ...]

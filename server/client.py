@@ -37,6 +37,7 @@ _OPTIONS = (
     # A connection whose other end is gone is noticed while a call waits for its next token.
     ("grpc.keepalive_time_ms", 60_000),
     ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.ping_timeout_ms", 20_000),
     # Pauses between attempts are ours, with what the server said.
     ("grpc.enable_retries", 0),
 )

@@ -43,6 +43,7 @@ class Front:
         engine: None until the model is loaded: calls are then refused.
         draining: set to refuse new generations while those in flight finish.
         stuck: set while the engine's thread has been in one step for too long.
+        deaf: set when a port has stopped listening though nobody told it to.
         num_inflight: generations being answered.
         tracer: told which caller's trace a request belongs to, if traces are made.
         stats: what became of requests.
@@ -60,6 +61,7 @@ class Front:
         self.engine: AsyncEngine | None = None
         self.draining = False
         self.stuck = False
+        self.deaf = False
         self.num_inflight = 0
         self.tracer: RequestTracer | None = None
         self.stats = RequestStats()
@@ -71,8 +73,17 @@ class Front:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process does what it should: a dead or stuck engine is no life."""
-        return not self.stuck and (self.engine is None or self.engine.is_healthy)
+        """Whether the process does what it should."""
+        return self.failing is None
+
+    @property
+    def failing(self) -> str | None:
+        """What is wrong with the process so that it should be started again; None if nothing."""
+        if self.stuck:
+            return "the engine is stuck in a step"
+        if self.engine is not None and not self.engine.is_healthy:
+            return "the engine is broken"
+        return "a port of the server listens no more" if self.deaf else None
 
     @property
     def is_ready(self) -> bool:

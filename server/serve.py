@@ -31,12 +31,13 @@ from octavo.server.admin_service import AdminService
 from octavo.server.auth import TokenFile
 from octavo.server.front import Front
 from octavo.server.grpc_auth import TokenInterceptor
+from octavo.server.grpc_first_message import FirstMessageInterceptor
 from octavo.server.grpc_service import SERVICE, OctavoService
 from octavo.server.kserve.service import SERVICE as INFERENCE_SERVICE
 from octavo.server.kserve.service import InferenceService
 from octavo.server.serve_config import SPARE_CALLS, ServeConfig
 from octavo.server.tracing import RequestTracer, TraceInterceptor, exporting_tracer
-from octavo.server.watchdog import Watchdog
+from octavo.server.watchdog import LoopAlarm, Watchdog
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 HEALTH_PERIOD_S = 0.5
 """How often the engine's own health is read."""
+LOOP_PERIODS = 10
+"""Of these in which the event loop must have come round, however soon a step counts as stuck."""
 STOP_GRACE_S = 1.0
 """For the last answers to leave, once nothing is generated any more."""
 SWITCH_S = 0.0005
@@ -114,7 +117,11 @@ class OctavoServer:
         self._health = health.aio.HealthServicer()
         self._grpc = grpc.aio.server(
             options=config.channel_options(),
-            interceptors=(TokenInterceptor(tokens, apart), TraceInterceptor()),
+            interceptors=(
+                TokenInterceptor(tokens, apart),
+                TraceInterceptor(),
+                FirstMessageInterceptor(config.receive_timeout_s),
+            ),
             maximum_concurrent_rpcs=config.max_concurrent_requests + SPARE_CALLS,
         )
         services = (OctavoService(self.front), InferenceService(self.front))
@@ -130,6 +137,8 @@ class OctavoServer:
         self._http = None if config.http_port is None else _http_server(config, self.front, tokens)
         self._serving = False
         self._watch: asyncio.Task[None] | None = None
+        self._alarm = LoopAlarm(max(config.stuck_after_s, LOOP_PERIODS * HEALTH_PERIOD_S))
+        self._grpc_ended: asyncio.Task[Any] | None = None
 
     async def bind(self) -> Addresses:
         """Listens, not serving yet.
@@ -167,6 +176,7 @@ class OctavoServer:
         await engine.start()
         self.front.engine = engine
         await self._set_serving(self.front.is_ready)
+        self._grpc_ended = asyncio.create_task(self._grpc.wait_for_termination())
         self._watch = asyncio.create_task(self._watch_engine(engine))
 
     def trace(self, engine: AsyncEngine, tracer: Any) -> None:
@@ -191,6 +201,7 @@ class OctavoServer:
             _log.warning("cutting off %d requests", self.front.num_inflight)
         if self._watch is not None:
             self._watch.cancel()
+        self._alarm.close()
         stops = [self._grpc.stop(0 if self.front.num_inflight else STOP_GRACE_S)]
         if self._http is not None:
             stops.append(self._http.stop(0 if self.front.num_inflight else STOP_GRACE_S))
@@ -224,16 +235,23 @@ class OctavoServer:
     async def _watch_engine(self, engine: AsyncEngine) -> None:
         watchdog = Watchdog(engine, self._config.stuck_after_s)
         while True:
+            self._alarm.turned()
             try:
                 self.front.stuck = watchdog.look()
+                self.front.deaf = not self._is_listening()
                 await self._set_serving(self.front.is_ready)
             except Exception:
                 _log.exception("the engine's health could not be read")
             await asyncio.sleep(HEALTH_PERIOD_S)
 
+    def _is_listening(self) -> bool:
+        """Whether every port that was bound still takes calls."""
+        grpc_ended = self._grpc_ended is not None and self._grpc_ended.done()
+        return not grpc_ended and (self._http is None or self._http.is_listening)
+
     async def _set_serving(self, serving: bool) -> None:
         if self._serving and not serving and not self.front.draining:
-            _log.error("the engine is not healthy any more: health is NOT_SERVING")
+            _log.error("health is NOT_SERVING: %s", self.front.failing or "the engine is not ready")
         self._serving = serving
         status = health_pb2.HealthCheckResponse.ServingStatus
         for name in ("", SERVICE, INFERENCE_SERVICE):

@@ -30,7 +30,7 @@ class ServeConfig:
         max_concurrent_requests: most requests in flight; more are refused at once.
         request_timeout_s: most seconds a request may take; none sets no limit.
         receive_timeout_s: seconds in which an HTTP header, and then its body, must arrive, and a
-            gRPC client's first frames.
+            gRPC client's first frames and each call's message.
         drain_timeout_s: seconds that requests in flight get to finish when the server is told to
             stop.
         keepalive_s: a gRPC client silent this long is pinged, and dropped if it does not answer; an
@@ -100,6 +100,8 @@ class ServeConfig:
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_time_ms", keepalive_ms),
             ("grpc.keepalive_timeout_ms", keepalive_ms),
+            # gRPC waits a minute for a ping's answer unless this says less, whatever that says.
+            ("grpc.http2.ping_timeout_ms", keepalive_ms),
             ("grpc.keepalive_permit_without_calls", 1),
             # Idle clients and load balancers may ping as often as every 5 s and keep their
             # connection: the default allows one ping in 5 minutes and then hangs up.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import sys
@@ -59,3 +60,29 @@ class Watchdog:
             )
             faulthandler.dump_traceback(self._file or sys.stderr, all_threads=True)
         return self._stuck
+
+
+class LoopAlarm:
+    """Writes the stacks of all threads when the event loop has not turned for too long.
+
+    Every protocol and its health live in that loop: when it hangs, probes get no answer, and
+    nothing inside the loop could tell why. One at a time in a process.
+
+    Args:
+        stuck_after_s: seconds without a turn after which it hangs.
+        file: where to, with a file descriptor; None takes standard error.
+    """
+
+    def __init__(self, stuck_after_s: float, file: TextIO | None = None) -> None:
+        self._stuck_after_s = stuck_after_s
+        self._file = file
+
+    def turned(self) -> None:
+        """Waits anew. To be called from the loop every now and then."""
+        # What stands for standard error may have no descriptor, as in a notebook.
+        with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
+            faulthandler.dump_traceback_later(self._stuck_after_s, file=self._file or sys.stderr)
+
+    def close(self) -> None:
+        """Waits no more."""
+        faulthandler.cancel_dump_traceback_later()

@@ -44,6 +44,9 @@ class SchedulerLoad:
             before any of them ends.
         num_host_pages, num_host_owned_pages, num_host_cached_pages: of the host tier.
         num_swaps, num_recomputes: preemptions whose pages were copied out, and were not.
+        num_swapped_tokens, num_recomputed_tokens: tokens that the victims of each had computed.
+        swap_cost_s, recompute_cost_s: seconds that undoing each was expected to take: copies out
+            and back, computing all of it again (no cached prefix assumed).
         num_rejected: requests given up for lack of capacity.
         num_pinned: waiting requests that have waited their longest.
         queues: the waiting by class.
@@ -72,6 +75,10 @@ class SchedulerLoad:
     num_host_cached_pages: int
     num_swaps: int
     num_recomputes: int
+    num_swapped_tokens: int
+    num_recomputed_tokens: int
+    swap_cost_s: float
+    recompute_cost_s: float
     num_rejected: int
     num_pinned: int
     queues: dict[Priority, QueueLoad]

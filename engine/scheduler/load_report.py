@@ -17,6 +17,7 @@ def measure_load(
 ) -> SchedulerLoad:
     """Figures of this moment, and counts since the start."""
     pool, cache, host = table.kv.pool, table.kv.cache, table.kv.host
+    swaps, recomputes = planner.preemption.swaps, planner.preemption.recomputes
     entries = table.all_running()
     running = [entry.request for entry in entries]
     num_pages = sum(len(entry.pages.page_ids) for entry in entries)
@@ -41,8 +42,12 @@ def measure_load(
         num_host_pages=host.num_pages,
         num_host_owned_pages=host.num_owned,
         num_host_cached_pages=host.num_cached,
-        num_swaps=planner.preemption.num_swaps,
-        num_recomputes=planner.preemption.num_recomputes,
+        num_swaps=swaps.num_requests,
+        num_recomputes=recomputes.num_requests,
+        num_swapped_tokens=swaps.num_tokens,
+        num_recomputed_tokens=recomputes.num_tokens,
+        swap_cost_s=swaps.cost_s,
+        recompute_cost_s=recomputes.cost_s,
         num_rejected=planner.num_rejected,
         num_pinned=sum(entry.is_pinned for entry in table.waiting),
         queues=queue_loads(

@@ -130,8 +130,8 @@ class Planner:
         self.num_rejected, self.num_plans = old.num_rejected, old.num_plans
         self.num_decode_tokens = old.num_decode_tokens
         self._prefill.num_tokens = old.num_prefill_tokens
-        self.preemption.num_swaps = old.preemption.num_swaps
-        self.preemption.num_recomputes = old.preemption.num_recomputes
+        self.preemption.swaps = old.preemption.swaps
+        self.preemption.recomputes = old.preemption.recomputes
 
     def adopt(self, policy: Policy) -> None:
         """Goes on by another policy."""

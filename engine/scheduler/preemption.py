@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import LiveRequest
@@ -13,6 +14,27 @@ from octavo.engine.scheduler.step_plan import Decision
 from octavo.engine.scheduler.transfers import Transfers
 
 
+@dataclass(slots=True, kw_only=True)
+class PreemptionCost:
+    """Preemptions of one kind, and what they cost. Counts on.
+
+    Attributes:
+        num_requests: how often a request was preempted.
+        num_tokens: tokens that they had computed by then.
+        cost_s: seconds that were expected to undo them, at the time.
+    """
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    cost_s: float = 0.0
+
+    def add(self, num_tokens: int, cost_s: float) -> None:
+        """Counts one more."""
+        self.num_requests += 1
+        self.num_tokens += num_tokens
+        self.cost_s += cost_s
+
+
 class Preemption:
     """Carries out a policy's choice of victims.
 
@@ -21,6 +43,10 @@ class Preemption:
         policy: chooses the victims, and whether they are swapped or computed again.
         transfers: begins the copies of those that are swapped.
         draft: the plan under construction, which names the victims.
+
+    Attributes:
+        swaps: preemptions whose pages were copied out.
+        recomputes: those whose pages were not: their tokens are computed again.
     """
 
     def __init__(
@@ -31,8 +57,8 @@ class Preemption:
         self._policy = policy
         self._transfers = transfers
         self._draft = draft
-        self.num_swaps = 0
-        self.num_recomputes = 0
+        self.swaps = PreemptionCost()
+        self.recomputes = PreemptionCost()
 
     def adopt(self, policy: Policy) -> None:
         """Goes on by another policy."""
@@ -117,15 +143,12 @@ class Preemption:
             and self._policy.swap_or_recompute(snapshot, request)
             and self._transfers.swap_out(victim, now_s)
         )
-        self.num_swaps += swaps
-        self.num_recomputes += not swaps
+        num_tokens = request.num_computed_tokens
+        cost_s = self._cost_s(num_tokens, swaps=swaps)
+        (self.swaps if swaps else self.recomputes).add(num_tokens, cost_s)
         draft.preempted.append(request.request_id)
         draft.preempted_numbers.add(victim.number)
         if draft.explains and snapshot is not None:
-            forecast, num_tokens = snapshot.forecast, request.num_computed_tokens
-            cost_s = forecast.prefill_s(num_tokens)
-            if swaps:
-                cost_s = 2 * self._kv.num_pages_for(num_tokens) * forecast.page_copy_s
             draft.explain(
                 request.request_id,
                 Decision.PREEMPTED,
@@ -135,3 +158,11 @@ class Preemption:
                 cost_s=cost_s,
             )
         self._table.preempt(victim, now_s)
+
+    def _cost_s(self, num_tokens: int, *, swaps: bool) -> float:
+        """Seconds expected for a victim's pages to go to the host and come back, or for its tokens
+        to be computed again if none of them is found in the prefix cache."""
+        forecast = self._table.forecast
+        if swaps:
+            return 2 * self._kv.num_pages_for(num_tokens) * forecast.page_copy_s
+        return forecast.prefill_s(num_tokens)

@@ -93,11 +93,12 @@ def information_routes(front: Front) -> APIRouter:
 
     @router.get("/health")
     async def health() -> Response:
-        """Liveness: 200 unless the engine broke or is stuck; true while loading and draining."""
-        if front.is_alive:
+        """Liveness: 200 unless the engine broke or is stuck, or a port is dead; true while loading
+        and draining."""
+        failing = front.failing
+        if failing is None:
             return json_response({"status": "alive"})
-        what = "stuck in a step" if front.stuck else "broken"
-        return json_response(error_body(503, f"the engine is {what}", code="engine_dead"), 503)
+        return json_response(error_body(503, failing, code="engine_dead"), 503)
 
     @router.get("/ready")
     async def ready() -> Response:
@@ -142,7 +143,7 @@ def _why_not_ready(front: Front) -> str:
         return "the model is still loading"
     if front.draining:
         return "the server is draining"
-    return "the engine is stuck in a step" if front.stuck else "the engine is broken"
+    return front.failing or "the engine is not ready"
 
 
 def _number_or_name(value: str | None) -> str | int | None:

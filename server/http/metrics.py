@@ -148,10 +148,7 @@ def _engine_metrics(load: EngineLoad) -> Iterator[Metric]:
         yield GaugeMetricFamily(PREFIX + name, text, getattr(load, field))
     for name, (field, text) in _COUNTERS.items():
         yield CounterMetricFamily(PREFIX + name, text, getattr(load, field))
-    kinds = _counter("preemptions", "Preemptions by what became of the pages.", "kind")
-    kinds.add_metric(["swap"], load.num_swaps)
-    kinds.add_metric(["recompute"], load.num_preemptions - load.num_swaps)
-    yield kinds
+    yield from _preemption_metrics(load)
     waiting = GaugeMetricFamily(
         PREFIX + "queue_requests", "Requests that wait, by class.", labels=["class"]
     )
@@ -173,6 +170,29 @@ def _engine_metrics(load: EngineLoad) -> Iterator[Metric]:
         load.num_step_times,
         load.step_time_error,
     )
+
+
+def _preemption_metrics(load: EngineLoad) -> Iterator[Metric]:
+    num_recomputes = load.num_preemptions - load.num_swaps
+    for name, text, swapped, recomputed in (
+        ("preemptions", "Preemptions by what became of the pages.", load.num_swaps, num_recomputes),
+        (
+            "preempted_tokens",
+            "Tokens that preempted requests had computed.",
+            load.num_swapped_tokens,
+            load.num_recomputed_tokens,
+        ),
+        (
+            "preemption_cost_seconds",
+            "Seconds that copying pages out and back, or computing again, was expected to take.",
+            load.swap_cost_s,
+            load.recompute_cost_s,
+        ),
+    ):
+        kinds = _counter(name, text, "kind")
+        kinds.add_metric(["swap"], swapped)
+        kinds.add_metric(["recompute"], recomputed)
+        yield kinds
 
 
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:

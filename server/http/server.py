@@ -77,6 +77,12 @@ class HttpServer:
         name = f"[{host}]" if ":" in host else host
         return f"{scheme}://{name}:{listener.getsockname()[1]}"
 
+    @property
+    def is_listening(self) -> bool:
+        """Whether new connections are taken."""
+        ended = self._task is None or self._task.done()
+        return not ended and self._server.started and not self._server.should_exit
+
     async def stop(self, grace_s: float) -> None:
         """Closes the port; answers being sent get `grace_s` seconds."""
         if self._task is None:

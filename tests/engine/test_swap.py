@@ -91,6 +91,8 @@ def test_the_cheaper_way_is_chosen_by_measured_cost(
     assert load.num_preemptions > 0
     assert (load.num_swaps > 0) is swaps
     assert (load.num_recomputes > 0) is not swaps
+    assert (load.num_swapped_tokens > 0) is (load.swap_cost_s > 0) is swaps
+    assert (load.num_recomputed_tokens > 0) is (load.recompute_cost_s > 0) is not swaps
 
 
 @pytest.mark.parametrize("half", ["_store", "_load"])

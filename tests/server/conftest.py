@@ -138,6 +138,12 @@ class CountingEngine:
             self.live.discard(request_id)
 
 
+@pytest.fixture
+def counting_engine() -> CountingEngine:
+    """An engine whose token k is k."""
+    return CountingEngine()
+
+
 class Stand:
     """An in-process server, its engine, and a client of it."""
 

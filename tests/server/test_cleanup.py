@@ -48,6 +48,13 @@ class Gate:
         self.go_on = threading.Event()
         self.fault: Exception | None = None
 
+    def go_on_until(self, wanted: Callable[[], bool]) -> None:
+        """Lets the thread go on, to be stopped again."""
+        go_on = self.go_on
+        self.reached, self.go_on = threading.Event(), threading.Event()
+        self.wanted = wanted
+        go_on.set()
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
@@ -65,9 +72,9 @@ class Gate:
 
     def _pass(self) -> None:
         if self.wanted is not None and self.wanted():
-            self.wanted = None
+            self.wanted, go_on = None, self.go_on
             self.reached.set()
-            assert self.go_on.wait(60)
+            assert go_on.wait(60)
             fault, self.fault = self.fault, None
             if fault is not None:
                 raise fault
@@ -176,14 +183,20 @@ class Scene:
         presses = self.state in ("waiting", "preempted", "swapped")
         num_others = NUM_ROWS if self.state == "waiting" else NUM_ROWS - 1
         size = (40, 84) if presses else (16, 48)  # tokens of the prompt, and of the answer
-        self.gate.wanted = lambda: stands(self.engine, self.state)
+        # The thread stands still while requests come: nobody has ended before the last is there.
+        self.gate.wanted = lambda: True
         beside = [
             asyncio.create_task(ask(others, "unary", message(f"o{n}", *size)))
             for n in range(num_others)
         ]
-        await self.until(lambda: self.engine.scheduler.num_running == num_others)
+        streams = server.front.ready_engine()._streams
+        await self.until(lambda: len(streams) == num_others and self.gate.reached.is_set())
+        self.gate.go_on_until(lambda: self.engine.scheduler.num_running == num_others)
+        await self.until(self.gate.reached.is_set)
         raw = message(TARGET, 70, 50, 1000.0 if self.event == "deadline" else None)
         target = asyncio.create_task(ask(mine, self.call, raw))
+        await self.until(lambda: TARGET in streams)
+        self.gate.go_on_until(lambda: stands(self.engine, self.state))
         await self.until(self.gate.reached.is_set)
         await self.happen(server, others, mine, target, monkeypatch)
         seen = await asyncio.wait_for(target, 60)

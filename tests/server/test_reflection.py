@@ -13,9 +13,9 @@ import pytest
 
 from octavo.engine.sampling_params import SamplingParams
 from octavo.server.client import OctavoClient
+from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
 CLIENT = Path(__file__).with_name("reflection_client.py")
-# Enough that a busy machine does not put all of them into one message.
 MANY = SamplingParams(max_tokens=40, temperature=0, ignore_eos=True)
 
 
@@ -33,6 +33,14 @@ def test_a_client_without_protos_generates(live):
     assert {"octavo.v1.OctavoService", "grpc.health.v1.Health"} <= set(found["services"])
     assert "GenerateStream" in found["methods"]["octavo.v1.OctavoService"]
     assert "ModelStreamInfer" in found["methods"]["inference.GRPCInferenceService"]
+    described = found["described"]
+    assert described["generate_stream"] == {
+        "input": "octavo.v1.GenerateRequest", "output": "octavo.v1.GenerateResponse",
+        "streams": [False, True],
+    }  # fmt: skip
+    assert described["infer_stream"]["streams"] == [True, True]
+    assert described["fields"] == list(pb.GenerateRequest.DESCRIPTOR.fields_by_name)
+    assert found["health"] == {"status": "SERVING"}
     assert found["ready"] == {"ready": True}
     assert found["info"]["model"] == "tiny"
     with OctavoClient(live.grpc) as client:
@@ -42,7 +50,9 @@ def test_a_client_without_protos_generates(live):
     assert output["finish_reason"] == "FINISH_REASON_LENGTH"
     parts = [part["outputs"][0].get("text", "") for part in found["streamed"]]
     assert "".join(parts) == expected.text
-    assert len(parts) > 1
+    # How many messages there are is a matter of the machine's speed.
+    ends = [bool(part.get("finished")) for part in found["streamed"]]
+    assert ends == [False] * (len(ends) - 1) + [True]
 
 
 @pytest.mark.skipif(shutil.which("grpcurl") is None, reason="no grpcurl here")
@@ -58,4 +68,6 @@ def test_grpcurl_lists_describes_and_calls(live):
     assert "rpc GenerateStream" in described
     body = json.dumps({"prompt": "abc", "sampling_params": {"max_tokens": 3, "ignore_eos": True}})
     answer = json.loads(grpcurl("-d", body, live.grpc, "octavo.v1.OctavoService/Generate"))
-    assert len(answer["outputs"][0]["tokenIds"]) == 3
+    [output] = answer["outputs"]
+    # Descriptors that come by reflection name no JSON names: older versions keep the proto's.
+    assert len(output.get("tokenIds") or output["token_ids"]) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from octavo.engine.sampling_params import SamplingParams
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.serve import OctavoServer
 from octavo.server.serve_config import ServeConfig
-from octavo.server.tracing import RequestTracer
+from octavo.server.tracing import RequestTracer, exporting_tracer
 
 pytest.importorskip("opentelemetry.sdk")
 
@@ -174,6 +175,69 @@ def test_a_callers_trace_goes_on_over_grpc(built: Any, monkeypatch: pytest.Monke
     whole = spans.request()
     assert f"{whole.context.trace_id:032x}" == TRACE
     assert f"{whole.parent.span_id:016x}" == SPAN
+
+
+def test_a_callers_trace_goes_on_over_http(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import httpx
+
+    from octavo.engine import async_engine
+
+    monkeypatch.setattr(async_engine, "Engine", lambda config, progress: built)
+    spans = Spans()
+
+    async def scenario() -> None:
+        server = OctavoServer(ServeConfig(grpc_port=0, http_port=0))
+        url = (await server.bind()).http
+        assert url is not None
+        engine = async_engine.AsyncEngine()
+        server.trace(engine, spans.tracer)
+        await server.attach(engine)
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            for headers in ({"traceparent": f"00-{TRACE}-{SPAN}-01"}, {}):
+                body = {"prompt": [60, 61], "max_tokens": 2}
+                answer = await client.post("/v1/completions", json=body, headers=headers)
+                assert answer.status_code == 200
+        await server.drain_and_stop()
+
+    asyncio.run(scenario())
+    built.core.log = None
+    followed, alone = spans.all("octavo.request")
+    assert f"{followed.context.trace_id:032x}" == TRACE
+    assert f"{followed.parent.span_id:016x}" == SPAN
+    assert alone.parent is None
+
+
+def test_spans_reach_a_collector_over_otlp(built: Any) -> None:
+    """The exporter that the setting makes, and a collector that keeps what it is sent."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc")
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+    received: list[Any] = []
+
+    class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]
+        def Export(self, request: Any, context: Any) -> Any:
+            received.append(request)
+            return trace_service_pb2.ExportTraceServiceResponse()
+
+    collector = grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Collector(), collector)
+    port = collector.add_insecure_port("127.0.0.1:0")
+    collector.start()
+    tracer, end = exporting_tracer(f"http://127.0.0.1:{port}")
+    built.core.log = RequestTracer(tracer, built.clock, "tiny")
+    try:
+        run(built, list(range(40, 60)))
+    finally:
+        built.core.log = None
+        end()
+        collector.stop(None).wait()
+    resources = [resource for request in received for resource in request.resource_spans]
+    spans = [span for r in resources for scope in r.scope_spans for span in scope.spans]
+    assert {span.name for span in spans} == {
+        "octavo.request", "octavo.queued", "octavo.prefill", "octavo.decode"
+    }  # fmt: skip
+    named = {item.key: item.value.string_value for item in resources[0].resource.attributes}
+    assert named["service.name"] == "octavo"
 
 
 def test_without_the_extra_the_setting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

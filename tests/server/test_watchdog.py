@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.sampling_params import SamplingParams
-from octavo.server.watchdog import Watchdog
+from octavo.server.watchdog import LoopAlarm, Watchdog
 
 
 @pytest.fixture
@@ -90,6 +91,31 @@ def test_a_real_engine_whose_device_hangs_is_stuck(tiny_model, tmp_path, monkeyp
         await engine.shutdown()
 
     asyncio.run(main())
+
+
+def test_an_event_loop_that_hangs_has_its_stacks_written(tmp_path):
+    """The loop cannot say it itself."""
+
+    async def hanging_front(alarm: LoopAlarm) -> None:
+        alarm.turned()
+        while "most recent call first" not in path.read_text():
+            time.sleep(0.01)
+
+    path = tmp_path / "stacks"
+    with path.open("w") as file:
+        alarm = LoopAlarm(0.05, file)
+        asyncio.run(hanging_front(alarm))
+        alarm.close()
+    assert "hanging_front" in path.read_text()
+
+
+def test_a_closed_alarm_is_silent(tmp_path):
+    with (tmp_path / "stacks").open("w") as file:
+        alarm = LoopAlarm(0.02, file)
+        alarm.turned()
+        alarm.close()
+        time.sleep(0.1)
+    assert (tmp_path / "stacks").read_text() == ""
 
 
 async def collect(engine: AsyncEngine):

@@ -41,6 +41,10 @@ def test_a_swapped_request_goes_on_where_it_was(drive, request_of):
     assert plan.preempted == ("last",)
     (copy,) = plan.copy_outs
     assert (copy.request_id, len(copy.device_pages)) == ("last", 2)
+    load = driver.scheduler.load()
+    assert (load.num_swapped_tokens, load.num_recomputed_tokens) == (8, 0)
+    copy_s = driver.scheduler.forecast.page_copy_s
+    assert (load.swap_cost_s, load.recompute_cost_s) == (2 * 2 * copy_s, 0)
     assert driver.scheduler.load().num_host_owned_pages == 2
     driver.end_transfer(copy.transfer_id)
     while not first.status.is_finished:
@@ -59,6 +63,9 @@ def test_a_swapped_request_goes_on_where_it_was(drive, request_of):
 def test_recompute_is_still_there_to_be_chosen(drive, request_of):
     driver, _, last = fill(drive, request_of, swaps=False)
     assert driver.turn().copy_outs == ()
+    load = driver.scheduler.load()
+    assert (load.num_swapped_tokens, load.num_recomputed_tokens) == (0, 8)
+    assert (load.swap_cost_s > 0, load.recompute_cost_s > 0) == (False, True)
     driver.drain()
     assert [row.start for row in chunks_of(driver, last)] == [0, 0]
 

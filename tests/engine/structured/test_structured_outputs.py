@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from octavo import LLM, InvalidRequestError, RequestOutput, SamplingParams, StructuredOutputsParams
 from octavo.engine.event_log import start_log
 from octavo.engine.simulation.replay import replay
+from octavo.engine.structured import compiler
 from octavo.engine.structured.compiler import GrammarCompiler
 
 PERSON = {
@@ -244,6 +246,31 @@ def test_deep_and_long_schemas_are_refused() -> None:
     for schema in (deep, json.dumps(deep), {"enum": ["x" * 1000 + str(i) for i in range(200)]}):
         with pytest.raises(InvalidRequestError, match=r"structured_outputs\.json"):
             params({"json": schema})
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_the_next_is_not(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, compile_grammar = threading.Event(), compiler.compile_grammar
+
+    def compile_late(asked: StructuredOutputsParams, *rest: Any) -> Any:
+        if asked.choice == ("late",):
+            assert ended.wait(60)
+        return compile_grammar(asked, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "compile_grammar", compile_late)
+        patch.setattr(compiler, "COMPILE_TIMEOUT_S", 0.05)
+        with pytest.raises(InvalidRequestError, match="compiled within") as caught:
+            llm.engine.grammars.compile(StructuredOutputsParams(choice=["late"]))
+        assert caught.value.field == "structured_outputs.choice"
+        patch.setattr(compiler, "COMPILE_TIMEOUT_S", 60.0)
+        [output] = llm.generate("x", params({"choice": ["soon"]}), use_tqdm=False)
+        ended.set()
+    assert output.outputs[0].text == "soon"
+    # Asked for again, it is there.
+    [output] = llm.generate("x", params({"choice": ["late"]}), use_tqdm=False)
+    assert output.outputs[0].text == "late"
 
 
 @pytest.mark.parametrize(

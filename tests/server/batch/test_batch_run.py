@@ -275,7 +275,8 @@ def test_the_options_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def snippet(page: str, language: str) -> str:
-    [code] = re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
+    text = (DOCS / page).read_text("utf-8")
+    [code] = re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
     return code
 
 
@@ -307,6 +308,16 @@ def test_the_example_of_structured_outputs_of_the_docs_runs(
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2} stop", lines[-3])
     assert lines[-2] in ("positive stop", "negative stop")
     assert re.fullmatch(r"\d{1,3}(\+\d{1,3})+ stop", lines[-1])
+
+
+def test_the_example_of_the_readme_runs(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    code = snippet("../README.md", "python")
+    [made] = re.findall(r"^llm = .*\n", code, re.M)
+    exec(code.replace(made, ""), {"llm": llm})
+    # A random model's text may hold anything but what was printed before it.
+    printed = capsys.readouterr().out
+    assert printed.startswith("The capital of France is -> ")
+    assert "Water boils at -> " in printed
 
 
 def test_the_notebook_runs(

@@ -44,6 +44,23 @@ def test_generate_prints_one_json_object_a_prompt_and_streams_the_same_text(
     assert "9 tokens in " in captured.err
 
 
+def test_a_batch_skips_bad_lines_only_if_told_to(engine_options, capsys, tmp_path):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"prompt": "ab", "max_tokens": 3}\n{"prompt": ""}\n"cd"\n')
+    argv = ["generate", "--input", str(source), "--output", str(output), "--max-tokens", "3"]
+    argv += engine_options
+    assert main([*argv, "--quiet"]) == 2
+    assert "line 2: prompt" in capsys.readouterr().err
+    assert main([*argv, "--on-error", "skip"]) == 0
+    told = capsys.readouterr().err
+    assert "octavo: skipped line 2: prompt" in told
+    assert "1 with an error" in told
+    records = map(json.loads, output.read_text().splitlines())
+    assert {record["line"]: "error" in record for record in records} == {
+        1: False, 2: True, 3: False
+    }  # fmt: skip
+
+
 def test_a_converted_checkpoint_generates_the_same_tokens(engine_options, capsys, tmp_path):
     target = tmp_path / "converted"
     assert main(["convert", engine_options[1], str(target)]) == 0

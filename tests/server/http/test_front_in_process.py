@@ -7,7 +7,9 @@ import contextlib
 import socket
 
 import httpx
+import openai
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.engine.errors import InvalidConfigError, OverloadedError, StepFailedError
 from octavo.engine.request import Priority
@@ -52,6 +54,8 @@ def test_every_header_and_field_reaches_the_engine(on_stand):
             "min_p": 0.1, "repetition_penalty": 1.2, "min_tokens": 1, "stop_token_ids": [5],
             "allowed_token_ids": [5, 6], "bad_words": "no", "ignore_eos": True, "stop": ["a", "b"],
             "skip_special_tokens": False, "include_stop_str_in_output": True, "user": "u",
+            "n": 2, "temperature": 0.4, "top_p": 0.5, "seed": 0, "presence_penalty": 0.1,
+            "frequency_penalty": -0.2, "logit_bias": {"5": -1.5},
         }  # fmt: skip
         async with client_of(stand) as client:
             answer = await client.post("/v1/completions", json=body, headers=headers)
@@ -66,6 +70,9 @@ def test_every_header_and_field_reaches_the_engine(on_stand):
         assert (params.top_k, params.min_p, params.repetition_penalty) == (3, 0.1, 1.2)
         assert (params.min_tokens, params.stop_token_ids, params.stop) == (1, (5,), ("a", "b"))
         assert (params.allowed_token_ids, params.bad_words) == ((5, 6), ("no",))
+        assert (params.n, params.temperature, params.top_p, params.seed) == (2, 0.4, 0.5, 0)
+        assert (params.presence_penalty, params.frequency_penalty) == (0.1, -0.2)
+        assert dict(params.logit_bias) == {5: -1.5}
         assert params.ignore_eos
         assert params.include_stop_str_in_output
         assert not params.skip_special_tokens
@@ -152,6 +159,34 @@ def test_a_broken_engine_is_dead(on_stand):
     on_stand(scenario, http_port=0)
 
 
+def test_a_port_that_listens_no_more_is_a_dead_server(on_stand):
+    async def scenario(stand):
+        stub = health_pb2_grpc.HealthStub(stand.channel)
+        asked = health_pb2.HealthCheckRequest()
+        assert (await stub.Check(asked)).status == health_pb2.HealthCheckResponse.SERVING
+        stand.server._http._server.should_exit = True
+        async with asyncio.timeout(20 * HEALTH_PERIOD_S):
+            while (await stub.Check(asked)).status == health_pb2.HealthCheckResponse.SERVING:
+                await asyncio.sleep(0.05)
+
+    on_stand(scenario, http_port=0)
+
+
+def test_a_grpc_server_that_ended_is_a_dead_server(on_stand):
+    async def scenario(stand):
+        async with client_of(stand) as client:
+            assert await status(client, "/health") == 200
+            await stand.server._grpc.stop(0)
+            async with asyncio.timeout(20 * HEALTH_PERIOD_S):
+                while await status(client, "/health") == 200:
+                    await asyncio.sleep(0.05)
+            answer = await client.get("/ready")
+            assert answer.status_code == 503
+            assert "listens no more" in answer.json()["error"]["message"]
+
+    on_stand(scenario, http_port=0)
+
+
 def test_more_requests_than_the_most_are_refused_at_once_for_both_protocols(on_stand):
     async def scenario(stand):
         stand.engine.gate.clear()
@@ -186,6 +221,55 @@ def test_an_overloaded_engine_says_when_to_come_again(on_stand):
                     "3", "2250",
                 )  # fmt: skip
                 assert answer.json()["error"]["code"] == "overloaded"
+
+    on_stand(scenario, http_port=0)
+
+
+def test_openais_client_knows_refusals_by_their_types(on_stand, tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("a-good-token\n")
+
+    async def scenario(stand):
+        def client(token: str) -> openai.AsyncOpenAI:
+            return openai.AsyncOpenAI(base_url=f"{stand.http}/v1", api_key=token, max_retries=0)
+
+        ask = {"model": "counting", "prompt": "x", "max_tokens": 3}
+        async with client("another-token") as stranger, client("a-good-token") as user:
+            with pytest.raises(openai.AuthenticationError) as refused:
+                await stranger.completions.create(**ask)
+            assert refused.value.code == "invalid_api_key"
+            assert (await user.completions.create(**ask)).choices[0].text == "1 2 3 "
+            stand.engine.failure = OverloadedError("too much at once", 2.25)
+            with pytest.raises(openai.RateLimitError) as full:
+                await user.completions.create(**ask)
+            assert full.value.response.headers["retry-after-ms"] == "2250"
+            stand.engine.failure = StepFailedError("the device step failed")
+            with pytest.raises(openai.InternalServerError):
+                await user.completions.create(**ask)
+            with pytest.raises(openai.APIError, match="the device step failed"):
+                async for _ in await user.completions.create(**ask, stream=True):
+                    pass
+
+    on_stand(scenario, http_port=0, token_file=str(tokens))
+
+
+def test_openais_client_waits_as_long_as_it_is_told_and_asks_again(on_stand):
+    async def scenario(stand):
+        refusals = [OverloadedError("too much at once", 0.01)] * 2
+        generate = stand.engine.generate
+
+        async def refuse_twice(*args, **rest):
+            if refusals:
+                raise refusals.pop()
+            async for output in generate(*args, **rest):
+                yield output
+
+        stand.engine.generate = refuse_twice
+        url = f"{stand.http}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=2) as client:
+            answer = await client.completions.create(model="counting", prompt="x", max_tokens=2)
+            assert answer.choices[0].text == "1 2 "
+        assert not refusals
 
     on_stand(scenario, http_port=0)
 

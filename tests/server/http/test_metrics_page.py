@@ -60,7 +60,8 @@ def test_the_names_that_vllm_users_know_are_all_there(live):
     assert value(samples, "ready") == value(samples, "alive") == 1
     assert value(samples, "compiles_after_ready_total") == 0
     for kind in ("swap", "recompute"):
-        assert value(samples, "preemptions_total", kind=kind) == 0
+        for name in ("preemptions", "preempted_tokens", "preemption_cost_seconds"):
+            assert value(samples, f"{name}_total", kind=kind) == 0
 
 
 def test_a_stream_counts_once_in_everything_it_touches(live):

@@ -30,6 +30,16 @@ def test_the_python_snippets_run(live):
         assert done.stdout.strip().endswith("tokens)")
 
 
+def test_the_grpc_clients_snippet_runs(live):
+    [code] = snippets("grpc.md", "python")
+    code = code.replace("127.0.0.1:50051", live.grpc)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout) > 1
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 def test_the_shell_snippets_run(live):
     for code in (*snippets("http.md", "sh"), *snippets("structured_output.md", "sh")):

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+NAMES = ("chromium", "google-chrome", "chromium-headless-shell")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 
 def test_the_page_loads_nothing_from_anywhere(live):
@@ -34,9 +35,10 @@ def test_a_browser_shows_the_load(live):
     assert 'id="model">tiny<' in page
     assert 'id="running">0<' in page
     assert "of 159 held" in page
-    for word in ("realtime", "first token", "again"):
+    for word in ("realtime", "first token", "each token", "again"):
         assert f"{word}<" in page
     assert re.search(r"<td>length</td><td>\d+</td>", page)
+    assert re.search(r"<td>refused: overloaded</td><td>\d+</td>", page)
     for name in ("rates", "busies", "step-times"):
         assert re.search(rf'<polyline id="{name}"[^>]* points="[\d., ]+"', page)
 
