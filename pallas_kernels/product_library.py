@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from octavo.pallas_kernels import tuning
 from octavo.pallas_kernels.compat import product_compiler_options
-from octavo.pallas_kernels.ragged_paged_attention import tuning
 
 ProductLibrary = tuning.ProductLibrary
 """The name of one: "ynnpack" or "eigen"."""

@@ -12,7 +12,7 @@ from octavo.engine.execution.state import head_axis
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.backends import AttentionShape, choose_backend
-from octavo.pallas_kernels.ragged_paged_attention.tuning import check_tables
+from octavo.pallas_kernels.tuning import check_tables
 
 logger = logging.getLogger(__name__)
 

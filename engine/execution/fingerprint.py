@@ -20,8 +20,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from octavo.pallas_kernels import tuning
 from octavo.pallas_kernels.compat import jax_settings
-from octavo.pallas_kernels.ragged_paged_attention import tuning
 
 PACKAGES = ("sharding", "pallas_kernels", "models", "engine")
 """Folders whose source a step is traced from, tables of theirs included."""

@@ -56,12 +56,12 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     softcap_scores,
     tiled_smem,
 )
-from octavo.pallas_kernels.ragged_paged_attention.tuning import tuning_key
 from octavo.pallas_kernels.ragged_paged_attention.worklist import (
     block_range,
     pack_prefill,
     prefill_worklist,
 )
+from octavo.pallas_kernels.tuning import tuning_key
 
 _MASKED = -1e30
 _LOG2E = math.log2(math.e)

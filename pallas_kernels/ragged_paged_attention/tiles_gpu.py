@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
-from octavo.pallas_kernels.ragged_paged_attention.tuning import (
+from octavo.pallas_kernels.tuning import (
     Part,
     Tiles,
     TuningKey,

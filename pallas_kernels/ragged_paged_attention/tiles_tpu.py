@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from octavo.pallas_kernels.compat import device_kind
-from octavo.pallas_kernels.ragged_paged_attention.tuning import (
+from octavo.pallas_kernels.tuning import (
     bad_tiles,
     tuning_key,
     with_tuned,

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from octavo.pallas_kernels.ragged_paged_attention.tuning import tuning_key, with_tuned
+from octavo.pallas_kernels.tuning import tuning_key, with_tuned
 
 CACHE_BYTES = 1 << 20
 """What a block's keys and values may take, gathered: with what else is at hand, a core's L2."""

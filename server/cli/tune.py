@@ -65,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from octavo.engine.execution.host_memory import keep_freed_memory
+    from octavo.pallas_kernels import tuning
     from octavo.pallas_kernels.product_library import tune_products
-    from octavo.pallas_kernels.ragged_paged_attention import kv_dtype, tuning
+    from octavo.pallas_kernels.ragged_paged_attention import kv_dtype
     from octavo.pallas_kernels.ragged_paged_attention.backends import (
         AttentionShape,
         choose_backend,

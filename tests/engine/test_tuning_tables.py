@@ -13,7 +13,7 @@ from octavo import LLM
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models.loading.load import load_config
-from octavo.pallas_kernels.ragged_paged_attention import tuning
+from octavo.pallas_kernels import tuning
 
 SMALL: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 64}
 

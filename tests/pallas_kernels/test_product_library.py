@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.pallas_kernels import tuning
 from octavo.pallas_kernels.compat import product_compiler_options
 from octavo.pallas_kernels.product_library import choose_product_library, tune_products
-from octavo.pallas_kernels.ragged_paged_attention import tuning
 
 F32 = jnp.dtype("float32")
 

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.pallas_kernels.ragged_paged_attention import AttentionParams, tuning
+from octavo.pallas_kernels import tuning
+from octavo.pallas_kernels.ragged_paged_attention import AttentionParams
 from octavo.pallas_kernels.ragged_paged_attention import tune as tune_module
 from octavo.pallas_kernels.ragged_paged_attention.backends import (
     AttentionShape,

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from octavo.pallas_kernels import tuning
 from octavo.pallas_kernels.ragged_paged_attention import tune as tune_module
-from octavo.pallas_kernels.ragged_paged_attention import tuning
 from octavo.server.cli.main import main
 
 SMALL = ["--heads", "4/2/16", "--block-size", "64", "--rows", "2", "--row-context", "64"]
