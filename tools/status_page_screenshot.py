@@ -34,7 +34,8 @@ class Browser:
     """Chromium, over its debugging pipe: one JSON message after another, each ended by a NUL."""
 
     def __init__(self, profile: str) -> None:
-        path = shutil.which("chromium") or shutil.which("google-chrome")
+        names = ("chromium", "google-chrome", "chromium-headless-shell")
+        path = next(filter(None, map(shutil.which, names)), None)
         assert path is not None, "Chromium is not installed"
         from_us, to_it = os.pipe()
         from_it, to_us = os.pipe()
