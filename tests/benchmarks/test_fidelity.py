@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,21 +12,10 @@ from octavo.engine.simulation.profile import Profile, ProgramCost, Sample
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.step_time import StepWork
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "fidelity.py"
-
 
 @pytest.fixture(scope="module")
-def fidelity():
-    sys.path.insert(0, str(SCRIPT.parent))  # it imports its neighbours
-    spec = importlib.util.spec_from_file_location("fidelity_benchmark", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-    sys.path.remove(str(SCRIPT.parent))
+def fidelity(script):
+    return script("fidelity")
 
 
 def profile(decode_s: float, mixed_s: float) -> Profile:

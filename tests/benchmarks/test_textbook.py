@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
-
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "textbook.py"
 
 
 @pytest.fixture(scope="module")
-def textbook():
-    spec = importlib.util.spec_from_file_location("textbook_benchmark", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+def textbook(script):
+    return script("textbook")
 
 
 @pytest.mark.parametrize(
