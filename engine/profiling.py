@@ -24,6 +24,8 @@ COPIES_TIMED = (1, 8, 64, 256)
 """Pages of the copies by which the link to the host tier is measured."""
 LONGEST_CONTEXT = 1024
 """Longest sequences that are profiled unless somebody wants others."""
+SHORTEST_CONTEXT = 32
+"""The least that these may be."""
 
 
 class RecordingExecutor:
@@ -135,7 +137,7 @@ def measure_programs(
             by other workloads.
         on_progress: told the share that is done.
     """
-    longest = max(32, min(engine.limits.max_model_len - 40, longest_context))
+    longest = max(SHORTEST_CONTEXT, min(engine.limits.max_model_len - 40, longest_context))
     recorder = RecordingExecutor(engine.core.executor)
     engine.core.executor = recorder
     turns = _time_turns(engine, recorder)

@@ -13,6 +13,7 @@ import platform
 import shlex
 import sys
 
+from octavo.engine.errors import InvalidConfigError
 from octavo.server.cli.engine_args import add_engine_args, engine_args
 
 
@@ -38,7 +39,11 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from octavo.engine.engine import Engine, engine_config
-    from octavo.engine.profiling import profile_engine
+    from octavo.engine.profiling import SHORTEST_CONTEXT, profile_engine
+
+    for name, least in (("repeats", 1), ("longest_context", SHORTEST_CONTEXT)):
+        if getattr(args, name) < least:
+            raise InvalidConfigError(name, getattr(args, name), f"an integer of at least {least}")
 
     is_terminal = sys.stderr.isatty()
     engine = Engine(engine_config(None, engine_args(args)), progress=is_terminal)
