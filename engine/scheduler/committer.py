@@ -8,9 +8,9 @@ from collections.abc import Collection, Sequence
 from octavo.engine.outputs import RequestMetrics
 from octavo.engine.request import INFLIGHT_STEPS, INFLIGHT_TOKENS, Request, RequestStatus
 from octavo.engine.scheduler.committed import Committed, CommittedRows, News
+from octavo.engine.scheduler.dispatched import Dispatched
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
-from octavo.engine.scheduler.planner import Dispatched
 from octavo.engine.scheduler.rows import all_but, is_kept
 from octavo.engine.scheduler.step_plan import (
     NO_TOKEN,

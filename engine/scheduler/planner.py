@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection
 
 import numpy as np
 
 from octavo.engine.errors import OverloadedError
 from octavo.engine.request import Request, RequestStatus
+from octavo.engine.scheduler.dispatched import Dispatched
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
@@ -25,35 +25,7 @@ from octavo.engine.scheduler.step_plan import (
     StepLimits,
     StepPlan,
 )
-from octavo.engine.scheduler.step_time_model import NO_FEATURES, StepFeatures
 from octavo.engine.scheduler.transfers import Transfers
-
-
-@dataclass(slots=True, eq=False)
-class Dispatched:
-    """A plan on its way.
-
-    Attributes:
-        plan: the plan.
-        now_s: when it was made.
-        decoding: its decode rows.
-        prefilling: the records of its other rows' requests.
-        ending: decode rows, by index, that come to their limit with it, ascending. This and
-            `features` are known once `Planner.tidy` was called.
-        features: what it should cost.
-    """
-
-    plan: StepPlan
-    now_s: float
-    decoding: Rows
-    prefilling: list[LiveRequest]
-    ending: list[int] = field(default_factory=list)
-    features: StepFeatures = NO_FEATURES
-
-    @property
-    def requests(self) -> tuple[Request, ...]:
-        """All its rows' requests, in their order."""
-        return (*self.decoding.requests, *[entry.request for entry in self.prefilling])
 
 
 class Planner:
@@ -381,7 +353,7 @@ class Planner:
     def _move_ahead(self, dispatched: Dispatched) -> None:
         """Moves decode rows ahead by what they may emit, and the device's end of work."""
         plan, decoding, table = dispatched.plan, dispatched.decoding, self._table
-        dispatched.features = _features(decoding, plan.prefill_rows)
+        dispatched.count()
         iteration_s = table.forecast.step_time.predict_s(dispatched.features)
         begins_s = max(table.busy_until_s, dispatched.now_s)
         table.busy_until_s = begins_s + iteration_s * plan.num_steps
@@ -398,13 +370,3 @@ class Planner:
             columns.num_computed[slots] = decoding.starts + max_new_tokens
             columns.num_inflight_tokens[slots] += max_new_tokens
             columns.num_inflight_steps[slots] += 1
-
-
-def _features(decoding: Rows, prefill_rows: Sequence[PrefillRow]) -> StepFeatures:
-    """What the step's time depends on."""
-    num_prefill = prefill_context = 0
-    for row in prefill_rows:
-        num_tokens = row.num_tokens
-        num_prefill += num_tokens
-        prefill_context += num_tokens * row.start
-    return StepFeatures(len(decoding), num_prefill, decoding.context, float(prefill_context))

@@ -27,6 +27,7 @@ from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.committed import News
 from octavo.engine.scheduler.committer import Committer
 from octavo.engine.scheduler.deadlines import has_target
+from octavo.engine.scheduler.dispatched import Dispatched
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
 from octavo.engine.scheduler.forecast import Forecast
@@ -35,7 +36,7 @@ from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.load import SchedulerLoad
 from octavo.engine.scheduler.load_report import measure_load, predict_ttft_s
-from octavo.engine.scheduler.planner import Dispatched, Planner
+from octavo.engine.scheduler.planner import Planner
 from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.policies.policy import Policy
 from octavo.engine.scheduler.step_plan import StepLimits, StepPlan, StepResult
