@@ -19,7 +19,6 @@ from octavo.engine.errors import (
     InvalidRequestError,
     OctavoError,
     OverloadedError,
-    shorten,
 )
 from octavo.server.status import reason_of
 
@@ -137,7 +136,8 @@ async def on_invalid_body(request: Request, error: Exception) -> Response:
     else:
         # Which branch of a union failed says nothing to whoever wrote the field.
         field = (path or ["body"])[0]
-        wrong = InvalidRequestError(field, shorten(first["input"]), first["msg"])
+        allowed = first["msg"].removeprefix("Input should be ")
+        wrong = InvalidRequestError(field, first["input"], allowed)
     return error_response(wrong)
 
 

@@ -59,6 +59,14 @@ def test_malformed_bodies_are_the_clients_fault(http, raw):
         assert error(answer)["type"] == "invalid_request_error"
 
 
+def test_a_wrong_value_is_shown_as_it_was_sent(http):
+    answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": -3})
+    assert answer.status_code == 400
+    assert error(answer)["message"] == (
+        "max_tokens = -3 is not allowed: greater than or equal to 1"
+    )
+
+
 def test_half_a_surrogate_pair_is_no_text(http):
     answer = http.post("/tokenize", content=b'{"prompt": "\\ud800"}', headers=JSON)
     assert answer.status_code == 400
