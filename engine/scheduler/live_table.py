@@ -137,30 +137,24 @@ class LiveTable:
         Args:
             rows: those that decode in the step being planned, as far as they are known.
         """
-        prefilling, demoted = self._prompts()
-        return Snapshot(
+        snapshot = Snapshot(
             now_s=now_s,
-            starts_s=max(now_s, self.busy_until_s),
             waiting=self.waiting.requests,
             running=self._running_requests,
-            num_available_pages=self.kv.pool.num_available,
-            num_free_rows=len(self.running.free_slots),
+            num_available_pages=0,
             limits=self.limits,
             forecast=self.forecast,
             columns=self.columns,
             waiting_columns=self.waiting.columns,
-            prefilling=prefilling,
-            demoted=demoted,
-            decoding=rows.requests,
-            decode_slots=rows.slots,
-            decode_starts=rows.starts,
-            decode_context=rows.context,
-            decode_pace_s=rows.pace_s,
             pinned=self._pinned,
         )
+        self.renew(snapshot, now_s, rows)
+        return snapshot
 
-    def show_rows(self, snapshot: Snapshot, rows: Rows) -> None:
-        """Brings a snapshot taken in the same plan up to date, decode rows and all."""
+    def renew(self, snapshot: Snapshot, now_s: float, rows: Rows = NO_ROWS) -> None:
+        """Makes a snapshot what `snapshot` would return now: most of it is a view of the state."""
+        snapshot.now_s = now_s
+        snapshot.starts_s = max(now_s, self.busy_until_s)
         snapshot.prefilling, snapshot.demoted = self._prompts()
         snapshot.num_available_pages = self.kv.pool.num_available
         snapshot.num_free_rows = len(self.running.free_slots)

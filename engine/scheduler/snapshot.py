@@ -24,7 +24,7 @@ def _no_starts() -> NDArray[np.int32]:
     return np.empty(0, np.int32)
 
 
-# Not frozen: one is made two or three times a plan, and frozen ones take three times as long.
+# Not frozen: the planner renews one in every plan, which takes less than making another.
 @dataclass(slots=True, kw_only=True, eq=False)
 class Snapshot:
     """The state a policy decides on. Its requests are for reading only.
