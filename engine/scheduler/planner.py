@@ -91,17 +91,14 @@ class Planner:
         self.num_rejected = 0
         self.num_plans = 0
         self.num_decode_tokens = 0
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        return self._prefill.num_tokens
+        self.num_prefill_tokens = 0
 
     def carry_over(self, old: Planner) -> None:
         """Goes on counting where another planner ended."""
         self.ended = old.ended
         self.num_rejected, self.num_plans = old.num_rejected, old.num_plans
         self.num_decode_tokens = old.num_decode_tokens
-        self._prefill.num_tokens = old.num_prefill_tokens
+        self.num_prefill_tokens = old.num_prefill_tokens
         self.preemption.swaps = old.preemption.swaps
         self.preemption.recomputes = old.preemption.recomputes
 
@@ -351,6 +348,7 @@ class Planner:
         """Moves decode rows ahead by what they may emit, and the device's end of work."""
         plan, decoding, table = dispatched.plan, dispatched.decoding, self._table
         dispatched.count()
+        self.num_prefill_tokens += dispatched.features.num_prefill
         iteration_s = table.forecast.step_time.predict_s(dispatched.features)
         begins_s = max(table.busy_until_s, dispatched.now_s)
         table.busy_until_s = begins_s + iteration_s * plan.num_steps

@@ -205,5 +205,5 @@ class RowColumns:
         for index, request, left in zip(indices, reached, remaining, strict=True):
             slot, last_prompt = slots.item(index), len(request.prompt_token_ids) - 1
             self.length[slot] = length = starts.item(index) - last_prompt + max(left, 1.0)
-            self.most_length = max(self.most_length, length)
             self.next_guess[slot] = math.ceil(length) + last_prompt
+        self.most_length = float(self.length.max(0))
