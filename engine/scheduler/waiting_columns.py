@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -105,7 +106,11 @@ class WaitingColumns:
 
     def _leave(self, at: int) -> None:
         self._is_loose = True
-        self._num_of[self._table.item(_PRIORITY, at)] -= 1
+        priority = self._table.item(_PRIORITY, at)
+        if self._num_of[priority] == 1:
+            del self._num_of[priority]
+        else:
+            self._num_of[priority] -= 1
         self._total_work_tokens -= self._table.item(_WORK, at)
 
     def clear(self) -> None:
@@ -130,10 +135,10 @@ class WaitingColumns:
         return self._total_work_tokens
 
     @property
-    def classes(self) -> list[int]:
-        """Those that any row is of."""
+    def classes(self) -> Collection[float]:
+        """Those that any row is of: a view."""
         self.settle()
-        return [int(priority) for priority, count in self._num_of.items() if count]
+        return self._num_of.keys()
 
     def num_of(self, priority: int) -> int:
         """Rows of a class."""
