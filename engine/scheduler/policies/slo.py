@@ -308,7 +308,8 @@ class SLOPolicy:
         no place of others."""
         if snapshot.is_pinned(beneficiary):
             return True
-        columns, after_s = snapshot.columns, self._after_s(snapshot, beneficiary)
+        columns = snapshot.columns
+        after_s = self._after_s(snapshot, self.place(beneficiary, snapshot.forecast)[0])
         # Who comes last, at the latest: of all slots at once, as each could be a decode row's.
         contexts = columns.num_computed
         if float((columns.paced_from_s + columns.tpot_s * contexts).max(0)) > after_s:
@@ -320,7 +321,11 @@ class SLOPolicy:
         """As `may_choose_victims`, by bounds that were kept: as nearly always in a long queue."""
         if snapshot.is_pinned(beneficiary):
             return False
-        columns, after_s = snapshot.columns, self._after_s(snapshot, beneficiary)
+        # A place before the first token is that token's due time and more.
+        place_s, columns = _first_due_s(beneficiary), snapshot.columns
+        if place_s == math.inf:
+            place_s = self.place(beneficiary, snapshot.forecast)[0]
+        after_s = self._after_s(snapshot, place_s)
         if columns.latest_pace_s > after_s:
             return False
         last_s = self._last_unpaced_s(
@@ -328,10 +333,9 @@ class SLOPolicy:
         )
         return last_s <= after_s
 
-    def _after_s(self, snapshot: Snapshot, beneficiary: Request) -> float:
-        """Where rows come at the earliest that may give way to a waiting request."""
-        forecast = snapshot.forecast
-        after_s = self.place(beneficiary, forecast)[0] + self.stickiness * forecast.step_s
+    def _after_s(self, snapshot: Snapshot, place_s: float) -> float:
+        """Where rows come at the earliest that may give way to a waiting request in that place."""
+        after_s = place_s + self.stickiness * snapshot.forecast.step_s
         return after_s - _ROUNDING * (1.0 + abs(after_s))
 
     def _last_unpaced_s(
