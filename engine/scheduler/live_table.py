@@ -170,6 +170,7 @@ class LiveTable:
         snapshot.decode_starts = rows.starts
         snapshot.decode_context = rows.context
         snapshot.decode_pace_s = rows.pace_s
+        snapshot.decode_least_due_s = rows.least_due_s
 
     def _prompts(self) -> tuple[Sequence[Request], Sequence[Request]]:
         """Running requests whose prompts are not computed yet: all but demoted ones, and those."""
@@ -297,23 +298,23 @@ class LiveTable:
         Nothing in a plan depends on it but the choice of victims; for all else there is time once
         the plan is made.
         """
-        if self._newcomers:
-            for entry in self._newcomers:
-                self._count_admission(entry)
-                self.columns.enter(entry)
-                self.running.begin_prefill(entry)
-            self._newcomers.clear()
-        if self._chunks:
-            for entry, chunk in self._chunks:
-                counts = entry.request.counts
-                counts[COMPUTED] = chunk.start + chunk.num_tokens
-                counts[INFLIGHT_STEPS] += 1
-                entry.is_placed = True
-                self.shares.serve(entry.request.priority, chunk.num_tokens)
-                if chunk.samples:
-                    counts[INFLIGHT_TOKENS] += 1
-                    self.running.end_prefill(entry)
-            self._chunks.clear()
+        # First, as long as newcomers' counts are lists of their own and not parts of the columns.
+        for entry, chunk in self._chunks:
+            counts = entry.request.counts
+            counts[COMPUTED] = chunk.start + chunk.num_tokens
+            counts[INFLIGHT_STEPS] += 1
+            counts[INFLIGHT_TOKENS] += chunk.samples
+            entry.is_placed = True
+            self.shares.serve(entry.request.priority, chunk.num_tokens)
+        for entry in self._newcomers:
+            self._count_admission(entry)
+            self.columns.enter(entry)
+            self.running.begin_prefill(entry)
+        for entry, chunk in self._chunks:
+            if chunk.samples:
+                self.running.end_prefill(entry)
+        self._chunks.clear()
+        self._newcomers.clear()
         self.columns.hand_out()
 
     def _count_admission(self, entry: LiveRequest) -> None:

@@ -52,7 +52,8 @@ class Snapshot:
         decode_slots, decode_starts: intp[D], int32[D], their slots, and the positions of their
             inputs.
         decode_context: positions that they attend to, all together.
-        decode_pace_s: gives float64[D], as `Rows.pace_s`.
+        decode_pace_s, decode_least_due_s: give float64[D] and a number, as `Rows.pace_s` and
+            `Rows.least_due_s`.
         pinned: ids of waiting requests that have waited their longest.
     """
 
@@ -74,6 +75,7 @@ class Snapshot:
     pinned: Container[str] = ()
     decode_context: float = 0.0
     decode_pace_s: Callable[[RowColumns], Floats] = NO_ROWS.pace_s
+    decode_least_due_s: Callable[[RowColumns], float] = NO_ROWS.least_due_s
 
     def is_pinned(self, request: Request) -> bool:
         """Whether a waiting request has waited its longest."""
