@@ -112,7 +112,7 @@ class ClassShares:
         else:
             self._below = []
 
-    def below_share(self, classes: Container[int] = tuple(Priority)) -> list[int]:
+    def below_share(self, classes: Container[float] = tuple(Priority)) -> list[int]:
         """Those of `classes` that were served less than their share, the furthest below first."""
         self.settle()
         return [index for index in self._below if index in classes]

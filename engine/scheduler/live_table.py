@@ -155,22 +155,18 @@ class LiveTable:
             waiting_columns=self.waiting.columns,
             pinned=self._pinned,
         )
-        self.renew(snapshot, now_s, rows)
+        self.renew(snapshot, now_s)
+        snapshot.show(rows)
         return snapshot
 
-    def renew(self, snapshot: Snapshot, now_s: float, rows: Rows = NO_ROWS) -> None:
-        """Makes a snapshot what `snapshot` would return now: most of it is a view of the state."""
+    def renew(self, snapshot: Snapshot, now_s: float) -> None:
+        """Makes a snapshot, but for its decode rows, what `snapshot` would return now: most of it
+        is a view of the state."""
         snapshot.now_s = now_s
         snapshot.starts_s = max(now_s, self.busy_until_s)
         snapshot.prefilling, snapshot.demoted = self._prompts()
         snapshot.num_available_pages = self.kv.pool.num_available
         snapshot.num_free_rows = len(self.running.free_slots)
-        snapshot.decoding = rows.requests
-        snapshot.decode_slots = rows.slots
-        snapshot.decode_starts = rows.starts
-        snapshot.decode_context = rows.context
-        snapshot.decode_pace_s = rows.pace_s
-        snapshot.decode_least_due_s = rows.least_due_s
 
     def _prompts(self) -> tuple[Sequence[Request], Sequence[Request]]:
         """Running requests whose prompts are not computed yet: all but demoted ones, and those."""

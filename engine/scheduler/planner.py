@@ -126,7 +126,8 @@ class Planner:
             num_admissions = 0
         if num_admissions or self._running.num_prefilling:
             snapshot = self._snapshot
-            self._table.renew(snapshot, now_s, decoding)
+            self._table.renew(snapshot, now_s)
+            snapshot.show(decoding)
             num_decode = len(decoding)
             budget = min(self._policy.budget(snapshot), self._limits.max_num_batched_tokens)
             budget -= num_decode
@@ -176,6 +177,7 @@ class Planner:
             return
         self._is_tidy = True
         table, decoding_rows = self._table, self._running.decoding
+        self._snapshot.forget_requests()
         newest, self._newest = self._newest, None
         if newest is not None:
             self._move_ahead(newest)

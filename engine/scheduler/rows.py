@@ -44,8 +44,8 @@ class Rows:
     """
 
     __slots__ = (
-        "_context", "_full", "_least_due_s", "_pace_s", "ends", "is_row", "metrics", "numbers",
-        "outputs", "requests", "slots", "starts",
+        "_context", "_full", "_least_due_s", "_num_begun", "_pace_s", "ends", "is_row", "metrics",
+        "numbers", "outputs", "requests", "slots", "starts",
     )  # fmt: skip
 
     def __init__(
@@ -71,6 +71,7 @@ class Rows:
         self._full: FullRows | None = None
         self._pace_s: Floats | None = None
         self._least_due_s: float | None = None
+        self._num_begun = 0  # of `RowColumns.begun`, when that was worked out
 
     @classmethod
     def of(
@@ -135,7 +136,8 @@ class Rows:
         if least_s is None:
             due_s = columns.base_s[self.slots] + self.pace_s(columns)
             least_s = self._least_due_s = float(due_s.min(0, initial=math.inf))
-        for slot, next_due_s in columns.begun:
+            self._num_begun = len(columns.begun)
+        for slot, next_due_s in columns.begun[self._num_begun :]:
             if next_due_s < least_s and self.is_row[slot]:
                 least_s = next_due_s
         return least_s

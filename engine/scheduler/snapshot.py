@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from octavo.engine.request import Request
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.row_columns import Floats, RowColumns
-from octavo.engine.scheduler.rows import NO_ROWS
+from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.waiting_columns import WaitingColumns
 
@@ -76,6 +76,20 @@ class Snapshot:
     decode_context: float = 0.0
     decode_pace_s: Callable[[RowColumns], Floats] = NO_ROWS.pace_s
     decode_least_due_s: Callable[[RowColumns], float] = NO_ROWS.least_due_s
+
+    def show(self, rows: Rows) -> None:
+        """Takes these for the rows that can decode in the step being planned."""
+        self.decoding = rows.requests
+        self.decode_slots = rows.slots
+        self.decode_starts = rows.starts
+        self.decode_context = rows.context
+        self.decode_pace_s = rows.pace_s
+        self.decode_least_due_s = rows.least_due_s
+
+    def forget_requests(self) -> None:
+        """Names nobody any more who may end before it is renewed."""
+        self.prefilling = self.demoted = ()
+        self.show(NO_ROWS)
 
     def is_pinned(self, request: Request) -> bool:
         """Whether a waiting request has waited its longest."""
