@@ -73,13 +73,18 @@ class KVManager:
             self._extend_hashes(pages, request.num_prompt_tokens // self.page_size)
         return pages
 
-    def match_prefix(self, pages: SequencePages) -> PrefixRun:
+    def match_prefix(self, pages: SequencePages, num_tokens: int | None = None) -> PrefixRun:
         """The cached pages that the request's known tokens begin with; nothing is taken.
 
         At least the last known token is left to compute. A request that wants its prompt's
         log-probabilities computes every token.
+
+        Args:
+            num_tokens: how many tokens are known, if whoever asks knows that already.
         """
-        num_pages = (pages.request.num_tokens - 1) // self.page_size if pages.reads_cache else 0
+        if num_tokens is None:
+            num_tokens = pages.request.num_tokens
+        num_pages = (num_tokens - 1) // self.page_size if pages.reads_cache else 0
         if len(pages.hashes) < num_pages:
             self._extend_hashes(pages, num_pages)
         return self._prefixes.match(pages.hashes, num_pages)
@@ -116,12 +121,14 @@ class KVManager:
         `num_pages_to_take` of them must be available.
         """
         assert not pages.page_ids, pages.request.request_id
+        num_new = -(-num_tokens // self.page_size)
         page_ids = matched.page_ids
         if page_ids:
             pages.prefix = self._prefixes.hold(matched)
             pages.page_ids += page_ids
+            num_new -= len(page_ids)
         pages.num_registered = len(page_ids)
-        self.grow(pages, num_tokens)
+        pages.page_ids += self._allocate(num_new)
 
     def grow(self, pages: SequencePages, num_tokens: int) -> list[int]:
         """Adds pages until the sequence has room for `num_tokens`; they must be available.
@@ -132,17 +139,20 @@ class KVManager:
         num_new = -(-num_tokens // self.page_size) - len(pages.page_ids)
         if num_new <= 0:
             return []
-        pool = self.pool
-        num_lacking = num_new - pool.num_free
-        if num_lacking > 0:
-            new = self._evict(num_lacking)
-            new.reverse()
-            if num_new > num_lacking:
-                new += pool.allocate(num_new - num_lacking)
-        else:
-            new = pool.allocate(num_new)
+        new = self._allocate(num_new)
         pages.page_ids += new
         return new
+
+    def _allocate(self, num_pages: int) -> list[int]:
+        """Takes pages for one sequence: cached ones as far as there are not enough free ones."""
+        num_lacking = num_pages - self.pool.num_free
+        if num_lacking <= 0:
+            return self.pool.allocate(num_pages)
+        pages = self._evict(num_lacking)
+        pages.reverse()
+        if num_pages > num_lacking:
+            pages += self.pool.allocate(num_pages - num_lacking)
+        return pages
 
     def take(self, num_pages: int) -> list[int]:
         """Pages for as many sequences, one each, which must be available.

@@ -36,7 +36,6 @@ class PagePool:
         self._free = list(range(num_pages - 1, TRASH_PAGE, -1))
         self._num_cached = 0
         self._in_transfer: set[int] = set()
-        self._num_owned = 0
         self._taken: list[int] = []  # owned once; their references are not entered yet
 
     @property
@@ -54,7 +53,8 @@ class PagePool:
 
     @property
     def num_owned(self) -> int:
-        return self._num_owned
+        # All that are nothing else: whoever takes pages has one count less to keep.
+        return self.num_usable - len(self._free) - self._num_cached - len(self._in_transfer)
 
     @property
     def num_in_transfer(self) -> int:
@@ -90,7 +90,6 @@ class PagePool:
         pages.reverse()
         del free[first:]
         self._taken += pages
-        self._num_owned += num_pages
         return pages
 
     def settle(self) -> None:
@@ -115,7 +114,6 @@ class PagePool:
                 revived.append(page)
             references[page] = count + 1
         self._num_cached -= len(revived)
-        self._num_owned += len(revived)
         return revived
 
     def release(self, pages: Iterable[int], contents: Sequence[object] | None = None) -> list[int]:
@@ -131,7 +129,6 @@ class PagePool:
         """
         self.settle()
         references, free = self._num_references, self._free
-        num_free = len(free)
         kept: list[int] = []
         for page in pages:
             count = references[page] - 1
@@ -144,7 +141,6 @@ class PagePool:
                 kept.append(page)
             else:
                 free.append(page)
-        self._num_owned -= len(kept) + len(free) - num_free
         self._num_cached += len(kept)
         return kept
 
@@ -162,7 +158,6 @@ class PagePool:
         """Gives cached pages one reference each, as if they were reclaimed and allocated again."""
         self._taken += pages
         self._num_cached -= len(pages)
-        self._num_owned += len(pages)
 
     def begin_transfer(self, pages: Iterable[int]) -> None:
         """Takes pages with one reference from their owner until `end_transfer`."""
@@ -170,7 +165,6 @@ class PagePool:
         for page in pages:
             assert self._num_references[page] == 1, f"page {page} is shared or not owned"
             self._num_references[page] = 0
-            self._num_owned -= 1
             self._in_transfer.add(page)
 
     def end_transfer(self, pages: Iterable[int], *, owned: bool) -> None:
@@ -179,7 +173,6 @@ class PagePool:
             self._in_transfer.remove(page)
             if owned:
                 self._num_references[page] = 1
-                self._num_owned += 1
             else:
                 self._free.append(page)
 
@@ -190,7 +183,7 @@ class PagePool:
         cached = {page for page, count in enumerate(self._num_references) if count == _CACHED}
         assert min(self._num_references) >= _CACHED
         assert len(cached) == self._num_cached, (len(cached), self._num_cached)
-        assert len(owned) == self._num_owned, (len(owned), self._num_owned)
+        assert len(owned) == self.num_owned, (len(owned), self.num_owned)
         groups = (set(self._free), owned, cached, self._in_transfer)
         assert len(groups[0]) == len(self._free), "a page is free twice"
         assert sum(map(len, groups)) == self.num_usable, [len(group) for group in groups]

@@ -160,8 +160,9 @@ class DecodingRows(Sequence[LiveRequest]):
         self._prepared = rows = self.rows()
         rows.full(self._columns)
         _ = rows.context
+        self._columns.begun.clear()
         if paced:
-            rows.pace_s(self._columns)
+            rows.least_due_s(self._columns)
 
     def all_rows(self) -> Rows:
         """All of them, as they stand now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import numpy as np
 
@@ -83,6 +83,7 @@ class ClassShares:
         assert sum(shares) <= 1, shares
         self._shares = tuple(shares)
         self._served = [0.0] * len(shares)
+        self._below: list[int] = []  # of all classes
         self._newest: list[tuple[int, int]] = []
 
     def serve(self, priority: int, num_tokens: int) -> None:
@@ -90,7 +91,7 @@ class ClassShares:
         self._newest.append((priority, num_tokens))
 
     def settle(self) -> None:
-        """Adds up what was counted."""
+        """Adds up what was counted, and sees who is below its share."""
         if not self._newest:
             return
         served = self._served
@@ -100,20 +101,21 @@ class ClassShares:
             served[priority] += num_tokens
         self._served = served
         self._newest.clear()
+        total = sum(served)
+        if total >= WINDOW_TOKENS / 16:
+            lacking = [
+                (tokens / total - share, index)
+                for index, (tokens, share) in enumerate(zip(served, self._shares, strict=True))
+                if tokens < share * total
+            ]
+            self._below = [index for _, index in sorted(lacking)]
+        else:
+            self._below = []
 
-    def below_share(self, classes: Iterable[int] = tuple(Priority)) -> list[int]:
+    def below_share(self, classes: Container[float] = tuple(Priority)) -> list[int]:
         """Those of `classes` that were served less than their share, the furthest below first."""
         self.settle()
-        total = sum(self._served)
-        if total < WINDOW_TOKENS / 16:
-            return []
-        lacking = []
-        for index in classes:
-            served, share = self._served[index], self._shares[index]
-            if served < share * total:
-                lacking.append((served / total - share, index))
-        lacking.sort()
-        return [index for _, index in lacking]
+        return [index for index in self._below if index in classes]
 
 
 def short_of_pages(snapshot: Snapshot, shares: Sequence[float] = DEFAULT_SHARES) -> list[int]:

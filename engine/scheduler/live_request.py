@@ -28,7 +28,8 @@ class LiveRequest:
         num_committed_tokens: of those, how many committed steps have computed.
         num_scored_prompt_tokens: prompt log-probabilities handed out so far; a recomputed prompt
             does not hand them out again.
-        is_placed: whether the device row was told of this request since it was last admitted.
+        is_placed: whether the device row was told of this request since it was last admitted;
+            false while it waits.
         place: where it stands while it waits: the policy's place when it began to.
         waiting_since_s: when it last began to wait.
         is_pinned: whether it has waited its longest and comes before all that have not.

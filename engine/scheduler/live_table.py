@@ -12,7 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.kv.held_prefixes import PrefixRun
 from octavo.engine.kv.kv_manager import KVManager
-from octavo.engine.request import COMPUTED, Request, RequestStatus
+from octavo.engine.request import (
+    COMPUTED,
+    INFLIGHT_STEPS,
+    INFLIGHT_TOKENS,
+    Request,
+    RequestStatus,
+)
 from octavo.engine.scheduler.deadlines import has_target
 from octavo.engine.scheduler.fairness import ClassShares, MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
@@ -22,7 +28,7 @@ from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.running_set import RunningRequests, RunningSet
 from octavo.engine.scheduler.snapshot import Snapshot
-from octavo.engine.scheduler.step_plan import StepLimits
+from octavo.engine.scheduler.step_plan import PrefillRow, StepLimits
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
 
@@ -68,7 +74,8 @@ class LiveTable:
         self.num_preemptions = 0
         self.num_finished = 0
         self._newcomers: list[LiveRequest] = []
-        self._planned: list[LiveRequest] = []
+        self._admitted_s = 0.0  # when they were admitted
+        self._chunks: list[tuple[LiveRequest, PrefillRow]] = []
         self.stop_ids: dict[int, int] = {}
         self.held: dict[int, LiveRequest] = {}
         self._by_id: dict[str, LiveRequest] = {}
@@ -137,38 +144,29 @@ class LiveTable:
         Args:
             rows: those that decode in the step being planned, as far as they are known.
         """
-        prefilling, demoted = self._prompts()
-        return Snapshot(
+        snapshot = Snapshot(
             now_s=now_s,
-            starts_s=max(now_s, self.busy_until_s),
             waiting=self.waiting.requests,
             running=self._running_requests,
-            num_available_pages=self.kv.pool.num_available,
-            num_free_rows=len(self.running.free_slots),
+            num_available_pages=0,
             limits=self.limits,
             forecast=self.forecast,
             columns=self.columns,
             waiting_columns=self.waiting.columns,
-            prefilling=prefilling,
-            demoted=demoted,
-            decoding=rows.requests,
-            decode_slots=rows.slots,
-            decode_starts=rows.starts,
-            decode_context=rows.context,
-            decode_pace_s=rows.pace_s,
             pinned=self._pinned,
         )
+        self.renew(snapshot, now_s)
+        snapshot.show(rows)
+        return snapshot
 
-    def show_rows(self, snapshot: Snapshot, rows: Rows) -> None:
-        """Brings a snapshot taken in the same plan up to date, decode rows and all."""
+    def renew(self, snapshot: Snapshot, now_s: float) -> None:
+        """Makes a snapshot, but for its decode rows, what `snapshot` would return now: most of it
+        is a view of the state."""
+        snapshot.now_s = now_s
+        snapshot.starts_s = max(now_s, self.busy_until_s)
         snapshot.prefilling, snapshot.demoted = self._prompts()
         snapshot.num_available_pages = self.kv.pool.num_available
         snapshot.num_free_rows = len(self.running.free_slots)
-        snapshot.decoding = rows.requests
-        snapshot.decode_slots = rows.slots
-        snapshot.decode_starts = rows.starts
-        snapshot.decode_context = rows.context
-        snapshot.decode_pace_s = rows.pace_s
 
     def _prompts(self) -> tuple[Sequence[Request], Sequence[Request]]:
         """Running requests whose prompts are not computed yet: all but demoted ones, and those."""
@@ -259,7 +257,7 @@ class LiveTable:
     def admit(self, entry: LiveRequest, num_known: int, matched: PrefixRun, now_s: float) -> None:
         """Gives a waiting request a free slot, and pages for all its known tokens.
 
-        It is among the running ones, and in the columns, from `settle` on.
+        It is among the running ones, and in the columns, from `settle` on, and counted as admitted.
 
         Args:
             num_known: how many those are.
@@ -272,40 +270,56 @@ class LiveTable:
         self.running.seat(entry)
         self.columns.expect(entry)
         self._newcomers.append(entry)
+        self._admitted_s = now_s
         entry.prefill_end = num_known
         entry.num_committed_tokens = num_cached
         request.counts[COMPUTED] = num_cached
         if request.metrics.first_scheduled_s is None:
-            request.metrics.first_scheduled_s = now_s
-            request.num_cached_tokens = num_cached
-            kv.count_query(entry.pages, num_known, num_cached)
+            # At once: who comes next may depend on what each tenant was served.
             self.tenants.serve(request.tenant, num_known - num_cached, 0)
 
     def all_running(self) -> list[LiveRequest]:
         """The running ones, those that `settle` has not entered yet among them."""
         return [*self.running, *self._newcomers]
 
-    def end_prefill(self, entry: LiveRequest) -> None:
-        """A running request's last known token was planned: it decodes from `settle` on."""
-        self._planned.append(entry)
+    def advance(self, entry: LiveRequest, chunk: PrefillRow) -> None:
+        """A chunk of a running request's known tokens was planned: the request has moved ahead by
+        it from `settle` on, and decodes if that was the last one."""
+        self._chunks.append((entry, chunk))
 
     def settle(self) -> None:
-        """Enters what a plan has decided where it is looked for from now on: who was admitted, who
-        decodes next, and the pages of rows.
+        """Enters what a plan has decided where it is looked for from now on: who was admitted, how
+        far prompts have come, who decodes next, and the pages of rows.
 
         Nothing in a plan depends on it but the choice of victims; for all else there is time once
         the plan is made.
         """
-        if self._newcomers:
-            for entry in self._newcomers:
-                self.columns.enter(entry)
-                self.running.begin_prefill(entry)
-            self._newcomers.clear()
-        if self._planned:
-            for entry in self._planned:
+        # First, as long as newcomers' counts are lists of their own and not parts of the columns.
+        for entry, chunk in self._chunks:
+            counts = entry.request.counts
+            counts[COMPUTED] = chunk.start + chunk.num_tokens
+            counts[INFLIGHT_STEPS] += 1
+            counts[INFLIGHT_TOKENS] += chunk.samples
+            entry.is_placed = True
+            self.shares.serve(entry.request.priority, chunk.num_tokens)
+        for entry in self._newcomers:
+            self._count_admission(entry)
+            self.columns.enter(entry)
+            self.running.begin_prefill(entry)
+        for entry, chunk in self._chunks:
+            if chunk.samples:
                 self.running.end_prefill(entry)
-            self._planned.clear()
+        self._chunks.clear()
+        self._newcomers.clear()
         self.columns.hand_out()
+
+    def _count_admission(self, entry: LiveRequest) -> None:
+        """Notes of a request that was just admitted what is noted the first time."""
+        request = entry.request
+        if request.metrics.first_scheduled_s is None:
+            request.metrics.first_scheduled_s = self._admitted_s
+            request.num_cached_tokens = num_cached = entry.num_committed_tokens
+            self.kv.count_query(entry.pages, entry.prefill_end, num_cached)
 
     def release(self, entry: LiveRequest, num_tokens: int) -> None:
         """Lets a gated request go on from so many prompt and output tokens."""

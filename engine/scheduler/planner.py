@@ -17,7 +17,6 @@ from octavo.engine.scheduler.policies.policy import Policy, admit_everyone
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import PrefillPlanner
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
-from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import (
     Decision,
     DecodeRows,
@@ -85,23 +84,21 @@ class Planner:
         self._ones = np.ones(limits.max_num_seqs, np.int32)
         self._ones.flags.writeable = False
         self._no_rows = DecodeRows.of(())
+        self._snapshot = table.snapshot(0.0)  # of each plan, in turn
         self._is_tidy = True
         self._newest: Dispatched | None = None
         self.ended: list[Request] = []
         self.num_rejected = 0
         self.num_plans = 0
         self.num_decode_tokens = 0
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        return self._prefill.num_tokens
+        self.num_prefill_tokens = 0
 
     def carry_over(self, old: Planner) -> None:
         """Goes on counting where another planner ended."""
         self.ended = old.ended
         self.num_rejected, self.num_plans = old.num_rejected, old.num_plans
         self.num_decode_tokens = old.num_decode_tokens
-        self._prefill.num_tokens = old.num_prefill_tokens
+        self.num_prefill_tokens = old.num_prefill_tokens
         self.preemption.swaps = old.preemption.swaps
         self.preemption.recomputes = old.preemption.recomputes
 
@@ -117,9 +114,8 @@ class Planner:
         draft.begin()
         self._is_tidy = False
         num_admissions = 0
-        snapshot: Snapshot | None = None
         if len(self._waiting) or self._running.num_prefilling:
-            num_admissions, snapshot = self._decide_on_waiting(now_s)
+            num_admissions = self._decide_on_waiting(now_s)
         decoding = NO_ROWS
         prefill_rows: list[PrefillRow] = []
         prefilling: list[LiveRequest] = []
@@ -129,10 +125,9 @@ class Planner:
         if is_short:
             num_admissions = 0
         if num_admissions or self._running.num_prefilling:
-            if snapshot is None:
-                snapshot = self._table.snapshot(now_s, decoding)
-            else:
-                self._table.show_rows(snapshot, decoding)
+            snapshot = self._snapshot
+            self._table.renew(snapshot, now_s)
+            snapshot.show(decoding)
             num_decode = len(decoding)
             budget = min(self._policy.budget(snapshot), self._limits.max_num_batched_tokens)
             budget -= num_decode
@@ -182,6 +177,7 @@ class Planner:
             return
         self._is_tidy = True
         table, decoding_rows = self._table, self._running.decoding
+        self._snapshot.forget_requests()
         newest, self._newest = self._newest, None
         if newest is not None:
             self._move_ahead(newest)
@@ -201,17 +197,17 @@ class Planner:
 
     # Those who wait.
 
-    def _decide_on_waiting(self, now_s: float) -> tuple[int, Snapshot | None]:
+    def _decide_on_waiting(self, now_s: float) -> int:
         """Ends the waiting requests that the policy gives up.
 
         Returns:
-            How many others may be admitted, and the snapshot that the policy was shown, if any.
+            How many others may be admitted.
         """
         self._table.pin_overdue(now_s)
         if self._policy.admit is admit_everyone:
-            return self._limits.max_num_seqs, None
-        snapshot = self._table.snapshot(now_s)
-        admission = self._policy.admit(snapshot)
+            return self._limits.max_num_seqs
+        self._table.renew(self._snapshot, now_s)
+        admission = self._policy.admit(self._snapshot)
         for request, reason in admission.rejected:
             entry = self._table.entry(request)
             error = OverloadedError(
@@ -231,7 +227,7 @@ class Planner:
                 self._waiting.demote(entry)
             entry.is_demoted = True
         limit = admission.limit
-        return self._limits.max_num_seqs if limit is None else limit, snapshot
+        return self._limits.max_num_seqs if limit is None else limit
 
     # Decode rows.
 
@@ -354,6 +350,7 @@ class Planner:
         """Moves decode rows ahead by what they may emit, and the device's end of work."""
         plan, decoding, table = dispatched.plan, dispatched.decoding, self._table
         dispatched.count()
+        self.num_prefill_tokens += dispatched.features.num_prefill
         iteration_s = table.forecast.step_time.predict_s(dispatched.features)
         begins_s = max(table.busy_until_s, dispatched.now_s)
         table.busy_until_s = begins_s + iteration_s * plan.num_steps

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from octavo.engine.kv.held_prefixes import PrefixRun
-from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, INFLIGHT_TOKENS
+from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, Request
 from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.fairness import short_of_pages
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
@@ -81,8 +82,8 @@ class PrefillPlanner:
         self._num_attempts = 0
         self._refused = _Refused(-1, -1, 0)
         self._planned: list[LiveRequest] = []
+        self._most_headroom: float | None = None
         self._entitled_classes: set[int] = set()
-        self.num_tokens = 0
 
     def adopt(self, policy: Policy) -> None:
         """Goes on by another policy."""
@@ -103,10 +104,11 @@ class PrefillPlanner:
         entries: list[LiveRequest] = []
         most_rows = self._limits.max_prefill_rows
         num_skipped = self._num_attempts = 0
+        self._most_headroom = None
         self._planned = entries
         self._entitled_classes.clear()
         self._may_admit = num_admissions > 0 and self._has_use_in_trying
-        preempted, shares = self._draft.preempted_numbers, self._table.shares
+        preempted, advance = self._draft.preempted_numbers, self._table.advance
         free_slots = self._running.free_slots
         for entry in self._candidates(snapshot):
             if budget <= 0 or len(rows) >= most_rows:
@@ -133,7 +135,7 @@ class PrefillPlanner:
             row = self._row(entry, budget, snapshot)
             rows.append(row)
             entries.append(entry)
-            shares.serve(entry.request.priority, row.num_tokens)
+            advance(entry, row)
             budget -= row.num_tokens
             if entry.is_demoted:
                 self._table.settle()  # whether it is still among the prompts may be asked
@@ -205,8 +207,7 @@ class PrefillPlanner:
     def _try_to_admit(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:
         """Admits a waiting request if step and pool have room for it, or can be given room."""
         request, kv, free_slots = entry.request, self._kv, self._running.free_slots
-        may_preempt = self._preempts_for_waiting and self._num_attempts < MAX_ATTEMPTS
-        if not free_slots and not may_preempt:
+        if not free_slots and not self._may_preempt:
             return False
         if request.counts[INFLIGHT_STEPS]:
             return False  # preempted in flight: its tokens are not all known yet
@@ -214,35 +215,47 @@ class PrefillPlanner:
             return False  # still being copied to the host
         num_known = request.num_tokens
         if not self._chunks_prompts and num_known <= self._limits.max_num_batched_tokens:
-            num_cached = len(kv.match_prefix(entry.pages)) * self._limits.page_size
+            num_cached = len(kv.match_prefix(entry.pages, num_known)) * self._limits.page_size
             if num_known - num_cached > budget:
                 return False
         if not free_slots and not self._may_give_way(entry, snapshot):
             return False  # whatever room it would need besides
-        matched = kv.match_prefix(entry.pages)
+        matched = kv.match_prefix(entry.pages, num_known)
         needed, num_available = kv.num_pages_to_take(matched, num_known), kv.pool.num_available
-        if needed > num_available and not may_preempt:
+        if needed > num_available and not self._may_preempt:
             return False  # without a look at how much room the policy wants besides
         if len(free_slots) < self._limits.max_num_seqs:
             needed += self._watermark_pages
-            # What is wanted besides takes long to say exactly, and as a rule there is more. (Slots
-            # of the snapshot that have another holder by now would make the bound a wrong one.)
-            most = self._policy.most_headroom
-            if self._draft.preempted_numbers:
-                most = None
-                self._table.settle()
-            if not free_slots or most is None or needed + most(snapshot, request) > num_available:
+            # What is wanted besides takes long to say exactly, and as a rule there is more.
+            if needed + self._headroom_bound(request, snapshot) > num_available:
                 needed += self._policy.headroom(snapshot, request)
         if needed > num_available or not free_slots:
             num_lacking = max(needed - num_available, 0)
             if not self._preempts_for_waiting or not self._give_way(entry, num_lacking, snapshot):
                 return False
-            matched = kv.match_prefix(entry.pages)
+            matched = kv.match_prefix(entry.pages, num_known)
             needed = kv.num_pages_to_take(matched, num_known)
             if needed > kv.num_available or not free_slots:
                 return False
         self._admit(entry, num_known, matched, snapshot)
         return True
+
+    @property
+    def _may_preempt(self) -> bool:
+        """Whether victims may be looked for (once more) in this plan."""
+        return self._preempts_for_waiting and self._num_attempts < MAX_ATTEMPTS
+
+    def _headroom_bound(self, request: Request, snapshot: Snapshot) -> float:
+        """Pages that the policy's headroom for a request is not above."""
+        if self._draft.preempted_numbers:
+            # Slots of the snapshot have another holder by now, who must be in the columns.
+            self._table.settle()
+            return math.inf
+        most = self._most_headroom
+        if most is None:
+            ask = self._policy.most_headroom
+            most = self._most_headroom = math.inf if ask is None else ask(snapshot)
+        return most + request.max_tokens / self._limits.page_size
 
     @property
     def _lacked(self) -> str:
@@ -357,29 +370,23 @@ class PrefillPlanner:
         return num_pages * forecast.page_copy_s < forecast.prefill_s(num_pages * page_size)
 
     def _row(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> PrefillRow:
-        """The entry's next chunk; its request moves ahead by it."""
-        request, slot, counts = entry.request, entry.request.slot, entry.request.counts
+        """The entry's next chunk."""
+        request, slot = entry.request, entry.request.slot
         assert slot is not None
-        start, end = int(counts[COMPUTED]), entry.prefill_end
+        start, end = int(request.counts[COMPUTED]), entry.prefill_end
         num_tokens = end - start
         most = self._policy.chunk(snapshot, request, num_tokens, budget)
         assert 1 <= most <= budget, (most, budget)
         if num_tokens > most:
             num_tokens = prefill_chunk(start, end, most, self._limits.page_size)
         samples = start + num_tokens == end
-        counts[COMPUTED] = start + num_tokens
-        counts[INFLIGHT_STEPS] += 1
-        self.num_tokens += num_tokens
-        if samples:
-            counts[INFLIGHT_TOKENS] += 1
-            self._table.end_prefill(entry)
-        elif self._draft.explains:
+        if not samples and self._draft.explains:
             self._draft.explain(
                 request.request_id,
                 Decision.CHUNKED,
                 f"{end - start - num_tokens} tokens of its prompt are left",
                 num_tokens=num_tokens,
             )
-        is_new, entry.is_placed = not entry.is_placed, True
+        is_new = not entry.is_placed
         page_ids = tuple(entry.pages.page_ids) if is_new else ()
         return PrefillRow(request, slot, start, num_tokens, samples, is_new, page_ids)

@@ -46,6 +46,8 @@ class RowColumns:
         capacity: tokens that the row's pages have room for.
         page_ids: the pages: `SequencePages.page_ids`; those of the newest `grow` are missing until
             `hand_out`.
+        begun: (slot, when its next token is due) of rows whose first token has come since the next
+            plan's rows were prepared.
         latest_pace_s, latest_unpaced_s, most_length, most_context: bounds of all rows: no
             `paced_from_s + tpot_s · num_computed`, `unpaced_s`, `length` or `num_computed` is above
             them, nor comes there while the row lives. Close after `tighten`.
@@ -75,6 +77,7 @@ class RowColumns:
         self.ready_position: Counts = np.full(num_slots, ALWAYS_READY, np.int32)
         self.capacity: Counts = np.zeros(num_slots, np.int32)
         self.page_ids: list[list[int]] = [[] for _ in range(num_slots)]
+        self.begun: list[tuple[int, float]] = []
         self.latest_pace_s = self.latest_unpaced_s = -math.inf
         self.most_length = 0.0
         self.most_context = 0
@@ -179,6 +182,8 @@ class RowColumns:
             self.base_s[slot] = base_s = request.metrics.first_token_s
             self.paced_from_s[slot] = base_s - request.tpot_target_s * (entry.num_prompt_tokens - 1)
             self.unpaced_s[slot] = -math.inf
+            num_emitted = float(self.num_computed[slot] - self.last_prompt[slot])
+            self.begun.append((slot, base_s + request.tpot_target_s * num_emitted))
             self._bound_pace(entry)
 
     def _bound_pace(self, entry: LiveRequest) -> None:
@@ -205,5 +210,5 @@ class RowColumns:
         for index, request, left in zip(indices, reached, remaining, strict=True):
             slot, last_prompt = slots.item(index), len(request.prompt_token_ids) - 1
             self.length[slot] = length = starts.item(index) - last_prompt + max(left, 1.0)
-            self.most_length = max(self.most_length, length)
             self.next_guess[slot] = math.ceil(length) + last_prompt
+        self.most_length = float(self.length.max(0))

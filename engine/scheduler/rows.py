@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -43,8 +44,8 @@ class Rows:
     """
 
     __slots__ = (
-        "_context", "_full", "_pace_s", "ends", "is_row", "metrics", "numbers", "outputs",
-        "requests", "slots", "starts",
+        "_context", "_full", "_least_due_s", "_num_begun", "_pace_s", "ends", "is_row", "metrics",
+        "numbers", "outputs", "requests", "slots", "starts",
     )  # fmt: skip
 
     def __init__(
@@ -69,6 +70,8 @@ class Rows:
         self._context: float | None = None
         self._full: FullRows | None = None
         self._pace_s: Floats | None = None
+        self._least_due_s: float | None = None
+        self._num_begun = 0  # of `RowColumns.begun`, when that was worked out
 
     @classmethod
     def of(
@@ -123,6 +126,21 @@ class Rows:
             emitted = columns.num_computed - columns.last_prompt
             self._pace_s = (columns.tpot_s * emitted)[self.slots]
         return self._pace_s
+
+    def least_due_s(self, columns: RowColumns) -> float:
+        """When the first of their next tokens is due, in seconds; infinity if none has a goal.
+
+        Worked out once but for those whose first token has come since.
+        """
+        least_s = self._least_due_s
+        if least_s is None:
+            due_s = columns.base_s[self.slots] + self.pace_s(columns)
+            least_s = self._least_due_s = float(due_s.min(0, initial=math.inf))
+            self._num_begun = len(columns.begun)
+        for slot, next_due_s in columns.begun[self._num_begun :]:
+            if next_due_s < least_s and self.is_row[slot]:
+                least_s = next_due_s
+        return least_s
 
     def at(self, starts: NDArray[np.int32]) -> Rows:
         """The same rows, further on."""

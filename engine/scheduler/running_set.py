@@ -64,7 +64,6 @@ class RunningSet:
         request = entry.request
         request.slot = self.free_slots.pop()
         request.status = RequestStatus.RUNNING
-        entry.is_placed = False
         self.num_changes += 1
 
     def begin_prefill(self, entry: LiveRequest) -> None:
@@ -96,6 +95,7 @@ class RunningSet:
         if self._prefilling.pop(number, None) is None and self._arriving.pop(number, None) is None:
             self.decoding.remove(entry)
         request.slot = None
+        entry.is_placed = False
         self.num_changes += 1
         self.free_slots.append(slot)
 

@@ -27,10 +27,10 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     if not len(slots):
         return math.inf
     columns = snapshot.columns
-    due_s = columns.base_s[slots] + snapshot.decode_pace_s(columns)
-    least_s = float(due_s.min(0)) - snapshot.starts_s
+    least_s = snapshot.decode_least_due_s(columns) - snapshot.starts_s
     if least_s > 0:
         return least_s
+    due_s = columns.base_s[slots] + snapshot.decode_pace_s(columns)
     slack = due_s - np.array(snapshot.starts_s)
     return float(slack.min(0, initial=math.inf, where=slack > 0))
 
@@ -63,6 +63,8 @@ def thrifty_budget(snapshot: Snapshot, seconds: float, floor: int) -> int:
     takes. Prompts that fit as they are do not wait for that.
     """
     budget = budget_within(snapshot, seconds, floor)
+    if budget == snapshot.limits.max_num_batched_tokens:
+        return budget  # no size is larger
     num_decode, forecast = len(snapshot.decode_slots), snapshot.forecast
     if not num_decode or seconds == math.inf:
         return budget

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from octavo.engine.request import Request
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.row_columns import Floats, RowColumns
-from octavo.engine.scheduler.rows import NO_ROWS
+from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.waiting_columns import WaitingColumns
 
@@ -24,7 +24,7 @@ def _no_starts() -> NDArray[np.int32]:
     return np.empty(0, np.int32)
 
 
-# Not frozen: one is made two or three times a plan, and frozen ones take three times as long.
+# Not frozen: the planner renews one in every plan, which takes less than making another.
 @dataclass(slots=True, kw_only=True, eq=False)
 class Snapshot:
     """The state a policy decides on. Its requests are for reading only.
@@ -52,7 +52,8 @@ class Snapshot:
         decode_slots, decode_starts: intp[D], int32[D], their slots, and the positions of their
             inputs.
         decode_context: positions that they attend to, all together.
-        decode_pace_s: gives float64[D], as `Rows.pace_s`.
+        decode_pace_s, decode_least_due_s: give float64[D] and a number, as `Rows.pace_s` and
+            `Rows.least_due_s`.
         pinned: ids of waiting requests that have waited their longest.
     """
 
@@ -74,6 +75,21 @@ class Snapshot:
     pinned: Container[str] = ()
     decode_context: float = 0.0
     decode_pace_s: Callable[[RowColumns], Floats] = NO_ROWS.pace_s
+    decode_least_due_s: Callable[[RowColumns], float] = NO_ROWS.least_due_s
+
+    def show(self, rows: Rows) -> None:
+        """Takes these for the rows that can decode in the step being planned."""
+        self.decoding = rows.requests
+        self.decode_slots = rows.slots
+        self.decode_starts = rows.starts
+        self.decode_context = rows.context
+        self.decode_pace_s = rows.pace_s
+        self.decode_least_due_s = rows.least_due_s
+
+    def forget_requests(self) -> None:
+        """Names nobody any more who may end before it is renewed."""
+        self.prefilling = self.demoted = ()
+        self.show(NO_ROWS)
 
     def is_pinned(self, request: Request) -> bool:
         """Whether a waiting request has waited its longest."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -48,32 +49,32 @@ class WaitingColumns:
 
     def __init__(self) -> None:
         self._table = np.zeros((len(WaitingFigures._fields), _FIRST_SIZE))
-        self._first = _FIRST_SIZE // 2
-        self._size = 0
-        self._num_left = 0  # before the first, still in the sums
+        # Rows are those from `_first` to before `_end`; the sums are of those from `_first_summed`.
+        self._first = self._first_summed = self._end = _FIRST_SIZE // 2
         self._num_of: dict[float, int] = {}
         self._is_loose = False
         self._total_work_tokens = 0.0
         self.least_due_s = self.least_chance_s = math.inf
 
     def __len__(self) -> int:
-        return self._size
+        return self._end - self._first
 
     def insert(self, index: int, figures: WaitingFigures) -> None:
         """Puts a row in before row `index`."""
         self.settle()
-        if self._first == 0 or self._first + self._size == self._table.shape[1]:
+        if self._first == 0 or self._end == self._table.shape[1]:
             self._make_room()
-        table, first = self._table, self._first
-        at, end = first + index, first + self._size
-        if 2 * index < self._size:
+        table, first, end = self._table, self._first, self._end
+        at = first + index
+        if 2 * index < end - first:
             table[:, first - 1 : at - 1] = table[:, first:at]
-            self._first -= 1
+            self._first = self._first_summed = first - 1
             at -= 1
-        elif at < end:
-            table[:, at + 1 : end + 1] = table[:, at:end]
+        else:
+            if at < end:
+                table[:, at + 1 : end + 1] = table[:, at:end]
+            self._end = end + 1
         table[:, at] = figures
-        self._size += 1
         due_s, work_tokens, last_chance_s, _, priority = figures
         self._num_of[priority] = self._num_of.get(priority, 0) + 1
         self._total_work_tokens += work_tokens
@@ -82,42 +83,46 @@ class WaitingColumns:
 
     def remove(self, index: int) -> None:
         """Takes row `index` out."""
-        self._is_loose = True
         if not index:
             self._first += 1
-            self._size -= 1
-            self._num_left += 1
             return
         self.settle()
-        table, first = self._table, self._first
-        at, end = first + index, first + self._size
+        table, first, end = self._table, self._first, self._end
+        at = first + index
         self._leave(at)
-        if 2 * index < self._size:
+        if 2 * index < end - first:
             table[:, first + 1 : at + 1] = table[:, first:at]
-            self._first += 1
+            self._first = self._first_summed = first + 1
         else:
             table[:, at : end - 1] = table[:, at + 1 : end]
-        self._size -= 1
+            self._end = end - 1
 
     def settle(self) -> None:
         """Takes those who left first out of the sums."""
-        for at in range(self._first - self._num_left, self._first):
-            self._leave(at)
-        self._num_left = 0
+        if self._first_summed < self._first:
+            for at in range(self._first_summed, self._first):
+                self._leave(at)
+            self._first_summed = self._first
 
     def _leave(self, at: int) -> None:
-        self._num_of[self._table.item(_PRIORITY, at)] -= 1
+        self._is_loose = True
+        priority = self._table.item(_PRIORITY, at)
+        if self._num_of[priority] == 1:
+            del self._num_of[priority]
+        else:
+            self._num_of[priority] -= 1
         self._total_work_tokens -= self._table.item(_WORK, at)
 
     def clear(self) -> None:
         """Takes every row out."""
-        self._size = self._num_left = 0
+        self._first = self._first_summed = self._end = self._table.shape[1] // 2
         self._num_of.clear()
         self._total_work_tokens = 0.0
         self.least_due_s = self.least_chance_s = math.inf
 
     def tighten(self) -> None:
         """Makes the bounds exact."""
+        self.settle()
         if self._is_loose:
             self._is_loose = False
             self.least_due_s = float(self.due_s.min(0, initial=math.inf))
@@ -130,10 +135,10 @@ class WaitingColumns:
         return self._total_work_tokens
 
     @property
-    def classes(self) -> list[int]:
-        """Those that any row is of."""
+    def classes(self) -> Collection[float]:
+        """Those that any row is of: a view."""
         self.settle()
-        return [int(priority) for priority, count in self._num_of.items() if count]
+        return self._num_of.keys()
 
     def num_of(self, priority: int) -> int:
         """Rows of a class."""
@@ -161,13 +166,14 @@ class WaitingColumns:
         return self._column(_PRIORITY)
 
     def _column(self, index: int) -> Floats:
-        view: Floats = self._table[index, self._first : self._first + self._size]
+        view: Floats = self._table[index, self._first : self._end]
         return view
 
     def _make_room(self) -> None:
         """Puts the rows in the middle of a table that has room for twice as many."""
-        size = self._size
+        size = len(self)
         table = np.zeros((len(self._table), max(2 * size, _FIRST_SIZE)))
         first = (table.shape[1] - size) // 2
-        table[:, first : first + size] = self._table[:, self._first : self._first + size]
-        self._table, self._first = table, first
+        table[:, first : first + size] = self._table[:, self._first : self._end]
+        self._table, self._first, self._end = table, first, first + size
+        self._first_summed = first

@@ -131,8 +131,9 @@ class Policy:
             the bounds, and in nothing else. None to ask for that at once.
         headroom: pages that must stay free when a request is admitted beside others, for all of
             them to grow into.
-        most_headroom: asked before `headroom` is: a number that it is not above, where that can be
-            said for less than the number itself takes. None to ask for that at once.
+        most_headroom: asked once a plan, before `headroom` is: with the pages of a request's
+            `max_tokens` added, a number that `headroom` is not above for any request. None to ask
+            for that at once.
         swap_or_recompute: whether a victim's pages should be copied to the host, where there is
             a host tier. False to compute them again.
         num_steps: decode iterations of a step without prefill: a power of two, called with the
@@ -164,7 +165,7 @@ class Policy:
     may_choose_victims: Callable[[Snapshot, Request], bool] = may_find_victims
     rules_out_victims: Callable[[Snapshot, Request], bool] | None = None
     headroom: Callable[[Snapshot, Request], int] = room_to_grow
-    most_headroom: Callable[[Snapshot, Request], float] | None = None
+    most_headroom: Callable[[Snapshot], float] | None = None
     swap_or_recompute: Callable[[Snapshot, Request], bool] = cheaper_by_swap
     num_steps: Callable[[Snapshot, int, int, int], int] = steps_by_length
     preempts_for_waiting: bool = False

@@ -54,6 +54,10 @@ def make(parameters: Parameters) -> Policy:
     ).policy(uses_declared_lengths=parameters.declared_lengths())
 
 
+_TO_COME_BACK, _MOST_TO_COME_BACK = 8, 16
+"""Tokens that each row has room for beside one that comes back: for each of its preemptions, and
+at the most."""
+
 _ROUNDING = 1e-9
 """More than what sums of seconds differ by in other orders, as a share."""
 
@@ -97,7 +101,8 @@ class SLOPolicy:
             may_choose_victims=self.may_choose_victims,
             rules_out_victims=self.rules_out_victims,
             headroom=self.headroom,
-            most_headroom=self.most_headroom,
+            # Nothing bounds the lengths that are declared.
+            most_headroom=None if uses_declared_lengths else self.most_headroom,
             num_steps=self.num_steps,
             preempts_for_waiting=True,
             merges_prompts=True,
@@ -237,18 +242,12 @@ class SLOPolicy:
         growth = peak_pages(contexts, remaining, page_size) - float(contexts.sum()) / page_size
         return max(pages, int(growth) - len(contexts))
 
-    def most_headroom(self, snapshot: Snapshot, request: Request) -> float:
-        """No less than `headroom`: every row at its longest, if all came there at once."""
-        pages = 0
-        if request.metrics.num_preemptions:
-            pages = _room_to_come_back(snapshot, request)
-        if _is_cheap_to_lose(snapshot, request):
-            return pages
-        own = snapshot.forecast.remaining_tokens(request)
-        # No row has more to come than its whole length; slots that nobody holds may add to it.
-        longest = max(float(snapshot.columns.length.max(0)), 1.0)
-        num_rows, page_size = len(snapshot.decode_slots), snapshot.limits.page_size
-        return max(pages, (num_rows * longest + own) / page_size)
+    def most_headroom(self, snapshot: Snapshot) -> float:
+        """Every row at its longest, if all came there at once; or room to come back, if more."""
+        limits = snapshot.limits
+        # No row has more to come than its whole length.
+        growth = len(snapshot.decode_slots) * max(snapshot.columns.most_length, 1.0)
+        return max(growth, limits.max_num_seqs * _MOST_TO_COME_BACK) / limits.page_size
 
     def choose_victims(
         self, snapshot: Snapshot, beneficiary: Request, num_pages: int
@@ -309,7 +308,8 @@ class SLOPolicy:
         no place of others."""
         if snapshot.is_pinned(beneficiary):
             return True
-        columns, after_s = snapshot.columns, self._after_s(snapshot, beneficiary)
+        columns = snapshot.columns
+        after_s = self._after_s(snapshot, self.place(beneficiary, snapshot.forecast)[0])
         # Who comes last, at the latest: of all slots at once, as each could be a decode row's.
         contexts = columns.num_computed
         if float((columns.paced_from_s + columns.tpot_s * contexts).max(0)) > after_s:
@@ -321,7 +321,11 @@ class SLOPolicy:
         """As `may_choose_victims`, by bounds that were kept: as nearly always in a long queue."""
         if snapshot.is_pinned(beneficiary):
             return False
-        columns, after_s = snapshot.columns, self._after_s(snapshot, beneficiary)
+        # A place before the first token is that token's due time and more.
+        place_s, columns = _first_due_s(beneficiary), snapshot.columns
+        if place_s == math.inf:
+            place_s = self.place(beneficiary, snapshot.forecast)[0]
+        after_s = self._after_s(snapshot, place_s)
         if columns.latest_pace_s > after_s:
             return False
         last_s = self._last_unpaced_s(
@@ -329,10 +333,9 @@ class SLOPolicy:
         )
         return last_s <= after_s
 
-    def _after_s(self, snapshot: Snapshot, beneficiary: Request) -> float:
-        """Where rows come at the earliest that may give way to a waiting request."""
-        forecast = snapshot.forecast
-        after_s = self.place(beneficiary, forecast)[0] + self.stickiness * forecast.step_s
+    def _after_s(self, snapshot: Snapshot, place_s: float) -> float:
+        """Where rows come at the earliest that may give way to a waiting request in that place."""
+        after_s = place_s + self.stickiness * snapshot.forecast.step_s
         return after_s - _ROUNDING * (1.0 + abs(after_s))
 
     def _last_unpaced_s(
@@ -377,7 +380,8 @@ def _room_to_come_back(snapshot: Snapshot, request: Request) -> int:
     num_preemptions = request.metrics.num_preemptions
     if not num_preemptions:
         return 0
-    return len(snapshot.running) * 8 * min(num_preemptions, 2) // snapshot.limits.page_size
+    num_tokens = min(_TO_COME_BACK * num_preemptions, _MOST_TO_COME_BACK)
+    return len(snapshot.running) * num_tokens // snapshot.limits.page_size
 
 
 def _is_cheap_to_lose(snapshot: Snapshot, request: Request) -> bool:

@@ -59,6 +59,13 @@ class Device:
         self.free.append(entry.request.slot)
         entry.request.slot = None
 
+    def begin_output(self, index: int) -> None:
+        """The first token of a row is committed, unless it was before."""
+        request = self.expected[index].request
+        if request.metrics.first_token_s is None:
+            request.metrics.first_token_s = 3.0 + index
+            self.columns.begin_output(self.expected[index])
+
     def step(self, late: int) -> None:
         """Each row that can go on moves ahead by one; `late` rows come before their end is told."""
         rows = self.decoding.rows()
@@ -70,8 +77,10 @@ class Device:
         assert self.decoding.end(rows, is_ending) == is_ending.nonzero()[0].tolist()
 
     def prepare(self, number: int) -> None:
-        """The next rows are worked out, and then somebody may come or go."""
+        """The next rows are worked out, and then somebody may come, go or get a first token."""
         self.decoding.prepare(paced=number % 2 == 0)
+        for index in range(number % 4, len(self.expected), 4):
+            self.begin_output(index)
         if number % 3 == 1 and self.free:
             self.append(number)
         elif number % 3 == 2 and self.expected:
@@ -95,6 +104,14 @@ class Device:
             assert rows.pace_s(self.columns).tolist() == [
                 0.5 * (e.request.num_computed_tokens - 1) for e in expected
             ]
+            assert rows.least_due_s(self.columns) == min(
+                (
+                    e.request.metrics.first_token_s + 0.5 * (e.request.num_computed_tokens - 1)
+                    for e in expected
+                    if e.request.metrics.first_token_s is not None
+                ),
+                default=np.inf,
+            )
             assert rows.numbers.tolist() == [entry.number for entry in expected]
             assert rows.starts.tolist() == [e.request.num_computed_tokens for e in expected]
             assert rows.ends.tolist() == [entry.last_position for entry in expected]

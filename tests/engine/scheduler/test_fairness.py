@@ -22,6 +22,7 @@ def test_a_class_below_its_share_is_named_the_furthest_first():
     shares.serve(Priority.NORMAL, 60_000)
     shares.serve(Priority.HIGH, 6_000)
     assert shares.below_share() == [Priority.REALTIME, Priority.HIGH, Priority.LOW]
+    assert shares.below_share([Priority.LOW, Priority.HIGH]) == [Priority.HIGH, Priority.LOW]
     shares.serve(Priority.LOW, 30_000)
     assert Priority.LOW not in shares.below_share()
 

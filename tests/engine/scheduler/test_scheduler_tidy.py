@@ -55,6 +55,19 @@ def test_tidying_up_early_or_late_changes_no_decision(drive, request_of, policy)
     assert early[0][-1].num_preemptions > 0
 
 
+def test_nobody_is_remembered_for_having_been_in_a_plan(drive, request_of):
+    driver = drive({"num_pages": 40}, policy="slo")
+    driver.add(request_of("a", [1, 2, 3], 20))
+    for _ in range(2):
+        driver.turn()
+    driver.scheduler.tidy()
+    snapshot = driver.scheduler._planner._snapshot
+    assert not snapshot.decoding
+    assert not len(snapshot.decode_slots)
+    assert not len(snapshot.prefilling)
+    driver.drain()
+
+
 def test_figures_are_read_without_tidying_up(drive, request_of):
     """Any thread may ask for them, while the engine's own tidies up."""
     driver = drive({"num_pages": 40}, policy="slo")

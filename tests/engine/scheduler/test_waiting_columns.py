@@ -65,7 +65,7 @@ def test_sums_and_bounds_are_those_of_the_rows(changes):
     columns.clear()
     assert columns.least_due_s == columns.least_chance_s == math.inf
     assert columns.total_work_tokens == 0
-    assert columns.classes == []
+    assert not columns.classes
 
 
 def test_a_queue_that_moves_on_for_ever_stays_as_small_as_what_waits():
