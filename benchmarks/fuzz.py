@@ -185,6 +185,7 @@ async def watched(address: str, found: Found) -> AsyncIterator[None]:
     found.faults += seen.faults
     found.watched.streams += seen.streams
     found.watched.gaps_ms += seen.gaps_ms
+    found.watched.first_ms += seen.first_ms
     found.watched.late_ms += seen.late_ms
 
 
@@ -212,6 +213,7 @@ def _body(route: str, rng: random.Random) -> dict[str, Any]:
 def report(found: Found, seconds: float, seed: int) -> dict[str, Any]:
     """What goes into the result file."""
     gaps, late = sorted(found.watched.gaps_ms), sorted(found.watched.late_ms)
+    first = sorted(found.watched.first_ms)
     num = sum(found.statuses.values()) + sum(found.http_statuses.values()) + found.schema_cases
     return {
         "messages": num,
@@ -229,6 +231,11 @@ def report(found: Found, seconds: float, seed: int) -> dict[str, Any]:
             "p999": _share(gaps, 0.999),
             "max": _share(gaps, 1.0),
             "above_100": sum(gap > STALL_MS for gap in gaps),
+        },
+        "first_ms": {
+            "p50": _share(first, 0.5),
+            "p99": _share(first, 0.99),
+            "max": _share(first, 1.0),
         },
         "client_late_ms": {"p50": _share(late, 0.5), "max": _share(late, 1.0)},
     }

@@ -28,6 +28,7 @@ class Watched:
     Attributes:
         streams: whole ones.
         gaps_ms: waits between two messages of a stream, or from its begin to its first.
+        first_ms: the latter alone.
         late_ms: how late this process itself came to run in the worst case of each second: what
             of the gaps may be the machine's.
         faults: what must not be.
@@ -35,6 +36,7 @@ class Watched:
 
     streams: int = 0
     gaps_ms: list[float] = field(default_factory=list)
+    first_ms: list[float] = field(default_factory=list)
     late_ms: list[float] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
@@ -59,6 +61,8 @@ async def watch(address: str, until: asyncio.Event) -> Watched:
                     now_s = time.monotonic()
                     seen.gaps_ms.append((now_s - last_s) * 1e3)
                     last_s = now_s
+                    if not token_ids:
+                        seen.first_ms.append(seen.gaps_ms[-1])
                     token_ids += pb.GenerateResponse.FromString(raw).outputs[0].token_ids
             except grpc.aio.AioRpcError as error:
                 seen.faults.append(f"the well-behaved stream ended: {error.details()}")

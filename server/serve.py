@@ -49,9 +49,12 @@ LOOP_PERIODS = 10
 """Of these in which the event loop must have come round, however soon a step counts as stuck."""
 STOP_GRACE_S = 1.0
 """For the last answers to leave, once nothing is generated any more."""
-SWITCH_S = 0.0005
+SWITCH_S = 0.0001
 """How long a thread waits for the interpreter until it is taken from another that does not give it
-up; Python's own 5 ms are three steps of a fast device."""
+up. The wait begins anew whenever the other gives it up for a moment and has it back before this
+thread woke, and an event loop under many calls does so several times in a millisecond: with 0.5 ms
+the engine's thread was kept out for 40 ms and more. Python's own 5 ms are three steps of a fast
+device besides."""
 COLLECT_AT = (2_000, 50, 20)
 """Objects more than before, and rounds, at which Python's collector looks at each generation. It
 holds every thread meanwhile. A look at the youngest takes under a millisecond; with Python's own

@@ -235,9 +235,9 @@ class DeviceExecutor:
 
     def _fresh_state(self, state: DeviceState) -> DeviceState:
         """The zeroed state with the row that padding rows use."""
-        row = jax.device_put(logits_row(self._config.vocab_size), self._whole)
         jax.block_until_ready(state)
-        logits = set_row(state.logits, jnp.int32(self.limits.max_num_seqs), row)
+        row = logits_row(self._config.vocab_size)
+        logits = set_row(state.logits, np.int32(self.limits.max_num_seqs), row)
         return jax.block_until_ready(dataclasses.replace(state, logits=logits))
 
     def _try_device(self) -> None:
@@ -370,8 +370,7 @@ class DeviceExecutor:
             allowed=params.allowed_token_ids,
             bad_words=request.bad_word_token_ids,
         )
-        row = jax.device_put(row, self._whole)
-        logits = set_row(self._state.logits, jnp.int32(slot), row)
+        logits = set_row(self._state.logits, np.int32(slot), row)
         self._state = dataclasses.replace(self._state, logits=logits)
 
     def _put_masks(self, plan: StepPlan, masks: TokenMasks) -> None:
@@ -393,7 +392,6 @@ class DeviceExecutor:
         vector[: len(slots)] = slots
         for row, mask in zip(array, masks, strict=False):
             row[:] = mask
-        vector, array = jax.device_put((vector, array), self._whole)
         logits = dataclasses.replace(
             self._state.logits, token_mask=set_masks(token_mask, vector, array)
         )

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -305,6 +306,9 @@ def logits_row(
 ) -> LogitsState:
     """A slot's values for `set_row`, without the slots' dimension.
 
+    In NumPy: an operation of JAX here would be a call of the device, and let another thread take
+    the interpreter, for each array of each new row.
+
     Args:
         vocab_size: V.
         prompt: tokens of the prompt.
@@ -331,8 +335,9 @@ def logits_row(
     if allowed is not None:
         bias[:] = -np.inf
         bias[_ids("allowed_token_ids", allowed, vocab_size)] = 0.0
-    for token_id, value in (logit_bias or {}).items():
-        bias[_ids("logit_bias", [token_id], vocab_size)] += value
+    if logit_bias:
+        added = np.fromiter(logit_bias.values(), np.float32, len(logit_bias))
+        bias[_ids("logit_bias", tuple(logit_bias), vocab_size)] += added
     bias[[_ids("bad_words", w, vocab_size)[0] for w in bad_words if len(w) == 1]] = -np.inf
     words = np.full((num_bad_words, bad_word_tokens), -1, np.int32)
     long_words = [word for word in bad_words if len(word) > 1]
@@ -349,14 +354,11 @@ def logits_row(
     history = np.full((bad_word_tokens - 1,), -1, np.int32)
     recent = list(output)[-len(history) :]
     history[len(history) - len(recent) :] = recent
-    return LogitsState(
-        token_counts=jnp.asarray(counts),
-        prompt_mask=jnp.asarray(bits),
-        logit_bias=jnp.asarray(bias),
-        bad_words=jnp.asarray(words),
-        history=jnp.asarray(history),
-        token_mask=jnp.zeros((-(-vocab_size // _WORD_BITS),), jnp.uint32),
-    )
+    values: dict[str, Any] = {
+        "token_counts": counts, "prompt_mask": bits, "logit_bias": bias,
+        "bad_words": words, "history": history, "token_mask": np.zeros_like(bits),
+    }  # fmt: skip
+    return LogitsState(**values)
 
 
 def _ids(field: str, token_ids: Sequence[int], vocab_size: int) -> NDArray[np.int64]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.engine.errors import InvalidConfigError, InvalidRequestError, QuarantinedError
+from octavo.engine.execution.logits import set_masks, set_row
 from octavo.engine.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -117,6 +118,14 @@ def test_a_bias_forces_and_an_allow_list_confines(llm: Any) -> None:
     assert set(forced.outputs[0].token_ids) == {77}
     allowed = llm.generate("a", GREEDY.replace(allowed_token_ids=[50, 60]), use_tqdm=False)[0]
     assert set(allowed.outputs[0].token_ids) <= {50, 60}
+
+
+def test_rows_with_values_of_their_own_are_set_without_compiling(llm: Any) -> None:
+    before = set_row._cache_size(), set_masks._cache_size()
+    biased = GREEDY.replace(logit_bias={77: 100.0}, presence_penalty=1.0)
+    limited = GREEDY.replace(ignore_eos=False, structured_outputs={"choice": ["yes", "no"]})
+    llm.generate(["a", "b", "c"], [biased, limited, biased], use_tqdm=False)
+    assert (set_row._cache_size(), set_masks._cache_size()) == before
 
 
 def test_bad_words_never_appear(llm: Any) -> None:

@@ -35,7 +35,10 @@ def test_broken_messages_harm_nobody(live, fuzz) -> None:
     assert sum(found.http_statuses.values()) == 200
     assert found.statuses["OK"] > 50, "hardly any message was served: the fuzzer is too wild"
     assert found.statuses["INVALID_ARGUMENT"] > 50
-    assert found.watched.streams > 0
+    watched = found.watched
+    assert watched.streams > 0
+    assert len(watched.first_ms) == watched.streams < len(watched.gaps_ms)
+    assert set(watched.first_ms) <= set(watched.gaps_ms)
     assert live.popen.poll() is None
 
 

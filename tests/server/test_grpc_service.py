@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import sys
 from typing import Any
 
 import grpc
@@ -26,7 +27,7 @@ from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import Targets
 from octavo.server import serve
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
-from octavo.server.serve import HEALTH_PERIOD_S, Ending, OctavoServer
+from octavo.server.serve import HEALTH_PERIOD_S, SWITCH_S, Ending, OctavoServer
 from octavo.server.serve_config import ServeConfig
 
 GENERATE = "/octavo.v1.OctavoService/Generate"
@@ -344,6 +345,20 @@ def test_health_follows_the_engine(on_stand):
         assert await health(stand) == NOT_SERVING
 
     on_stand(scenario)
+
+
+@pytest.mark.parametrize("before_s", [0.005, SWITCH_S / 2])
+def test_no_thread_waits_longer_for_the_interpreter_than_serving_allows(on_stand, before_s):
+    async def scenario(stand):
+        # The interpreter keeps whole microseconds.
+        assert sys.getswitchinterval() == pytest.approx(min(before_s, SWITCH_S), abs=1.5e-6)
+
+    was_s = sys.getswitchinterval()
+    sys.setswitchinterval(before_s)
+    try:
+        on_stand(scenario)
+    finally:
+        sys.setswitchinterval(was_s)
 
 
 def test_before_the_model_is_loaded_calls_are_unavailable(on_stand):

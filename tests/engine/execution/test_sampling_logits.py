@@ -181,10 +181,23 @@ def test_setting_a_row_replaces_what_an_earlier_request_left():
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
+def test_making_a_row_asks_nothing_of_the_device():
+    row = logits_row(VOCAB, prompt=[1], logit_bias={2: 1.0}, bad_words=[[3], [4, 5]], **SIZES)
+    assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(row))
+
+
+def test_biases_add_up_with_what_is_allowed_and_banned():
+    values = {"allowed": [2, 3, 4], "logit_bias": {3: 1.5, 4: -2.0, 5: 9.0}, "bad_words": [[4]]}
+    bias = logits_row(VOCAB, **values, **SIZES).logit_bias
+    assert bias[[2, 3]].tolist() == [0.0, 1.5]
+    assert np.isneginf(np.delete(bias, [2, 3])).all()
+
+
 @pytest.mark.parametrize(
     ("field", "values"),
     [
         ("logit_bias", {"logit_bias": {VOCAB: 1.0}}),
+        ("logit_bias", {"logit_bias": {1: 1.0, -1: 1.0}}),
         ("allowed_token_ids", {"allowed": [-1]}),
         ("bad_words", {"bad_words": [[VOCAB, 1]]}),
         ("bad_words", {"bad_words": [[1, 2, 3, 4, 5]]}),
