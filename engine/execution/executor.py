@@ -71,7 +71,7 @@ IDLE_POLL_S = 1e-4
 
 MASK_EDGES = (4, 32)
 """Masks that are handed over together: so many, or one for each row."""
-PACKED_ROWS = 8
+PACKED_ROWS = 4
 """Decode programs of so many rows read packed weights, where there are any."""
 PAGES_TIMED = 64
 """Pages of the copy that is timed at start-up."""

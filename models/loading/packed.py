@@ -7,6 +7,7 @@ numbers. A parameter whose tensors are not all made of blocks has no packed copy
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec

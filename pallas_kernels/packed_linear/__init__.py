@@ -33,8 +33,8 @@ from octavo.pallas_kernels.packed_linear.weight import (
 
 __all__ = [
     "COMPILER_OPTIONS",
-    "Blocks",
     "BlockType",
+    "Blocks",
     "PackedWeight",
     "abstract_packed",
     "common_type",

@@ -7,8 +7,9 @@ hold them (C / 2 where a byte holds two), and a tile's T outputs, `LANES` side b
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import numpy as np
@@ -126,7 +127,11 @@ class PackedWeight:
     outputs: tuple[int, ...] = field(metadata={"static": True})
 
 
-def pack(blocks: Blocks, outputs: tuple[int, ...], empty: type = np.ndarray) -> PackedWeight:
+def pack(
+    blocks: Blocks,
+    outputs: tuple[int, ...],
+    empty: Callable[[Sequence[int], Any], np.ndarray] = np.empty,
+) -> PackedWeight:
     """Lays blocks out for a product, as NumPy arrays.
 
     Args:
@@ -136,7 +141,7 @@ def pack(blocks: Blocks, outputs: tuple[int, ...], empty: type = np.ndarray) -> 
     """
     abstract = abstract_packed(blocks.type, outputs, blocks.scale.shape[1])
 
-    def lay(rows: np.ndarray, wanted: jax.ShapeDtypeStruct) -> np.ndarray:
+    def lay(rows: np.ndarray, wanted: Any) -> Any:
         tiles, num_blocks, groups = wanted.shape[:3]
         missing = tiles * groups * LANES - len(rows)
         if missing:
@@ -146,13 +151,10 @@ def pack(blocks: Blocks, outputs: tuple[int, ...], empty: type = np.ndarray) -> 
         laid[...] = np.moveaxis(rows, (3, 2), (1, -1))
         return laid
 
-    minimum = None
-    if blocks.minimum is not None:
-        minimum = lay(blocks.minimum, abstract.minimum)
     return PackedWeight(
-        codes=lay(blocks.codes, abstract.codes),  # type: ignore[arg-type]
-        scale=lay(blocks.scale, abstract.scale),  # type: ignore[arg-type]
-        minimum=minimum,  # type: ignore[arg-type]
+        codes=lay(blocks.codes, abstract.codes),
+        scale=lay(blocks.scale, abstract.scale),
+        minimum=None if blocks.minimum is None else lay(blocks.minimum, abstract.minimum),
         outputs=outputs,
     )
 
