@@ -421,17 +421,18 @@ class DeviceExecutor:
     def _spec(self, shape: StepShape) -> StepSpec:
         return step_spec(shape, self.limits.max_pages_per_seq, self.limits.page_size)
 
-    def _reads_packed(self, shape: StepShape) -> bool:
+    def reads_packed(self, shape: StepShape) -> bool:
+        """Whether the shape's program reads packed weights."""
         few = shape.is_decode and shape.num_rows <= PACKED_ROWS
         return few and self._abstract_packed is not None
 
     def _weights_of(self, shape: StepShape) -> Any:
         """What the shape's program reads."""
-        return self._packed if self._reads_packed(shape) else self._weights
+        return self._packed if self.reads_packed(shape) else self._weights
 
     def _compiler_options(self, shape: StepShape) -> dict[str, str] | None:
         options = product_compiler_options(self._library)
-        return {**(options or {}), **COMPILER_OPTIONS} if self._reads_packed(shape) else options
+        return {**(options or {}), **COMPILER_OPTIONS} if self.reads_packed(shape) else options
 
     def _lower(self, shape: StepShape) -> Any:
         spec = self._spec(shape)
@@ -439,7 +440,7 @@ class DeviceExecutor:
         vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=self._whole)
         state_out = state_shardings(self._abstract_state, self._config, self._mesh)
         return jax.jit(step, donate_argnums=1, out_shardings=(state_out, self._whole)).lower(
-            self._abstract_packed if self._reads_packed(shape) else self._abstract_weights,
+            self._abstract_packed if self.reads_packed(shape) else self._abstract_weights,
             self._abstract_state,
             vector,
         )
