@@ -82,15 +82,22 @@ class Engine:
         self.dtype = str(model.dtype)
         self.masks = TokenMasks()
         abstract = model.abstract_weights()
+        packed = model.packed if config.packed_weights else None
+        abstract_packed = None if packed is None else packed.abstract()
         # What is left of a device's memory is best asked once they are there; a host knows ahead.
         on_host = mesh.devices.flat[0].platform == "cpu"
         weights = None if on_host else model.read_weights()
         size = size_engine(
-            config, model.config, model.dtype, mesh, unread_bytes=num_bytes(abstract) * on_host
+            config,
+            model.config,
+            model.dtype,
+            mesh,
+            unread_bytes=num_bytes((abstract, abstract_packed)) * on_host,
         )
         # On a host they are read while programs of an earlier start load, and the tokenizer.
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-weights") as pool:
             reading = pool.submit(model.read_weights) if weights is None else None
+            reading_packed = None if packed is None else pool.submit(packed.read)
             self.limits = size.limits
             self.max_model_len = size.limits.max_model_len
             self.executor = DeviceExecutor(
@@ -103,10 +110,14 @@ class Engine:
                 kv_dtype=size.kv_dtype,
                 fail_on_compile=config.fail_on_compile,
                 masks=self.masks,
+                packed=abstract_packed,
             )
             self.executor.begin_warm_up(config.warm_up)
             self.tokenizer = _tokenizer(config, model)
-            self.executor.set_weights(weights if reading is None else reading.result())
+            self.executor.set_weights(
+                weights if reading is None else reading.result(),
+                None if reading_packed is None else reading_packed.result(),
+            )
         self.scheduler = Scheduler(
             size.limits,
             policy=config.scheduling_policy,

@@ -26,11 +26,12 @@ from octavo.models.layers import (
     rotary_tables,
     softcap,
 )
+from octavo.pallas_kernels.packed_linear import PackedWeight, packed_linear
 from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
 
 Weights = Mapping[str, Any]
 """The tree of arrays that `octavo.models.parameters.declare` describes; linear layers may be
-quantized, see `octavo.models.quantization`."""
+quantized, see `octavo.models.quantization`, or packed, see `octavo.models.loading.packed`."""
 
 
 class Attend(Protocol):
@@ -123,6 +124,8 @@ def unembed(weights: Weights, config: ModelConfig, hidden: jax.Array) -> jax.Arr
             table, contracted = weights["embed"], ((1,), (1,))
         if isinstance(table, QuantizedWeight):
             logits = quantized_linear(normed, table, jnp.dtype(jnp.float32))
+        elif isinstance(table, PackedWeight):
+            logits = packed_linear(normed, table)
         else:
             logits = jax.lax.dot_general(
                 normed,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from octavo.models.config import Activation, Rope, RopeScaling
+from octavo.pallas_kernels.packed_linear import PackedWeight, packed_linear
 from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
 
 
@@ -33,14 +34,16 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (normed * per_feature).astype(x.dtype)
 
 
-def linear(x: jax.Array, weight: jax.Array | QuantizedWeight, num_inputs: int = 1) -> jax.Array:
+def linear(
+    x: jax.Array, weight: jax.Array | QuantizedWeight | PackedWeight, num_inputs: int = 1
+) -> jax.Array:
     """x · weight, contracting x's last `num_inputs` dimensions with weight's first ones.
 
     float32 stays float32 on every device: no TF32 or bfloat16 passes.
 
     Args:
         x: [T, *inputs].
-        weight: [*inputs, *outputs], of x's dtype; or the same quantized.
+        weight: [*inputs, *outputs], of x's dtype; or the same quantized or packed.
         num_inputs: how many dimensions are contracted.
 
     Returns:
@@ -48,6 +51,8 @@ def linear(x: jax.Array, weight: jax.Array | QuantizedWeight, num_inputs: int = 
     """
     if isinstance(weight, QuantizedWeight):
         return quantized_linear(x, weight)
+    if isinstance(weight, PackedWeight):
+        return packed_linear(x, weight)
     contracted = (tuple(range(x.ndim - num_inputs, x.ndim)), tuple(range(num_inputs)))
     return jax.lax.dot_general(
         x,

@@ -71,7 +71,7 @@ class CompileManager:
     Args:
         lower: traces and lowers a shape to a `jax.stages.Lowered`; called from both threads.
         store: where programs are looked for before, by their shape's text, and left; None is none.
-        compiler_options: of `jax.stages.Lowered.compile`.
+        compiler_options: of a shape's `jax.stages.Lowered.compile`.
         fail_after_ready: raise instead of compiling on the request path.
     """
 
@@ -80,7 +80,7 @@ class CompileManager:
         lower: Callable[[StepShape], Any],
         *,
         store: Store | None = None,
-        compiler_options: dict[str, str] | None = None,
+        compiler_options: Callable[[StepShape], dict[str, str] | None] = lambda shape: None,
         fail_after_ready: bool = False,
     ) -> None:
         self._lower = lower
@@ -231,7 +231,7 @@ class CompileManager:
         program = None if self._store is None else self._store.load_lowered(str(shape), lowered)
         was_cached = program is not None
         if program is None:
-            program = lowered.compile(self.compiler_options)
+            program = lowered.compile(self.compiler_options(shape))
             was_cached = counts.hits_of_this_thread > hits
         return _Made(program, time.perf_counter() - begun + traced_s, was_cached)
 

@@ -57,7 +57,9 @@ from octavo.engine.scheduler.step_plan import (
 from octavo.engine.structured.grammar import Mask
 from octavo.engine.structured.masks import TokenMasks
 from octavo.models.config import ModelConfig
+from octavo.models.packed_tree import Packed, with_packed
 from octavo.pallas_kernels.compat import product_compiler_options
+from octavo.pallas_kernels.packed_linear import COMPILER_OPTIONS
 from octavo.pallas_kernels.product_library import choose_product_library
 from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
@@ -69,6 +71,8 @@ IDLE_POLL_S = 1e-4
 
 MASK_EDGES = (4, 32)
 """Masks that are handed over together: so many, or one for each row."""
+PACKED_ROWS = 4
+"""Decode programs of so many rows read packed weights, where there are any."""
 PAGES_TIMED = 64
 """Pages of the copy that is timed at start-up."""
 
@@ -125,6 +129,8 @@ class DeviceExecutor:
         kv_dtype: of the KV pools.
         fail_on_compile: refuse to compile after `warm_up`.
         masks: what the next tokens of gated requests may be.
+        packed: linear layers in packed form, for decode programs of at most `PACKED_ROWS` rows, or
+            their `jax.ShapeDtypeStruct`s, as `weights`; None has all steps read `weights`.
 
     `warm_up` comes before the first `dispatch`; `begin_warm_up` may come before it, so that what
     it waits for is on its way while weights are read.
@@ -142,6 +148,7 @@ class DeviceExecutor:
         kv_dtype: jnp.dtype,
         fail_on_compile: bool = False,
         masks: TokenMasks | None = None,
+        packed: Packed | None = None,
     ) -> None:
         self.limits = limits
         self.lattice = lattice
@@ -149,9 +156,13 @@ class DeviceExecutor:
         self._config = config
         self._library = choose_product_library(weights, kv_dtype)
         self._abstract_weights = abstract(weights, self._library)
+        self._abstract_packed = None
+        if packed is not None and jax.tree.leaves(packed):
+            self._abstract_packed = with_packed(self._abstract_weights, packed)
         self._weights: Any
-        if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(weights)):
-            self.set_weights(weights)
+        self._packed: Any
+        if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((weights, packed))):
+            self.set_weights(weights, packed)
         self._mesh = mesh
         self._backend = backend
         self._whole = NamedSharding(mesh, P())
@@ -174,12 +185,12 @@ class DeviceExecutor:
         store = open_program_store(
             mesh,
             (config, backend, limits.max_pages_per_seq, limits.page_size, self._library),
-            (self._abstract_weights, self._abstract_state),
+            (self._abstract_weights, self._abstract_packed, self._abstract_state),
         )
         self.programs = CompileManager(
             self._lower,
             store=store,
-            compiler_options=product_compiler_options(self._library),
+            compiler_options=self._compiler_options,
             fail_after_ready=fail_on_compile,
         )
         self._fresh: Future[DeviceState] | None = None
@@ -192,9 +203,16 @@ class DeviceExecutor:
         self.page_copy_s: float | None = None
         """Seconds a page takes to or from the host tier, if there is one, as timed at warm-up."""
 
-    def set_weights(self, weights: Any) -> None:
-        """The weights on the mesh, which come to lie as `weight_layout` says; some are donated."""
+    def set_weights(self, weights: Any, packed: Packed | None = None) -> None:
+        """The weights on the mesh, which come to lie as `weight_layout` says; some are donated.
+
+        Args:
+            packed: as the executor was told of.
+        """
         self._weights = lay_out(weights, self._library)
+        if self._abstract_packed is not None:
+            assert packed is not None, "packed weights were announced"
+            self._packed = with_packed(self._weights, packed)
 
     def begin_warm_up(self, mode: WarmUp = "full") -> None:
         """Begins to load programs that an earlier start left, and to make the device's state."""
@@ -248,7 +266,8 @@ class DeviceExecutor:
         shape = self.lattice.choose(nothing, "general", self.programs.has)
         order = np.empty(0, np.intp)
         vector = pack(nothing, self._spec(shape), order, trash_slot=self.limits.max_num_seqs)
-        self._state, output = self.programs.get(shape)(self._weights, self._state, vector)
+        program = self.programs.get(shape)
+        self._state, output = program(self._weights_of(shape), self._state, vector)
         jax.block_until_ready((self._state, output))
 
     def dispatch(self, plan: StepPlan) -> DispatchedStep:
@@ -271,7 +290,7 @@ class DeviceExecutor:
                 self._set_logits_row(row.slot, row.request)
         if self._masks is not None and self._masks.num_live:
             self._put_masks(plan, self._masks)
-        self._state, output = program(self._weights, self._state, vector)
+        self._state, output = program(self._weights_of(shape), self._state, vector)
         now_s = time.perf_counter()
         if self._num_in_flight == 0 and self._last_done_s is not None:
             self.stats.idle_s += now_s - self._last_done_s
@@ -400,13 +419,26 @@ class DeviceExecutor:
     def _spec(self, shape: StepShape) -> StepSpec:
         return step_spec(shape, self.limits.max_pages_per_seq, self.limits.page_size)
 
+    def reads_packed(self, shape: StepShape) -> bool:
+        """Whether the shape's program reads packed weights."""
+        few = shape.is_decode and shape.num_rows <= PACKED_ROWS
+        return few and self._abstract_packed is not None
+
+    def _weights_of(self, shape: StepShape) -> Any:
+        """What the shape's program reads."""
+        return self._packed if self.reads_packed(shape) else self._weights
+
+    def _compiler_options(self, shape: StepShape) -> dict[str, str] | None:
+        options = product_compiler_options(self._library)
+        return {**(options or {}), **COMPILER_OPTIONS} if self.reads_packed(shape) else options
+
     def _lower(self, shape: StepShape) -> Any:
         spec = self._spec(shape)
         step = make_step(self._config, spec, mesh=self._mesh, backend=self._backend)
         vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=self._whole)
         state_out = state_shardings(self._abstract_state, self._config, self._mesh)
         return jax.jit(step, donate_argnums=1, out_shardings=(state_out, self._whole)).lower(
-            self._abstract_weights,
+            self._abstract_packed if self.reads_packed(shape) else self._abstract_weights,
             self._abstract_state,
             vector,
         )

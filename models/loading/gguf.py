@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,11 @@ from gguf.quants import dequantize
 from octavo.engine.errors import ModelLoadError
 from octavo.models.config import ModelConfig
 from octavo.models.loading.aligned import aligned_empty
+from octavo.models.loading.gguf_blocks import BLOCK_TYPES, read_blocks
 from octavo.models.loading.gguf_config import config_from_gguf
 from octavo.models.loading.gguf_file import GGUFFile, GGUFTensor
 from octavo.models.loading.tensors import EMBED, FINAL_NORM, LM_HEAD, Index, layer_prefix
+from octavo.pallas_kernels.packed_linear import Blocks, BlockType
 
 ROPE_FACTORS = "rope_freqs.weight"
 """One divisor a rotary frequency; part of the configuration here, not a weight."""
@@ -88,9 +91,30 @@ class GGUFSource:
     def read(self, name: str, index: Index) -> np.ndarray:
         tensor = self._tensors[name]
         rows = self._dequantized(tensor, index[0])
-        if self._interleaved and ("q_proj" in name or "k_proj" in name):
+        if self._is_interleaved(name):
             rows = _halves_from_pairs(rows, self.config.head_dim)
         return rows if rows.ndim == 1 else rows[:, index[1]]
+
+    def block_type(self, name: str) -> BlockType | None:
+        """How the blocks of a tensor are held; None if it has none."""
+        return BLOCK_TYPES.get(self._tensors[name].type)
+
+    def read_blocks(self, name: str) -> Blocks:
+        """All of a tensor that has blocks; what they stand for is what `read` reads."""
+        tensor = self._tensors[name]
+        blocks = read_blocks(self.file.raw(tensor.name), tensor.type)
+        if not self._is_interleaved(name):
+            return blocks
+        head_dim, minimum = self.config.head_dim, blocks.minimum
+        return replace(
+            blocks,
+            codes=_halves_from_pairs(blocks.codes, head_dim),
+            scale=_halves_from_pairs(blocks.scale, head_dim),
+            minimum=None if minimum is None else _halves_from_pairs(minimum, head_dim),
+        )
+
+    def _is_interleaved(self, name: str) -> bool:
+        return self._interleaved and ("q_proj" in name or "k_proj" in name)
 
     def _canonical(self, name: str) -> str:
         if name in _TOP_NAMES:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -25,6 +25,9 @@ from octavo.models.quantization import (
 )
 from octavo.pallas_kernels.quantized_linear import Quantization
 from octavo.sharding.mesh import make_mesh, tensor_parallel_size
+
+if TYPE_CHECKING:
+    from octavo.models.loading.packed import PackedReader
 
 CheckpointKind = Literal["gguf", "safetensors", "orbax"]
 DTYPES = ("float32", "bfloat16")
@@ -61,6 +64,8 @@ class OpenedModel:
         config, dtype, quantization, source, kind, tokenizer_source: as of `LoadedModel`.
         mesh: where the weights will go.
         metadata: of a GGUF file, which hold its tokenizer too; None for other kinds.
+        packed: reads linear layers a second time, as a GGUF's blocks; None for other kinds, and
+            where weights are not to be whole and in float32 on one CPU.
     """
 
     config: ModelConfig
@@ -71,6 +76,7 @@ class OpenedModel:
     tokenizer_source: Path
     mesh: Mesh
     metadata: Mapping[str, Any] | None = None
+    packed: PackedReader | None = None
     _read: Callable[[], dict[str, Any]]
 
     def abstract_weights(self) -> dict[str, Any]:
@@ -117,6 +123,7 @@ def open_model(
         tokenizer_source=path,
         mesh=mesh,
         metadata=getattr(source, "metadata", None),
+        packed=_packed(source, config, resolved, mesh) if kind_of_weights is None else None,
         _read=partial(assemble_weights, source, config, resolved, mesh, kind_of_weights),
     )
 
@@ -194,6 +201,18 @@ def _open(path: Path, kind: CheckpointKind) -> TensorSource:
     from octavo.models.loading.safetensors import SafetensorsSource
 
     return SafetensorsSource(path)
+
+
+def _packed(
+    source: TensorSource, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh
+) -> PackedReader | None:
+    on_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
+    if not on_cpu or dtype != jnp.float32:
+        return None
+    from octavo.models.loading.gguf import GGUFSource
+    from octavo.models.loading.packed import PackedReader
+
+    return PackedReader(source, config, mesh) if isinstance(source, GGUFSource) else None
 
 
 def _open_orbax(

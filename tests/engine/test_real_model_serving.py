@@ -47,10 +47,10 @@ def make_llm() -> Iterator[Callable[..., Any]]:
     made = []
 
     def make(**changes: Any) -> LLM:
+        args = {"max_num_seqs": 4} | changes
         llm = LLM(
-            MODEL, progress=False, dtype="float32", max_num_seqs=4, max_num_batched_tokens=32,
-            max_model_len=64, num_kv_pages=13, watermark=0.0, num_decode_steps=2, warm_up="coarse",
-            **changes,
+            MODEL, progress=False, dtype="float32", max_num_batched_tokens=32, max_model_len=64,
+            num_kv_pages=13, watermark=0.0, num_decode_steps=2, warm_up="coarse", **args,
         )  # fmt: skip
         made.append(llm)
         return llm
@@ -66,6 +66,22 @@ def tokens(
 ) -> list[list[int]]:
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_tokens_do_not_depend_on_whether_weights_are_packed(make_llm: Callable[..., Any]) -> None:
+    """The four-row program reads packed weights, and so does a one-row program of an engine that
+    serves a request at a time: prefill and another engine's decode multiply in float32."""
+    packed, whole = make_llm(), make_llm(packed_weights=False)
+    said = tokens(whole)
+    for llm in (packed, whole):
+        executor = llm.engine.executor
+        shape = executor.lattice.decode[-1]
+        assert executor.reads_packed(shape) == (llm is packed)
+        assert not executor.reads_packed(executor.lattice.mixed[-1])
+    assert tokens(packed) == said
+    alone = make_llm(max_num_seqs=1)
+    assert alone.engine.executor.reads_packed(alone.engine.executor.lattice.decode[-1])
+    assert [tokens(alone, prompts=[prompt])[0] for prompt in PROMPTS] == said
 
 
 def recorded(llm: Any, path: Path) -> tuple[list[list[int]], list[dict[str, Any]]]:

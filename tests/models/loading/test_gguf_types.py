@@ -8,6 +8,7 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from octavo.models.loading.gguf import GGUFSource
+from octavo.models.loading.gguf_blocks import BLOCK_TYPES
 from octavo.models.loading.gguf_file import SUPPORTED_TYPES, GGUFFile
 
 NAME = "model.layers.0.mlp.gate_proj.weight"
@@ -52,6 +53,28 @@ def test_a_type_reads_as_its_library_dequantizes_it(type_name, tmp_path):
     np.testing.assert_array_equal(whole, expected)
     part = source.read(NAME, (slice(30, 61), slice(100, 300)))
     np.testing.assert_array_equal(part, expected[30:61, 100:300])
+
+
+@pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value):RuntimeWarning")
+def test_a_types_blocks_stand_for_the_numbers_it_reads_as(kind, tmp_path):
+    _quantized_model(tmp_path / "model.gguf", kind, 96, 512)
+    source = GGUFSource(tmp_path / "model.gguf")
+    blocks = source.read_blocks(NAME)
+    held = source.block_type(NAME)
+    assert blocks.type == held == BLOCK_TYPES[kind]
+    assert blocks.codes.shape == (96, 512 // held.codes, held.code_bytes)
+    assert blocks.codes.dtype == (np.uint8 if held.nibbles else np.int8)
+    assert blocks.scale.dtype == held.scale_dtype
+    assert (None if blocks.minimum is None else blocks.minimum.dtype) == held.minimum_dtype
+    whole = source.read(NAME, (slice(0, 96), slice(0, 512)))
+    np.testing.assert_array_equal(blocks.dequantized(), whole)
+
+
+@pytest.mark.parametrize("type_name", ["F32", "F16", "BF16"])
+def test_types_without_blocks_say_so(type_name, tmp_path):
+    _quantized_model(tmp_path / "model.gguf", GGMLQuantizationType[type_name], 96, 512)
+    assert GGUFSource(tmp_path / "model.gguf").block_type(NAME) is None
 
 
 def test_metadata_of_every_kind_reads_back(tmp_path):

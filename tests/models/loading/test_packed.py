@@ -1,0 +1,66 @@
+"""Packed linear layers of the packaged models are the float32 weights, number for number."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from octavo.models.loading.load import open_model
+from octavo.models.packaged import PACKAGED_MODELS
+from octavo.models.packed_tree import with_packed
+from octavo.models.quantization import NUM_INPUTS
+from octavo.pallas_kernels.packed_linear import PackedWeight, unpacked
+from octavo.sharding.mesh import make_mesh
+
+
+@pytest.fixture(params=sorted(PACKAGED_MODELS))
+def packaged(request):
+    if not PACKAGED_MODELS[request.param].is_installed():
+        pytest.skip(f"{request.param} is not installed")
+    return request.param
+
+
+def test_what_is_packed_are_the_weights(packaged):
+    opened = open_model(packaged, "float32")
+    weights, packed = opened.read_weights(), opened.packed.read()
+    abstract = opened.packed.abstract()
+    assert jax.tree.structure(packed) == jax.tree.structure(abstract)
+    for array, wanted in zip(jax.tree.leaves(packed), jax.tree.leaves(abstract), strict=True):
+        assert (array.shape, array.dtype) == (wanted.shape, wanted.dtype)
+        assert array.sharding == wanted.sharding
+    compared = 0
+    for layer in (0, opened.config.num_layers - 1):
+        assert packed["layers"][layer].keys() == NUM_INPUTS.keys() - {"lm_head"}
+        for name, weight in packed["layers"][layer].items():
+            assert isinstance(weight, PackedWeight)
+            dense = np.asarray(weights["layers"][layer][name])
+            inputs = NUM_INPUTS[name]
+            dense = np.moveaxis(dense.reshape(-1, *dense.shape[inputs:]), 0, -1)
+            np.testing.assert_array_equal(np.asarray(unpacked(weight)), dense)
+            compared += 1
+    assert compared == 8
+    dense = weights["lm_head"].T if "lm_head" in weights else weights["embed"]
+    np.testing.assert_array_equal(np.asarray(unpacked(packed["lm_head"])), np.asarray(dense))
+
+
+def test_a_tree_with_packed_weights_keeps_the_others():
+    plain = {"embed": 1, "final_norm": 2, "layers": ({"wqkv": 3, "wo": 4}, {"wqkv": 5, "wo": 6})}
+    packed = {"lm_head": 7, "layers": ({"wqkv": 8}, {})}
+    assert with_packed(plain, packed) == {
+        "embed": 1,
+        "final_norm": 2,
+        "lm_head": 7,
+        "layers": ({"wqkv": 8, "wo": 4}, {"wqkv": 5, "wo": 6}),
+    }
+
+
+@pytest.mark.skipif(
+    not PACKAGED_MODELS["smollm2-135m"].is_installed(), reason="smollm2-135m is not installed"
+)
+@pytest.mark.parametrize(
+    ("dtype", "devices", "quantization"),
+    [("bfloat16", 1, "none"), ("float32", 2, "none"), ("float32", 1, "int8")],
+)
+def test_other_engines_have_none(dtype, devices, quantization):
+    assert open_model("smollm2-135m", dtype, make_mesh(devices), quantization).packed is None
