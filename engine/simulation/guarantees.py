@@ -25,12 +25,20 @@ at once a step and a step that is under way is not changed."""
 
 @dataclass(slots=True)
 class Stretch:
-    """A request's wait of one stretch: from arrival or preemption to its next row, or its end."""
+    """A request's wait of one stretch: from arrival or preemption to its next row, or its end.
+
+    Attributes:
+        since_s: when it arrived, or when the step began whose plan preempted it.
+        until_s: when the step began that has it again, or when it ended.
+        planned_s: when that plan was made, at the earliest: when the step before began. Since then
+            the scheduler may have counted.
+    """
 
     request_id: str
     priority: int
     since_s: float
     until_s: float
+    planned_s: float
 
 
 def waits(report: SimulationReport) -> list[Stretch]:
@@ -39,25 +47,29 @@ def waits(report: SimulationReport) -> list[Stretch]:
     Args:
         report: of a run with `keep_timeline`.
     """
-    open_since = {record.request_id: record.arrival_s for record in report.records}
+    open_since = {r.request_id: (r.arrival_s, r.arrival_s) for r in report.records}
     priority = {r.request_id: int(r.traffic_class.priority) for r in report.records}
     found: list[Stretch] = []
+
+    def close(name: str, until_s: float) -> None:
+        since_s, planned_s = open_since.pop(name)
+        found.append(Stretch(name, priority[name], since_s, max(since_s, until_s), planned_s))
+
+    before_s = 0.0
     for step in report.timeline:
         for request_id in step.plan.preempted:
-            open_since[request_id] = step.begin_s
+            open_since[request_id] = step.begin_s, before_s
+        before_s = step.begin_s
         begun = [row.request.request_id for row in step.plan.prefill_rows if row.is_new]
         # Whose pages are on their way has a row already.
         begun += [copy.request_id for copy in step.plan.copy_ins if copy.request_id]
         for name in begun:
             if name in open_since:
-                since_s = open_since.pop(name)
-                found.append(Stretch(name, priority[name], since_s, max(since_s, step.begin_s)))
+                close(name, step.begin_s)
     for record in report.records:
         if record.request_id in open_since:
             end_s = report.duration_s if record.finished_s is None else record.finished_s
-            since_s = open_since[record.request_id]
-            name = record.request_id
-            found.append(Stretch(name, priority[name], since_s, max(since_s, end_s)))
+            close(record.request_id, end_s)
     return sorted(found, key=lambda stretch: stretch.since_s)
 
 
@@ -184,7 +196,7 @@ def longest_wait(report: SimulationReport, max_wait_s: float) -> dict[str, Any]:
         claims: dict[str, float] = {}
         for stretch in overdue:
             claims.setdefault(stretch.request_id, stretch.since_s + max_wait_s)
-        since = {(s.request_id, s.until_s): s.since_s for s in stretches}
+        planned = {(s.request_id, s.until_s): s.planned_s for s in stretches}
         before_s = 0.0
         for step in report.timeline:
             begun = [row.request.request_id for row in step.plan.prefill_rows if row.is_new]
@@ -194,8 +206,10 @@ def longest_wait(report: SimulationReport, max_wait_s: float) -> dict[str, Any]:
                 for s in overdue
             ):
                 for name in begun:
-                    if claims.get(name, math.inf) > step.begin_s:
-                        overtaken += (name, step.begin_s) in since
+                    planned_s = planned.get((name, step.begin_s))
+                    # Whoever may have been over the bound when this step was planned is not meant.
+                    if planned_s is not None and planned_s + max_wait_s > step.begin_s:
+                        overtaken += claims.get(name, math.inf) > step.begin_s
             before_s = step.begin_s
     return {
         "longest_s": longest_s,

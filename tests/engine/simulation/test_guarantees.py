@@ -75,6 +75,23 @@ def test_whoever_comes_before_one_over_the_bound_is_counted() -> None:
     assert longest_wait(overtaken, 30.0)["is_kept"]
 
 
+def test_a_preempted_request_may_have_waited_since_the_step_before_began() -> None:
+    """The plan that preempted it was made beside that step, and the scheduler counts from then."""
+    records = [record("old", 0.5), record("again", 0.0)]
+
+    def overtaken(before_s: float) -> int:
+        steps = (
+            step(1.0, ("again",)), step(before_s, ()), step(3.0, (), preempted=("again",)),
+            step(5.0, ()), step(5.9, ("again",)), step(7.0, ("old",)),
+        )  # fmt: skip
+        found = longest_wait(run_of(records, *steps), 3.0)
+        assert found["longest_s"] == 6.5
+        return found["num_overtaken"]
+
+    assert overtaken(before_s=2.0) == 0
+    assert overtaken(before_s=2.95) == 1
+
+
 def test_a_class_that_waits_while_others_take_everything_is_below_its_share() -> None:
     records = [record(str(n), float(n)) for n in range(50)] + [record("low", 0.0, LOW)]
     steps = [step(float(n) + 1, (str(n),), num_tokens=100_000) for n in range(50)]
