@@ -181,7 +181,8 @@ def longest_wait(report: SimulationReport, max_wait_s: float) -> dict[str, Any]:
     The bound says: whoever has waited `max_wait_s` is begun before anybody who has not, and so
     waits no longer than that, the step under way, and whoever has waited longer still. A request
     that was begun while another had been over the bound since the step before, and was not over it
-    itself, breaks it.
+    itself, breaks it. Only trials come before it: whoever was in a step that failed may be begun
+    with nobody beside it, while all others are held back, to see whether it was the cause.
 
     Args:
         report: of a run with `keep_timeline`.
@@ -191,6 +192,7 @@ def longest_wait(report: SimulationReport, max_wait_s: float) -> dict[str, Any]:
     longest_s = max((s.until_s - s.since_s for s in stretches), default=0.0)
     overtaken = 0
     if max_wait_s < math.inf and longest_s > max_wait_s:
+        failed_s = _first_failures(report)
         overdue = [s for s in stretches if s.until_s - s.since_s > max_wait_s]
         # Once over the bound, a request keeps its claim if it is preempted.
         claims: dict[str, float] = {}
@@ -206,6 +208,8 @@ def longest_wait(report: SimulationReport, max_wait_s: float) -> dict[str, Any]:
                 for s in overdue
             ):
                 for name in begun:
+                    if failed_s.get(name, math.inf) <= step.begin_s:
+                        continue
                     planned_s = planned.get((name, step.begin_s))
                     # Whoever may have been over the bound when this step was planned is not meant.
                     if planned_s is not None and planned_s + max_wait_s > step.begin_s:
@@ -217,3 +221,14 @@ def longest_wait(report: SimulationReport, max_wait_s: float) -> dict[str, Any]:
         "num_overtaken": overtaken,
         "is_kept": overtaken == 0,
     }
+
+
+def _first_failures(report: SimulationReport) -> dict[str, float]:
+    """By request, when the first step that it was part of ended in an error."""
+    found: dict[str, float] = {}
+    for step in report.timeline:
+        if step.fails:
+            rows = [row.request for row in step.plan.prefill_rows]
+            for request in (*step.plan.decode_rows.requests, *rows):
+                found.setdefault(request.request_id, step.end_s)
+    return found

@@ -34,6 +34,7 @@ def step(
     preempted: tuple[str, ...] = (),
     num_tokens: int = 10,
     brought_back: dict[str, int] | None = None,
+    fails: bool = False,
 ) -> Any:
     rows = tuple(
         SimpleNamespace(request=SimpleNamespace(request_id=n), is_new=True, num_tokens=num_tokens)
@@ -46,7 +47,7 @@ def step(
     plan = SimpleNamespace(
         preempted=preempted, prefill_rows=rows, copy_ins=copies, decode_rows=DecodeRows.of(())
     )
-    return SimpleNamespace(plan=plan, begin_s=begin_s, end_s=begin_s + 1.0)
+    return SimpleNamespace(plan=plan, begin_s=begin_s, end_s=begin_s + 1.0, fails=fails)
 
 
 def run_of(records: list[RequestRecord], *steps: Any) -> SimulationReport:
@@ -90,6 +91,21 @@ def test_a_preempted_request_may_have_waited_since_the_step_before_began() -> No
 
     assert overtaken(before_s=2.0) == 0
     assert overtaken(before_s=2.95) == 1
+
+
+def test_a_suspect_of_a_failed_step_is_tried_before_whoever_waits() -> None:
+    records = [record("old", 0.0), record("suspect", 3.5), record("other", 4.0)]
+
+    def overtaken(begun: str, fails: bool) -> int:
+        steps = (
+            step(3.6, ("suspect",), fails=fails), step(4.8, (), preempted=("suspect",)),
+            step(6.0, (begun,)), step(7.0, ("old",)),
+        )  # fmt: skip
+        return longest_wait(run_of(records, *steps), 3.0)["num_overtaken"]
+
+    assert overtaken("suspect", fails=True) == 0
+    assert overtaken("suspect", fails=False) == 1
+    assert overtaken("other", fails=True) == 1
 
 
 def test_a_class_that_waits_while_others_take_everything_is_below_its_share() -> None:
