@@ -84,6 +84,8 @@ class Engine:
         abstract = model.abstract_weights()
         packed = model.packed if config.packed_weights else None
         abstract_packed = None if packed is None else packed.abstract()
+        if not jax.tree.leaves(abstract_packed):
+            packed = abstract_packed = None  # no tensor of the checkpoint is made of blocks
         # What is left of a device's memory is best asked once they are there; a host knows ahead.
         on_host = mesh.devices.flat[0].platform == "cpu"
         weights = None if on_host else model.read_weights()
@@ -93,6 +95,7 @@ class Engine:
             model.dtype,
             mesh,
             unread_bytes=num_bytes((abstract, abstract_packed)) * on_host,
+            has_packed=packed is not None,
         )
         # On a host they are read while programs of an earlier start load, and the tokenizer.
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-weights") as pool:

@@ -262,17 +262,19 @@ def _programs(engine: Engine, samples: Sequence[tuple[Any, Sample]]) -> tuple[Pr
         key = (shape.num_tokens, shape.num_rows, shape.num_new_rows, shape.num_steps)
         by_shape.setdefault(key, []).append(sample)
     lattice = engine.executor.lattice
-    known = []
-    for shape in (*lattice.decode, *lattice.mixed):
-        key = (shape.num_tokens, shape.num_rows, shape.num_new_rows, shape.num_steps)
-        if key in by_shape:
-            known.append(
-                fit_program(
-                    by_shape[key], num_tokens=key[0], num_rows=key[1], num_new_rows=key[2],
-                    num_steps=key[3],
-                )
-            )  # fmt: skip
-    return tuple(known)
+    # Of two programs of one size, a packed one and another, the packed one is what runs.
+    keys = dict.fromkeys(
+        (shape.num_tokens, shape.num_rows, shape.num_new_rows, shape.num_steps)
+        for shape in (*lattice.decode, *lattice.mixed)
+    )
+    return tuple(
+        fit_program(
+            by_shape[key], num_tokens=key[0], num_rows=key[1], num_new_rows=key[2],
+            num_steps=key[3],
+        )
+        for key in keys
+        if key in by_shape
+    )  # fmt: skip
 
 
 def time_link(engine: Engine) -> SwapLink | None:

@@ -6,11 +6,16 @@ the lattice is one ladder of decode programs and one of mixed programs.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from octavo.engine.execution.step_spec import StepShape, Variant
 from octavo.engine.scheduler.step_plan import StepPlan
+
+PACKED_ROWS = 4
+"""Decode programs of so many rows read packed weights, where there are any: each row dequantizes
+anew, and with eight a third of the gain is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +23,7 @@ class Lattice:
     """Every shape an engine compiles.
 
     Attributes:
-        decode: decode programs, by rows, ascending.
+        decode: decode programs, by rows, ascending; of as many rows the packed one first.
         mixed: mixed programs, by tokens, ascending.
         variants: sampling variants each of them is compiled for.
     """
@@ -44,8 +49,8 @@ class Lattice:
 
     def _in_variants(self, shapes: tuple[StepShape, ...]) -> tuple[StepShape, ...]:
         return tuple(
-            StepShape(s.num_tokens, s.num_rows, s.num_steps, variant)
-            for s in shapes
+            dataclasses.replace(shape, variant=variant)
+            for shape in shapes
             for variant in self.variants
         )
 
@@ -66,7 +71,7 @@ class Lattice:
             AssertionError: the plan exceeds the limits that the scheduler was given.
         """
         fitting = [
-            StepShape(shape.num_tokens, shape.num_rows, shape.num_steps, variant)
+            dataclasses.replace(shape, variant=variant)
             for shape in (self.mixed if plan.prefill_rows else self.decode)
             if _takes(shape, plan)
         ]
@@ -89,6 +94,7 @@ def make_lattice(
     max_num_batched_tokens: int,
     num_steps: int,
     variants: tuple[Variant, ...],
+    has_packed: bool = False,
 ) -> Lattice:
     """Decode rows 1, 4, 8, 16, 24, 32, 48, … 128, 160, …; mixed tokens 32, 128, 256, 512, 1024, ….
 
@@ -99,6 +105,9 @@ def make_lattice(
         max_num_batched_tokens: tokens of the largest mixed program.
         num_steps: decode iterations in a dispatch.
         variants: sampling variants.
+        has_packed: there are packed weights for decode programs of at most `PACKED_ROWS` rows to
+            read. They compile slowly, so the largest program is there without them, too, and comes
+            first.
     """
     decode = [1, 4, 8, 16, 24, 32]
     while decode[-1] < max_num_seqs:
@@ -107,8 +116,14 @@ def make_lattice(
     mixed = [32, 128]
     while mixed[-1] < max_num_batched_tokens:
         mixed.append(2 * mixed[-1])
+    rows = _up_to(max_num_seqs, decode)
+    packed = [n for n in rows if n <= PACKED_ROWS] if has_packed else []
+    plain = [n for n in rows if n not in packed or n == max_num_seqs]
     return Lattice(
-        tuple(StepShape(n, n, num_steps) for n in _up_to(max_num_seqs, decode)),
+        (
+            *(StepShape(n, n, num_steps, packed=True) for n in packed),
+            *(StepShape(n, n, num_steps) for n in plain),
+        ),
         tuple(StepShape(n, min(n, max_num_seqs), 0) for n in _up_to(max_num_batched_tokens, mixed)),
         variants,
     )

@@ -71,8 +71,6 @@ IDLE_POLL_S = 1e-4
 
 MASK_EDGES = (4, 32)
 """Masks that are handed over together: so many, or one for each row."""
-PACKED_ROWS = 4
-"""Decode programs of so many rows read packed weights, where there are any."""
 PAGES_TIMED = 64
 """Pages of the copy that is timed at start-up."""
 
@@ -129,8 +127,8 @@ class DeviceExecutor:
         kv_dtype: of the KV pools.
         fail_on_compile: refuse to compile after `warm_up`.
         masks: what the next tokens of gated requests may be.
-        packed: linear layers in packed form, for decode programs of at most `PACKED_ROWS` rows, or
-            their `jax.ShapeDtypeStruct`s, as `weights`; None has all steps read `weights`.
+        packed: linear layers in packed form, for the shapes that say so, or their
+            `jax.ShapeDtypeStruct`s, as `weights`; None where no shape does.
 
     `warm_up` comes before the first `dispatch`; `begin_warm_up` may come before it, so that what
     it waits for is on its way while weights are read.
@@ -157,7 +155,7 @@ class DeviceExecutor:
         self._library = choose_product_library(weights, kv_dtype)
         self._abstract_weights = abstract(weights, self._library)
         self._abstract_packed = None
-        if packed is not None and jax.tree.leaves(packed):
+        if packed is not None:
             self._abstract_packed = with_packed(self._abstract_weights, packed)
         self._weights: Any
         self._packed: Any
@@ -419,18 +417,13 @@ class DeviceExecutor:
     def _spec(self, shape: StepShape) -> StepSpec:
         return step_spec(shape, self.limits.max_pages_per_seq, self.limits.page_size)
 
-    def reads_packed(self, shape: StepShape) -> bool:
-        """Whether the shape's program reads packed weights."""
-        few = shape.is_decode and shape.num_rows <= PACKED_ROWS
-        return few and self._abstract_packed is not None
-
     def _weights_of(self, shape: StepShape) -> Any:
         """What the shape's program reads."""
-        return self._packed if self.reads_packed(shape) else self._weights
+        return self._packed if shape.packed else self._weights
 
     def _compiler_options(self, shape: StepShape) -> dict[str, str] | None:
         options = product_compiler_options(self._library)
-        return {**(options or {}), **COMPILER_OPTIONS} if self.reads_packed(shape) else options
+        return {**(options or {}), **COMPILER_OPTIONS} if shape.packed else options
 
     def _lower(self, shape: StepShape) -> Any:
         spec = self._spec(shape)
@@ -438,7 +431,7 @@ class DeviceExecutor:
         vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=self._whole)
         state_out = state_shardings(self._abstract_state, self._config, self._mesh)
         return jax.jit(step, donate_argnums=1, out_shardings=(state_out, self._whole)).lower(
-            self._abstract_packed if self.reads_packed(shape) else self._abstract_weights,
+            self._abstract_packed if shape.packed else self._abstract_weights,
             self._abstract_state,
             vector,
         )

@@ -47,12 +47,14 @@ def size_engine(
     mesh: Mesh,
     *,
     unread_bytes: int = 0,
+    has_packed: bool = False,
 ) -> EngineSize:
     """Resolves everything that depends on the model and the machine.
 
     Args:
         dtype: of activations.
         unread_bytes: memory that weights will take and have not yet.
+        has_packed: there are packed weights, too.
 
     Raises:
         InvalidConfigError: the context exceeds the model's, or the pool cannot hold one page a
@@ -77,6 +79,7 @@ def size_engine(
         # A CPU branches for nothing, and one variant less halves what is compiled. Elsewhere a
         # branch on a device value costs a round trip.
         variants=("general",) if platform == "cpu" else ("greedy", "general"),
+        has_packed=has_packed,
     )
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
     backend = choose_attention(

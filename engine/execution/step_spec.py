@@ -55,12 +55,14 @@ class StepShape:
         num_steps: most decode iterations in a dispatch; 0 marks a mixed program (prefill chunks
             and decode rows, one iteration).
         variant: "greedy" compiles the argmax alone; "general" serves every request.
+        packed: linear layers read packed weights.
     """
 
     num_tokens: int
     num_rows: int
     num_steps: int
     variant: Variant = "general"
+    packed: bool = False
 
     @property
     def is_decode(self) -> bool:
@@ -77,7 +79,7 @@ class StepShape:
 
     def __str__(self) -> str:
         kind = f"decode {self.num_rows} x {self.num_steps}" if self.is_decode else "mixed"
-        return f"{kind} {self.num_tokens} {self.variant}"
+        return f"{kind} {self.num_tokens} {self.variant}" + " packed" * self.packed
 
 
 def prefill_rows(num_tokens: int, num_rows: int) -> int:

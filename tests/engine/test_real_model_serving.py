@@ -47,11 +47,11 @@ def make_llm() -> Iterator[Callable[..., Any]]:
     made = []
 
     def make(**changes: Any) -> LLM:
-        # A program that reads packed weights takes three times as long to compile: one test does.
-        args = {"max_num_seqs": 4, "packed_weights": False} | changes
+        # Programs that read packed weights take three times as long to compile: one test does.
+        args = {"max_num_seqs": 4, "packed_weights": False, "warm_up": "coarse"} | changes
         llm = LLM(
             MODEL, progress=False, dtype="float32", max_num_batched_tokens=32, max_model_len=64,
-            num_kv_pages=13, watermark=0.0, num_decode_steps=2, warm_up="coarse", **args,
+            num_kv_pages=13, watermark=0.0, num_decode_steps=2, **args,
         )  # fmt: skip
         made.append(llm)
         return llm
@@ -70,19 +70,13 @@ def tokens(
 
 
 def test_tokens_do_not_depend_on_whether_weights_are_packed(make_llm: Callable[..., Any]) -> None:
-    """The four-row program reads packed weights, and so does a one-row program of an engine that
-    serves a request at a time: prefill and another engine's decode multiply in float32."""
-    packed, whole = make_llm(packed_weights=True), make_llm()
-    said = tokens(whole)
-    for llm in (packed, whole):
-        executor = llm.engine.executor
-        shape = executor.lattice.decode[-1]
-        assert executor.reads_packed(shape) == (llm is packed)
-        assert not executor.reads_packed(executor.lattice.mixed[-1])
-    assert tokens(packed) == said
-    alone = make_llm(max_num_seqs=1, packed_weights=True)
-    assert alone.engine.executor.reads_packed(alone.engine.executor.lattice.decode[-1])
-    assert [tokens(alone, prompts=[prompt])[0] for prompt in PROMPTS] == said
+    """One row reads packed weights; prefill and another engine's four rows multiply in float32."""
+    packed, whole = make_llm(packed_weights=True, max_num_seqs=1, warm_up="full"), make_llm()
+    shapes = packed.engine.executor.lattice.shapes
+    assert [shape.packed for shape in shapes if shape.is_decode] == [False, True]
+    assert all(packed.engine.executor.programs.has(shape) for shape in shapes)
+    assert not any(shape.packed for shape in whole.engine.executor.lattice.shapes)
+    assert [tokens(packed, prompts=[prompt])[0] for prompt in PROMPTS] == tokens(whole)
 
 
 def recorded(llm: Any, path: Path) -> tuple[list[list[int]], list[dict[str, Any]]]:

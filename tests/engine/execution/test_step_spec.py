@@ -169,6 +169,31 @@ def test_decode_programs_are_finer_where_padding_costs_most() -> None:
     assert lattice.token_edges == (32, 128, 256, 512)
 
 
+@pytest.mark.parametrize(
+    ("max_num_seqs", "wanted"),
+    [
+        (1, [(1, True), (1, False)]),
+        (4, [(1, True), (4, True), (4, False)]),
+        (16, [(1, True), (4, True), (8, False), (16, False)]),
+    ],
+)
+def test_few_rows_read_packed_weights_once_their_program_is_there(
+    max_num_seqs: int, wanted: list[tuple[int, bool]]
+) -> None:
+    lattice = make_lattice(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=128, num_steps=4, variants=("general",),
+        has_packed=True,
+    )  # fmt: skip
+    assert [(shape.num_rows, shape.packed) for shape in lattice.decode] == wanted
+    # What readiness waits for compiles as fast as ever.
+    assert not any(shape.packed for shape in (*lattice.coarse, *lattice.mixed))
+    plan = make_plan([decode_row(0, 3)], [], num_steps=4)
+    first = lattice.choose(plan, "general", set(lattice.coarse).__contains__)
+    assert first == lattice.decode[-1]
+    everything = lattice.choose(plan, "general", set(lattice.shapes).__contains__)
+    assert everything == StepShape(1, 1, 4, packed=True)
+
+
 def test_a_plan_beyond_the_lattice_is_an_invariant_broken() -> None:
     lattice = make_lattice(
         max_num_seqs=4, max_num_batched_tokens=16, num_steps=1, variants=("general",)
