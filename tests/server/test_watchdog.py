@@ -98,7 +98,9 @@ def test_an_event_loop_that_hangs_has_its_stacks_written(tmp_path):
 
     async def hanging_front(alarm: LoopAlarm) -> None:
         alarm.turned()
-        while "most recent call first" not in path.read_text():
+        # Threads are written one by one, this one last: until then it has to hang.
+        deadline_s = time.monotonic() + 30
+        while "hanging_front" not in path.read_text() and time.monotonic() < deadline_s:
             time.sleep(0.01)
 
     path = tmp_path / "stacks"
