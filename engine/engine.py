@@ -82,7 +82,8 @@ class Engine:
         self.dtype = str(model.dtype)
         self.masks = TokenMasks()
         abstract = model.abstract_weights()
-        packed = model.packed if config.packed_weights else None
+        # The coarse programs, which must be there soon, read none.
+        packed = model.packed if config.packed_weights and config.warm_up != "coarse" else None
         abstract_packed = None if packed is None else packed.abstract()
         if not jax.tree.leaves(abstract_packed):
             packed = abstract_packed = None  # no tensor of the checkpoint is made of blocks
