@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
 from octavo.engine.errors import InvalidConfigError
 
@@ -113,6 +114,13 @@ class EngineConfig:
     fail_on_compile: bool = False
 
     def __post_init__(self) -> None:
+        for name, (kind, optional) in _kinds().items():
+            value = getattr(self, name)
+            if kind is str and isinstance(value, os.PathLike):
+                object.__setattr__(self, name, os.fspath(value))
+            elif not (_is_a(kind, value) or (optional and value is None)):
+                allowed = _NAMES[kind] + (" or None" if optional else "")
+                raise InvalidConfigError(name, value, allowed)
         for name in ("max_num_seqs", "tensor_parallel_size"):
             _at_least(name, getattr(self, name), 1)
         if not 1 <= self.num_decode_steps <= 32:
@@ -189,6 +197,29 @@ def _check_policy(name: str) -> None:
     get_policy(name)
 
 
-def _at_least(name: str, value: Any, low: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+def _at_least(name: str, value: int, low: int) -> None:
+    if value < low:
         raise InvalidConfigError(name, value, f"an integer of at least {low}")
+
+
+_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+
+
+@functools.cache
+def _kinds() -> dict[str, tuple[type, bool]]:
+    """Field -> the type of its values, and whether it may be None."""
+    kinds = {}
+    for name, hint in get_type_hints(EngineConfig).items():
+        named = [kind for kind in get_args(hint) or (hint,) if kind is not type(None)]
+        # A `Literal`'s arguments are its values, all of one type.
+        kind = named[0] if isinstance(named[0], type) else type(named[0])
+        kinds[name] = (kind, type(None) in get_args(hint))
+    return kinds
+
+
+def _is_a(kind: type, value: object) -> bool:
+    """Whether a value is of that type; a number may be an integer, neither may be a flag."""
+    if kind is bool:
+        return isinstance(value, bool)
+    wanted = (int, float) if kind is float else kind
+    return isinstance(value, wanted) and not isinstance(value, bool)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -314,7 +315,7 @@ def _tokenizer(config: EngineConfig, model: OpenedModel) -> Tokenizer:
     return Tokenizer.from_source(config.tokenizer or model.tokenizer_source)
 
 
-def engine_config(model: str | None, arguments: dict[str, Any]) -> EngineConfig:
+def engine_config(model: str | os.PathLike[str] | None, arguments: dict[str, Any]) -> EngineConfig:
     """An `EngineConfig` from keyword arguments, with an unknown one refused by name.
 
     Raises:
@@ -324,4 +325,6 @@ def engine_config(model: str | None, arguments: dict[str, Any]) -> EngineConfig:
     for name, value in arguments.items():
         if name not in known:
             raise InvalidConfigError(name, value, f"an engine argument: {', '.join(known)}")
-    return EngineConfig(**arguments) if model is None else EngineConfig(model=model, **arguments)
+    if model is None:
+        return EngineConfig(**arguments)
+    return EngineConfig(model=os.fspath(model), **arguments)

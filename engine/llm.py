@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -39,7 +40,11 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | None = None, *, progress: bool = True, **engine_args: Any
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        progress: bool = True,
+        **engine_args: Any,
     ) -> None:
         config = engine_config(model, engine_args).with_token_budget(OFFLINE_BATCHED_TOKENS)
         self.engine = Engine(config, progress=progress)

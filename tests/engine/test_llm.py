@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.engine.engine import engine_config
 from octavo.engine.errors import InvalidConfigError, InvalidRequestError, QuarantinedError
 from octavo.engine.execution.logits import set_masks, set_row
 from octavo.engine.sampling_params import SamplingParams
@@ -223,6 +225,35 @@ def test_an_unknown_engine_argument_is_refused_by_name(tiny_model: Any) -> None:
         LLM(str(tiny_model), tensor_parallel_size=64)
     with pytest.raises(InvalidConfigError, match="max_model_len = 513"):
         LLM(str(tiny_model), max_model_len=513)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("packed_weights", "yes", "true or false"),
+        ("overlap", 1, "true or false"),
+        ("num_decode_steps", "4", "an integer"),
+        ("max_num_seqs", True, "an integer"),
+        ("max_model_len", 64.0, "an integer or None"),
+        ("watermark", "1%", "a number"),
+        ("scheduling_policy", None, "text"),
+        ("warm_up", 3, "text"),
+    ],
+)
+def test_an_engine_argument_of_another_type_is_refused_by_name(
+    tiny_model: Any, name: str, value: object, allowed: str
+) -> None:
+    from octavo import LLM
+
+    with pytest.raises(InvalidConfigError) as refused:
+        LLM(tiny_model, **{name: value})
+    assert str(refused.value).startswith(f"{name} = {value!r} is not allowed")
+    assert str(refused.value).endswith(allowed)
+
+
+def test_a_model_may_be_given_as_a_path(tiny_model: Any) -> None:
+    config = engine_config(Path(tiny_model), {"tokenizer": Path(tiny_model), "watermark": 0})
+    assert config.model == config.tokenizer == str(tiny_model)
 
 
 def test_a_request_that_can_never_fit_the_pool_is_refused(make_llm: Callable[..., Any]) -> None:
