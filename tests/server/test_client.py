@@ -69,8 +69,16 @@ def test_both_clients_get_the_same(live):
     assert found == with_async(live, ask)
     assert found[0].text == found[1]
     assert found[3:] == ["déjà", "tiny"]
-    assert len(deltas) > 1
     assert [output.finished for output in deltas] == [False] * (len(deltas) - 1) + [True]
+
+
+def test_a_stream_comes_in_pieces(live):
+    """A long one: what a client does not take in time is put together, for a few tokens all."""
+    with OctavoClient(live.grpc) as client:
+        deltas = list(client.stream("abc", LONG))
+        whole = client.generate("abc", LONG).outputs[0]
+    assert len(deltas) > 1
+    assert "".join(output.outputs[0].text for output in deltas) == whole.text
 
 
 def test_cumulative_streams_grow(live):
