@@ -62,6 +62,9 @@ from octavo.pallas_kernels.compat import product_compiler_options
 from octavo.pallas_kernels.packed_linear import COMPILER_OPTIONS
 from octavo.pallas_kernels.product_library import choose_product_library
 from octavo.pallas_kernels.ragged_paged_attention import Backend
+from octavo.pallas_kernels.ragged_paged_attention.decode_cpu import (
+    compiler_options as attention_compiler_options,
+)
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 
 logger = logging.getLogger(__name__)
@@ -422,8 +425,12 @@ class DeviceExecutor:
         return self._packed if shape.packed else self._weights
 
     def _compiler_options(self, shape: StepShape) -> dict[str, str] | None:
-        options = product_compiler_options(self._library)
-        return {**(options or {}), **COMPILER_OPTIONS} if shape.packed else options
+        options = dict(product_compiler_options(self._library) or {})
+        if shape.is_decode:
+            options |= attention_compiler_options(self._backend, self._layout.dtype)
+        if shape.packed:
+            options |= COMPILER_OPTIONS
+        return options or None
 
     def _lower(self, shape: StepShape) -> Any:
         spec = self._spec(shape)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from octavo.pallas_kernels.tuning import tuning_key, with_tuned
+from octavo.pallas_kernels.tuning import CPU, tuning_device, tuning_key, with_tuned
 
 CACHE_BYTES = 1 << 20
 """What a block's keys and values may take, gathered: with what else is at hand, a core's L2."""
@@ -21,6 +21,8 @@ class XlaTiles:
         row_group: decode rows that share a gather and a product.
         decode_block: keys of a decode block, in whole pages.
         score_sums: 1 takes decode rows' scores by multiplying and summing in a loop, 0 as products.
+        native_block: keys of a decode block where one native function computes all decode rows, as
+            `decode_cpu` does on a CPU for the pools it takes; 0 has them computed as above.
         query_tile: queries of a prefill tile.
         prefill_block: keys of a prefill block, in whole pages.
     """
@@ -28,6 +30,7 @@ class XlaTiles:
     row_group: int = 8
     decode_block: int = 64
     score_sums: int = 0
+    native_block: int = 128
     query_tile: int = 32
     prefill_block: int = 64
 
@@ -44,6 +47,8 @@ def choose_xla_tiles(
 ) -> XlaTiles:
     """Measured block sizes where a table has them, else the computed default.
 
+    Only CPUs have a `native_block`: elsewhere its loops would run one operation at a time.
+
     Args:
         q_shape: [T, Hq, D].
         pool_shape: [N, 2, Hkv, P, D].
@@ -52,4 +57,4 @@ def choose_xla_tiles(
     for part in ("decode", "prefill"):
         key = tuning_key("xla", part, q_shape, jnp.dtype(q_dtype), pool_shape, kv_dtype)
         tiles = with_tuned(tiles, key)
-    return tiles
+    return tiles if tuning_device().startswith(CPU) else replace(tiles, native_block=0)

@@ -28,6 +28,7 @@ from octavo.pallas_kernels.ragged_paged_attention.backends import (
     Backend,
 )
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
+from octavo.pallas_kernels.ragged_paged_attention.decode_cpu import compiler_options
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_dtype_name
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
@@ -142,7 +143,10 @@ def tune(
     q, kv, _ = cases[0]
     key = tuning_key(backend, part, q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
     everything = _candidates(backend, part, q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
-    options = product_compiler_options(library)
+    options = {
+        **(product_compiler_options(library) or {}),
+        **compiler_options(backend, kv.pages.dtype),
+    }
     runs: dict[int, list[Callable[[], float]]] = {}
     first: dict[int, tuple[float, ...]] = {}
     for index, tiles in enumerate(everything):
@@ -267,8 +271,9 @@ def _xla_candidates(part: Part, pool_shape: Any) -> list[Any]:
     default = default_xla_tiles(pool_shape[2], pool_shape[4])
     blocks = (32, 64, 128, 256)
     if part == "decode":
-        tried = [
-            replace(default, row_group=rows, decode_block=block, score_sums=sums)
+        products = replace(default, native_block=0)
+        tried = [replace(default, native_block=block) for block in blocks] + [
+            replace(products, row_group=rows, decode_block=block, score_sums=sums)
             for rows, block, sums in itertools.product((1, 2, 4, 8, 16, 32), blocks, (0, 1))
         ]
     else:
@@ -330,7 +335,7 @@ def _gpu_candidates(part: Part, head_dim: int, itemsize: int, kv_itemsize: int) 
 _GPU_SIZES = ("tile", "num_stages", "num_raw", "num_programs", "min_tiles")
 _PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "XlaTiles": {
-        "decode": ("row_group", "decode_block", "score_sums"),
+        "decode": ("row_group", "decode_block", "score_sums", "native_block"),
         "prefill": ("query_tile", "prefill_block"),
     },
     "TpuTiles": {"decode": ("decode_pages",), "prefill": ("prefill_pages", "prefill_tile")},

@@ -11,9 +11,14 @@ import pytest
 
 from octavo.pallas_kernels.ragged_paged_attention import (
     AttentionParams,
+    PagedKV,
+    decode_cpu,
     ragged_paged_attention,
 )
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
+from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
+from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import XlaTiles
+from octavo.pallas_kernels.ragged_paged_attention.xla import attend_xla
 
 # float32: sums of up to a few hundred products of unit normals, added in another order.
 # bfloat16: the pool and the output are rounded to 8 bits of mantissa.
@@ -76,6 +81,77 @@ def test_matches_the_reference_for_heads_and_pages(
         table=table,
         head_dim=64,
     )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("mix", MIXES)
+def test_matches_the_reference_where_one_function_computes_decode_rows(
+    mix: str, variant: str
+) -> None:
+    check(MIXES[mix], VARIANTS[variant], heads=(9, 3), head_dim=64)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim"), [((4, 4), 128), ((4, 1), 256), ((9, 3), 96), ((20, 4), 32)]
+)
+@pytest.mark.parametrize(("page_size", "table"), [(8, 16), (32, 4), (256, 1)])
+def test_one_function_takes_heads_and_pages(
+    heads: tuple[int, int], head_dim: int, page_size: int, table: int
+) -> None:
+    check(
+        MIXES["decode rows of many lengths"],
+        VARIANTS["window"],
+        heads=heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        table=table,
+    )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("native_block", [8, 32, 256])
+def test_blocks_of_the_one_function_do_not_change_what_is_computed(
+    native_block: int, variant: str
+) -> None:
+    rows, params = MIXES["decode and prefill"], VARIANTS[variant]
+    shape: dict[str, Any] = {"num_tokens": sum(q for q, _ in rows), "num_rows": len(rows)}
+    q, _, _, kv, batch = make_case(np.random.default_rng(1), rows, **shape, head_dim=64)
+    sinks = jnp.linspace(-1.0, 3.0, q.shape[1])
+    got, products = (
+        attend_xla(q, kv, batch, params, sinks=sinks, tiles=XlaTiles(native_block=block))
+        for block in (native_block, 0)
+    )
+    want = attend_reference(q, kv, batch, params, sinks=sinks)
+    np.testing.assert_allclose(got, want, atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"])
+    np.testing.assert_allclose(products, want, atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_taken"),
+    [
+        ({"head_dim": 64}, True),
+        ({"head_dim": 96, "page_size": 32}, True),
+        ({"head_dim": 16}, False),
+        ({"head_dim": 64, "page_size": 4}, False),
+        ({"head_dim": 64, "kv_dtype": "int8"}, False),
+        ({"head_dim": 64, "kv_dtype": "bfloat16"}, False),
+    ],
+)
+def test_what_the_one_function_takes(shape: dict[str, Any], is_taken: bool) -> None:
+    case = make_case(np.random.default_rng(0), [(1, 9)], num_tokens=1, num_rows=1, **shape)
+    assert decode_cpu.takes(case[0].shape[2], case[3]) == is_taken
+
+
+def test_a_row_of_numbers_that_are_not_finite_spoils_no_other() -> None:
+    rows = MIXES["decode rows of many lengths"]
+    q, k, v, kv, batch = make_case(
+        np.random.default_rng(0), rows, num_tokens=len(rows), num_rows=len(rows), head_dim=64
+    )
+    spoilt = batch.block_table[2, : -(-rows[2][1] // 8)]
+    kv = PagedKV(pages=kv.pages.at[spoilt].set(jnp.nan))
+    got, _ = ragged_paged_attention(q, k, v, kv, batch, VARIANTS["full"], decode_only=True)
+    is_finite = np.isfinite(np.asarray(got)).all(axis=(1, 2))
+    np.testing.assert_array_equal(is_finite, np.arange(len(rows)) != 2)
 
 
 def test_matches_the_reference_in_bfloat16() -> None:
@@ -150,8 +226,11 @@ def test_the_steps_own_kv_is_written_before_it_is_read() -> None:
     np.testing.assert_array_equal(np.asarray(kv.k[page, 0, :3]), np.asarray(k[:, 0]))
 
 
-def test_the_pool_is_updated_in_place_under_donation() -> None:
-    case = make_case(np.random.default_rng(0), [(1, 9)], num_tokens=1, num_rows=1)
+@pytest.mark.parametrize("head_dim", [16, 64])
+def test_the_pool_is_updated_in_place_under_donation(head_dim: int) -> None:
+    case = make_case(
+        np.random.default_rng(0), [(1, 9)], num_tokens=1, num_rows=1, head_dim=head_dim
+    )
     step = jax.jit(
         lambda q, k, v, kv, b: ragged_paged_attention(q, k, v, kv, b, VARIANTS["full"])[1],
         donate_argnums=3,

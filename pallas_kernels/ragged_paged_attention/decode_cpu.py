@@ -1,0 +1,277 @@
+"""Decode rows on a CPU: attention of all of them as one native function.
+
+XLA's CPU backend compiles a call that says it is small, and is not to be inlined, into one
+function, loops and all, so that no small operation is handed out one by one. It walks row by row
+and, in a row, block by block with an online softmax (Source: as in `xla.py`). A block's pages are
+first copied side by side, as fast as memory gives them; then all is computed in the core's cache:
+
+- products of queries and keys in vectors of `LANES`, without their sums: XLA would add up one
+  number at a time, as the order of a sum is the program's. A product with a vector of ones, which
+  XLA writes as vectors and shuffles, then sums all of a page's. `LANES` is 32 because LLVM unrolls
+  a loop of 16 before it looks for vectors, and makes scalars of it;
+- then the block's peak, its weights, and values one key at a time, unrolled over a page's keys.
+
+Data movement: a key or value is read from the pool once, in whole pages, into a copy that stays in
+the core's L2. Reading the pool without the copy took a tenth longer, and copying or touching the
+next block's pages between computing this one's longer than both one after the other: a core has
+few loads on their way, and they hold up whatever comes after them.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from octavo.pallas_kernels.ragged_paged_attention.backends import Backend
+from octavo.pallas_kernels.ragged_paged_attention.batch import (
+    AttentionParams,
+    PagedKV,
+    RaggedBatch,
+)
+from octavo.pallas_kernels.tuning import CPU, tuning_device
+
+COMPILER_OPTIONS = {"xla_cpu_prefer_vector_width": "512"}
+"""On a CPU with AVX-512 it takes 0.8 of the time of XLA's own 256 bits; others ignore it."""
+LANES = 32
+MOST_KEYS = 16
+"""Keys of a head that are computed at once: a page's, or those of a part of a longer page."""
+BLOCK_BYTES = 1 << 19
+"""What a block's keys and values may take: with scores and products, a core's L2."""
+_MASKED = -1e30
+
+
+def compiler_options(backend: Backend, kv_dtype: Any) -> dict[str, str]:
+    """Options of `jax.stages.Lowered.compile` for programs whose decode rows are computed here.
+
+    Args:
+        backend: of attention.
+        kv_dtype: of the pool.
+
+    Returns:
+        None of them where nothing is.
+    """
+    is_here = backend == "xla" and tuning_device().startswith(CPU)
+    return COMPILER_OPTIONS if is_here and jnp.dtype(kv_dtype) == jnp.float32 else {}
+
+
+def takes(q_dim: int, kv: PagedKV) -> bool:
+    """Whether `decode_rows` computes heads of `q_dim` over this pool."""
+    size = kv.page_size
+    return (
+        kv.pages.dtype == jnp.float32
+        and kv.scales is None
+        and not kv.in_one_row
+        and q_dim == kv.head_dim
+        and q_dim % LANES == 0
+        and (size == 8 or size % MOST_KEYS == 0)
+    )
+
+
+def decode_rows(
+    q: jax.Array,
+    kv: PagedKV,
+    batch: RaggedBatch,
+    params: AttentionParams,
+    sinks: jax.Array | None,
+    block_keys: int,
+) -> jax.Array:
+    """Attention of a batch's decode rows.
+
+    Args:
+        q: [T, Hq, D] packed queries.
+        kv: pool [N, 2, Hkv, P, D] that `takes` says yes to.
+        batch, params, sinks: see `attend_xla`.
+        block_keys: keys of a block, at least a page's.
+
+    Returns:
+        [T, Hq, D] in q's dtype; zeros where there is no decode row.
+    """
+    scaled = q.astype(jnp.float32) * params.scale
+    # Unsigned, so that no index is looked at for being negative.
+    table, lens = batch.block_table.astype(jnp.uint32), batch.kv_lens.astype(jnp.uint32)
+    num_rows = jnp.minimum(batch.num_decode_rows, min(q.shape[0], lens.shape[0]))
+    ones = jnp.ones((LANES,), jnp.float32)
+    with set_xla_metadata(xla_cpu_small_call="true", inlineable="false"):
+        out = _attend(
+            scaled,
+            kv.pages,
+            table,
+            lens,
+            num_rows.astype(jnp.uint32),
+            sinks,
+            lax.optimization_barrier(ones),  # a product with known ones becomes a plain sum
+            params=params,
+            block_keys=block_keys,
+        )
+    return out.astype(q.dtype)
+
+
+class _Row(NamedTuple):
+    """What is carried from block to block of a row."""
+
+    peak: jax.Array  # [Hq] largest score so far
+    total: jax.Array  # [Hq] sum of weights
+    acc: jax.Array  # [Hkv, G, D] sum of weighted values
+    copies: jax.Array  # [B, 2·Hkv, keys·D] the block's keys and values
+    scores: jax.Array  # [B, Hkv·G·keys]
+
+
+@partial(jax.jit, static_argnames=("params", "block_keys"))
+def _attend(
+    q: jax.Array,
+    pages: jax.Array,
+    table: jax.Array,
+    lens: jax.Array,
+    num_rows: jax.Array,
+    sinks: jax.Array | None,
+    ones: jax.Array,
+    *,
+    params: AttentionParams,
+    block_keys: int,
+) -> jax.Array:
+    """`decode_rows` of scaled queries in float32.
+
+    A page of more than `MOST_KEYS` keys is walked in parts; what is called a part below is a whole
+    page where it is not.
+    """
+    num_pages, _, num_kv_heads, page_size, dim = pages.shape
+    num_heads = q.shape[1]
+    group = num_heads // num_kv_heads
+    keys = min(page_size, MOST_KEYS)
+    parts = page_size // keys
+    part_bytes = 2 * num_kv_heads * keys * dim * 4
+    block = max(1, min(block_keys // keys, BLOCK_BYTES // part_bytes, table.shape[1] * parts))
+    pool = pages.reshape(num_pages, 2 * num_kv_heads, parts, keys * dim)
+    zero, one, per_block = np.uint32(0), np.uint32(1), np.uint32(block)
+    scores_shape = (num_heads, keys)
+
+    def one_row(row: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        out, copies, scores = state
+        num_keys = lax.dynamic_slice(lens, (row,), (1,))[0]
+        oldest = jnp.uint32(0)
+        if params.sliding_window is not None:
+            window = np.uint32(params.sliding_window)
+            oldest = jnp.maximum(num_keys, window) - window
+        begin = lax.div(oldest, np.uint32(keys))
+        stop = lax.div(num_keys + np.uint32(keys - 1), np.uint32(keys))
+        query = lax.dynamic_slice(q, (row, zero, zero), (1, num_heads, dim))
+        query = lax.optimization_barrier(query.reshape(num_kv_heads, group, 1, dim))
+
+        def one_block(index: jax.Array, seen: _Row) -> _Row:
+            first = begin + index * per_block
+            count = jnp.minimum(stop - first, per_block)
+
+            def copy(i: jax.Array, copies: jax.Array) -> jax.Array:
+                part = first + i
+                page, inner = lax.div(part, np.uint32(parts)), lax.rem(part, np.uint32(parts))
+                page_id = lax.dynamic_slice(table, (row, page), (1, 1))[0, 0]
+                size = (1, 2 * num_kv_heads, 1, keys * dim)
+                found = lax.dynamic_slice(pool, (page_id, zero, inner, zero), size)
+                return lax.dynamic_update_slice(copies, found[:, :, 0], (i, zero, zero))
+
+            copies = lax.fori_loop(jnp.uint32(0), count, copy, seen.copies)
+
+            def half(i: jax.Array, which: int) -> jax.Array:
+                at = (i, np.uint32(which * num_kv_heads), zero)
+                found = lax.dynamic_slice(copies, at, (1, num_kv_heads, keys * dim))
+                return found.reshape(num_kv_heads, 1, keys, dim)
+
+            def score(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+                scores, peaks = state
+                their_keys = half(i, 0)
+                spans = [slice(at, at + LANES) for at in range(0, dim, LANES)]
+                products = query[..., spans[0]] * their_keys[..., spans[0]]
+                for span in spans[1:]:
+                    products = products + query[..., span] * their_keys[..., span]
+                products = lax.optimization_barrier(products)  # [Hkv, G, keys, LANES]
+                found = _soft_cap(_sums(products, ones).reshape(scores_shape), params)
+                at = (first + i) * np.uint32(keys) + jnp.arange(keys, dtype=jnp.uint32)
+                visible = at < num_keys
+                if params.sliding_window is not None:
+                    visible &= at >= oldest
+                hidden = jnp.full(scores_shape, _MASKED, jnp.float32)
+                found = lax.select(jnp.broadcast_to(visible, scores_shape), found, hidden)
+                found = lax.optimization_barrier(found).reshape(-1)
+                scores = lax.dynamic_update_slice(scores, found[None], (i, zero))
+                return scores, jnp.maximum(peaks, found)
+
+            peaks = jnp.full((num_heads * keys,), _MASKED, jnp.float32)
+            scores, peaks = lax.fori_loop(jnp.uint32(0), count, score, (seen.scores, peaks))
+            peak = seen.peak
+            for key in range(keys):
+                peak = jnp.maximum(peak, peaks.reshape(scores_shape)[:, key])
+            shrink = jnp.exp(seen.peak - peak)
+            wide_peak = jnp.broadcast_to(peak[:, None], scores_shape)
+            wide_peak = lax.optimization_barrier(wide_peak).reshape(-1)
+
+            def weigh(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+                totals, acc = state
+                found = lax.dynamic_slice(scores, (i, zero), (1, num_heads * keys))[0]
+                weights = lax.optimization_barrier(jnp.exp(found - wide_peak))
+                values = half(i, 1)
+                by_head = weights.reshape(num_kv_heads, group, keys)
+                sums = [by_head[..., key : key + 1] * values[..., key, :] for key in (0, 1)]
+                for key in range(2, keys):
+                    product = by_head[..., key : key + 1] * values[..., key, :]
+                    sums[key % 2] = sums[key % 2] + product
+                return totals + weights, acc + (sums[0] + sums[1])
+
+            totals = jnp.zeros((num_heads * keys,), jnp.float32)
+            acc = seen.acc * shrink.reshape(num_kv_heads, group, 1)
+            totals, acc = lax.fori_loop(jnp.uint32(0), count, weigh, (totals, acc))
+            total = seen.total * shrink
+            for key in range(keys):
+                total = total + totals.reshape(scores_shape)[:, key]
+            return _Row(peak, total, acc, copies, scores)
+
+        seen = _Row(
+            jnp.full((num_heads,), _MASKED, jnp.float32),
+            jnp.zeros((num_heads,), jnp.float32),
+            jnp.zeros((num_kv_heads, group, dim), jnp.float32),
+            copies,
+            scores,
+        )
+        num_blocks = lax.div(stop - begin + (per_block - one), per_block)
+        seen = lax.fori_loop(jnp.uint32(0), num_blocks, one_block, seen)
+        result = _result(seen, sinks).reshape(1, num_heads, dim)
+        out = lax.dynamic_update_slice(out, result, (row, zero, zero))
+        return out, seen.copies, seen.scores
+
+    copies = jnp.zeros((block, 2 * num_kv_heads, keys * dim), jnp.float32)
+    scores = jnp.zeros((block, num_heads * keys), jnp.float32)
+    state = (jnp.zeros_like(q), copies, scores)
+    return lax.fori_loop(jnp.uint32(0), num_rows, one_row, state)[0]
+
+
+def _sums(products: jax.Array, ones: jax.Array) -> jax.Array:
+    """[Hkv·G·keys, 1] of [Hkv, G, keys, LANES]."""
+    return lax.dot_general(
+        products.reshape(-1, LANES),
+        ones,
+        dimension_numbers=(((1,), (0,)), ((), ())),
+        precision=lax.Precision.HIGHEST,
+    )
+
+
+def _soft_cap(scores: jax.Array, params: AttentionParams) -> jax.Array:
+    if params.logit_softcap is None:
+        return scores
+    cap = np.float32(params.logit_softcap)
+    return cap * jnp.tanh(scores / cap)
+
+
+def _result(seen: _Row, sinks: jax.Array | None) -> jax.Array:
+    """[Hkv, G, D]: numerator over denominator; `sinks` are logits of keys without a value."""
+    acc, total = seen.acc, jnp.maximum(seen.total, 1e-30)
+    if sinks is not None:
+        peak = jnp.maximum(seen.peak, sinks)
+        shrink = jnp.exp(seen.peak - peak)
+        acc = acc * shrink.reshape(*acc.shape[:2], 1)
+        total = seen.total * shrink + jnp.exp(sinks - peak)
+    return acc / total.reshape(*acc.shape[:2], 1)
