@@ -11,6 +11,9 @@ first copied side by side, as fast as memory gives them; then all is computed in
   a loop of 16 before it looks for vectors, and makes scalars of it;
 - then the block's peak, its weights, and values one key at a time, unrolled over a page's keys.
 
+Such a function is compiled anew for each layer, 0.17 s where the path of products takes 0.04, so
+only decode steps have it, not the mixed ones.
+
 Data movement: a key or value is read from the pool once, in whole pages, into a copy that stays in
 the core's L2. Reading the pool without the copy took a tenth longer, and copying or touching the
 next block's pages between computing this one's longer than both one after the other: a core has

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -47,7 +48,8 @@ def check(rows: list[tuple[int, int]], params: AttentionParams, **shape: object)
     rng = np.random.default_rng(len(rows) + 1)
     num_tokens = sum(q for q, _ in rows)
     case = make_case(rng, rows, num_tokens=num_tokens + 5, num_rows=len(rows) + 3, **shape)  # type: ignore[arg-type]
-    got, got_kv = ragged_paged_attention(*case, params, backend="xla")
+    decode_only = all(q == 1 for q, _ in rows)
+    got, got_kv = ragged_paged_attention(*case, params, backend="xla", decode_only=decode_only)
     want, want_kv = ragged_paged_attention(*case, params, backend="reference")
     live = np.concatenate([np.full(q, kv > 0) for q, kv in rows] or [np.zeros(0, bool)])
     tolerance = TOLERANCE[str(shape.get("dtype", "float32"))]
@@ -113,12 +115,13 @@ def test_one_function_takes_heads_and_pages(
 def test_blocks_of_the_one_function_do_not_change_what_is_computed(
     native_block: int, variant: str
 ) -> None:
-    rows, params = MIXES["decode and prefill"], VARIANTS[variant]
-    shape: dict[str, Any] = {"num_tokens": sum(q for q, _ in rows), "num_rows": len(rows)}
+    rows, params = MIXES["decode rows of many lengths"], VARIANTS[variant]
+    shape: dict[str, Any] = {"num_tokens": len(rows), "num_rows": len(rows)}
     q, _, _, kv, batch = make_case(np.random.default_rng(1), rows, **shape, head_dim=64)
     sinks = jnp.linspace(-1.0, 3.0, q.shape[1])
+    attend = functools.partial(attend_xla, sinks=sinks, decode_only=True)
     got, products = (
-        attend_xla(q, kv, batch, params, sinks=sinks, tiles=XlaTiles(native_block=block))
+        attend(q, kv, batch, params, tiles=XlaTiles(native_block=block))
         for block in (native_block, 0)
     )
     want = attend_reference(q, kv, batch, params, sinks=sinks)
@@ -232,7 +235,7 @@ def test_the_pool_is_updated_in_place_under_donation(head_dim: int) -> None:
         np.random.default_rng(0), [(1, 9)], num_tokens=1, num_rows=1, head_dim=head_dim
     )
     step = jax.jit(
-        lambda q, k, v, kv, b: ragged_paged_attention(q, k, v, kv, b, VARIANTS["full"])[1],
+        lambda *given: ragged_paged_attention(*given, VARIANTS["full"], decode_only=True)[1],
         donate_argnums=3,
     )
     big = jax.tree.map(lambda x: jnp.zeros((4096, *x.shape[1:])), case[3])
