@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
+from octavo.pallas_kernels.compat import shard_map
 from octavo.pallas_kernels.ragged_paged_attention import (
     AttentionParams,
     PagedKV,
@@ -143,6 +145,23 @@ def test_blocks_of_the_one_function_do_not_change_what_is_computed(
 def test_what_the_one_function_takes(shape: dict[str, Any], is_taken: bool) -> None:
     case = make_case(np.random.default_rng(0), [(1, 9)], num_tokens=1, num_rows=1, **shape)
     assert decode_cpu.takes(case[0].shape[2], case[3]) == is_taken
+
+
+def test_one_function_computes_each_devices_heads() -> None:
+    rows, params = MIXES["decode rows of many lengths"], VARIANTS["full"]
+    size = {"num_tokens": len(rows), "num_rows": len(rows)}
+    case = make_case(np.random.default_rng(0), rows, **size, heads=(6, 2), head_dim=64)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("heads",))
+    heads, pool = PartitionSpec(None, "heads"), PartitionSpec(None, None, "heads")
+    attend = shard_map(
+        functools.partial(ragged_paged_attention, params=params, decode_only=True),
+        mesh=mesh,
+        in_specs=(heads, heads, heads, pool, PartitionSpec()),
+        out_specs=(heads, pool),
+    )
+    got, _ = jax.jit(attend)(*case)
+    want, _ = ragged_paged_attention(*case, params, backend="reference")
+    np.testing.assert_allclose(got, want, atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"])
 
 
 def test_a_row_of_numbers_that_are_not_finite_spoils_no_other() -> None:
