@@ -21,7 +21,7 @@ from octavo.engine.errors import DuplicateRequestError, InvalidConfigError
 from octavo.engine.execution.compile_cache import cache_counts, use_compile_cache
 from octavo.engine.execution.executor import DeviceExecutor
 from octavo.engine.execution.host_memory import keep_freed_memory
-from octavo.engine.execution.sizing import size_engine
+from octavo.engine.execution.sizing import has_room_for, size_engine
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.input_processor import InputProcessor, Submission
 from octavo.engine.load import EngineLoad
@@ -35,6 +35,8 @@ from octavo.engine.text.tokenizer import Tokenizer
 from octavo.engine.transcript import Transcript
 from octavo.models.loading.load import OpenedModel, open_model
 from octavo.models.parameters import num_bytes
+from octavo.models.sliced_tree import abstract_sliced_weights
+from octavo.pallas_kernels.product_library import choose_sliced
 from octavo.sharding.mesh import make_mesh
 
 logger = logging.getLogger(__name__)
@@ -88,6 +90,14 @@ class Engine:
         abstract_packed = None if packed is None else packed.abstract()
         if not jax.tree.leaves(abstract_packed):
             packed = abstract_packed = None  # no tensor of the checkpoint is made of blocks
+        unread_bytes = num_bytes((abstract, abstract_packed))
+        sliced = choose_sliced(abstract) if config.sliced_weights else None
+        if sliced is not None:
+            with_slices = unread_bytes + num_bytes(abstract_sliced_weights(abstract, mesh))
+            if has_room_for(with_slices):
+                unread_bytes = with_slices
+            else:
+                sliced = None
         # What is left of a device's memory is best asked once they are there; a host knows ahead.
         on_host = mesh.devices.flat[0].platform == "cpu"
         weights = None if on_host else model.read_weights()
@@ -96,7 +106,7 @@ class Engine:
             model.config,
             model.dtype,
             mesh,
-            unread_bytes=num_bytes((abstract, abstract_packed)) * on_host,
+            unread_bytes=unread_bytes * on_host,
             has_packed=packed is not None,
         )
         # On a host they are read while programs of an earlier start load, and the tokenizer.
@@ -116,6 +126,7 @@ class Engine:
                 fail_on_compile=config.fail_on_compile,
                 masks=self.masks,
                 packed=abstract_packed,
+                sliced=sliced,
             )
             self.executor.begin_warm_up(config.warm_up)
             self.tokenizer = _tokenizer(config, model)

@@ -31,7 +31,8 @@ from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_li
 
 Weights = Mapping[str, Any]
 """The tree of arrays that `octavo.models.parameters.declare` describes; linear layers may be
-quantized, see `octavo.models.quantization`, or packed, see `octavo.models.loading.packed`."""
+quantized, see `octavo.models.quantization`, packed, see `octavo.models.loading.packed`, or
+sliced, see `octavo.models.sliced_tree`."""
 
 
 class Attend(Protocol):

@@ -14,6 +14,7 @@ import numpy as np
 from octavo.models.config import Activation, Rope, RopeScaling
 from octavo.pallas_kernels.packed_linear import PackedWeight, packed_linear
 from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
+from octavo.pallas_kernels.sliced_linear import SlicedWeight, sliced_linear
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -35,7 +36,9 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 
 def linear(
-    x: jax.Array, weight: jax.Array | QuantizedWeight | PackedWeight, num_inputs: int = 1
+    x: jax.Array,
+    weight: jax.Array | QuantizedWeight | PackedWeight | SlicedWeight,
+    num_inputs: int = 1,
 ) -> jax.Array:
     """x · weight, contracting x's last `num_inputs` dimensions with weight's first ones.
 
@@ -43,7 +46,7 @@ def linear(
 
     Args:
         x: [T, *inputs].
-        weight: [*inputs, *outputs], of x's dtype; or the same quantized or packed.
+        weight: [*inputs, *outputs], of x's dtype; or the same quantized, packed or sliced.
         num_inputs: how many dimensions are contracted.
 
     Returns:
@@ -53,6 +56,8 @@ def linear(
         return quantized_linear(x, weight)
     if isinstance(weight, PackedWeight):
         return packed_linear(x, weight)
+    if isinstance(weight, SlicedWeight):
+        return sliced_linear(x, weight)
     contracted = (tuple(range(x.ndim - num_inputs, x.ndim)), tuple(range(num_inputs)))
     return jax.lax.dot_general(
         x,

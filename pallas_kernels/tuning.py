@@ -102,8 +102,21 @@ def tuned(key: TuningKey) -> Mapping[str, int] | None:
     return None
 
 
-def product_library(dtype: str) -> ProductLibrary | None:
-    """The library measured to be the fastest for products on this CPU; None where none was.
+class Products(NamedTuple):
+    """How a CPU's products are to be computed.
+
+    Attributes:
+        library: the faster one of XLA's two.
+        sliced: the least and the most tokens of steps that are faster still with sliced weights
+            (`sliced_linear`); None where none is, or nobody has looked.
+    """
+
+    library: ProductLibrary
+    sliced: tuple[int, int] | None
+
+
+def tuned_products(dtype: str) -> Products | None:
+    """What was measured to be the fastest for products on this CPU; None where nothing was.
 
     Args:
         dtype: its name.
@@ -190,7 +203,7 @@ def write_table(
     Args:
         about: device, date, command and whatever else explains the figures.
         entries: each a key's fields, `tiles`, and figures.
-        products: each `dtype`, `num_cores`, `library`, and figures.
+        products: each `dtype`, `num_cores`, `library`, `sliced`, and figures.
     """
 
     def identity(entry: Mapping[str, Any]) -> TuningKey:
@@ -224,7 +237,7 @@ class _Tables(NamedTuple):
     """What the tables of a folder say."""
 
     tiles: dict[TuningKey, Mapping[str, int]]
-    products: dict[tuple[str, int, str], ProductLibrary]  # by device, cores and dtype
+    products: dict[tuple[str, int, str], Products]  # by device, cores and dtype
 
 
 @functools.lru_cache(maxsize=8)
@@ -259,14 +272,24 @@ def _key(device: str, entry: Mapping[str, Any]) -> TuningKey:
     return TuningKey(device=device, num_cores=entry.get("num_cores", 0), **stated)
 
 
-def _products(table: Any) -> Iterator[tuple[tuple[str, int, str], ProductLibrary]]:
+def _products(table: Any) -> Iterator[tuple[tuple[str, int, str], Products]]:
     known = get_args(ProductLibrary)
     for entry in table.get("products", ()):
         if entry["library"] not in known:
             raise ValueError(
                 f"library = {entry['library']!r} in products: want {' or '.join(known)}"
             )
-        yield (table["device"], entry["num_cores"], entry["dtype"]), entry["library"]
+        key = table["device"], entry["num_cores"], entry["dtype"]
+        yield key, Products(entry["library"], _sliced(entry.get("sliced")))
+
+
+def _sliced(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    is_pair = isinstance(value, list) and [type(each) for each in value] == [int, int]
+    if not is_pair or not 1 <= value[0] <= value[1]:
+        raise ValueError(f"sliced = {value!r} in products: want [least, most] tokens, or null")
+    return value[0], value[1]
 
 
 @functools.cache

@@ -58,6 +58,7 @@ from octavo.engine.structured.grammar import Mask
 from octavo.engine.structured.masks import TokenMasks
 from octavo.models.config import ModelConfig
 from octavo.models.packed_tree import Packed, with_packed
+from octavo.models.sliced_tree import abstract_sliced_weights, sliced_weights
 from octavo.pallas_kernels.compat import product_compiler_options
 from octavo.pallas_kernels.packed_linear import COMPILER_OPTIONS
 from octavo.pallas_kernels.product_library import choose_product_library
@@ -132,6 +133,8 @@ class DeviceExecutor:
         masks: what the next tokens of gated requests may be.
         packed: linear layers in packed form, for the shapes that say so, or their
             `jax.ShapeDtypeStruct`s, as `weights`; None where no shape does.
+        sliced: programs of between so many and so many tokens read sliced weights, which are made
+            here; None is none.
 
     `warm_up` comes before the first `dispatch`; `begin_warm_up` may come before it, so that what
     it waits for is on its way while weights are read.
@@ -150,6 +153,7 @@ class DeviceExecutor:
         fail_on_compile: bool = False,
         masks: TokenMasks | None = None,
         packed: Packed | None = None,
+        sliced: tuple[int, int] | None = None,
     ) -> None:
         self.limits = limits
         self.lattice = lattice
@@ -160,8 +164,14 @@ class DeviceExecutor:
         self._abstract_packed = None
         if packed is not None:
             self._abstract_packed = with_packed(self._abstract_weights, packed)
+        self._sliced_tokens = sliced
+        self._abstract_sliced = None
+        if sliced is not None:
+            abstract_sliced = abstract_sliced_weights(weights, mesh)
+            self._abstract_sliced = with_packed(self._abstract_weights, abstract_sliced)
         self._weights: Any
         self._packed: Any
+        self._sliced: Any
         if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((weights, packed))):
             self.set_weights(weights, packed)
         self._mesh = mesh
@@ -185,8 +195,20 @@ class DeviceExecutor:
         )
         store = open_program_store(
             mesh,
-            (config, backend, limits.max_pages_per_seq, limits.page_size, self._library),
-            (self._abstract_weights, self._abstract_packed, self._abstract_state),
+            (
+                config,
+                backend,
+                limits.max_pages_per_seq,
+                limits.page_size,
+                self._library,
+                sliced,
+            ),
+            (
+                self._abstract_weights,
+                self._abstract_packed,
+                self._abstract_sliced,
+                self._abstract_state,
+            ),
         )
         self.programs = CompileManager(
             self._lower,
@@ -210,7 +232,10 @@ class DeviceExecutor:
         Args:
             packed: as the executor was told of.
         """
+        sliced = None if self._sliced_tokens is None else sliced_weights(weights)
         self._weights = lay_out(weights, self._library)
+        if sliced is not None:
+            self._sliced = with_packed(self._weights, sliced)
         if self._abstract_packed is not None:
             assert packed is not None, "packed weights were announced"
             self._packed = with_packed(self._weights, packed)
@@ -422,10 +447,26 @@ class DeviceExecutor:
 
     def _weights_of(self, shape: StepShape) -> Any:
         """What the shape's program reads."""
-        return self._packed if shape.packed else self._weights
+        if shape.packed:
+            return self._packed
+        return self._sliced if self.reads_sliced(shape) else self._weights
+
+    def _abstract_weights_of(self, shape: StepShape) -> Any:
+        if shape.packed:
+            return self._abstract_packed
+        return self._abstract_sliced if self.reads_sliced(shape) else self._abstract_weights
+
+    def reads_sliced(self, shape: StepShape) -> bool:
+        """Whether the shape's program multiplies with sliced weights."""
+        if self._sliced_tokens is None or shape.packed:
+            return False
+        least, most = self._sliced_tokens
+        return least <= shape.num_tokens <= most
 
     def _compiler_options(self, shape: StepShape) -> dict[str, str] | None:
-        options = dict(product_compiler_options(self._library) or {})
+        # Eigen has no product of int8.
+        library = "ynnpack" if self.reads_sliced(shape) else self._library
+        options = dict(product_compiler_options(library) or {})
         if shape.is_decode:
             options |= attention_compiler_options(self._backend, self._layout.dtype)
         if shape.packed:
@@ -438,7 +479,7 @@ class DeviceExecutor:
         vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=self._whole)
         state_out = state_shardings(self._abstract_state, self._config, self._mesh)
         return jax.jit(step, donate_argnums=1, out_shardings=(state_out, self._whole)).lower(
-            self._abstract_packed if shape.packed else self._abstract_weights,
+            self._abstract_weights_of(shape),
             self._abstract_state,
             vector,
         )

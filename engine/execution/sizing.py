@@ -175,6 +175,12 @@ def _free_bytes(config: EngineConfig, mesh: Mesh, unread_bytes: int) -> int:
     return coarsely(max(0, free - limit // 20)) * mesh.size
 
 
+def has_room_for(num_bytes: int) -> bool:
+    """Whether a host that holds so many more bytes has room for a whole KV pool still."""
+    free = _available_memory_bytes() - num_bytes
+    return free >= 0 and int(CPU_MEMORY_SHARE * free) >= CPU_KV_BYTES
+
+
 def coarsely(num_bytes: int) -> int:
     """Rounded down to six binary digits, at most 3% less.
 

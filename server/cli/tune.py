@@ -108,13 +108,20 @@ def run(args: argparse.Namespace) -> int:
     # First: it decides how the steps are compiled that attention is a part of.
     library: tuning.ProductLibrary = "ynnpack"
     if has_products:
-        library = tuning.product_library(dtype) or library
+        measured = tuning.tuned_products(dtype)
+        library = library if measured is None else measured.library
     products = []
     if "products" in parts and has_products:
         config = _config(args)
         tuned = tune_products(config.hidden_size, config.intermediate_size, rounds=args.rounds)
         times = ", ".join(f"{name} {_ms(each, ', ')} ms" for name, each in tuned.ms.items())
-        print(f"products in float32: {tuned.library}: {times} for {tuned.rows} rows", flush=True)
+        sliced = "never sliced"
+        if tuned.sliced is not None:
+            sliced = "sliced for {} to {} rows".format(*tuned.sliced)
+        print(
+            f"products in float32: {tuned.library}, {sliced}: {times} for {tuned.rows} rows",
+            flush=True,
+        )
         library = tuned.library
         products.append(tuned.entry())
     results = []

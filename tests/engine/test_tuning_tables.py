@@ -11,6 +11,7 @@ import pytest
 
 from octavo import LLM
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.execution import sizing
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models.loading.load import load_config
 from octavo.pallas_kernels import tuning
@@ -63,3 +64,46 @@ def test_tokens_do_not_depend_on_the_library_of_products(
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     assert tokens("eigen") == tokens("ynnpack")
+
+
+def test_tokens_do_not_depend_on_whether_weights_are_sliced(
+    directory: Path, make_llm: Callable[..., Any]
+) -> None:
+    """Decode steps of two rows read slices, those of one row and prompts float32 weights."""
+    entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": "ynnpack"}
+    table = {"device": tuning.tuning_device()}
+    tuning.write_table(directory / "mine.json", table, [], [{**entry, "sliced": [2, 16]}])
+
+    def tokens(is_sliced: bool) -> list[list[int]]:
+        llm = make_llm(
+            max_num_seqs=2, max_num_batched_tokens=32, num_kv_pages=40, sliced_weights=is_sliced
+        )
+        executor = llm.engine.executor
+        read = {shape.num_tokens: executor.reads_sliced(shape) for shape in executor.lattice.shapes}
+        assert read == {1: False, 2: is_sliced, 32: False}
+        # The one with the longer prompt is alone at last.
+        prompts = [[66, 67, 68], list(range(40, 80))]
+        params = [
+            SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in (8, 24)
+        ]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    assert tokens(True) == tokens(False)
+
+
+def test_without_room_for_slices_weights_stay_whole(
+    directory: Path, make_llm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": "ynnpack"}
+    table = {"device": tuning.tuning_device()}
+    tuning.write_table(directory / "mine.json", table, [], [{**entry, "sliced": [1, 32]}])
+    small = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "num_kv_pages": 40}
+
+    def is_sliced() -> bool:
+        executor = make_llm(**small).engine.executor
+        return executor.reads_sliced(executor.lattice.shapes[0])
+
+    assert is_sliced()
+    monkeypatch.setattr(sizing, "_available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 2)
+    assert not is_sliced()

@@ -15,7 +15,12 @@ import pytest
 from octavo.engine.errors import InvalidConfigError
 from octavo.pallas_kernels import tuning
 from octavo.pallas_kernels.compat import product_compiler_options
-from octavo.pallas_kernels.product_library import choose_product_library, tune_products
+from octavo.pallas_kernels.product_library import (
+    choose_product_library,
+    choose_sliced,
+    faster_between,
+    tune_products,
+)
 
 F32 = jnp.dtype("float32")
 
@@ -27,8 +32,8 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setattr(tuning, "SHIPPED", tmp_path / "none")
     tuning.forget_tables()
 
-    def write(library: str, *, device: str | None = None, more_cores: int = 0) -> Path:
-        entry = {"dtype": "float32", "num_cores": tuning.num_cores() + more_cores}
+    def write(library: str, *, device: str | None = None, more_cores: int = 0, **more: Any) -> Path:
+        entry = {"dtype": "float32", "num_cores": tuning.num_cores() + more_cores, **more}
         table = {"device": device or tuning.tuning_device(), "date": "2026-11-22"}
         path = tmp_path / "table.json"
         tuning.write_table(path, table, [], [{**entry, "library": library}])
@@ -61,6 +66,25 @@ def test_only_float32_throughout_was_measured(measured: Callable[..., Path]) -> 
     assert choose_product_library(weights(), jnp.int8) == "ynnpack"
 
 
+def test_weights_are_sliced_where_that_was_faster(measured: Callable[..., Path]) -> None:
+    assert choose_sliced(weights()) is None
+    measured("eigen")
+    assert choose_sliced(weights()) is None
+    measured("eigen", sliced=[8, 32])
+    assert choose_sliced(weights()) == (8, 32)
+    assert choose_sliced(weights("bfloat16")) is None
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
+    whole = jax.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    assert choose_sliced(jax.device_put(weights(), whole)) is None
+
+
+@pytest.mark.parametrize("sliced", [8, [8], [8, 4], [0, 4], ["8", 16]])
+def test_tokens_that_cannot_be_are_refused(measured: Callable[..., Path], sliced: Any) -> None:
+    measured("eigen", sliced=sliced)
+    with pytest.raises(InvalidConfigError, match=r"sliced = .* in products: want \[least, most\]"):
+        choose_sliced(weights())
+
+
 def test_an_unknown_library_is_refused(measured: Callable[..., Path]) -> None:
     path = measured("mkl")
     with pytest.raises(InvalidConfigError, match="library = 'mkl' in products"):
@@ -78,8 +102,24 @@ def test_measuring_anew_keeps_what_it_does_not_measure(measured: Callable[..., P
     }
 
 
-def test_both_libraries_are_measured() -> None:
+@pytest.mark.parametrize(
+    ("ms", "found"),
+    [
+        ([8, 8, 8, 8], (8, 64)),
+        ([10, 8, 8, 11], (16, 32)),
+        ([8, 10, 8, 8], (32, 64)),
+        ([8, 8, 9.5, 8], (8, 16)),
+        ([11, 12, 11, 10], None),
+    ],
+)
+def test_slicing_pays_for_neighbouring_sizes(ms: list[float], found: tuple[int, int]) -> None:
+    assert faster_between((8, 16, 32, 64), ms, [10, 10, 10, 10]) == found
+
+
+def test_both_libraries_are_measured_and_slices() -> None:
     tuned = tune_products(16, 32, rows=(2, 4), rounds=1)
+    assert tuned.ms.keys() == {"ynnpack", "eigen", "sliced"}
+    assert tuned.entry()["sliced"] in (None, [2, 2], [2, 4], [4, 4])
     assert tuned.entry()["rows"] == [2, 4]
     assert all(len(tuned.ms[name]) == 2 and min(tuned.ms[name]) > 0 for name in tuned.ms)
 
