@@ -85,13 +85,14 @@ class Engine:
         self.dtype = str(model.dtype)
         self.masks = TokenMasks()
         abstract = model.abstract_weights()
-        # The coarse programs, which must be there soon, read none.
-        packed = model.packed if config.packed_weights and config.warm_up != "coarse" else None
+        # The coarse programs, which must be there soon, read none, sliced ones neither.
+        is_fine = config.warm_up != "coarse"
+        packed = model.packed if config.packed_weights and is_fine else None
         abstract_packed = None if packed is None else packed.abstract()
         if not jax.tree.leaves(abstract_packed):
             packed = abstract_packed = None  # no tensor of the checkpoint is made of blocks
         unread_bytes = num_bytes((abstract, abstract_packed))
-        sliced = choose_sliced(abstract) if config.sliced_weights else None
+        sliced = choose_sliced(abstract) if config.sliced_weights and is_fine else None
         if sliced is not None:
             with_slices = unread_bytes + num_bytes(abstract_sliced_weights(abstract, mesh))
             if has_room_for(with_slices):

@@ -171,7 +171,7 @@ class DeviceExecutor:
             self._abstract_sliced = with_packed(self._abstract_weights, abstract_sliced)
         self._weights: Any
         self._packed: Any
-        self._sliced: Any
+        self._sliced: Future[Any]
         if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((weights, packed))):
             self.set_weights(weights, packed)
         self._mesh = mesh
@@ -232,10 +232,14 @@ class DeviceExecutor:
         Args:
             packed: as the executor was told of.
         """
-        sliced = None if self._sliced_tokens is None else sliced_weights(weights)
         self._weights = lay_out(weights, self._library)
-        if sliced is not None:
-            self._sliced = with_packed(self._weights, sliced)
+        if self._sliced_tokens is not None:
+            # Behind: the programs that read them come later.
+            pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-slices")
+            self._sliced = pool.submit(
+                lambda: with_packed(self._weights, sliced_weights(self._weights))
+            )
+            pool.shutdown(wait=False)
         if self._abstract_packed is not None:
             assert packed is not None, "packed weights were announced"
             self._packed = with_packed(self._weights, packed)
@@ -449,7 +453,7 @@ class DeviceExecutor:
         """What the shape's program reads."""
         if shape.packed:
             return self._packed
-        return self._sliced if self.reads_sliced(shape) else self._weights
+        return self._sliced.result() if self.reads_sliced(shape) else self._weights
 
     def _abstract_weights_of(self, shape: StepShape) -> Any:
         if shape.packed:

@@ -76,8 +76,9 @@ def test_tokens_do_not_depend_on_whether_weights_are_sliced(
 
     def tokens(is_sliced: bool) -> list[list[int]]:
         llm = make_llm(
-            max_num_seqs=2, max_num_batched_tokens=32, num_kv_pages=40, sliced_weights=is_sliced
-        )
+            max_num_seqs=2, max_num_batched_tokens=32, num_kv_pages=40, sliced_weights=is_sliced,
+            warm_up="full",
+        )  # fmt: skip
         executor = llm.engine.executor
         read = {shape.num_tokens: executor.reads_sliced(shape) for shape in executor.lattice.shapes}
         assert read == {1: False, 2: is_sliced, 32: False}
@@ -92,7 +93,7 @@ def test_tokens_do_not_depend_on_whether_weights_are_sliced(
     assert tokens(True) == tokens(False)
 
 
-def test_without_room_for_slices_weights_stay_whole(
+def test_without_room_for_slices_or_time_weights_stay_whole(
     directory: Path, make_llm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": "ynnpack"}
@@ -100,10 +101,11 @@ def test_without_room_for_slices_weights_stay_whole(
     tuning.write_table(directory / "mine.json", table, [], [{**entry, "sliced": [1, 32]}])
     small = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "num_kv_pages": 40}
 
-    def is_sliced() -> bool:
-        executor = make_llm(**small).engine.executor
+    def is_sliced(warm_up: str = "full") -> bool:
+        executor = make_llm(**small, warm_up=warm_up).engine.executor
         return executor.reads_sliced(executor.lattice.shapes[0])
 
     assert is_sliced()
+    assert not is_sliced("coarse")
     monkeypatch.setattr(sizing, "_available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 2)
     assert not is_sliced()
