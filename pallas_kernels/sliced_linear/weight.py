@@ -72,11 +72,12 @@ def digits(rows: jax.Array) -> tuple[list[jax.Array], jax.Array]:
     found = []
     for _ in range(NUM_DIGITS):
         # What `round` and a conversion make of it, without the conversion's care for numbers that
-        # int32 does not hold, which XLA's CPU backend takes one by one.
-        shifted = rest + _ROUNDER
-        bits = jax.lax.bitcast_convert_type(shifted, jnp.int32)
-        found.append((bits - _ROUNDER.view(np.int32)).astype(jnp.int8))
-        rest = (rest - (shifted - _ROUNDER)) * np.float32(BASE)
+        # int32 does not hold, which XLA's CPU backend takes one by one. Made float32 again as an
+        # integer: some versions of XLA take what is added and subtracted again for nothing.
+        bits = jax.lax.bitcast_convert_type(rest + _ROUNDER, jnp.int32)
+        digit = bits - _ROUNDER.view(np.int32)
+        found.append(digit.astype(jnp.int8))
+        rest = (rest - digit.astype(jnp.float32)) * np.float32(BASE)
     return found, scale
 
 
