@@ -131,7 +131,7 @@ class Engine:
             )
             self.executor.begin_warm_up(config.warm_up)
             self.tokenizer = _tokenizer(config, model)
-            self.executor.set_weights(
+            self.executor.weights.set(
                 weights if reading is None else reading.result(),
                 None if reading_packed is None else reading_packed.result(),
             )

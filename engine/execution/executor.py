@@ -2,8 +2,7 @@
 
 `dispatch` returns as soon as the step is queued; `result` waits for it. State is donated from step
 to step, so the device runs dispatches in order and a freed page may be given away before the step
-that last read it has finished. It is one long module because every method hands the same donated
-state on: split, two places would own it.
+that last read it has finished.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +21,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from numpy.typing import NDArray
 
 from octavo.engine.config import WarmUp
 from octavo.engine.execution.buckets import Lattice
 from octavo.engine.execution.compile_manager import CompileManager
+from octavo.engine.execution.dispatched_step import DispatchedStep
 from octavo.engine.execution.logits import HAS_MASK, logits_row, set_masks, set_row
 from octavo.engine.execution.packing import (
     NO_SLOT,
@@ -37,31 +36,22 @@ from octavo.engine.execution.packing import (
 )
 from octavo.engine.execution.page_copies import PageCopier
 from octavo.engine.execution.program_store import open_program_store
+from octavo.engine.execution.program_weights import ProgramWeights
 from octavo.engine.execution.state import DeviceState, StateLayout, state_shardings
-from octavo.engine.execution.step import Scores, StepOutput, make_step
+from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step_spec
-from octavo.engine.execution.weight_layout import abstract, lay_out
 from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import (
-    NO_TOKEN,
-    NOT_FINITE,
     DecodeRows,
-    RowTokens,
     StepLimits,
     StepPlan,
     StepResult,
-    TokenRows,
-    TokenScore,
 )
 from octavo.engine.structured.grammar import Mask
 from octavo.engine.structured.masks import TokenMasks
 from octavo.models.config import ModelConfig
-from octavo.models.packed_tree import Packed, with_packed
-from octavo.models.sliced_tree import abstract_sliced_weights, sliced_weights
-from octavo.pallas_kernels.compat import product_compiler_options
-from octavo.pallas_kernels.packed_linear import COMPILER_OPTIONS
-from octavo.pallas_kernels.product_library import choose_product_library
+from octavo.models.packed_tree import Packed
 from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.decode_cpu import (
     compiler_options as attention_compiler_options,
@@ -77,25 +67,6 @@ MASK_EDGES = (4, 32)
 """Masks that are handed over together: so many, or one for each row."""
 PAGES_TIMED = 64
 """Pages of the copy that is timed at start-up."""
-
-
-@dataclass(slots=True)
-class DispatchedStep:
-    """A step on its way.
-
-    Attributes:
-        plan: what it computes.
-        shape: the program that computes it.
-        order: its decode rows' order, as indices into the plan.
-        output: arrays on the device; None if the plan had no rows.
-        dispatched_s: `time.perf_counter()` at dispatch.
-    """
-
-    plan: StepPlan
-    shape: StepShape | None
-    order: NDArray[np.intp]
-    output: StepOutput | None
-    dispatched_s: float
 
 
 @dataclass(slots=True)
@@ -123,7 +94,8 @@ class DeviceExecutor:
 
     Args:
         config: the model, as sharded.
-        weights: its weights on `mesh`, or their `jax.ShapeDtypeStruct`s, if `set_weights` follows.
+        weights: its weights on `mesh`, or their `jax.ShapeDtypeStruct`s, if
+            `weights.set` follows.
         mesh: the device mesh.
         limits: what plans may ask for.
         lattice: shapes to compile.
@@ -159,21 +131,9 @@ class DeviceExecutor:
         self.lattice = lattice
         self.stats = ExecutorStats()
         self._config = config
-        self._library = choose_product_library(weights, kv_dtype)
-        self._abstract_weights = abstract(weights, self._library)
-        self._abstract_packed = None
-        if packed is not None:
-            self._abstract_packed = with_packed(self._abstract_weights, packed)
-        self._sliced_tokens = sliced
-        self._abstract_sliced = None
-        if sliced is not None:
-            abstract_sliced = abstract_sliced_weights(weights, mesh)
-            self._abstract_sliced = with_packed(self._abstract_weights, abstract_sliced)
-        self._weights: Any
-        self._packed: Any
-        self._sliced: Future[Any]
-        if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((weights, packed))):
-            self.set_weights(weights, packed)
+        self.weights = ProgramWeights(
+            weights, mesh, kv_dtype=kv_dtype, packed=packed, sliced=sliced
+        )
         self._mesh = mesh
         self._backend = backend
         self._whole = NamedSharding(mesh, P())
@@ -200,15 +160,10 @@ class DeviceExecutor:
                 backend,
                 limits.max_pages_per_seq,
                 limits.page_size,
-                self._library,
+                self.weights.library,
                 sliced,
             ),
-            (
-                self._abstract_weights,
-                self._abstract_packed,
-                self._abstract_sliced,
-                self._abstract_state,
-            ),
+            (*self.weights.abstract, self._abstract_state),
         )
         self.programs = CompileManager(
             self._lower,
@@ -225,24 +180,6 @@ class DeviceExecutor:
         self._has_computed = False
         self.page_copy_s: float | None = None
         """Seconds a page takes to or from the host tier, if there is one, as timed at warm-up."""
-
-    def set_weights(self, weights: Any, packed: Packed | None = None) -> None:
-        """The weights on the mesh, which come to lie as `weight_layout` says; some are donated.
-
-        Args:
-            packed: as the executor was told of.
-        """
-        self._weights = lay_out(weights, self._library)
-        if self._sliced_tokens is not None:
-            # Behind: the programs that read them come later.
-            pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-slices")
-            self._sliced = pool.submit(
-                lambda: with_packed(self._weights, sliced_weights(self._weights))
-            )
-            pool.shutdown(wait=False)
-        if self._abstract_packed is not None:
-            assert packed is not None, "packed weights were announced"
-            self._packed = with_packed(self._weights, packed)
 
     def begin_warm_up(self, mode: WarmUp = "full") -> None:
         """Begins to load programs that an earlier start left, and to make the device's state."""
@@ -297,7 +234,7 @@ class DeviceExecutor:
         order = np.empty(0, np.intp)
         vector = pack(nothing, self._spec(shape), order, trash_slot=self.limits.max_num_seqs)
         program = self.programs.get(shape)
-        self._state, output = program(self._weights_of(shape), self._state, vector)
+        self._state, output = program(self.weights.of(shape), self._state, vector)
         jax.block_until_ready((self._state, output))
 
     def dispatch(self, plan: StepPlan) -> DispatchedStep:
@@ -320,7 +257,7 @@ class DeviceExecutor:
                 self._set_logits_row(row.slot, row.request)
         if self._masks is not None and self._masks.num_live:
             self._put_masks(plan, self._masks)
-        self._state, output = program(self._weights_of(shape), self._state, vector)
+        self._state, output = program(self.weights.of(shape), self._state, vector)
         now_s = time.perf_counter()
         if self._num_in_flight == 0 and self._last_done_s is not None:
             self.stats.idle_s += now_s - self._last_done_s
@@ -335,18 +272,14 @@ class DeviceExecutor:
         """Waits for the step and reads its tokens."""
         if handle.output is None:
             return StepResult(rows=())
-        tokens = np.asarray(handle.output.tokens)
+        tokens = handle.read()
         done_s = time.perf_counter()
         begun_s = max(handle.dispatched_s, self._last_done_s or 0.0)
         self._last_done_s = done_s
         self._num_in_flight -= 1
         self._has_computed = True
         self.stats.busy_s += done_s - begun_s
-        return StepResult(
-            rows=_rows(handle, tokens, _host(handle)),
-            duration_s=done_s - begun_s,
-            broken=_broken(handle, tokens) if tokens.min() == NOT_FINITE else (),
-        )
+        return handle.result(tokens, done_s - begun_s)
 
     @property
     def page_bytes(self) -> int:
@@ -449,32 +382,10 @@ class DeviceExecutor:
     def _spec(self, shape: StepShape) -> StepSpec:
         return step_spec(shape, self.limits.max_pages_per_seq, self.limits.page_size)
 
-    def _weights_of(self, shape: StepShape) -> Any:
-        """What the shape's program reads."""
-        if shape.packed:
-            return self._packed
-        return self._sliced.result() if self.reads_sliced(shape) else self._weights
-
-    def _abstract_weights_of(self, shape: StepShape) -> Any:
-        if shape.packed:
-            return self._abstract_packed
-        return self._abstract_sliced if self.reads_sliced(shape) else self._abstract_weights
-
-    def reads_sliced(self, shape: StepShape) -> bool:
-        """Whether the shape's program multiplies with sliced weights."""
-        if self._sliced_tokens is None or shape.packed:
-            return False
-        least, most = self._sliced_tokens
-        return least <= shape.num_tokens <= most
-
     def _compiler_options(self, shape: StepShape) -> dict[str, str] | None:
-        # Eigen has no product of int8.
-        library = "ynnpack" if self.reads_sliced(shape) else self._library
-        options = dict(product_compiler_options(library) or {})
+        options = self.weights.compiler_options(shape)
         if shape.is_decode:
             options |= attention_compiler_options(self._backend, self._layout.dtype)
-        if shape.packed:
-            options |= COMPILER_OPTIONS
         return options or None
 
     def _lower(self, shape: StepShape) -> Any:
@@ -483,81 +394,7 @@ class DeviceExecutor:
         vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=self._whole)
         state_out = state_shardings(self._abstract_state, self._config, self._mesh)
         return jax.jit(step, donate_argnums=1, out_shardings=(state_out, self._whole)).lower(
-            self._abstract_weights_of(shape),
+            self.weights.abstract_of(shape),
             self._abstract_state,
             vector,
         )
-
-
-def _host(handle: DispatchedStep) -> tuple[Scores | None, Scores | None]:
-    """Scores of tokens and of prompts, fetched only if a row asked for them."""
-    plan, output = handle.plan, handle.output
-    assert output is not None
-    prefills = [row.request for row in plan.prefill_rows]
-    wants = any(
-        request.sampling_params.logprobs is not None
-        for request in (*plan.decode_rows.requests, *prefills)
-    )
-    wants_prompt = any(r.sampling_params.prompt_logprobs is not None for r in prefills)
-    return (
-        jax.device_get(output.scores) if wants else None,
-        jax.device_get(output.prompt_scores) if wants_prompt else None,
-    )
-
-
-def _broken(handle: DispatchedStep, tokens: NDArray[np.int32]) -> tuple[int, ...]:
-    """The plan's rows that are not finite."""
-    plan = handle.plan
-    rows = np.concatenate([handle.order, np.arange(len(plan.decode_rows), plan.num_rows)])
-    found = (tokens[:, : plan.num_rows] == NOT_FINITE).any(axis=0)
-    return tuple(sorted(rows[found].tolist()))
-
-
-def _rows(
-    handle: DispatchedStep, tokens: NDArray[np.int32], scores: tuple[Scores | None, Scores | None]
-) -> Sequence[RowTokens]:
-    plan = handle.plan
-    num_decodes = len(plan.decode_rows)
-    place = np.empty(num_decodes, np.intp)
-    place[handle.order] = np.arange(num_decodes)
-    is_plain = plan.num_steps == 1 and scores[0] is None
-    rows: list[RowTokens] = []
-    if not is_plain:
-        decoded = tokens[:, place].T.tolist()
-        for index, (request, emitted) in enumerate(
-            zip(plan.decode_rows.requests, decoded, strict=True)
-        ):
-            ids = tuple(emitted) if emitted[-1] >= 0 else tuple(t for t in emitted if t >= 0)
-            rows.append(_row(request, ids, scores[0], int(place[index])))
-    first = num_decodes
-    for index, prefill in enumerate(plan.prefill_rows, num_decodes):
-        emitted_id = int(tokens[0, index])
-        ids = (emitted_id,) if emitted_id >= 0 else ()
-        row = _row(prefill.request, ids, scores[0], index)
-        num_top = prefill.request.sampling_params.prompt_logprobs
-        if num_top is not None and scores[1] is not None:
-            span = range(first, first + prefill.num_tokens)
-            row = row._replace(
-                prompt_logprobs=tuple(_score(scores[1], (t,), num_top) for t in span)
-            )
-        rows.append(row)
-        first += prefill.num_tokens
-    if is_plain:
-        return TokenRows(np.maximum(tokens[0, place], NO_TOKEN).tolist(), rows)
-    return rows
-
-
-def _row(request: Request, ids: tuple[int, ...], scores: Scores | None, column: int) -> RowTokens:
-    num_top = request.sampling_params.logprobs
-    if num_top is None or scores is None:
-        return RowTokens(ids)
-    return RowTokens(ids, tuple(_score(scores, (k, column), num_top) for k in range(len(ids))))
-
-
-def _score(scores: Scores, at: tuple[int, ...], num_top: int) -> TokenScore:
-    return TokenScore(
-        float(scores.logprob[at]),
-        int(scores.rank[at]),
-        tuple(scores.top_ids[at][:num_top].tolist()),
-        tuple(scores.top_logprobs[at][:num_top].tolist()),
-    )

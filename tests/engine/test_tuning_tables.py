@@ -80,7 +80,10 @@ def test_tokens_do_not_depend_on_whether_weights_are_sliced(
             warm_up="full",
         )  # fmt: skip
         executor = llm.engine.executor
-        read = {shape.num_tokens: executor.reads_sliced(shape) for shape in executor.lattice.shapes}
+        read = {
+            shape.num_tokens: executor.weights.reads_sliced(shape)
+            for shape in executor.lattice.shapes
+        }
         assert read == {1: False, 2: is_sliced, 32: False}
         # The one with the longer prompt is alone at last.
         prompts = [[66, 67, 68], list(range(40, 80))]
@@ -103,7 +106,7 @@ def test_without_room_for_slices_or_time_weights_stay_whole(
 
     def is_sliced(warm_up: str = "full") -> bool:
         executor = make_llm(**small, warm_up=warm_up).engine.executor
-        return executor.reads_sliced(executor.lattice.shapes[0])
+        return executor.weights.reads_sliced(executor.lattice.shapes[0])
 
     assert is_sliced()
     assert not is_sliced("coarse")

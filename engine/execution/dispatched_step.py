@@ -1,0 +1,127 @@
+"""A step on its way, and what it came to once its tokens are on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.execution.step import Scores, StepOutput
+from octavo.engine.execution.step_spec import StepShape
+from octavo.engine.request import Request
+from octavo.engine.scheduler.step_plan import (
+    NO_TOKEN,
+    NOT_FINITE,
+    RowTokens,
+    StepPlan,
+    StepResult,
+    TokenRows,
+    TokenScore,
+)
+
+
+@dataclass(slots=True)
+class DispatchedStep:
+    """A step on its way.
+
+    Attributes:
+        plan: what it computes.
+        shape: the program that computes it.
+        order: its decode rows' order, as indices into the plan.
+        output: arrays on the device; None if the plan had no rows.
+        dispatched_s: `time.perf_counter()` at dispatch.
+    """
+
+    plan: StepPlan
+    shape: StepShape | None
+    order: NDArray[np.intp]
+    output: StepOutput | None
+    dispatched_s: float
+
+    def read(self) -> NDArray[np.int32]:
+        """Waits for the step and fetches its tokens [iterations, rows]."""
+        assert self.output is not None, "the step had no rows"
+        return np.asarray(self.output.tokens)
+
+    def result(self, tokens: NDArray[np.int32], duration_s: float) -> StepResult:
+        """What the step came to, in the order of the plan's rows.
+
+        Args:
+            tokens: that were read.
+            duration_s: it ran.
+        """
+        broken = self._broken(tokens) if int(np.min(tokens)) == NOT_FINITE else ()
+        return StepResult(rows=self._rows(tokens), duration_s=duration_s, broken=broken)
+
+    def _broken(self, tokens: NDArray[np.int32]) -> tuple[int, ...]:
+        """The plan's rows that are not finite."""
+        plan = self.plan
+        rows = np.concatenate([self.order, np.arange(len(plan.decode_rows), plan.num_rows)])
+        found = (tokens[:, : plan.num_rows] == NOT_FINITE).any(axis=0)
+        return tuple(sorted(rows[found].tolist()))
+
+    def _rows(self, tokens: NDArray[np.int32]) -> Sequence[RowTokens]:
+        plan = self.plan
+        scores, prompt_scores = self._scores()
+        num_decodes = len(plan.decode_rows)
+        place = np.empty(num_decodes, np.intp)
+        place[self.order] = np.arange(num_decodes)
+        is_plain = plan.num_steps == 1 and scores is None
+        rows: list[RowTokens] = []
+        if not is_plain:
+            decoded = tokens[:, place].T.tolist()
+            for index, (request, emitted) in enumerate(
+                zip(plan.decode_rows.requests, decoded, strict=True)
+            ):
+                ids = tuple(emitted) if emitted[-1] >= 0 else tuple(t for t in emitted if t >= 0)
+                rows.append(_row(request, ids, scores, int(place[index])))
+        first = num_decodes
+        for index, prefill in enumerate(plan.prefill_rows, num_decodes):
+            emitted_id = int(tokens[0, index])
+            ids = (emitted_id,) if emitted_id >= 0 else ()
+            row = _row(prefill.request, ids, scores, index)
+            num_top = prefill.request.sampling_params.prompt_logprobs
+            if num_top is not None and prompt_scores is not None:
+                span = range(first, first + prefill.num_tokens)
+                row = row._replace(
+                    prompt_logprobs=tuple(_score(prompt_scores, (t,), num_top) for t in span)
+                )
+            rows.append(row)
+            first += prefill.num_tokens
+        if is_plain:
+            return TokenRows(np.maximum(tokens[0, place], NO_TOKEN).tolist(), rows)
+        return rows
+
+    def _scores(self) -> tuple[Scores | None, Scores | None]:
+        """Scores of tokens and of prompts, fetched only if a row asked for them."""
+        plan, output = self.plan, self.output
+        assert output is not None
+        prefills = [row.request for row in plan.prefill_rows]
+        wants = any(
+            request.sampling_params.logprobs is not None
+            for request in (*plan.decode_rows.requests, *prefills)
+        )
+        wants_prompt = any(r.sampling_params.prompt_logprobs is not None for r in prefills)
+        return (
+            jax.device_get(output.scores) if wants else None,
+            jax.device_get(output.prompt_scores) if wants_prompt else None,
+        )
+
+
+def _row(request: Request, ids: tuple[int, ...], scores: Scores | None, column: int) -> RowTokens:
+    num_top = request.sampling_params.logprobs
+    if num_top is None or scores is None:
+        return RowTokens(ids)
+    return RowTokens(ids, tuple(_score(scores, (k, column), num_top) for k in range(len(ids))))
+
+
+def _score(scores: Scores, at: tuple[int, ...], num_top: int) -> TokenScore:
+    return TokenScore(
+        float(scores.logprob[at]),
+        int(scores.rank[at]),
+        tuple(scores.top_ids[at][:num_top].tolist()),
+        tuple(scores.top_logprobs[at][:num_top].tolist()),
+    )

@@ -1,0 +1,107 @@
+"""What a shape's program reads: the model's weights as they are, packed, or sliced.
+
+All three are trees of `declare`, and share every array that is not a linear layer's.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from octavo.engine.execution.step_spec import StepShape
+from octavo.engine.execution.weight_layout import abstract, lay_out
+from octavo.models.packed_tree import Packed, with_packed
+from octavo.models.sliced_tree import abstract_sliced_weights, sliced_weights
+from octavo.pallas_kernels.compat import product_compiler_options
+from octavo.pallas_kernels.packed_linear import COMPILER_OPTIONS
+from octavo.pallas_kernels.product_library import choose_product_library
+
+
+class _Forms(NamedTuple):
+    """Something of each form of the weights; None of a form that there is not."""
+
+    whole: Any
+    packed: Any = None
+    sliced: Any = None
+
+
+class ProgramWeights:
+    """The weights of one model in the forms that its programs read.
+
+    Args:
+        weights: of the model on `mesh`, or their `jax.ShapeDtypeStruct`s, if `set` follows.
+        mesh: the device mesh.
+        kv_dtype: of the KV pools.
+        packed: linear layers in packed form, or their `jax.ShapeDtypeStruct`s, as `weights`; None
+            where no shape reads them.
+        sliced: programs of between so many and so many tokens read sliced weights, which are made
+            here; None is none.
+    """
+
+    def __init__(
+        self,
+        weights: Any,
+        mesh: Mesh,
+        *,
+        kv_dtype: jnp.dtype,
+        packed: Packed | None = None,
+        sliced: tuple[int, int] | None = None,
+    ) -> None:
+        self.library = choose_product_library(weights, kv_dtype)
+        self.sliced_tokens = sliced
+        whole = abstract(weights, self.library)
+        self._forms: _Forms
+        self.abstract = _Forms(
+            whole,
+            None if packed is None else with_packed(whole, packed),
+            None if sliced is None else with_packed(whole, abstract_sliced_weights(weights, mesh)),
+        )
+        """`jax.ShapeDtypeStruct`s with shardings: what programs are compiled for."""
+        if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((weights, packed))):
+            self.set(weights, packed)
+
+    def set(self, weights: Any, packed: Packed | None = None) -> None:
+        """The weights on the mesh, which come to lie as `weight_layout` says; some are donated.
+
+        Args:
+            packed: as was announced.
+        """
+        assert (packed is None) == (self.abstract.packed is None), "packed weights as announced"
+        whole = lay_out(weights, self.library)
+        slicing: Future[Any] | None = None
+        if self.sliced_tokens is not None:
+            # Behind: the programs that read them come later.
+            pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-slices")
+            slicing = pool.submit(lambda: with_packed(whole, sliced_weights(whole)))
+            pool.shutdown(wait=False)
+        self._forms = _Forms(whole, packed and with_packed(whole, packed), slicing)
+
+    def of(self, shape: StepShape) -> Any:
+        """What the shape's program is called with."""
+        if shape.packed:
+            return self._forms.packed
+        return self._forms.sliced.result() if self.reads_sliced(shape) else self._forms.whole
+
+    def abstract_of(self, shape: StepShape) -> Any:
+        """What the shape's program is compiled for."""
+        if shape.packed:
+            return self.abstract.packed
+        return self.abstract.sliced if self.reads_sliced(shape) else self.abstract.whole
+
+    def reads_sliced(self, shape: StepShape) -> bool:
+        """Whether the shape's program multiplies with sliced weights."""
+        if self.sliced_tokens is None or shape.packed:
+            return False
+        least, most = self.sliced_tokens
+        return least <= shape.num_tokens <= most
+
+    def compiler_options(self, shape: StepShape) -> dict[str, str]:
+        """What the products of the shape's program want of the compiler."""
+        # Eigen has no product of int8.
+        library = "ynnpack" if self.reads_sliced(shape) else self.library
+        options = dict(product_compiler_options(library) or {})
+        return options | COMPILER_OPTIONS if shape.packed else options
