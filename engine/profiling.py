@@ -262,7 +262,7 @@ def _programs(engine: Engine, samples: Sequence[tuple[Any, Sample]]) -> tuple[Pr
         key = (shape.num_tokens, shape.num_rows, shape.num_new_rows, shape.num_steps)
         by_shape.setdefault(key, []).append(sample)
     lattice = engine.executor.lattice
-    # Of two programs of one size, a packed one and another, the packed one is what runs.
+    # Of several programs of one size the fastest runs.
     keys = dict.fromkeys(
         (shape.num_tokens, shape.num_rows, shape.num_new_rows, shape.num_steps)
         for shape in (*lattice.decode, *lattice.mixed)

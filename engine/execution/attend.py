@@ -25,7 +25,12 @@ Attend = Callable[
 
 
 def attend_over_heads(
-    mesh: Mesh, head_axis: str | None, *, backend: Backend, decode_only: bool
+    mesh: Mesh,
+    head_axis: str | None,
+    *,
+    backend: Backend,
+    decode_only: bool,
+    quick: bool = False,
 ) -> Attend:
     """Attention over heads split along a mesh axis; each device sees only its own heads and pages.
 
@@ -34,6 +39,7 @@ def attend_over_heads(
         head_axis: the mesh axis that splits query and KV heads; None runs every head everywhere.
         backend: which implementation.
         decode_only: every row has one token.
+        quick: rather compiled soon than fast.
 
     Returns:
         `attend(batch, q [T, Hq, D], k, v [T, Hkv, D], pool, params) -> (out, pool)`.
@@ -57,7 +63,7 @@ def attend_over_heads(
             batch: RaggedBatch, q: jax.Array, k: jax.Array, v: jax.Array, kv: PagedKV
         ) -> tuple[jax.Array, PagedKV]:
             return ragged_paged_attention(
-                q, k, v, kv, batch, params, backend=backend, decode_only=decode_only
+                q, k, v, kv, batch, params, backend=backend, decode_only=decode_only, quick=quick
             )
 
         if mesh.size == 1:

@@ -23,7 +23,8 @@ class Lattice:
     """Every shape an engine compiles.
 
     Attributes:
-        decode: decode programs, by rows, ascending; of as many rows the packed one first.
+        decode: decode programs, by rows, ascending; of as many rows the fastest first and the one
+            that compiles soonest last.
         mixed: mixed programs, by tokens, ascending.
         variants: sampling variants each of them is compiled for.
     """
@@ -95,6 +96,7 @@ def make_lattice(
     num_steps: int,
     variants: tuple[Variant, ...],
     has_packed: bool = False,
+    has_quick: bool = False,
 ) -> Lattice:
     """Decode rows 1, 4, 8, 16, 24, 32, 48, … 128, 160, …; mixed tokens 32, 128, 256, 512, 1024, ….
 
@@ -108,6 +110,8 @@ def make_lattice(
         has_packed: there are packed weights for decode programs of at most `PACKED_ROWS` rows to
             read. They compile slowly, so the largest program is there without them, too, and comes
             first.
+        has_quick: decode programs can be compiled sooner than they should be to compute fast. So
+            is the largest one first, which readiness waits for.
     """
     decode = [1, 4, 8, 16, 24, 32]
     while decode[-1] < max_num_seqs:
@@ -118,11 +122,12 @@ def make_lattice(
         mixed.append(2 * mixed[-1])
     rows = _up_to(max_num_seqs, decode)
     packed = [n for n in rows if n <= PACKED_ROWS] if has_packed else []
-    plain = [n for n in rows if n not in packed or n == max_num_seqs]
+    plain = [n for n in rows if n not in packed or (n == max_num_seqs and not has_quick)]
     return Lattice(
         (
             *(StepShape(n, n, num_steps, packed=True) for n in packed),
             *(StepShape(n, n, num_steps) for n in plain),
+            *(StepShape(n, n, num_steps, quick=True) for n in rows[-1:] * has_quick),
         ),
         tuple(StepShape(n, min(n, max_num_seqs), 0) for n in _up_to(max_num_batched_tokens, mixed)),
         variants,

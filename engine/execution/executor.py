@@ -384,7 +384,7 @@ class DeviceExecutor:
 
     def _compiler_options(self, shape: StepShape) -> dict[str, str] | None:
         options = self.weights.compiler_options(shape)
-        if shape.is_decode:
+        if shape.is_decode and not shape.quick:
             options |= attention_compiler_options(self._backend, self._layout.dtype)
         return options or None
 

@@ -18,6 +18,7 @@ from octavo.engine.execution.state import kv_bytes_per_token
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
+from octavo.pallas_kernels.ragged_paged_attention.decode_cpu import takes_pages
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import KV_DTYPES, stored_dtype
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 
@@ -72,15 +73,6 @@ def size_engine(
     assert max_tokens is not None
     if not config.enable_chunked_prefill:
         max_tokens = max(max_tokens, max_model_len)
-    lattice = make_lattice(
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=max_tokens,
-        num_steps=config.num_decode_steps,
-        # A CPU branches for nothing, and one variant less halves what is compiled. Elsewhere a
-        # branch on a device value costs a round trip.
-        variants=("general",) if platform == "cpu" else ("greedy", "general"),
-        has_packed=has_packed,
-    )
     kv_dtype = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
     backend = choose_attention(
         config.attention_backend,
@@ -93,6 +85,18 @@ def size_engine(
     )
     if backend in ("xla", "reference"):
         kv_dtype = stored_dtype(kv_dtype)
+    lattice = make_lattice(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_tokens,
+        num_steps=config.num_decode_steps,
+        # A CPU branches for nothing, and one variant less halves what is compiled. Elsewhere a
+        # branch on a device value costs a round trip.
+        variants=("general",) if platform == "cpu" else ("greedy", "general"),
+        has_packed=has_packed,
+        has_quick=platform == "cpu"
+        and backend == "xla"
+        and takes_pages(model.head_dim, page_size, kv_dtype),
+    )
     pool = pool_layout(backend, model.head_dim, page_size)
     page_bytes = page_size * kv_bytes_per_token(model, kv_dtype, pool)
     return EngineSize(

@@ -157,7 +157,9 @@ def _mixed(
     batch = _batch(
         table, jnp.where(idle, 0, start + q_len), cu_q_lens, token_row, position, live, spec, fields
     )
-    hidden, kv = _forward(config, mesh, backend, weights, state.kv, token_ids, position, batch)
+    hidden, kv = _forward(
+        config, spec, mesh, backend, weights, state.kv, token_ids, position, batch
+    )
     last = jnp.clip(cu_q_lens[1:] - 1, 0, num_tokens - 1)
     # A chunk that does not end at the last known token samples nothing.
     samples = ~idle & (fields["row_max_new_tokens"] > 0)
@@ -207,6 +209,7 @@ def _decode(
         batch = _batch(table, kv_lens, cu_q_lens, row, position, live, spec, fields)
         hidden, kv = _forward(
             config,
+            spec,
             mesh,
             backend,
             weights,
@@ -214,7 +217,6 @@ def _decode(
             state.last_token[slot],
             position,
             batch,
-            decode_only=True,
         )
         state = replace(state, kv=kv)
         logits = decoder.unembed(weights, config, hidden)
@@ -275,6 +277,7 @@ def _batch(
 
 def _forward(
     config: ModelConfig,
+    spec: StepSpec,
     mesh: Mesh,
     backend: Backend,
     weights: Any,
@@ -282,13 +285,16 @@ def _forward(
     token_ids: jax.Array,
     position: jax.Array,
     batch: RaggedBatch,
-    decode_only: bool = False,
 ) -> tuple[jax.Array, tuple[PagedKV, ...]]:
     """Hidden states [T, E] of the tokens, and the pools with their KV written."""
-    attend = jax.tree_util.Partial(
-        attend_over_heads(mesh, head_axis(config, mesh), backend=backend, decode_only=decode_only),
-        batch,
+    attend_all = attend_over_heads(
+        mesh,
+        head_axis(config, mesh),
+        backend=backend,
+        decode_only=spec.shape.is_decode,
+        quick=spec.shape.quick,
     )
+    attend = jax.tree_util.Partial(attend_all, batch)
     x = decoder.embed(weights, config, token_ids)
     return decoder.run_layers(weights, config, x, position, attend, kv)
 

@@ -56,6 +56,7 @@ class StepShape:
             and decode rows, one iteration).
         variant: "greedy" compiles the argmax alone; "general" serves every request.
         packed: linear layers read packed weights.
+        quick: what compiles soonest, where another program of the size computes faster.
     """
 
     num_tokens: int
@@ -63,6 +64,7 @@ class StepShape:
     num_steps: int
     variant: Variant = "general"
     packed: bool = False
+    quick: bool = False
 
     @property
     def is_decode(self) -> bool:
@@ -79,7 +81,8 @@ class StepShape:
 
     def __str__(self) -> str:
         kind = f"decode {self.num_rows} x {self.num_steps}" if self.is_decode else "mixed"
-        return f"{kind} {self.num_tokens} {self.variant}" + " packed" * self.packed
+        marks = " packed" * self.packed + " quick" * self.quick
+        return f"{kind} {self.num_tokens} {self.variant}{marks}"
 
 
 def prefill_rows(num_tokens: int, num_rows: int) -> int:

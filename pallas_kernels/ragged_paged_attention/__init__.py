@@ -45,6 +45,7 @@ def ragged_paged_attention(
     sinks: jax.Array | None = None,
     backend: Backend = "xla",
     decode_only: bool = False,
+    quick: bool = False,
     interpret: Any = False,
 ) -> tuple[jax.Array, PagedKV]:
     """Writes the step's KV and attends over it.
@@ -62,6 +63,7 @@ def ragged_paged_attention(
         backend: see `octavo.pallas_kernels.ragged_paged_attention.backends`, which also says what
             each takes: the engine asks it when it is built.
         decode_only: the caller promises that every row has one token.
+        quick: take what compiles soonest, where the backend has a faster way that compiles longer.
         interpret: run a Pallas kernel in its interpreter (tests).
 
     Returns:
@@ -106,7 +108,9 @@ def ragged_paged_attention(
                 q, kv, batch, params, sinks=sinks, decode_only=decode_only, interpret=interpret
             )
         elif backend == "xla":
-            out = attend_xla(q, kv, batch, params, sinks=sinks, decode_only=decode_only)
+            out = attend_xla(
+                q, kv, batch, params, sinks=sinks, decode_only=decode_only, quick=quick
+            )
         else:
             out = attend_reference(q, kv, batch, params, sinks=sinks)
     return out[:, :, :head_dim], kv

@@ -65,15 +65,18 @@ def compiler_options(backend: Backend, kv_dtype: Any) -> dict[str, str]:
 
 def takes(q_dim: int, kv: PagedKV) -> bool:
     """Whether `decode_rows` computes heads of `q_dim` over this pool."""
-    size = kv.page_size
     return (
-        kv.pages.dtype == jnp.float32
-        and kv.scales is None
+        kv.scales is None
         and not kv.in_one_row
         and q_dim == kv.head_dim
-        and q_dim % LANES == 0
-        and (size == 8 or size % MOST_KEYS == 0)
+        and takes_pages(q_dim, kv.page_size, kv.pages.dtype)
     )
+
+
+def takes_pages(head_dim: int, page_size: int, kv_dtype: Any) -> bool:
+    """Whether `decode_rows` computes over pages of so many tokens."""
+    fits = head_dim % LANES == 0 and (page_size == 8 or page_size % MOST_KEYS == 0)
+    return fits and jnp.dtype(kv_dtype) == jnp.float32
 
 
 def decode_rows(

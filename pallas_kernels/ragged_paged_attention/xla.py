@@ -55,6 +55,7 @@ def attend_xla(
     *,
     sinks: jax.Array | None = None,
     decode_only: bool = False,
+    quick: bool = False,
     tiles: XlaTiles | None = None,
 ) -> jax.Array:
     """Attention of packed queries over their rows' pages.
@@ -66,6 +67,7 @@ def attend_xla(
         params: see `AttentionParams`.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
         decode_only: every row has one token (T = S): leaves the prefill half out.
+        quick: decode rows are not computed by a native function, which compiles longer.
         tiles: block sizes; None takes the measured or computed ones of the shape.
 
     Returns:
@@ -73,7 +75,8 @@ def attend_xla(
     """
     if tiles is None:
         tiles = choose_xla_tiles(q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
-    if decode_only and tiles.native_block and decode_cpu.takes(q.shape[2], kv):
+    native = decode_only and not quick and tiles.native_block
+    if native and decode_cpu.takes(q.shape[2], kv):
         return decode_cpu.decode_rows(q, kv, batch, params, sinks, tiles.native_block)
     out = _decode(q, kv, batch, params, sinks, tiles)
     if decode_only:

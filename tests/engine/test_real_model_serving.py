@@ -47,10 +47,9 @@ def make_llm() -> Iterator[Callable[..., Any]]:
     made = []
 
     def make(**changes: Any) -> LLM:
-        # Programs that read packed weights take three times as long to compile: one test does.
-        args = {"max_num_seqs": 4, "packed_weights": False, "warm_up": "coarse"} | changes
+        args = {"model": MODEL, "max_num_seqs": 4, "warm_up": "coarse"} | changes
         llm = LLM(
-            MODEL, progress=False, dtype="float32", max_num_batched_tokens=32, max_model_len=64,
+            progress=False, dtype="float32", max_num_batched_tokens=32, max_model_len=64,
             num_kv_pages=13, watermark=0.0, num_decode_steps=2, **args,
         )  # fmt: skip
         made.append(llm)
@@ -69,15 +68,47 @@ def tokens(
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def test_tokens_do_not_depend_on_whether_weights_are_packed(make_llm: Callable[..., Any]) -> None:
-    """One row reads packed weights; prefill and another engine's four rows multiply in float32."""
-    packed = make_llm(packed_weights=True, max_num_seqs=1, warm_up="full")
-    whole = make_llm(packed_weights=True)  # coarse programs alone
-    shapes = packed.engine.executor.lattice.shapes
-    assert [shape.packed for shape in shapes if shape.is_decode] == [False, True]
-    assert all(packed.engine.executor.programs.has(shape) for shape in shapes)
-    assert not any(shape.packed for shape in whole.engine.executor.lattice.shapes)
-    assert [tokens(packed, prompts=[prompt])[0] for prompt in PROMPTS] == tokens(whole)
+@pytest.fixture(scope="module")
+def first_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The packaged model's first four layers, as a checkpoint: what packed weights compile to takes
+    a second a layer."""
+    gguf = pytest.importorskip("gguf")
+    path, num_layers = tmp_path_factory.mktemp("first_layers") / "model.gguf", 4
+    whole = gguf.GGUFReader(PACKAGED_MODELS[MODEL].path())
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, field in whole.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        value = num_layers if name == "llama.block_count" else field.contents()
+        kind, *of = field.types
+        writer.add_key_value(name, value, kind, of[0] if of else None)
+    for tensor in whole.tensors:
+        block, *parts = tensor.name.split(".")
+        if block != "blk" or int(parts[0]) < num_layers:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+def test_tokens_do_not_depend_on_whether_weights_are_packed(
+    make_llm: Callable[..., Any], first_layers: str
+) -> None:
+    """What one row's steps read, packed weights by a native attention or float32 ones by products;
+    prompts read float32 ones."""
+    llm = make_llm(model=first_layers, max_num_seqs=1, warm_up="full")
+    executor = llm.engine.executor
+    packed, quick = executor.lattice.decode
+    assert (packed.packed, quick.packed, quick.quick) == (True, False, True)
+    assert executor.programs.has(packed)
+    # So few layers repeat themselves when they choose greedily.
+    params = PARAMS.replace(temperature=1.0, seed=1)
+    said = tokens(llm, params)
+    assert all(len(set(text)) > 5 for text in said)
+    executor.lattice = dataclasses.replace(executor.lattice, decode=(quick,))
+    assert tokens(llm, params) == said
 
 
 def recorded(llm: Any, path: Path) -> tuple[list[list[int]], list[dict[str, Any]]]:
@@ -105,6 +136,8 @@ def test_overlap_and_a_replay_decide_and_say_the_same(
     said, plans = recorded(overlapped, tmp_path / "overlapped")
     assert recorded(stepwise, tmp_path / "stepwise") == (said, plans)
     assert len(plans) > 5
+    # Engines with coarse programs alone are over before packed ones would be compiled.
+    assert not any(shape.packed for shape in overlapped.engine.executor.lattice.shapes)
     assert [tokens(stepwise, SHORT, [prompt])[0] for prompt in PROMPTS] == said
     for name in ("overlapped", "stepwise"):
         result = replay(tmp_path / name)

@@ -144,7 +144,12 @@ def test_blocks_of_the_one_function_do_not_change_what_is_computed(
 )
 def test_what_the_one_function_takes(shape: dict[str, Any], is_taken: bool) -> None:
     case = make_case(np.random.default_rng(0), [(1, 9)], num_tokens=1, num_rows=1, **shape)
-    assert decode_cpu.takes(case[0].shape[2], case[3]) == is_taken
+    q, kv, batch = case[0], case[3], case[4]
+    assert decode_cpu.takes(q.shape[2], kv) == is_taken
+    for quick in (False, True):
+        attend = functools.partial(attend_xla, params=AttentionParams(scale=1.0), quick=quick)
+        lowered = jax.jit(functools.partial(attend, decode_only=True)).lower(q, kv, batch)
+        assert ("xla_cpu_small_call" in lowered.as_text()) == (is_taken and not quick)
 
 
 def test_one_function_computes_each_devices_heads() -> None:

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from octavo.engine.execution.buckets import make_lattice
+from octavo.engine.execution.buckets import PACKED_ROWS, make_lattice
 from octavo.engine.execution.packing import NO_SLOT, decode_order, known_tokens, pack
 from octavo.engine.execution.step_spec import NEW_ROW_FLOATS, NEW_ROW_INTS, StepShape, step_spec
 from octavo.engine.request import Request
@@ -192,6 +192,28 @@ def test_few_rows_read_packed_weights_once_their_program_is_there(
     assert first == lattice.decode[-1]
     everything = lattice.choose(plan, "general", set(lattice.shapes).__contains__)
     assert everything == StepShape(1, 1, 4, packed=True)
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "has_packed"), [(1, True), (4, True), (16, True), (4, False)]
+)
+def test_the_program_that_compiles_soonest_serves_until_a_faster_one_is_there(
+    max_num_seqs: int, has_packed: bool
+) -> None:
+    lattice = make_lattice(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=128, num_steps=4, variants=("general",),
+        has_packed=has_packed, has_quick=True,
+    )  # fmt: skip
+    quick = StepShape(max_num_seqs, max_num_seqs, 4, quick=True)
+    assert lattice.coarse == (lattice.mixed[-1], quick)
+    assert not any(shape.quick for shape in lattice.fine)
+    plan = make_plan([decode_row(i, 3) for i in range(max_num_seqs)], [], num_steps=4)
+    assert lattice.choose(plan, "general", set(lattice.coarse).__contains__) == quick
+    is_packed = has_packed and max_num_seqs <= PACKED_ROWS
+    fast = StepShape(max_num_seqs, max_num_seqs, 4, packed=is_packed)
+    assert lattice.choose(plan, "general", set(lattice.shapes).__contains__) == fast
+    # Programs are told apart by their texts.
+    assert len({str(shape) for shape in lattice.shapes}) == len(lattice.shapes)
 
 
 def test_a_plan_beyond_the_lattice_is_an_invariant_broken() -> None:
