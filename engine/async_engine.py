@@ -15,7 +15,7 @@ from typing import Any
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine, engine_config
 from octavo.engine.errors import DuplicateRequestError, EngineDeadError
-from octavo.engine.input_processor import Prompt, Submission
+from octavo.engine.input_processor import PromptLike, Submission, text_or_ids
 from octavo.engine.load import EngineLoad
 from octavo.engine.output_streams import OutputStreams, Told
 from octavo.engine.outputs import RequestOutput
@@ -117,7 +117,7 @@ class AsyncEngine:
 
     async def generate(
         self,
-        prompt: Prompt,
+        prompt: PromptLike,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
@@ -131,7 +131,7 @@ class AsyncEngine:
         """Streams one request's outputs; leaving the iteration early cancels the request.
 
         Args:
-            prompt: text or token ids.
+            prompt: text or token ids, also as `{"prompt": text}` or `{"prompt_token_ids": ids}`.
             sampling_params: None takes the defaults; `output_kind` says what each output holds.
             request_id: unique among requests in flight; None makes one.
             priority: a class, its name or number.
@@ -148,6 +148,7 @@ class AsyncEngine:
         """
         self._check_alive()
         await self.start()
+        prompt = text_or_ids(prompt)
         if request_id is None:
             request_id = uuid.uuid4().hex
         if request_id in self._streams:

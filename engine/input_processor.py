@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from octavo.engine.errors import DeadlineExceededError, InvalidRequestError
 from octavo.engine.request import Priority, Request
@@ -18,8 +19,30 @@ from octavo.engine.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 """A prompt's text, or its token ids."""
+PromptLike = Prompt | Mapping[str, Any]
+"""A prompt as users hand it in: also as `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
 
 MAX_ID_CHARS = 256
+
+
+def text_or_ids(prompt: PromptLike) -> Prompt:
+    """The prompt without its name.
+
+    Raises:
+        InvalidRequestError: other names, or not exactly one.
+    """
+    if not isinstance(prompt, Mapping):
+        return prompt
+    names = [name for name in ("prompt", "prompt_token_ids") if name in prompt]
+    if len(prompt) != 1 or not names:
+        raise InvalidRequestError(
+            "prompt", list(prompt), "either {'prompt': text} or {'prompt_token_ids': ids}"
+        )
+    value = prompt[names[0]]
+    if isinstance(value, str) != (names[0] == "prompt"):
+        wanted = "a string" if names[0] == "prompt" else "a list of token ids"
+        raise InvalidRequestError(names[0], value, wanted)
+    return value  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +96,7 @@ class InputProcessor:
     def process(
         self,
         request_id: str,
-        prompt: Prompt,
+        prompt: PromptLike,
         params: SamplingParams,
         *,
         now_s: float,
@@ -89,7 +112,7 @@ class InputProcessor:
 
         Args:
             request_id: the caller's id, 1 to 256 characters.
-            prompt: text or token ids, not empty.
+            prompt: text or token ids, not empty; see `PromptLike`.
             params: validated sampling parameters.
             now_s: engine clock.
             priority: a class, its name or number.
@@ -108,6 +131,7 @@ class InputProcessor:
                 "request_id", request_id, f"a string of 1 to {MAX_ID_CHARS} characters"
             )
         deadline_s = _deadline(timeout_s, now_s)
+        prompt = text_or_ids(prompt)
         token_ids = self._tokens(prompt)
         max_tokens = self._max_tokens(len(token_ids), params)
         self._check_ids(params)

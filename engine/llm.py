@@ -12,7 +12,7 @@ from tqdm import tqdm
 from octavo.engine.config import OFFLINE_BATCHED_TOKENS
 from octavo.engine.engine import Engine, engine_config
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.input_processor import Prompt
+from octavo.engine.input_processor import PromptLike
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -64,7 +64,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: PromptLike | Sequence[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -73,7 +73,8 @@ class LLM:
         """Generates for all prompts at once.
 
         Args:
-            prompts: one prompt or several; each a text or a list of token ids.
+            prompts: one prompt or several; each a text or a list of token ids, or one of these
+                by name: `{"prompt": text}` or `{"prompt_token_ids": ids}`.
             sampling_params: for all, or one for each prompt; None takes the defaults.
             use_tqdm: show a bar with the rate of tokens.
             priority: a class for all, or one for each prompt.
@@ -155,8 +156,8 @@ class LLM:
             self.engine.step()
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str):
+def _as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    if isinstance(prompts, str | Mapping):
         return [prompts]
     if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
         raise InvalidRequestError("prompts", prompts, "text, token ids, or a list of either")

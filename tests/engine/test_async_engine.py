@@ -92,6 +92,15 @@ async def test_cumulative_outputs_grow_and_deltas_add_up(engine: Any) -> None:
     assert [o.finished for o in whole] == [False] * (len(whole) - 1) + [True]
 
 
+async def test_a_prompt_may_come_by_name(engine: Any) -> None:
+    ids = [30, 31, 32]
+    plain = await collect(engine.generate(ids, SHORT))
+    named = await collect(engine.generate({"prompt_token_ids": ids}, SHORT))
+    assert named[-1].outputs[0].token_ids == plain[-1].outputs[0].token_ids
+    with pytest.raises(InvalidRequestError, match="prompt"):
+        await collect(engine.generate({"ids": ids}, SHORT))
+
+
 async def test_deltas_that_wait_for_a_slow_reader_come_as_one(engine: Any, built: Any) -> None:
     params = SamplingParams(
         temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=1,

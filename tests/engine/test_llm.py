@@ -49,6 +49,16 @@ def test_one_list_of_ids_is_one_prompt(llm: Any) -> None:
     assert outputs[0].prompt_token_ids == [30, 31, 32]
 
 
+def test_prompts_may_come_by_name(llm: Any) -> None:
+    named = [{"prompt": "bb"}, {"prompt_token_ids": [30, 31, 32]}]
+    by_name = llm.generate(named, GREEDY, use_tqdm=False)
+    plain = llm.generate(["bb", [30, 31, 32]], GREEDY, use_tqdm=False)
+    alone = llm.generate(named[0], GREEDY, use_tqdm=False)
+    said = [[(o.prompt, o.outputs[0].token_ids) for o in each] for each in (by_name, plain, alone)]
+    assert said[0] == said[1]
+    assert said[0][:1] == said[2]
+
+
 def test_n_completions_differ_and_share_the_prompt(llm: Any) -> None:
     params = SamplingParams(n=4, seed=3, max_tokens=16, ignore_eos=True)
     (output,) = llm.generate("x" * 40, params, use_tqdm=False)
@@ -162,6 +172,10 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "prompt and output beyond the context": ([[20] * 500], {"max_tokens": 13}, "max_tokens"),
     "half a surrogate pair": ("\ud800", {}, "prompt"),
     "bytes": (b"abc", {}, "prompt"),
+    "text and ids by name": ({"prompt": "a", "prompt_token_ids": [30]}, {}, "prompt"),
+    "an unknown name": ({"text": "a"}, {}, "prompt"),
+    "ids under the text's name": ({"prompt": [30]}, {}, "prompt"),
+    "text under the ids' name": ([{"prompt_token_ids": "a"}], {}, "prompt_token_ids"),
     "a stop id beyond the vocabulary": ("a", {"stop_token_ids": [300]}, "stop_token_ids"),
     "a biased id beyond the vocabulary": ("a", {"logit_bias": {300: 1.0}}, "logit_bias"),
     "an allowed id beyond the vocabulary": ("a", {"allowed_token_ids": [300]}, "allowed_token_ids"),
