@@ -3,7 +3,8 @@
 XLA's CPU backend compiles a call that says it is small, and is not to be inlined, into one
 function, loops and all, so that no small operation is handed out one by one. It walks row by row
 and, in a row, block by block with an online softmax (Source: as in `xla.py`). A block's pages are
-first copied side by side, as fast as memory gives them; then all is computed in the core's cache:
+first copied side by side, as fast as memory gives them, bfloat16 and int8 made float32 on the way;
+then all is computed in the core's cache:
 
 - products of queries and keys in vectors of `LANES`, without their sums: XLA would add up one
   number at a time, as the order of a sum is the program's. A product with a vector of ones, which
@@ -37,6 +38,7 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
     PagedKV,
     RaggedBatch,
 )
+from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import stored_dtype, to_float32
 from octavo.pallas_kernels.tuning import CPU, tuning_device
 
 COMPILER_OPTIONS = {"xla_cpu_prefer_vector_width": "512"}
@@ -46,6 +48,9 @@ MOST_KEYS = 16
 """Keys of a head that are computed at once: a page's, or those of a part of a longer page."""
 BLOCK_BYTES = 1 << 19
 """What a block's keys and values may take: with scores and products, a core's L2."""
+POOLS = tuple(stored_dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, jnp.int8))
+"""What XLA makes float32 of in vectors: fp8 it takes number by number, and products read that
+faster."""
 _MASKED = -1e30
 
 
@@ -60,13 +65,13 @@ def compiler_options(backend: Backend, kv_dtype: Any) -> dict[str, str]:
         None of them where nothing is.
     """
     is_here = backend == "xla" and tuning_device().startswith(CPU)
-    return COMPILER_OPTIONS if is_here and jnp.dtype(kv_dtype) == jnp.float32 else {}
+    return COMPILER_OPTIONS if is_here and jnp.dtype(kv_dtype) in POOLS else {}
 
 
 def takes(q_dim: int, kv: PagedKV) -> bool:
     """Whether `decode_rows` computes heads of `q_dim` over this pool."""
     return (
-        kv.scales is None
+        (kv.scales is None or kv.scales.shape[3] == kv.page_size)
         and not kv.in_one_row
         and q_dim == kv.head_dim
         and takes_pages(q_dim, kv.page_size, kv.pages.dtype)
@@ -76,7 +81,7 @@ def takes(q_dim: int, kv: PagedKV) -> bool:
 def takes_pages(head_dim: int, page_size: int, kv_dtype: Any) -> bool:
     """Whether `decode_rows` computes over pages of so many tokens."""
     fits = head_dim % LANES == 0 and (page_size == 8 or page_size % MOST_KEYS == 0)
-    return fits and jnp.dtype(kv_dtype) == jnp.float32
+    return fits and jnp.dtype(kv_dtype) in POOLS
 
 
 def decode_rows(
@@ -107,6 +112,7 @@ def decode_rows(
         out = _attend(
             scaled,
             kv.pages,
+            kv.scales,
             table,
             lens,
             num_rows.astype(jnp.uint32),
@@ -132,6 +138,7 @@ class _Row(NamedTuple):
 def _attend(
     q: jax.Array,
     pages: jax.Array,
+    scales: jax.Array | None,
     table: jax.Array,
     lens: jax.Array,
     num_rows: jax.Array,
@@ -154,6 +161,8 @@ def _attend(
     part_bytes = 2 * num_kv_heads * keys * dim * 4
     block = max(1, min(block_keys // keys, BLOCK_BYTES // part_bytes, table.shape[1] * parts))
     pool = pages.reshape(num_pages, 2 * num_kv_heads, parts, keys * dim)
+    if scales is not None:
+        scales = scales.reshape(num_pages, 2 * num_kv_heads, parts, keys)
     zero, one, per_block = np.uint32(0), np.uint32(1), np.uint32(block)
     scores_shape = (num_heads, keys)
 
@@ -177,8 +186,12 @@ def _attend(
                 part = first + i
                 page, inner = lax.div(part, np.uint32(parts)), lax.rem(part, np.uint32(parts))
                 page_id = lax.dynamic_slice(table, (row, page), (1, 1))[0, 0]
-                size = (1, 2 * num_kv_heads, 1, keys * dim)
-                found = lax.dynamic_slice(pool, (page_id, zero, inner, zero), size)
+                at, size = (page_id, zero, inner, zero), (1, 2 * num_kv_heads, 1)
+                found = lax.dynamic_slice(pool, at, (*size, keys * dim))
+                found = to_float32(found)
+                if scales is not None:
+                    by_key = lax.dynamic_slice(scales, at, (*size, keys))[..., None]
+                    found = (found.reshape(*size, keys, dim) * by_key).reshape(found.shape)
                 return lax.dynamic_update_slice(copies, found[:, :, 0], (i, zero, zero))
 
             copies = lax.fori_loop(jnp.uint32(0), count, copy, seen.copies)

@@ -95,6 +95,23 @@ def test_matches_the_reference_where_one_function_computes_decode_rows(
     check(MIXES[mix], VARIANTS[variant], heads=(9, 3), head_dim=64)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("page_size", "table"), [(8, 16), (16, 8), (64, 2)])
+@pytest.mark.parametrize("kv_dtype", ["int8", "bfloat16"])
+def test_one_function_reads_narrow_pools(
+    kv_dtype: str, variant: str, page_size: int, table: int
+) -> None:
+    check(
+        MIXES["decode rows of many lengths"],
+        VARIANTS[variant],
+        heads=(9, 3),
+        head_dim=64,
+        page_size=page_size,
+        table=table,
+        kv_dtype=kv_dtype,
+    )
+
+
 @pytest.mark.parametrize(
     ("heads", "head_dim"), [((4, 4), 128), ((4, 1), 256), ((9, 3), 96), ((20, 4), 32)]
 )
@@ -138,8 +155,9 @@ def test_blocks_of_the_one_function_do_not_change_what_is_computed(
         ({"head_dim": 96, "page_size": 32}, True),
         ({"head_dim": 16}, False),
         ({"head_dim": 64, "page_size": 4}, False),
-        ({"head_dim": 64, "kv_dtype": "int8"}, False),
-        ({"head_dim": 64, "kv_dtype": "bfloat16"}, False),
+        ({"head_dim": 64, "kv_dtype": "int8"}, True),
+        ({"head_dim": 64, "kv_dtype": "fp8"}, False),
+        ({"head_dim": 64, "kv_dtype": "bfloat16"}, True),
     ],
 )
 def test_what_the_one_function_takes(shape: dict[str, Any], is_taken: bool) -> None:
