@@ -1,9 +1,8 @@
 """Ragged paged attention in plain XLA: the CPU's path, and the fallback anywhere.
 
-On a CPU one native function computes decode steps over float32 pools (`decode_cpu.py`); mixed steps
-and what it does not take are computed here. Both halves walk KV in blocks of pages with an online
-softmax (Source: Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135), bounded
-by the rows' own lengths: whole blocks first, then what is left in blocks of some `TAIL` keys.
+On a CPU one native function computes most decode steps (`decode_cpu.py`), and this all others. Both
+halves walk KV in blocks of pages with an online softmax (Source: Milakov and Gimelshein, arXiv
+1805.02867; Dao et al., arXiv 2205.14135), as far as a row is long: whole blocks, then `TAIL` keys.
 
 - decode rows go in groups of `row_group`: one gather of contiguous pages and one batched matrix
   product serve the whole group, which divides the loop's fixed cost. The packer sorts decode rows
@@ -75,8 +74,7 @@ def attend_xla(
     """
     if tiles is None:
         tiles = choose_xla_tiles(q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
-    native = decode_only and not quick and tiles.native_block
-    if native and decode_cpu.takes(q.shape[2], kv):
+    if decode_only and not quick and tiles.native_block and decode_cpu.takes(q.shape[2], kv):
         return decode_cpu.decode_rows(q, kv, batch, params, sinks, tiles.native_block)
     out = _decode(q, kv, batch, params, sinks, tiles)
     if decode_only:
