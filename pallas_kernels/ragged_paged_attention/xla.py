@@ -14,10 +14,9 @@ halves walk KV in blocks of pages with an online softmax (Source: Milakov and Gi
   a row's last query is overwritten by the next row's first tile.
 
 Data movement: a page is read once a group (decode) or once a tile (prefill), through a gathered
-copy that stays in the core's L2. The gather is from the flattened pool, in contiguous pieces that
-the core's prefetcher follows: whole pages for prefill, whose heads are then sorted out in L2; the
-page's keys and its values, each a piece, for decode, which needs no sorting. Gathering head by head
-took 1.4 times as long, and from the unflattened pool (an element loop to XLA) longer still.
+copy that stays in the core's L2. The gather is from the flattened pool, in contiguous pieces: whole
+pages for prefill, whose heads are then sorted out in L2; a page's keys, then its values, for decode.
+Head by head took 1.4 times as long, from the unflattened pool longer still.
 """
 
 from __future__ import annotations
