@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 
 import jax
@@ -13,6 +12,7 @@ from jax.sharding import Mesh
 from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.attention_choice import choose_attention
+from octavo.engine.execution.available_memory import available_memory_bytes
 from octavo.engine.execution.buckets import Lattice, make_lattice
 from octavo.engine.execution.state import kv_bytes_per_token
 from octavo.engine.scheduler.step_plan import StepLimits
@@ -170,7 +170,7 @@ def _free_bytes(config: EngineConfig, mesh: Mesh, unread_bytes: int) -> int:
     """Bytes for KV over all devices of the mesh."""
     device = mesh.devices.flat[0]
     if device.platform == "cpu":
-        free = int(CPU_MEMORY_SHARE * max(0, _available_memory_bytes() - unread_bytes))
+        free = int(CPU_MEMORY_SHARE * max(0, _host_bytes() - unread_bytes))
         return CPU_KV_BYTES if free >= CPU_KV_BYTES else coarsely(free)
     stats = device.memory_stats() or {}
     limit, used = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
@@ -181,7 +181,7 @@ def _free_bytes(config: EngineConfig, mesh: Mesh, unread_bytes: int) -> int:
 
 def has_room_for(num_bytes: int) -> bool:
     """Whether a host that holds so many more bytes has room for a whole KV pool still."""
-    free = _available_memory_bytes() - num_bytes
+    free = _host_bytes() - num_bytes
     return free >= 0 and int(CPU_MEMORY_SHARE * free) >= CPU_KV_BYTES
 
 
@@ -195,8 +195,7 @@ def coarsely(num_bytes: int) -> int:
     return num_bytes // step * step
 
 
-def _available_memory_bytes() -> int:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return CPU_KV_BYTES
+def _host_bytes() -> int:
+    """Memory that the host has left; where it does not say, little is taken."""
+    available = available_memory_bytes()
+    return CPU_KV_BYTES if available is None else available

@@ -67,9 +67,10 @@ def test_tokens_do_not_depend_on_the_library_of_products(
 
 
 def test_tokens_do_not_depend_on_whether_weights_are_sliced(
-    directory: Path, make_llm: Callable[..., Any]
+    directory: Path, make_llm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decode steps of two rows read slices, those of one row and prompts float32 weights."""
+    monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
     entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": "ynnpack"}
     table = {"device": tuning.tuning_device()}
     tuning.write_table(directory / "mine.json", table, [], [{**entry, "sliced": [2, 16]}])
@@ -108,7 +109,8 @@ def test_without_room_for_slices_or_time_weights_stay_whole(
         executor = make_llm(**small, warm_up=warm_up).engine.executor
         return executor.weights.reads_sliced(executor.lattice.shapes[0])
 
+    monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
     assert is_sliced()
     assert not is_sliced("coarse")
-    monkeypatch.setattr(sizing, "_available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 2)
+    monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 2)
     assert not is_sliced()
