@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import threading
+import time
 import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sized
@@ -28,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 LOAD_ATTEMPTS = 100
 """Readings of a load that a busy engine may spoil."""
+INTAKE_SHARE, LEAST_INTAKE_S = 0.5, 0.0003
+"""A turn takes in what was asked for so many seconds, or for a share of those that the last turn
+had to spare. Where hundreds of requests come at once, it would else find one more after each, and
+the device would wait for the last of them."""
 INLINE_PROMPT_SIZE = 16_384
 """Characters or tokens up to which a prompt is checked and tokenized in the event loop itself."""
 
@@ -245,22 +250,32 @@ class AsyncEngine:
     # Below runs in the engine's thread.
 
     def _run(self) -> None:
+        spare_s = 0.0
         try:
             while not self._stopping:
                 self._wait_for_work()
                 self.num_turns, self.is_in_turn = self.num_turns + 1, True
-                while self._commands:
-                    command = self._commands.popleft()
-                    try:
-                        command()
-                    except Exception as error:
-                        self.engine.recover(error)
+                self._take_in(max(LEAST_INTAKE_S, INTAKE_SHARE * spare_s))
+                waited_s = self.engine.core.waited_s
                 self._report(self.engine.advance())
+                spare_s = self.engine.core.waited_s - waited_s
             self.engine.abort_all()
         except Exception as error:
             logger.exception("the engine broke")
             self._error = error
             self._tell(self._deliver_death)
+
+    def _take_in(self, seconds: float) -> None:
+        """Does what was asked, one thing at least, for so long; what is left keeps its turn."""
+        until_s = time.perf_counter() + seconds
+        while self._commands:
+            command = self._commands.popleft()
+            try:
+                command()
+            except Exception as error:
+                self.engine.recover(error)
+            if time.perf_counter() >= until_s:
+                break
 
     def _wait_for_work(self) -> None:
         if self.engine.has_unfinished:

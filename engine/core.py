@@ -70,6 +70,8 @@ class EngineCore:
         """Exceptions of the scheduler among the causes of recoveries."""
         self.host_s = 0.0
         """Seconds spent planning, packing, dispatching and committing, waiting not included."""
+        self.waited_s = 0.0
+        """Seconds spent waiting for the device."""
         self.masks: TokenMasks | None = None
         """Of the gated requests; who sets none takes none."""
         self.log: Observer | None = None
@@ -220,11 +222,13 @@ class EngineCore:
         if not self._in_flight:  # an earlier failure emptied it
             return News()
         plan, handle = self._in_flight.popleft()
+        asked_s = self._clock.now_s()
         try:
             result = self.executor.result(handle)
         except Exception as error:
             return self._recover(error, _requests(plan))
         begun_s = self._clock.now_s()
+        self.waited_s += begun_s - asked_s
         try:
             committed = self.scheduler.commit(plan, result, begun_s)
         except Exception as error:

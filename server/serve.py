@@ -13,7 +13,6 @@ import enum
 import gc
 import logging
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +32,7 @@ from octavo.server.front import Front
 from octavo.server.grpc_auth import TokenInterceptor
 from octavo.server.grpc_first_message import FirstMessageInterceptor
 from octavo.server.grpc_service import SERVICE, OctavoService
+from octavo.server.interpreter_share import prefer_engine_thread
 from octavo.server.kserve.service import SERVICE as INFERENCE_SERVICE
 from octavo.server.kserve.service import InferenceService
 from octavo.server.serve_config import SPARE_CALLS, ServeConfig
@@ -49,12 +49,6 @@ LOOP_PERIODS = 10
 """Of these in which the event loop must have come round, however soon a step counts as stuck."""
 STOP_GRACE_S = 1.0
 """For the last answers to leave, once nothing is generated any more."""
-SWITCH_S = 0.0001
-"""How long a thread waits for the interpreter until it is taken from another that does not give it
-up. The wait begins anew whenever the other gives it up for a moment and has it back before this
-thread woke, and an event loop under many calls does so several times in a millisecond: with 0.5 ms
-the engine's thread was kept out for 40 ms and more. Python's own 5 ms are three steps of a fast
-device besides."""
 COLLECT_AT = (2_000, 50, 20)
 """Objects more than before, and rounds, at which Python's collector looks at each generation. It
 holds every thread meanwhile. A look at the youngest takes under a millisecond; with Python's own
@@ -172,11 +166,11 @@ class OctavoServer:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*COLLECT_AT)
-        sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
         engine.stream_interval_s = self._config.stream_interval_ms / 1e3
         if self._tracing is not None:
             self.trace(engine, self._tracing[0])
         await engine.start()
+        prefer_engine_thread()
         self.front.engine = engine
         await self._set_serving(self.front.is_ready)
         self._grpc_ended = asyncio.create_task(self._grpc.wait_for_termination())

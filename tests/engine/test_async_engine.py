@@ -142,6 +142,27 @@ async def test_many_streams_at_once(engine: Any) -> None:
         assert len(outputs[-1].outputs[0].token_ids) == 10
 
 
+async def test_who_never_stops_asking_keeps_nobody_waiting(engine: Any) -> None:
+    """As where requests come as fast as they are taken in."""
+    first = await anext(engine.generate([66, 67], LONG, "first"))
+    assert first.outputs
+    num_asked = 0
+    is_over = False
+
+    def ask() -> None:
+        nonlocal num_asked
+        num_asked += 1
+        if not is_over:
+            engine._post(ask)
+
+    engine._post(ask)
+    async with asyncio.timeout(60):
+        outputs = await collect(engine.generate([68, 69], SHORT))
+    is_over = True
+    assert outputs[-1].finished
+    assert num_asked > SHORT.max_tokens
+
+
 async def test_leaving_a_stream_gives_its_pages_back(engine: Any) -> None:
     stream = engine.generate("cancel me", LONG)
     await anext(stream)
