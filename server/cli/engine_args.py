@@ -1,13 +1,19 @@
-"""Engine arguments as options: one for each field of EngineConfig, with its own description."""
+"""Engine arguments as options: one for each field of EngineConfig, with its own description.
+
+As for `octavo serve`, what is not given as an option is taken from the environment.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import os
 from collections.abc import Collection
 from typing import Any
 
 from octavo.engine.config import EngineConfig
 from octavo.server.cli.dataclass_args import add_dataclass_args, given_args
+from octavo.server.cli.settings import read_environment
 
 _PREFIX = "engine_"
 
@@ -20,8 +26,15 @@ def add_engine_args(parser: argparse.ArgumentParser, *, leave_out: Collection[st
     """
     group = parser.add_argument_group("engine arguments")
     add_dataclass_args(group, EngineConfig, prefix=_PREFIX, leave_out=leave_out)
+    parser.set_defaults(engine_args_left_out=frozenset(leave_out))
 
 
 def engine_args(args: argparse.Namespace) -> dict[str, Any]:
-    """The engine arguments that were given, by name."""
-    return given_args(args, EngineConfig, _PREFIX)
+    """The engine arguments that were given, by name: as options, or else in the environment.
+
+    Raises:
+        InvalidConfigError: a variable's text is no value of its setting.
+    """
+    names = {field.name for field in dataclasses.fields(EngineConfig)} - args.engine_args_left_out
+    heard = read_environment(os.environ, dict.fromkeys(names, EngineConfig))
+    return heard | given_args(args, EngineConfig, _PREFIX)

@@ -55,7 +55,7 @@ def read_settings(
         InvalidConfigError: an unknown setting in the file, or a value that cannot work.
     """
     kinds = setting_kinds()
-    values = ({} if file is None else _read_file(file, kinds)) | _read_environment(environ, kinds)
+    values = ({} if file is None else _read_file(file, kinds)) | read_environment(environ, kinds)
     values |= options
     made = [
         kind(**{name: value for name, value in values.items() if kinds[name] is kind})
@@ -85,7 +85,16 @@ def _read_file(path: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     return values
 
 
-def _read_environment(environ: Mapping[str, str], kinds: Mapping[str, type]) -> dict[str, Any]:
+def read_environment(environ: Mapping[str, str], kinds: Mapping[str, type]) -> dict[str, Any]:
+    """The settings that stand in the environment.
+
+    Args:
+        environ: the process's environment.
+        kinds: setting -> the dataclass it belongs to.
+
+    Raises:
+        InvalidConfigError: a variable's text is no value of its setting.
+    """
     return {
         name: _parse(kind, name, environ[PREFIX + name.upper()])
         for name, kind in kinds.items()

@@ -16,7 +16,8 @@ _HEAD = """# Settings of `octavo serve`
 
 A setting has one name everywhere: `max_num_seqs` in a YAML file (`--config FILE` or
 `OCTAVO_CONFIG`), `OCTAVO_MAX_NUM_SEQS` in the environment, `--max-num-seqs` as an option. An option
-goes before the environment, the environment before the file, the file before the default.
+goes before the environment, the environment before the file, the file before the default. Other
+commands that build an engine hear the engine's settings as options and from the environment, too.
 
 This page is generated: `python -m octavo.server.cli.settings_reference > docs/settings.md`.
 """

@@ -38,6 +38,27 @@ def test_every_engine_argument_is_an_option_and_only_given_ones_are_set():
         assert "--" + name.replace("_", "-") in parser.format_help()
 
 
+def test_engine_arguments_that_are_no_options_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("OCTAVO_MAX_NUM_SEQS", "5")
+    monkeypatch.setenv("OCTAVO_OVERLAP", "no")
+    monkeypatch.setenv("OCTAVO_SEED", "3")
+    args = parse(add_engine_args, "--max-num-seqs", "3", leave_out=("seed",))
+    assert engine_args(args) == {"max_num_seqs": 3, "overlap": False}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["generate", "--prompt", "x"], ["chat"], ["compile"], ["profile"], ["bench", "throughput"]],
+    ids=lambda command: command[0],
+)
+def test_a_variable_that_is_no_value_is_refused_by_every_command(command, monkeypatch, capsys):
+    monkeypatch.setenv("OCTAVO_SLICED_WEIGHTS", "maybe")
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert "OCTAVO_SLICED_WEIGHTS = 'maybe'" in told
+    assert "true or false" in told
+
+
 def test_a_commands_seed_is_the_requests():
     parser = argparse.ArgumentParser()
     add_sampling_args(parser, {})
