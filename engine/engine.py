@@ -167,7 +167,7 @@ class Engine:
         self, progress: bool, on_program: Callable[[str, float, bool, int, int], None] | None
     ) -> None:
         lattice, mode = self.executor.lattice, self.config.warm_up
-        total = len(lattice.shapes if mode == "full" else lattice.coarse)
+        total = len(lattice.full if mode == "full" else lattice.coarse)
         stats = self.executor.programs.stats
 
         def on_compiled(shape: StepShape) -> None:

@@ -18,6 +18,10 @@ PACKED_ROWS = 4
 anew, and with eight a third of the gain is left."""
 
 
+QUICK_COST, PACKED_COST = 1.25, 0.5
+"""Of a quick program and of one with packed weights, compared with another of the size; roughly."""
+
+
 @dataclass(frozen=True, slots=True)
 class Lattice:
     """Every shape an engine compiles.
@@ -25,7 +29,7 @@ class Lattice:
     Attributes:
         decode: decode programs, by rows, ascending; of as many rows the fastest first and the one
             that compiles soonest last.
-        mixed: mixed programs, by tokens, ascending.
+        mixed: mixed programs, by tokens, ascending; of as many tokens as `decode`.
         variants: sampling variants each of them is compiled for.
     """
 
@@ -35,13 +39,18 @@ class Lattice:
 
     @property
     def coarse(self) -> tuple[StepShape, ...]:
-        """The largest shapes, which serve every plan."""
+        """The largest shapes, which serve every plan, as soon as can be."""
         return self._in_variants((self.mixed[-1], self.decode[-1]))
 
     @property
     def fine(self) -> tuple[StepShape, ...]:
         """The others: the small decode programs, which save most, come first."""
         return self._in_variants((*self.decode[:-1], *self.mixed[:-1][::-1]))
+
+    @property
+    def full(self) -> tuple[StepShape, ...]:
+        """What there is to serve with once all is compiled: none that another one outdoes."""
+        return tuple(shape for shape in self.shapes if not shape.quick)
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
@@ -57,7 +66,7 @@ class Lattice:
 
     @property
     def token_edges(self) -> tuple[int, ...]:
-        return tuple(shape.num_tokens for shape in self.mixed)
+        return tuple(shape.num_tokens for shape in self.mixed if not shape.quick)
 
     @property
     def max_prefill_rows(self) -> int:
@@ -78,6 +87,16 @@ class Lattice:
         ]
         assert fitting, f"no program takes {plan.num_tokens} tokens in {plan.num_rows} rows"
         return next((shape for shape in fitting if has(shape)), fitting[0])
+
+
+def waste(shape: StepShape, best: StepShape) -> float:
+    """What an iteration of one program costs more than one of another, in token slots."""
+    return _cost(shape) - _cost(best)
+
+
+def _cost(shape: StepShape) -> float:
+    cost = QUICK_COST if shape.quick else PACKED_COST if shape.packed else 1.0
+    return cost * shape.num_tokens
 
 
 def _takes(shape: StepShape, plan: StepPlan) -> bool:
@@ -110,8 +129,8 @@ def make_lattice(
         has_packed: there are packed weights for decode programs of at most `PACKED_ROWS` rows to
             read. They compile slowly, so the largest program is there without them, too, and comes
             first.
-        has_quick: decode programs can be compiled sooner than they should be to compute fast. So
-            is the largest one first, which readiness waits for.
+        has_quick: programs can be compiled sooner than they should be to compute fast. So are the
+            largest ones first, which readiness waits for.
     """
     decode = [1, 4, 8, 16, 24, 32]
     while decode[-1] < max_num_seqs:
@@ -123,13 +142,15 @@ def make_lattice(
     rows = _up_to(max_num_seqs, decode)
     packed = [n for n in rows if n <= PACKED_ROWS] if has_packed else []
     plain = [n for n in rows if n not in packed or (n == max_num_seqs and not has_quick)]
+    most_tokens = _up_to(max_num_batched_tokens, mixed)
+    prefill = [StepShape(n, min(n, max_num_seqs), 0) for n in most_tokens]
     return Lattice(
         (
             *(StepShape(n, n, num_steps, packed=True) for n in packed),
             *(StepShape(n, n, num_steps) for n in plain),
             *(StepShape(n, n, num_steps, quick=True) for n in rows[-1:] * has_quick),
         ),
-        tuple(StepShape(n, min(n, max_num_seqs), 0) for n in _up_to(max_num_batched_tokens, mixed)),
+        (*prefill, *(dataclasses.replace(shape, quick=True) for shape in prefill[-1:] * has_quick)),
         variants,
     )
 

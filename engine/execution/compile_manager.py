@@ -1,8 +1,9 @@
 """Compiles the step's shapes: the coarse ones before the engine is ready, the rest behind.
 
 The coarse shapes serve every plan, so an engine may answer as soon as it has them. A finer shape is
-used from the moment its program is there, and no step ever waits for one. What an earlier start
-left ready to load is neither traced nor compiled.
+used from the moment its program is there, and no step ever waits for one. First comes the one whose
+absence has cost most so far: padding times traffic. What an earlier start left ready to load is
+neither traced nor compiled.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ class CompileManager:
         self._leaving: list[Future[None]] = []
         self._ready = False
         self._behind: threading.Thread | None = None
+        self._missed: dict[StepShape, float] = {}
         self._stop = threading.Event()
         self.stats = CompileStats()
 
@@ -110,11 +112,13 @@ class CompileManager:
         *,
         behind: tuple[StepShape, ...] = (),
     ) -> None:
-        """Loads or compiles `shapes`, is ready, and goes on with the shapes `behind` in a thread.
+        """Loads or compiles those of `shapes` that are not there, is ready, and goes on with the
+        shapes `behind` in a thread: the most missed first, and in this order while none is.
 
         Tracing holds the interpreter lock and runs in order; loading and compiling release it and
         run in threads beside.
         """
+        shapes = tuple(shape for shape in shapes if shape not in self._programs)
         if not self._loading:
             self.begin(shapes)
         with ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="octavo-compile") as pool:
@@ -138,7 +142,7 @@ class CompileManager:
         self._ready = True
         # Half a second a program, for which nobody need wait; the interpreter does before it ends.
         leaving = ThreadPoolExecutor(1, thread_name_prefix="octavo-leave-program")
-        self._leaving = [
+        self._leaving += [
             leaving.submit(self._leave, shape, lowered, future.result())
             for shape, lowered, future in pending
         ]
@@ -154,6 +158,19 @@ class CompileManager:
     def has(self, shape: StepShape) -> bool:
         """Whether the shape's program is there, so that a step can use it at once."""
         return shape in self._programs
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is compiled behind, or nothing more."""
+        return self._behind is None or not self._behind.is_alive()
+
+    def miss(self, shape: StepShape, waste: float) -> None:
+        """Tells what a step wasted because the shape's program is not there yet.
+
+        Args:
+            waste: in a unit that all shapes share.
+        """
+        self._missed[shape] = self._missed.get(shape, 0.0) + waste
 
     def get(self, shape: StepShape) -> Program:
         """The program of a shape; compiles it now, and says so, if it is not there.
@@ -190,9 +207,10 @@ class CompileManager:
 
     def _compile_behind(self, shapes: tuple[StepShape, ...]) -> None:
         _be_nice()
-        for shape in shapes:
-            if self._stop.is_set():
-                break
+        left = list(shapes)
+        while left and not self._stop.is_set():
+            shape = max(left, key=lambda shape: self._missed.get(shape, 0.0))
+            left.remove(shape)
             try:
                 self._compile(shape)
             except Exception:

@@ -23,7 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from octavo.engine.config import WarmUp
-from octavo.engine.execution.buckets import Lattice
+from octavo.engine.execution.buckets import Lattice, waste
 from octavo.engine.execution.compile_manager import CompileManager
 from octavo.engine.execution.dispatched_step import DispatchedStep
 from octavo.engine.execution.logits import HAS_MASK, logits_row, set_masks, set_row
@@ -215,7 +215,7 @@ class DeviceExecutor:
         the same shapes, whoever of them compiles faster.
         """
         if mode == "full" or jax.process_count() > 1:
-            return self.lattice.shapes, ()
+            return self.lattice.full, ()
         return self.lattice.coarse, self.lattice.fine if mode == "early" else ()
 
     def _fresh_state(self, state: DeviceState) -> DeviceState:
@@ -247,7 +247,7 @@ class DeviceExecutor:
                 self._copier.begin_in(copy)
         if not plan.num_rows:
             return DispatchedStep(plan, None, np.empty(0, np.intp), None, time.perf_counter())
-        shape = self.lattice.choose(plan, self._variant(plan), self.programs.has)
+        shape = self._choose(plan)
         spec = self._spec(shape)
         order = decode_order(plan)
         vector = pack(plan, spec, order, trash_slot=self.limits.max_num_seqs)
@@ -267,6 +267,16 @@ class DeviceExecutor:
         self.stats.steps_by_tokens[plan.num_tokens.bit_length()] += 1
         self.stats.num_padded_tokens += shape.num_tokens
         return DispatchedStep(plan, shape, order, output, now_s)
+
+    def _choose(self, plan: StepPlan) -> StepShape:
+        """The best shape that has a program; a better one's absence is told to the compiler."""
+        variant = self._variant(plan)
+        shape = self.lattice.choose(plan, variant, self.programs.has)
+        if not self.programs.is_complete:
+            best = self.lattice.choose(plan, variant, lambda each: True)
+            if best != shape:
+                self.programs.miss(best, waste(shape, best) * plan.num_steps)
+        return shape
 
     def result(self, handle: DispatchedStep) -> StepResult:
         """Waits for the step and reads its tokens."""
@@ -384,7 +394,7 @@ class DeviceExecutor:
 
     def _compiler_options(self, shape: StepShape) -> dict[str, str] | None:
         options = self.weights.compiler_options(shape)
-        if shape.is_decode and not shape.quick:
+        if not shape.quick:
             options |= attention_compiler_options(self._backend, self._layout.dtype)
         return options or None
 

@@ -13,7 +13,7 @@ then all is computed in the core's cache:
 - then the block's peak, its weights, and values one key at a time, unrolled over a page's keys.
 
 Such a function is compiled anew for each layer, 0.17 s where the path of products takes 0.04, so
-only decode steps have it, not the mixed ones.
+programs that an engine waits for before it is ready ("quick" ones) do without.
 
 Data movement: a key or value is read from the pool once, in whole pages, into a copy that stays in
 the core's L2. Reading the pool without the copy took a tenth longer, and copying or touching the

@@ -1,6 +1,6 @@
 """Ragged paged attention in plain XLA: the CPU's path, and the fallback anywhere.
 
-On a CPU one native function computes most decode steps (`decode_cpu.py`), and this all others. Both
+On a CPU one native function computes most decode rows (`decode_cpu.py`), and this all others. Both
 halves walk KV in blocks of pages with an online softmax (Source: Milakov and Gimelshein, arXiv
 1805.02867; Dao et al., arXiv 2205.14135), as far as a row is long: whole blocks, then `TAIL` keys.
 
@@ -73,9 +73,10 @@ def attend_xla(
     """
     if tiles is None:
         tiles = choose_xla_tiles(q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
-    if decode_only and not quick and tiles.native_block and decode_cpu.takes(q.shape[2], kv):
-        return decode_cpu.decode_rows(q, kv, batch, params, sinks, tiles.native_block)
-    out = _decode(q, kv, batch, params, sinks, tiles)
+    if not quick and tiles.native_block and decode_cpu.takes(q.shape[2], kv):
+        out = decode_cpu.decode_rows(q, kv, batch, params, sinks, tiles.native_block)
+    else:
+        out = _decode(q, kv, batch, params, sinks, tiles)
     if decode_only:
         return out
     return _prefill(q, kv, batch, params, sinks, tiles, out)
@@ -202,9 +203,6 @@ def _prefill(
     sink_rows = None
     if sinks is not None:  # queries of a tile lie head by head
         sink_rows = jnp.repeat(sinks.reshape(1, num_kv_heads, group), tile, axis=2)[..., None]
-    # A tile may run past the last token: pad, so that slices are never shifted back.
-    q = jnp.pad(q, ((0, tile), (0, 0), (0, 0)))
-    out = jnp.pad(out, ((0, tile), (0, 0), (0, 0)))
 
     def one_row(row: jax.Array, out: jax.Array) -> jax.Array:
         first = batch.cu_q_lens[row]
@@ -213,14 +211,17 @@ def _prefill(
         table = lax.dynamic_index_in_dim(batch.block_table, row, keepdims=True)
 
         def one_tile(j: jax.Array, out: jax.Array) -> jax.Array:
-            token = first + j * tile
+            # A tile that would run past the last token begins earlier, and keeps what is there.
+            token = jnp.minimum(first + j * tile, num_tokens - tile)
+            num_kept = first + j * tile - token
             queries = lax.dynamic_slice(q, (token, 0, 0), (tile, num_heads, head_dim))
             queries = (queries.astype(jnp.float32) * params.scale).reshape(
                 tile, num_kv_heads, group, head_dim
             )
             queries = queries.transpose(1, 2, 0, 3).reshape(1, num_kv_heads, group * tile, head_dim)
-            position = kv_len - q_len + j * tile + jnp.arange(tile, dtype=jnp.int32)
-            position = jnp.minimum(position, kv_len - 1)
+            index = jnp.arange(tile, dtype=jnp.int32)
+            first_position = kv_len - q_len + j * tile
+            position = jnp.minimum(first_position - num_kept + index, kv_len - 1)
 
             def one_block(page: jax.Array, count: int, softmax: _Softmax) -> _Softmax:
                 ids = lax.dynamic_slice(table, (0, page), (1, count))
@@ -235,17 +236,18 @@ def _prefill(
                     lambda weight: jnp.einsum("rhqk,rhkd->rhqd", weight, values),
                 )
 
-            first_key = _first_visible(position[0] + 1, params)
+            first_key = _first_visible(first_position + 1, params)
             softmax = _Softmax.start(1, num_kv_heads, group * tile, head_dim)
             softmax = _walk(kv, first_key, position[-1] + 1, (pages, tail), one_block, softmax)
             result = softmax.result(sink_rows).reshape(num_kv_heads, group, tile, head_dim)
             result = result.transpose(2, 0, 1, 3).reshape(tile, num_heads, head_dim)
-            return lax.dynamic_update_slice(out, result.astype(q.dtype), (token, 0, 0))
+            kept = lax.dynamic_slice(out, (token, 0, 0), (tile, num_heads, head_dim))
+            result = jnp.where((index >= num_kept)[:, None, None], result.astype(q.dtype), kept)
+            return lax.dynamic_update_slice(out, result, (token, 0, 0))
 
         return lax.fori_loop(0, lax.div(q_len + tile - 1, tile), one_tile, out)
 
-    out = lax.fori_loop(batch.num_decode_rows, batch.num_rows, one_row, out)
-    return out[:num_tokens]
+    return lax.fori_loop(batch.num_decode_rows, batch.num_rows, one_row, out)
 
 
 def _blocks(kv: PagedKV, batch: RaggedBatch, tokens: int) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from octavo.server.cli.sizes import show_bytes
 if TYPE_CHECKING:
     from octavo.engine.config import EngineConfig
     from octavo.engine.execution.compile_manager import CompileStats
+    from octavo.engine.execution.step_spec import StepShape
 
 USES = ("serve", "batch", "prompt")
 
@@ -108,7 +109,16 @@ def _compile(config: EngineConfig, *, show: bool) -> tuple[CompileStats, int]:
         print(f"{done:3}/{total}  {program:32} {seconds:7.2f} s  {state}", flush=True)
 
     engine = Engine(config, on_program=tell if show else None)
+    executor, stats = engine.executor, engine.executor.programs.stats
+
+    def tell_rest(shape: StepShape) -> None:
+        name, total = str(shape), len(executor.lattice.shapes)
+        if show:
+            tell(name, stats.seconds[name], name in stats.from_cache, len(stats.seconds), total)
+
     try:
-        return engine.executor.programs.stats, engine.limits.num_pages
+        if config.warm_up == "full":  # whoever starts early begins with others
+            executor.programs.warm_up(executor.lattice.shapes, tell_rest)
+        return stats, engine.limits.num_pages
     finally:
         engine.close()

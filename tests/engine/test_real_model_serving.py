@@ -103,6 +103,8 @@ def test_tokens_do_not_depend_on_whether_weights_are_packed(
     packed, quick = executor.lattice.decode
     assert (packed.packed, quick.packed, quick.quick) == (True, False, True)
     assert executor.programs.has(packed)
+    assert not executor.programs.has(quick)
+    executor.programs.warm_up(executor.lattice.shapes)
     # So few layers repeat themselves when they choose greedily.
     params = PARAMS.replace(temperature=1.0, seed=1)
     said = tokens(llm, params)

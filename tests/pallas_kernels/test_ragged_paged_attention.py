@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import jax
@@ -131,14 +132,16 @@ def test_one_function_takes_heads_and_pages(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("native_block", [8, 32, 256])
+@pytest.mark.parametrize("mix", ["decode rows of many lengths", "decode and prefill"])
 def test_blocks_of_the_one_function_do_not_change_what_is_computed(
-    native_block: int, variant: str
+    mix: str, native_block: int, variant: str
 ) -> None:
-    rows, params = MIXES["decode rows of many lengths"], VARIANTS[variant]
-    shape: dict[str, Any] = {"num_tokens": len(rows), "num_rows": len(rows)}
+    rows, params = MIXES[mix], VARIANTS[variant]
+    num_tokens = sum(q for q, _ in rows)
+    shape: dict[str, Any] = {"num_tokens": num_tokens, "num_rows": len(rows)}
     q, _, _, kv, batch = make_case(np.random.default_rng(1), rows, **shape, head_dim=64)
     sinks = jnp.linspace(-1.0, 3.0, q.shape[1])
-    attend = functools.partial(attend_xla, sinks=sinks, decode_only=True)
+    attend = functools.partial(attend_xla, sinks=sinks, decode_only=num_tokens == len(rows))
     got, products = (
         attend(q, kv, batch, params, tiles=XlaTiles(native_block=block))
         for block in (native_block, 0)
@@ -164,9 +167,10 @@ def test_what_the_one_function_takes(shape: dict[str, Any], is_taken: bool) -> N
     case = make_case(np.random.default_rng(0), [(1, 9)], num_tokens=1, num_rows=1, **shape)
     q, kv, batch = case[0], case[3], case[4]
     assert decode_cpu.takes(q.shape[2], kv) == is_taken
-    for quick in (False, True):
-        attend = functools.partial(attend_xla, params=AttentionParams(scale=1.0), quick=quick)
-        lowered = jax.jit(functools.partial(attend, decode_only=True)).lower(q, kv, batch)
+    attend = functools.partial(attend_xla, params=AttentionParams(scale=1.0))
+    for quick, decode_only in itertools.product((False, True), repeat=2):
+        step = functools.partial(attend, quick=quick, decode_only=decode_only)
+        lowered = jax.jit(step).lower(q, kv, batch)
         assert ("xla_cpu_small_call" in lowered.as_text()) == (is_taken and not quick)
 
 

@@ -63,6 +63,28 @@ def test_ready_comes_before_the_shapes_behind_which_then_appear_in_order() -> No
     assert programs.stats.num_after_ready == 0
 
 
+def test_behind_comes_first_whose_absence_costs_most() -> None:
+    may_go_on, order = threading.Event(), []
+    least, most = StepShape(4, 4, 4), StepShape(16, 16, 4)
+
+    def before(shape: StepShape) -> None:
+        order.append(shape)
+        if shape == FINER:
+            assert may_go_on.wait(30)
+
+    programs = manager(before)
+    assert programs.is_complete
+    programs.warm_up((COARSE,), behind=(FINER, FINE, least, most))
+    assert not programs.is_complete
+    # While the first is compiled, steps of other sizes come, some of them oftener.
+    for shape, waste in ((least, 60.0), (most, 48.0), (most, 48.0)):
+        programs.miss(shape, waste)
+    may_go_on.set()
+    programs.wait()
+    assert order == [COARSE, FINER, most, least, FINE]
+    assert programs.is_complete
+
+
 def test_closing_waits_for_the_shape_at_hand_and_leaves_out_the_rest() -> None:
     begun, may_go_on = threading.Event(), threading.Event()
 

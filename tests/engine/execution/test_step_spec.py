@@ -205,8 +205,19 @@ def test_the_program_that_compiles_soonest_serves_until_a_faster_one_is_there(
         has_packed=has_packed, has_quick=True,
     )  # fmt: skip
     quick = StepShape(max_num_seqs, max_num_seqs, 4, quick=True)
-    assert lattice.coarse == (lattice.mixed[-1], quick)
+    quick_prompts = StepShape(128, max_num_seqs, 0, quick=True)
+    assert lattice.coarse == (quick_prompts, quick)
     assert not any(shape.quick for shape in lattice.fine)
+    assert set(lattice.full) == set(lattice.fine)
+    assert lattice.token_edges == (32, 128)
+    row = PrefillRow(
+        request=make_request("p", [1] * 100), slot=0, start=0, num_tokens=100, samples=False,
+        is_new=True,
+    )  # fmt: skip
+    chunk = make_plan([], [row])
+    assert lattice.choose(chunk, "general", set(lattice.coarse).__contains__) == quick_prompts
+    fast_prompts = StepShape(128, max_num_seqs, 0)
+    assert lattice.choose(chunk, "general", set(lattice.shapes).__contains__) == fast_prompts
     plan = make_plan([decode_row(i, 3) for i in range(max_num_seqs)], [], num_steps=4)
     assert lattice.choose(plan, "general", set(lattice.coarse).__contains__) == quick
     is_packed = has_packed and max_num_seqs <= PACKED_ROWS
