@@ -131,8 +131,15 @@ def test_one_function_takes_heads_and_pages(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("native_block", [8, 32, 256])
-@pytest.mark.parametrize("mix", ["decode rows of many lengths", "decode and prefill"])
+@pytest.mark.parametrize(
+    ("mix", "native_block"),
+    [
+        ("decode rows of many lengths", 8),
+        ("decode rows of many lengths", 32),
+        ("decode rows of many lengths", 256),
+        ("decode and prefill", 32),
+    ],
+)
 def test_blocks_of_the_one_function_do_not_change_what_is_computed(
     mix: str, native_block: int, variant: str
 ) -> None:
