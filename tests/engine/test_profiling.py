@@ -7,11 +7,16 @@ from typing import Any
 
 from octavo.engine.profiling import measure_programs, profile_engine
 
+# One for all tests: whoever builds it again finds its programs in the cache.
+ENGINE: dict[str, Any] = {
+    "max_num_seqs": 4, "host_kv_memory_bytes": 1 << 20, "max_model_len": 256, "warm_up": "full",
+}  # fmt: skip
+
 
 def test_a_profile_holds_every_program_and_the_link_to_the_host(
     make_llm: Callable[..., Any],
 ) -> None:
-    engine = make_llm(host_kv_memory_bytes=1 << 20, max_model_len=256, warm_up="full").engine
+    engine = make_llm(**ENGINE).engine
     shares: list[float] = []
     executor = engine.core.executor
     profile = profile_engine(engine, on_progress=shares.append)
@@ -37,7 +42,7 @@ def test_a_profile_holds_every_program_and_the_link_to_the_host(
 def test_sequences_are_no_longer_than_the_profile_is_wanted_for(
     make_llm: Callable[..., Any],
 ) -> None:
-    engine = make_llm(max_num_seqs=4, max_model_len=256, warm_up="full").engine
+    engine = make_llm(**ENGINE).engine
     measured = measure_programs(engine, seed=1, longest_context=96)
     # Prompts of up to 128 tokens that arrive while others decode, and 48 tokens of output.
     assert max(sample.work.longest_decode for _, sample in measured.samples) < 128 + 48
