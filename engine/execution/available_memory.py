@@ -42,7 +42,6 @@ def _of_host(root: Path) -> int | None:
             name, _, value = line.partition(":")
             if name == "MemAvailable":
                 return int(value.split()[0]) << 10
-        return None
     except (OSError, ValueError):
         pass
     try:

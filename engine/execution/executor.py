@@ -2,7 +2,7 @@
 
 `dispatch` returns as soon as the step is queued; `result` waits for it. State is donated from step
 to step, so the device runs dispatches in order and a freed page may be given away before the step
-that last read it has finished.
+that last read it has finished. It is one class, and long, because all of it guards that one state.
 """
 
 from __future__ import annotations
