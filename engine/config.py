@@ -49,6 +49,9 @@ class EngineConfig:
         sliced_weights: on a CPU that computes in float32, where tuning tables say that it is
             faster, multiply in steps of many tokens with three int8 digits of each weight, kept
             beside it: as accurate as float32 within a factor of four.
+        screened_argmax: on a CPU that computes in float32, where tuning tables say that it is
+            faster, find greedy rows' tokens by bounds from a bfloat16 copy of the output layer, and
+            few logits in float32: the same tokens.
         kv_cache_dtype: of KV: "auto" (that of the activations), "float32", "bfloat16", or "int8" or
             "fp8" (also "fp8_e4m3"), which keep a scale for each token and head beside the pages.
         max_model_len: most tokens of prompt and output together; None takes the model's, at most
@@ -92,6 +95,7 @@ class EngineConfig:
     quantization: str = "none"
     packed_weights: bool = True
     sliced_weights: bool = True
+    screened_argmax: bool = True
     kv_cache_dtype: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 128

@@ -35,8 +35,9 @@ from octavo.engine.text.tokenizer import Tokenizer
 from octavo.engine.transcript import Transcript
 from octavo.models.loading.load import OpenedModel, open_model
 from octavo.models.parameters import num_bytes
+from octavo.models.screened import abstract_screen, can_be_screened
 from octavo.models.sliced_tree import abstract_sliced_weights
-from octavo.pallas_kernels.product_library import choose_sliced
+from octavo.pallas_kernels.product_library import choose_screened, choose_sliced
 from octavo.sharding.mesh import make_mesh
 
 logger = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Engine:
         self.dtype = str(model.dtype)
         self.masks = TokenMasks()
         abstract = model.abstract_weights()
-        # The coarse programs, which must be there soon, read none, sliced ones neither.
+        # The coarse programs, which must be there soon, read none, nor what is made beside them.
         is_fine = config.warm_up != "coarse"
         packed = model.packed if config.packed_weights and is_fine else None
         abstract_packed = None if packed is None else packed.abstract()
@@ -93,12 +94,17 @@ class Engine:
             packed = abstract_packed = None  # no tensor of the checkpoint is made of blocks
         unread_bytes = num_bytes((abstract, abstract_packed))
         sliced = choose_sliced(abstract) if config.sliced_weights and is_fine else None
+        screened = None
+        if config.screened_argmax and is_fine and can_be_screened(model.config):
+            screened = choose_screened(abstract)
         if sliced is not None:
             with_slices = unread_bytes + num_bytes(abstract_sliced_weights(abstract, mesh))
-            if has_room_for(with_slices):
-                unread_bytes = with_slices
-            else:
-                sliced = None
+            sliced = sliced if has_room_for(with_slices) else None
+            unread_bytes = with_slices if sliced else unread_bytes
+        if screened is not None:
+            with_screen = unread_bytes + num_bytes(abstract_screen(abstract, mesh))
+            screened = screened if has_room_for(with_screen) else None
+            unread_bytes = with_screen if screened else unread_bytes
         # What is left of a device's memory is best asked once they are there; a host knows ahead.
         on_host = mesh.devices.flat[0].platform == "cpu"
         weights = None if on_host else model.read_weights()
@@ -128,6 +134,7 @@ class Engine:
                 masks=self.masks,
                 packed=abstract_packed,
                 sliced=sliced,
+                screened=screened,
             )
             self.executor.begin_warm_up(config.warm_up)
             self.tokenizer = _tokenizer(config, model)

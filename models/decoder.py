@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from octavo.models import screened
 from octavo.models.config import LayerAttention, LayerKind, ModelConfig
 from octavo.models.layers import (
     activate,
@@ -28,11 +29,12 @@ from octavo.models.layers import (
 )
 from octavo.pallas_kernels.packed_linear import PackedWeight, packed_linear
 from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
+from octavo.pallas_kernels.screened_argmax import screened_argmax
 
 Weights = Mapping[str, Any]
 """The tree of arrays that `octavo.models.parameters.declare` describes; linear layers may be
 quantized, see `octavo.models.quantization`, packed, see `octavo.models.loading.packed`, or
-sliced, see `octavo.models.sliced_tree`."""
+sliced, see `octavo.models.sliced_tree`; and there may be a screen, see `octavo.models.screened`."""
 
 
 class Attend(Protocol):
@@ -138,6 +140,23 @@ def unembed(weights: Weights, config: ModelConfig, hidden: jax.Array) -> jax.Arr
         if config.final_logit_softcap is not None:
             logits = softcap(logits, config.final_logit_softcap)
         return logits
+
+
+def greedy_token(
+    weights: Weights, config: ModelConfig, hidden: jax.Array, active: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The likeliest next token, by the screen of the output layer (`octavo.models.screened`).
+
+    Args:
+        hidden: [S, E] float32, as for `unembed`.
+        active: bool [S], the rows that matter.
+
+    Returns:
+        Tokens int32 [S], and bool [S], whether they are certain: where not, `unembed` tells.
+    """
+    with jax.named_scope("screen"):
+        normed = rms_norm(hidden, weights["final_norm"], config.rms_norm_eps)
+        return screened_argmax(normed, weights["embed"], weights[screened.NAME], active)
 
 
 @partial(jax.jit, static_argnames=("config", "kind"))

@@ -39,6 +39,12 @@ def has_mosaic_gpu_kernels() -> bool:
     return jax.__version_info__ >= (0, 11)
 
 
+def multiplies_bfloat16() -> bool:
+    """Whether a CPU's compiler has a library for products of bfloat16 (0.11 on): without one it
+    widens them, and a screened output layer takes three times as long as a whole one."""
+    return jax.__version_info__ >= (0, 11)
+
+
 def jax_settings() -> dict[str, Any]:
     """All of JAX's settings by name, as this thread sees them."""
     return {name: getattr(jax.config, name, None) for name in jax.config.values}

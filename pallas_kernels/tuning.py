@@ -16,7 +16,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import jax.numpy as jnp
 
@@ -102,6 +102,10 @@ def tuned(key: TuningKey) -> Mapping[str, int] | None:
     return None
 
 
+Span: TypeAlias = tuple[int, int]
+"""The least and the most."""
+
+
 class Products(NamedTuple):
     """How a CPU's products are to be computed.
 
@@ -109,10 +113,13 @@ class Products(NamedTuple):
         library: the faster one of XLA's two.
         sliced: the least and the most tokens of steps that are faster still with sliced weights
             (`sliced_linear`); None where none is, or nobody has looked.
+        screened: the least and the most rows whose likeliest tokens are found faster with a screen
+            (`screened_argmax`) than from all logits; None as for `sliced`.
     """
 
     library: ProductLibrary
-    sliced: tuple[int, int] | None
+    sliced: Span | None = None
+    screened: Span | None = None
 
 
 def tuned_products(dtype: str) -> Products | None:
@@ -203,7 +210,7 @@ def write_table(
     Args:
         about: device, date, command and whatever else explains the figures.
         entries: each a key's fields, `tiles`, and figures.
-        products: each `dtype`, `num_cores`, `library`, `sliced`, and figures.
+        products: each `dtype`, `num_cores`, `library`, `sliced`, `screened`, and figures.
     """
 
     def identity(entry: Mapping[str, Any]) -> TuningKey:
@@ -280,15 +287,16 @@ def _products(table: Any) -> Iterator[tuple[tuple[str, int, str], Products]]:
                 f"library = {entry['library']!r} in products: want {' or '.join(known)}"
             )
         key = table["device"], entry["num_cores"], entry["dtype"]
-        yield key, Products(entry["library"], _sliced(entry.get("sliced")))
+        spans = {name: _span(name, entry.get(name)) for name in ("sliced", "screened")}
+        yield key, Products(entry["library"], **spans)
 
 
-def _sliced(value: Any) -> tuple[int, int] | None:
+def _span(name: str, value: Any) -> Span | None:
     if value is None:
         return None
     is_pair = isinstance(value, list) and [type(each) for each in value] == [int, int]
     if not is_pair or not 1 <= value[0] <= value[1]:
-        raise ValueError(f"sliced = {value!r} in products: want [least, most] tokens, or null")
+        raise ValueError(f"{name} = {value!r} in products: want [least, most] tokens, or null")
     return value[0], value[1]
 
 

@@ -57,6 +57,7 @@ from octavo.pallas_kernels.ragged_paged_attention.decode_cpu import (
     compiler_options as attention_compiler_options,
 )
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
+from octavo.pallas_kernels.tuning import Span
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +108,8 @@ class DeviceExecutor:
             `jax.ShapeDtypeStruct`s, as `weights`; None where no shape does.
         sliced: programs of between so many and so many tokens read sliced weights, which are made
             here; None is none.
+        screened: programs of between so many and so many rows read a screen of the output layer,
+            made here too; None is none.
 
     `warm_up` comes before the first `dispatch`; `begin_warm_up` may come before it, so that what
     it waits for is on its way while weights are read.
@@ -125,14 +128,20 @@ class DeviceExecutor:
         fail_on_compile: bool = False,
         masks: TokenMasks | None = None,
         packed: Packed | None = None,
-        sliced: tuple[int, int] | None = None,
+        sliced: Span | None = None,
+        screened: Span | None = None,
     ) -> None:
         self.limits = limits
         self.lattice = lattice
         self.stats = ExecutorStats()
         self._config = config
         self.weights = ProgramWeights(
-            weights, mesh, kv_dtype=kv_dtype, packed=packed, sliced=sliced
+            weights,
+            mesh,
+            kv_dtype=kv_dtype,
+            packed=packed,
+            sliced=sliced,
+            screened=screened,
         )
         self._mesh = mesh
         self._backend = backend
@@ -162,6 +171,7 @@ class DeviceExecutor:
                 limits.page_size,
                 self.weights.library,
                 sliced,
+                screened,
             ),
             (*self.weights.abstract, self._abstract_state),
         )

@@ -15,10 +15,14 @@ from jax.sharding import Mesh
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.execution.weight_layout import abstract, lay_out
 from octavo.models.packed_tree import Packed, with_packed
+from octavo.models.screened import NAME as SCREEN
+from octavo.models.screened import abstract_screen, screen
 from octavo.models.sliced_tree import abstract_sliced_weights, sliced_weights
 from octavo.pallas_kernels.compat import product_compiler_options
 from octavo.pallas_kernels.packed_linear import COMPILER_OPTIONS
-from octavo.pallas_kernels.product_library import choose_product_library
+from octavo.pallas_kernels.product_library import ProductLibrary, choose_product_library
+from octavo.pallas_kernels.screened_argmax import Screen
+from octavo.pallas_kernels.tuning import Span
 
 
 class _Forms(NamedTuple):
@@ -40,6 +44,8 @@ class ProgramWeights:
             where no shape reads them.
         sliced: programs of between so many and so many tokens read sliced weights, which are made
             here; None is none.
+        screened: programs of between so many and so many rows read a screen of the output layer,
+            made here too, if YNNPACK computes their products; None is none.
     """
 
     def __init__(
@@ -49,10 +55,13 @@ class ProgramWeights:
         *,
         kv_dtype: jnp.dtype,
         packed: Packed | None = None,
-        sliced: tuple[int, int] | None = None,
+        sliced: Span | None = None,
+        screened: Span | None = None,
     ) -> None:
         self.library = choose_product_library(weights, kv_dtype)
         self.sliced_tokens = sliced
+        self.screened_rows = screened
+        self._screen: Future[Screen] | None = None
         whole = abstract(weights, self.library)
         self._forms: _Forms
         self.abstract = _Forms(
@@ -61,6 +70,7 @@ class ProgramWeights:
             None if sliced is None else with_packed(whole, abstract_sliced_weights(weights, mesh)),
         )
         """`jax.ShapeDtypeStruct`s with shardings: what programs are compiled for."""
+        self.abstract_screen = None if screened is None else abstract_screen(weights, mesh)
         if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((weights, packed))):
             self.set(weights, packed)
 
@@ -73,24 +83,31 @@ class ProgramWeights:
         assert (packed is None) == (self.abstract.packed is None), "packed weights as announced"
         whole = lay_out(weights, self.library)
         slicing: Future[Any] | None = None
+        # Behind: the programs that read them come later.
+        pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-slices")
         if self.sliced_tokens is not None:
-            # Behind: the programs that read them come later.
-            pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-slices")
             slicing = pool.submit(lambda: with_packed(whole, sliced_weights(whole)))
-            pool.shutdown(wait=False)
+        if self.screened_rows is not None:
+            self._screen = pool.submit(screen, whole)
+        pool.shutdown(wait=False)
         self._forms = _Forms(whole, packed and with_packed(whole, packed), slicing)
 
     def of(self, shape: StepShape) -> Any:
         """What the shape's program is called with."""
         if shape.packed:
             return self._forms.packed
-        return self._forms.sliced.result() if self.reads_sliced(shape) else self._forms.whole
+        form = self._forms.sliced.result() if self.reads_sliced(shape) else self._forms.whole
+        if not self.reads_screen(shape):
+            return form
+        assert self._screen is not None
+        return {**form, SCREEN: self._screen.result()}
 
     def abstract_of(self, shape: StepShape) -> Any:
         """What the shape's program is compiled for."""
         if shape.packed:
             return self.abstract.packed
-        return self.abstract.sliced if self.reads_sliced(shape) else self.abstract.whole
+        form = self.abstract.sliced if self.reads_sliced(shape) else self.abstract.whole
+        return {**form, SCREEN: self.abstract_screen} if self.reads_screen(shape) else form
 
     def reads_sliced(self, shape: StepShape) -> bool:
         """Whether the shape's program multiplies with sliced weights."""
@@ -99,9 +116,20 @@ class ProgramWeights:
         least, most = self.sliced_tokens
         return least <= shape.num_tokens <= most
 
+    def reads_screen(self, shape: StepShape) -> bool:
+        """Whether the shape's program finds likeliest tokens with a screen."""
+        # Quick programs are compiled before there is one.
+        if self.screened_rows is None or shape.packed or shape.quick:
+            return False
+        least, most = self.screened_rows
+        return self._library(shape) == "ynnpack" and least <= shape.num_rows <= most
+
+    def _library(self, shape: StepShape) -> ProductLibrary:
+        # Eigen has products of float32 alone.
+        return "ynnpack" if self.reads_sliced(shape) else self.library
+
     def compiler_options(self, shape: StepShape) -> dict[str, str]:
         """What the products of the shape's program want of the compiler."""
-        # Eigen has no product of int8.
-        library = "ynnpack" if self.reads_sliced(shape) else self.library
+        library = self._library(shape)
         options = dict(product_compiler_options(library) or {})
         return options | COMPILER_OPTIONS if shape.packed else options

@@ -114,7 +114,7 @@ def sample(
             "tokens a row is sampled from"
         )
     if variant == "greedy":
-        return SampleOutput(argmax(logits_SV)[0], *no_scores(num_rows, num_top))
+        return greedy_output(argmax(logits_SV)[0], num_top)
     rows = _silence(rows, active)
     processed_S = needs_processing(rows, positions)
     tokens = lax.cond(
@@ -130,6 +130,21 @@ def sample(
         logits_SV,
     )
     return SampleOutput(tokens, *scores)
+
+
+def wants_argmax(rows: SamplingRows, positions: Array, active: Array) -> Array:
+    """Whether the largest raw logit is all that any active row asks for: a bool.
+
+    Args: as for `sample`.
+    """
+    rows = _silence(rows, active)
+    asks = needs_processing(rows, positions) | _draws(rows) | (rows.num_logprobs >= 0)
+    return ~asks.any()
+
+
+def greedy_output(tokens: Array, num_top: int = MAX_LOGPROBS) -> SampleOutput:
+    """What `sample` returns for rows of which `wants_argmax` is true, given their tokens."""
+    return SampleOutput(tokens, *no_scores(tokens.shape[0], num_top))
 
 
 def _silence(rows: SamplingRows, active: Array) -> SamplingRows:

@@ -23,7 +23,12 @@ from jax.sharding import Mesh
 from octavo.engine.execution.attend import attend_over_heads
 from octavo.engine.execution.logits import SamplingRows, count_tokens
 from octavo.engine.execution.logprobs import MAX_LOGPROBS, score_tokens
-from octavo.engine.execution.sampling import sample
+from octavo.engine.execution.sampling import (
+    SampleOutput,
+    greedy_output,
+    sample,
+    wants_argmax,
+)
 from octavo.engine.execution.state import DeviceState, head_axis
 from octavo.engine.execution.step_spec import (
     NEW_ROW_FLOATS,
@@ -31,12 +36,15 @@ from octavo.engine.execution.step_spec import (
     StepSpec,
 )
 from octavo.engine.scheduler.step_plan import NO_TOKEN, NOT_FINITE
-from octavo.models import decoder
+from octavo.models import decoder, screened
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend, PagedKV, RaggedBatch
 
-FEW_ROWS = 32
-"""Up to so many rows, a CPU computes logits for these alone: the vocabulary is the widest layer."""
+LOGIT_ROWS = 32
+"""Logits are computed for the least multiple of so many rows that holds those in use, on a CPU: the
+vocabulary is the widest layer."""
+MAX_LOGIT_SIZES = 8
+"""Of these multiples at the most, each a product in the program."""
 SCORE_TILE = 32
 """Prompt tokens whose logits are held at once when prompt log-probabilities are asked for."""
 
@@ -139,6 +147,7 @@ def _mixed(
     fields: dict[str, jax.Array],
 ) -> tuple[DeviceState, StepOutput]:
     num_rows, num_tokens = spec.shape.num_rows, spec.shape.num_tokens
+    has_screen = screened.NAME in weights
     slot, cu_q_lens, token_row = fields["row_slot"], fields["cu_q_lens"], fields["token_row"]
     row = jnp.arange(num_rows, dtype=jnp.int32)
     is_decode = row < fields["num_decode_rows"]
@@ -164,9 +173,13 @@ def _mixed(
     # A chunk that does not end at the last known token samples nothing.
     samples = ~idle & (fields["row_max_new_tokens"] > 0)
     state = replace(state, kv=kv)
-    logits = _logits(config, mesh, weights, hidden[last], fields["num_rows"])
-    broken = ~idle & ~_is_finite(hidden[last])
-    state, tokens, scores = _sample(spec, state, logits, slot, start + q_len, samples, broken)
+    sampled = hidden[last]
+    logits = partial(_logits, config, mesh, weights, sampled, fields["num_rows"])
+    greedy = partial(decoder.greedy_token, weights, config, sampled)
+    broken = ~idle & ~_is_finite(sampled)
+    state, tokens, scores = _sample(
+        spec, state, logits, greedy if has_screen else None, slot, start + q_len, samples, broken
+    )
     computed = state.num_computed_tokens.at[_or_drop(slot, ~idle, state)].set(
         start + q_len, mode="drop"
     )
@@ -192,6 +205,7 @@ def _decode(
 ) -> tuple[DeviceState, StepOutput]:
     shape = spec.shape
     num_rows = shape.num_rows
+    has_screen = screened.NAME in weights
     slot = fields["row_slot"]
     row = jnp.arange(num_rows, dtype=jnp.int32)
     table = state.block_table[slot]
@@ -219,9 +233,12 @@ def _decode(
             batch,
         )
         state = replace(state, kv=kv)
-        logits = decoder.unembed(weights, config, hidden)
+        logits = partial(decoder.unembed, weights, config, hidden)
+        greedy = partial(decoder.greedy_token, weights, config, hidden)
         broken = live & ~_is_finite(hidden)
-        state, tokens, scores = _sample(spec, state, logits, slot, position + 1, live, broken)
+        state, tokens, scores = _sample(
+            spec, state, logits, greedy if has_screen else None, slot, position + 1, live, broken
+        )
         computed = state.num_computed_tokens.at[_or_drop(slot, live, state)].set(
             position + 1, mode="drop"
         )
@@ -303,31 +320,54 @@ def _logits(
     config: ModelConfig, mesh: Mesh, weights: Any, hidden: jax.Array, num_rows: jax.Array
 ) -> jax.Array:
     """Logits [S, V] of hidden states [S, E]; on a CPU zeros, perhaps, in rows not in use."""
-    if hidden.shape[0] <= FEW_ROWS or mesh.devices.flat[0].platform != "cpu":
+    most = hidden.shape[0]
+    if most <= LOGIT_ROWS or mesh.devices.flat[0].platform != "cpu":
         return decoder.unembed(weights, config, hidden)
+    step = max(LOGIT_ROWS, -(-most // MAX_LOGIT_SIZES))
 
-    def few(hidden: jax.Array) -> jax.Array:
-        logits = decoder.unembed(weights, config, hidden[:FEW_ROWS])
-        return jnp.pad(logits, ((0, hidden.shape[0] - FEW_ROWS), (0, 0)))
+    def first(size: int) -> jax.Array:
+        logits = decoder.unembed(weights, config, hidden[:size])
+        return jnp.pad(logits, ((0, most - size), (0, 0)))
 
-    return lax.cond(
-        num_rows <= FEW_ROWS, few, lambda hidden: decoder.unembed(weights, config, hidden), hidden
-    )
+    sizes = [*range(step, most, step), most]
+    return lax.switch((num_rows - 1) // step, [partial(first, size) for size in sizes])
 
 
 def _sample(
     spec: StepSpec,
     state: DeviceState,
-    logits: jax.Array,
+    logits: Callable[[], jax.Array],
+    greedy: Callable[[jax.Array], tuple[jax.Array, jax.Array]] | None,
     slot: jax.Array,
     position: jax.Array,
     samples: jax.Array,
     broken: jax.Array,
 ) -> tuple[DeviceState, jax.Array, Scores | None]:
-    """From logits [S, V], the token for `position` of each row that samples; `NO_TOKEN` in the
-    others, `NOT_FINITE` in broken ones, which stop."""
+    """The token for `position` of each row that samples; `NO_TOKEN` in the others, `NOT_FINITE` in
+    broken ones, which stop.
+
+    Args:
+        logits: makes the logits [S, V] to choose from.
+        greedy: finds likeliest tokens sooner, as `decoder.greedy_token`, if there is a screen.
+    """
     rows: SamplingRows = jax.tree.map(lambda x: x[slot], state.sampling)
-    out = sample(logits, rows, position, state.logits, slot, samples, variant=spec.shape.variant)
+
+    def choose() -> SampleOutput:
+        return sample(
+            logits(), rows, position, state.logits, slot, samples, variant=spec.shape.variant
+        )
+
+    if greedy is None:
+        out = choose()
+    else:
+        active = samples & ~broken
+        found, certain = lax.cond(
+            wants_argmax(rows, position, active),
+            greedy,
+            lambda active: (jnp.zeros_like(slot), jnp.zeros_like(active)),
+            active,
+        )
+        out = lax.cond(certain.all(), lambda: greedy_output(found), choose)
     is_stop = (out.tokens[:, None] == rows.stop_ids).any(axis=-1)
     is_last = position + 1 >= state.max_total_tokens[slot]
     target = _or_drop(slot, samples, state)

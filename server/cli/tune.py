@@ -65,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from octavo.engine.execution.host_memory import keep_freed_memory
+    from octavo.models.screened import can_be_screened
     from octavo.pallas_kernels import tuning
-    from octavo.pallas_kernels.product_library import tune_products
+    from octavo.pallas_kernels.compat import multiplies_bfloat16
     from octavo.pallas_kernels.ragged_paged_attention import kv_dtype
     from octavo.pallas_kernels.ragged_paged_attention.backends import (
         AttentionShape,
@@ -77,6 +78,7 @@ def run(args: argparse.Namespace) -> int:
         shapes_to_tune,
         tune,
     )
+    from octavo.pallas_kernels.tune_products import ModelSize, tune_products
 
     keep_freed_memory()
     device = jax.devices()[0]
@@ -113,13 +115,22 @@ def run(args: argparse.Namespace) -> int:
     products = []
     if "products" in parts and has_products:
         config = _config(args)
-        tuned = tune_products(config.hidden_size, config.intermediate_size, rounds=args.rounds)
+        size = ModelSize(
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_layers=config.num_layers,
+            vocab_size=config.vocab_size,
+            can_be_screened=can_be_screened(config) and multiplies_bfloat16(),
+        )
+        tuned = tune_products(size, rounds=args.rounds)
         times = ", ".join(f"{name} {_ms(each, ', ')} ms" for name, each in tuned.ms.items())
-        sliced = "never sliced"
-        if tuned.sliced is not None:
-            sliced = "sliced for {} to {} rows".format(*tuned.sliced)
+        spans = [
+            f"{name} for {span[0]} to {span[1]} rows" if span else f"never {name}"
+            for name, span in (("sliced", tuned.sliced), ("screened", tuned.screened))
+        ]
         print(
-            f"products in float32: {tuned.library}, {sliced}: {times} for {tuned.rows} rows",
+            f"products in float32: {', '.join([tuned.library, *spans])}: {times} "
+            f"for {tuned.rows} rows",
             flush=True,
         )
         library = tuned.library

@@ -17,8 +17,12 @@ HIDDEN, MLP, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 2, 8, 4, 8
 CONTEXT = 512
 
 
-def write_tiny_model(directory: Path, seed: int = 0) -> Path:
-    """Writes config, weights and a byte-level tokenizer; greedy texts do not repeat at once."""
+def write_tiny_model(directory: Path, seed: int = 0, is_tied: bool = False) -> Path:
+    """Writes config, weights and a byte-level tokenizer; greedy texts do not repeat at once.
+
+    Args:
+        is_tied: whether the output layer is the embedding table.
+    """
     rng = np.random.default_rng(seed)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -33,7 +37,7 @@ def write_tiny_model(directory: Path, seed: int = 0) -> Path:
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "max_position_embeddings": CONTEXT,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": is_tied,
         "bos_token_id": 0,
         "eos_token_id": 1,
         "hidden_act": "silu",
@@ -49,6 +53,8 @@ def write_tiny_model(directory: Path, seed: int = 0) -> Path:
         "model.norm.weight": np.ones(HIDDEN, np.float32),
         "lm_head.weight": normal(VOCAB, HIDDEN) * 8,
     }
+    if is_tied:
+        del tensors["lm_head.weight"]
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
         tensors |= {

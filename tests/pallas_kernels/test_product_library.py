@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ import numpy as np
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.pallas_kernels import tuning
+from octavo.pallas_kernels import product_library, tuning
 from octavo.pallas_kernels.compat import product_compiler_options
 from octavo.pallas_kernels.product_library import (
     choose_product_library,
+    choose_screened,
     choose_sliced,
-    faster_between,
-    tune_products,
 )
+from octavo.pallas_kernels.tune_products import ModelSize, choose, faster_between, tune_products
 
 F32 = jnp.dtype("float32")
 
@@ -78,10 +79,25 @@ def test_weights_are_sliced_where_that_was_faster(measured: Callable[..., Path])
     assert choose_sliced(jax.device_put(weights(), whole)) is None
 
 
-@pytest.mark.parametrize("sliced", [8, [8], [8, 4], [0, 4], ["8", 16]])
-def test_tokens_that_cannot_be_are_refused(measured: Callable[..., Path], sliced: Any) -> None:
-    measured("eigen", sliced=sliced)
-    with pytest.raises(InvalidConfigError, match=r"sliced = .* in products: want \[least, most\]"):
+def test_rows_are_screened_where_that_was_faster(
+    measured: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product_library, "multiplies_bfloat16", lambda: True)
+    assert choose_screened(weights()) is None
+    measured("eigen", screened=[8, 32])
+    assert choose_screened(weights()) == (8, 32)
+    assert choose_screened(weights("bfloat16")) is None
+    monkeypatch.setattr(product_library, "multiplies_bfloat16", lambda: False)
+    assert choose_screened(weights()) is None
+
+
+@pytest.mark.parametrize("name", ["sliced", "screened"])
+@pytest.mark.parametrize("span", [8, [8], [8, 4], [0, 4], ["8", 16]])
+def test_spans_that_cannot_be_are_refused(
+    measured: Callable[..., Path], name: str, span: Any
+) -> None:
+    measured("eigen", **{name: span})
+    with pytest.raises(InvalidConfigError, match=rf"{name} = .* in products: want \[least, most\]"):
         choose_sliced(weights())
 
 
@@ -116,12 +132,40 @@ def test_slicing_pays_for_neighbouring_sizes(ms: list[float], found: tuple[int, 
     assert faster_between((8, 16, 32, 64), ms, [10, 10, 10, 10]) == found
 
 
-def test_both_libraries_are_measured_and_slices() -> None:
-    tuned = tune_products(16, 32, rows=(2, 4), rounds=1)
-    assert tuned.ms.keys() == {"ynnpack", "eigen", "sliced"}
-    assert tuned.entry()["sliced"] in (None, [2, 2], [2, 4], [4, 4])
-    assert tuned.entry()["rows"] == [2, 4]
+SIZE = ModelSize(
+    hidden_size=16, intermediate_size=32, num_layers=8, vocab_size=300, can_be_screened=True
+)
+
+
+def test_both_libraries_are_measured_slices_and_a_screen() -> None:
+    tuned = tune_products(SIZE, rows=(2, 4), rounds=1)
+    layers, outputs = {"ynnpack", "eigen", "sliced"}, {"ynnpack_output", "eigen_output", "screened"}
+    assert tuned.ms.keys() == layers | outputs
+    entry = tuned.entry()
+    for name in ("sliced", "screened"):
+        assert entry[name] in (None, [2, 2], [2, 4], [4, 4])
+    assert entry["rows"] == [2, 4]
     assert all(len(tuned.ms[name]) == 2 and min(tuned.ms[name]) > 0 for name in tuned.ms)
+
+
+def test_without_a_screen_none_is_measured() -> None:
+    tuned = tune_products(replace(SIZE, can_be_screened=False), rows=(2,), rounds=1)
+    assert "screened" not in tuned.ms
+    assert tuned.screened is None
+
+
+def test_slices_are_held_to_a_whole_step() -> None:
+    """They bring a screen along, which the faster library of the layers lacks."""
+    ms: dict[str, tuple[float, ...]] = {
+        "ynnpack": (13, 13), "eigen": (10, 10), "sliced": (8, 10),
+        "ynnpack_output": (6, 6), "eigen_output": (5, 5), "screened": (5.5, 2),
+    }  # fmt: skip
+    tuned = choose(SIZE, (8, 64), ms)
+    assert (tuned.library, tuned.screened, tuned.sliced) == ("eigen", (64, 64), (64, 64))
+    # With three times the layers, slices of 8 rows pay without a screen, and of 64 not with one.
+    assert choose(replace(SIZE, num_layers=24), (8, 64), ms).sliced == (8, 8)
+    no_screen = {name: each for name, each in ms.items() if name != "screened"}
+    assert choose(SIZE, (8, 64), no_screen).sliced is None
 
 
 def test_eigen_computes_what_the_compiler_was_asked_for() -> None:

@@ -1,0 +1,227 @@
+"""Measures how a CPU's float32 products are best computed: by which library, from sliced weights,
+and the output layer's with a screen. What it finds is a tuning table's `products`."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from octavo.pallas_kernels import tuning
+from octavo.pallas_kernels.compat import product_compiler_options
+from octavo.pallas_kernels.screened_argmax import make_screen, screened_argmax
+from octavo.pallas_kernels.sliced_linear import slice_weight, sliced_linear
+from octavo.pallas_kernels.tuning import ProductLibrary, Span
+
+ROWS = (1, 4, 8, 16, 32, 48, 64, 96, 128, 512)
+"""Of the steps that they are measured on."""
+MARGIN = 0.03
+"""A gain below it is noise on most machines."""
+MEMORY_MARGIN = 0.1
+"""Slices and screens take memory: a gain below it is none."""
+MOST_SAMPLED = 128
+"""Rows that get a token in a step, however many tokens it computes."""
+_LAYERS = 8
+"""So many that their weights do not stay in a core's cache from one step to the next."""
+_LIBRARIES: tuple[ProductLibrary, ...] = ("ynnpack", "eigen")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSize:
+    """Of the model whose products are timed.
+
+    Attributes:
+        hidden_size, intermediate_size, num_layers, vocab_size: as in its configuration.
+        can_be_screened: whether its greedy tokens can be found with a screen.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    vocab_size: int
+    can_be_screened: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunedProducts:
+    """What came of measuring.
+
+    Attributes:
+        library: the faster one for layers; "ynnpack" where they are alike.
+        sliced: the least and the most of those neighbours among `rows` with which all products of a
+            step are faster with sliced weights (which leaves the output layer to YNNPACK, or to a
+            screen) than with `library`; None where they are with none.
+        screened: of those with which a screen is faster than all logits by YNNPACK.
+        rows: of the steps.
+        ms: milliseconds for each of `rows`: of a few layers' products by library and "sliced"; of
+            finding each row's likeliest token by library ("eigen_output") and "screened".
+    """
+
+    library: ProductLibrary
+    sliced: Span | None
+    screened: Span | None
+    rows: tuple[int, ...]
+    ms: dict[str, tuple[float, ...]]
+
+    def entry(self) -> dict[str, Any]:
+        """As a table holds it."""
+        rounded = {f"{name}_ms": [round(ms, 3) for ms in each] for name, each in self.ms.items()}
+        key = {"dtype": "float32", "num_cores": tuning.num_cores()}
+        spans = {"sliced": self.sliced, "screened": self.screened}
+        chosen = {name: span and list(span) for name, span in spans.items()}
+        return {**key, "library": self.library, **chosen, "rows": list(self.rows), **rounded}
+
+
+def tune_products(
+    size: ModelSize, *, rows: tuple[int, ...] = ROWS, rounds: int = 7
+) -> TunedProducts:
+    """Times a few layers' products, and the output layer, in each way in turns, on the CPU.
+
+    Args:
+        size: of the model.
+        rows: of the steps to time.
+        rounds: of each step, of which the median counts.
+    """
+    times: dict[str, list[float]] = {}
+    runners = _layer_runners(size), _output_runners(size)
+    for num_rows in rows:
+        sampled = min(num_rows, MOST_SAMPLED)
+        for each, number in zip(runners, (num_rows, sampled), strict=True):
+            x = _normal(number, size.hidden_size)
+            runs = {name: runner(x) for name, runner in each.items()}
+            for name, ms in _medians_ms(runs, rounds).items():
+                times.setdefault(name, []).append(ms)
+    return choose(size, rows, {name: tuple(each) for name, each in times.items()})
+
+
+def choose(
+    size: ModelSize, rows: tuple[int, ...], ms: dict[str, tuple[float, ...]]
+) -> TunedProducts:
+    """What the times say.
+
+    Args:
+        size: of the model.
+        rows: of the steps.
+        ms: as in `TunedProducts`; "screened" is missing where the model cannot be.
+    """
+    ratios = [eigen / ynn for eigen, ynn in zip(ms["eigen"], ms["ynnpack"], strict=True)]
+    library: ProductLibrary = "ynnpack"
+    if statistics.geometric_mean(ratios) < 1 - MARGIN:
+        library = "eigen"
+    screened = None
+    if "screened" in ms:
+        screened = faster_between(rows, ms["screened"], ms["ynnpack_output"])
+
+    def step_ms(index: int, layers: str, output: str) -> float:
+        is_screened = screened and screened[0] <= rows[index] <= screened[1]
+        output = "screened" if is_screened and output == "ynnpack" else f"{output}_output"
+        return ms[layers][index] * size.num_layers / _LAYERS + ms[output][index]
+
+    indices = range(len(rows))
+    sliced = faster_between(
+        rows,
+        [step_ms(index, "sliced", "ynnpack") for index in indices],
+        [step_ms(index, library, library) for index in indices],
+    )
+    return TunedProducts(library=library, sliced=sliced, screened=screened, rows=rows, ms=ms)
+
+
+def faster_between(
+    rows: Sequence[int], ms: Sequence[float], others: Sequence[float]
+) -> Span | None:
+    """The first and the last of the longest run of `rows`, ascending, whose `ms` are less than
+    `others` by more than `MEMORY_MARGIN`; None if there is none."""
+    longest: list[int] = []
+    run: list[int] = []
+    for num_rows, one, other in zip(rows, ms, others, strict=True):
+        run = [*run, num_rows] if one < (1 - MEMORY_MARGIN) * other else []
+        longest = max(longest, run, key=len)
+    return (longest[0], longest[-1]) if longest else None
+
+
+Run = Callable[[], Any]
+_Runner = Callable[[jax.Array], Run]
+"""Given a step's activations [T, E], compiles it and returns what runs it."""
+
+
+def _medians_ms(runs: dict[str, Run], rounds: int) -> dict[str, float]:
+    """Of several ways in turns, the first run of each not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        jax.block_until_ready(run())
+    for turn in range(rounds):
+        for name in list(runs) if turn % 2 else reversed(list(runs)):
+            begun_s = time.perf_counter()
+            jax.block_until_ready(runs[name]())
+            seconds[name].append(time.perf_counter() - begun_s)
+    return {name: 1e3 * statistics.median(each) for name, each in seconds.items()}
+
+
+def _layer_runners(size: ModelSize) -> dict[str, _Runner]:
+    hidden = size.hidden_size
+    layers = [
+        (_normal(hidden, 2 * size.intermediate_size), _normal(size.intermediate_size, hidden))
+        for _ in range(_LAYERS)
+    ]
+    sliced = jax.tree.map(lambda weight: slice_weight(weight, 1), layers)
+
+    def step(multiply: Callable[..., jax.Array], x: jax.Array, layers: Any) -> jax.Array:
+        width = x.shape[1]
+        for gate_up, down in layers:
+            inner = jax.lax.optimization_barrier(multiply(x, gate_up))
+            x = x + multiply(inner[:, : inner.shape[1] // 2], down)[:, :width]
+        return x
+
+    def runner(x: jax.Array, *, how: str) -> Run:
+        if how == "sliced":
+            return _compiled(partial(step, sliced_linear), None, x, sliced)
+        return _compiled(partial(step, jnp.matmul), product_compiler_options(how), x, layers)
+
+    return {how: partial(runner, how=how) for how in (*_LIBRARIES, "sliced")}
+
+
+def _output_runners(size: ModelSize) -> dict[str, _Runner]:
+    table = _normal(size.vocab_size, size.hidden_size)
+    # As each library has it: inputs first for Eigen.
+    layouts = {"ynnpack": (table, 1), "eigen": (jnp.asarray(table.T), 0)}
+
+    def whole(x: jax.Array, weight: jax.Array, *, contracted: int) -> jax.Array:
+        numbers = (((1,), (contracted,)), ((), ()))
+        logits = jax.lax.dot_general(x, weight, numbers, precision="highest")
+        # Which of them it is takes hardly longer.
+        return logits.max(axis=1)
+
+    def runner(x: jax.Array, *, library: str) -> Run:
+        weight, contracted = layouts[library]
+        options = product_compiler_options(library)
+        return _compiled(partial(whole, contracted=contracted), options, x, weight)
+
+    runners: dict[str, _Runner] = {
+        f"{library}_output": partial(runner, library=library) for library in _LIBRARIES
+    }
+    if size.can_be_screened:
+        screen = jax.jit(make_screen)(table)
+
+        def screened(x: jax.Array) -> Run:
+            active = jnp.ones(len(x), bool)
+            return _compiled(screened_argmax, None, x, table, screen, active)
+
+        runners["screened"] = screened
+    return runners
+
+
+def _compiled(function: Callable[..., Any], options: dict[str, str] | None, *args: Any) -> Run:
+    program = jax.jit(function).lower(*args).compile(options)
+    return partial(program, *args)
+
+
+def _normal(*shape: int) -> jax.Array:
+    random = np.random.default_rng(sum(shape))
+    return jnp.asarray(random.standard_normal(shape, np.float32) * shape[0] ** -0.5)

@@ -1,0 +1,176 @@
+"""Engines with a screened output layer: the same tokens, logits only for those who need them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from octavo.engine.execution import sizing
+from octavo.engine.execution.program_weights import ProgramWeights
+from octavo.engine.execution.step_spec import StepShape
+from octavo.engine.sampling_params import SamplingParams
+from octavo.models import decoder
+from octavo.models.loading.load import open_model
+from octavo.pallas_kernels import tuning
+from octavo.pallas_kernels.compat import multiplies_bfloat16
+from octavo.sharding.mesh import make_mesh
+from tests.engine.conftest import write_tiny_model
+
+pytestmark = pytest.mark.skipif(
+    not multiplies_bfloat16(), reason="this JAX multiplies bfloat16 slowly: no engine screens"
+)
+
+PROMPTS = [[66, 67, 68], list(range(40, 80)), [90], [5, 7, 9, 11]]
+
+
+@pytest.fixture(scope="module")
+def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_model(tmp_path_factory.mktemp("tied"), is_tied=True)
+
+
+@pytest.fixture
+def tuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[list[int] | None], None]]:
+    """Writes a table that says which rows are screened."""
+    monkeypatch.setenv("OCTAVO_TUNING_DIR", str(tmp_path))
+    monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
+
+    def write(screened: list[int] | None, library: str = "ynnpack", **more: Any) -> None:
+        entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": library}
+        table = {"device": tuning.tuning_device()}
+        path = tmp_path / "mine.json"
+        tuning.write_table(path, table, [], [{**entry, "screened": screened, **more}])
+        tuning.forget_tables()
+
+    yield write
+    tuning.forget_tables()
+
+
+def greedy(length: int, **more: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, **more)
+
+
+PARAMS = {
+    "all greedy": [greedy(12), greedy(5), greedy(20), greedy(9)],
+    "some drawn": [
+        greedy(12),
+        SamplingParams(temperature=0.8, top_p=0.9, seed=3, max_tokens=6),
+        greedy(20),
+        SamplingParams(temperature=1.2, top_k=20, seed=4, max_tokens=14),
+    ],
+    "some with more than a token": [
+        greedy(12, logprobs=3),
+        greedy(5, presence_penalty=1.0),
+        greedy(20, logit_bias={70: 4.0}),
+        SamplingParams(temperature=0, max_tokens=9, min_tokens=4),
+    ],
+}
+
+
+SMALL = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "num_kv_pages": 40, "warm_up": "full"}
+
+
+def test_tokens_do_not_depend_on_the_screen(
+    tuned: Callable[..., None], make_llm: Callable[..., Any], tied_model: Path
+) -> None:
+    tuned([1, 8])
+
+    def tokens(is_screened: bool) -> dict[str, list[list[int]]]:
+        llm = make_llm(model=str(tied_model), screened_argmax=is_screened, **SMALL)
+        executor = llm.engine.executor
+        reads = {executor.weights.reads_screen(shape) for shape in executor.lattice.full}
+        assert reads == {is_screened}
+        return {
+            name: [
+                list(output.outputs[0].token_ids)
+                for output in llm.generate(PROMPTS, params, use_tqdm=False)
+            ]
+            for name, params in PARAMS.items()
+        }
+
+    screened, plain = tokens(True), tokens(False)
+    assert screened == plain
+    assert len({token for each in screened["all greedy"] for token in each}) > 8
+
+
+def test_logits_are_computed_only_where_somebody_needs_them(
+    tuned: Callable[..., None],
+    make_llm: Callable[..., Any],
+    tied_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tuned([1, 8])
+    computed: list[None] = []
+    unembed = decoder.unembed
+
+    def counted(*args: Any) -> jax.Array:
+        jax.debug.callback(lambda: computed.append(None))
+        return unembed(*args)
+
+    monkeypatch.setattr(decoder, "unembed", counted)
+    llm = make_llm(model=str(tied_model), compile_cache_dir="", **SMALL)
+    computed.clear()
+    llm.generate(PROMPTS, greedy(6), use_tqdm=False)
+    jax.effects_barrier()
+    assert not computed
+    llm.generate(PROMPTS, greedy(6, logprobs=1), use_tqdm=False)
+    jax.effects_barrier()
+    assert computed
+
+
+@pytest.mark.parametrize(
+    ("library", "sliced", "screened"),
+    [
+        ("eigen", None, []),
+        ("eigen", (8, 32), ["decode 8 x 4 8", "decode 16 x 4 16"]),
+        ("ynnpack", None, ["decode 8 x 4 8", "decode 16 x 4 16", "mixed 64"]),
+    ],
+)
+def test_programs_of_the_other_library_have_no_screen(
+    tuned: Callable[..., None],
+    tied_model: Path,
+    library: str,
+    sliced: tuple[int, int] | None,
+    screened: list[str],
+) -> None:
+    """Eigen has products of float32 alone; what reads slices is YNNPACK's."""
+    tuned(None, library)
+    mesh = make_mesh(1)
+    abstract = open_model(str(tied_model), "float32", mesh, "none").abstract_weights()
+    weights = ProgramWeights(
+        abstract, mesh, kv_dtype=jnp.dtype("float32"), sliced=sliced, screened=(8, 16)
+    )
+    shapes = [StepShape(rows, rows, 4) for rows in (4, 8, 16, 24)]
+    shapes += [StepShape(64, 16, 0), StepShape(64, 16, 0, quick=True), StepShape(64, 32, 0)]
+    read = [shape for shape in shapes if weights.reads_screen(shape)]
+    assert [str(shape) for shape in read] == [f"{name} general" for name in screened]
+    for shape in shapes:
+        assert ("screen" in weights.abstract_of(shape)) == (shape in read)
+
+
+@pytest.mark.parametrize("why", ["too soon", "another output layer", "no room", "not asked for"])
+def test_engines_without_a_screen(
+    tuned: Callable[..., None],
+    make_llm: Callable[..., Any],
+    tied_model: Path,
+    tiny_model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    why: str,
+) -> None:
+    tuned([1, 8])
+    changes: dict[str, Any] = {"model": str(tied_model), **SMALL}
+    if why == "too soon":
+        changes["warm_up"] = "coarse"
+    elif why == "another output layer":
+        changes["model"] = str(tiny_model)
+    elif why == "no room":
+        monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES)
+    else:
+        changes["screened_argmax"] = False
+    assert make_llm(**changes).engine.executor.weights.screened_rows is None
