@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from octavo.engine.execution.step_spec import StepShape
-from octavo.engine.execution.weight_layout import abstract, lay_out
+from octavo.engine.execution.weight_layout import abstract, lay_out, loop_compiler_options
 from octavo.models.packed_tree import Packed, with_packed
 from octavo.models.sliced_tree import abstract_sliced_weights, sliced_weights
 from octavo.pallas_kernels.compat import product_compiler_options
@@ -53,6 +53,7 @@ class ProgramWeights:
     ) -> None:
         self.library = choose_product_library(weights, kv_dtype)
         self.sliced_tokens = sliced
+        self._device_kind = mesh.devices.flat[0].device_kind
         whole = abstract(weights, self.library)
         self._forms: _Forms
         self.abstract = _Forms(
@@ -100,8 +101,9 @@ class ProgramWeights:
         return least <= shape.num_tokens <= most
 
     def compiler_options(self, shape: StepShape) -> dict[str, str]:
-        """What the products of the shape's program want of the compiler."""
+        """What the products and weights of the shape's program want of the compiler."""
         # Eigen has no product of int8.
         library = "ynnpack" if self.reads_sliced(shape) else self.library
         options = dict(product_compiler_options(library) or {})
+        options |= loop_compiler_options(shape, self._device_kind)
         return options | COMPILER_OPTIONS if shape.packed else options
