@@ -2,7 +2,7 @@
 
 A product wants its weight in one order and tiling. Given another, XLA copies it in every dispatch:
 before a loop, where the copies of all layers are held at once, or layer by layer, where the size
-of the temporaries does not tell. Neither is in a program's floor.
+of the temporaries does not tell. Neither is in a program's floor. A copy within a loop counts once.
 """
 
 from __future__ import annotations
