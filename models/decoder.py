@@ -25,6 +25,7 @@ from octavo.models.layers import (
     linear,
     rms_norm,
     rotary_tables,
+    row_major,
     softcap,
 )
 from octavo.pallas_kernels.packed_linear import PackedWeight, packed_linear
@@ -199,7 +200,7 @@ def _attention(
     grouped = (num_tokens, config.num_kv_heads, group, config.head_dim)
 
     normed = rms_norm(x, weights["attn_norm"], config.rms_norm_eps)
-    qkv = linear(normed, weights["wqkv"])  # [T, Hkv, G + 2, D]
+    qkv = row_major(linear(normed, weights["wqkv"]))  # [T, Hkv, G + 2, D]
     if config.qkv_bias:
         qkv = qkv + weights["bqkv"][None]
     q = qkv[:, :, :group].reshape(heads)

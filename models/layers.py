@@ -10,8 +10,10 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 
 from octavo.models.config import Activation, Rope, RopeScaling
+from octavo.pallas_kernels.compat import device_kind
 from octavo.pallas_kernels.packed_linear import PackedWeight, packed_linear
 from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
 from octavo.pallas_kernels.sliced_linear import SlicedWeight, sliced_linear
@@ -66,6 +68,17 @@ def linear(
         precision=full_precision(x.dtype),
         preferred_element_type=x.dtype,
     )
+
+
+def row_major(x: jax.Array) -> jax.Array:
+    """x, which on a TPU lies in the order of its dimensions.
+
+    Left to itself, XLA puts the tokens of `wqkv`'s product last from 128 of them on, and copies the
+    weight in every dispatch, so that its inputs come last, too.
+    """
+    if not device_kind().startswith("TPU"):
+        return x
+    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
 
 
 def full_precision(dtype: jnp.dtype) -> jax.lax.Precision:

@@ -19,7 +19,7 @@ from benchmarks.aot.moved import NOTHING, Attention, Moved, attention_moved
 from octavo.engine.execution.state import StateLayout, kv_bytes_per_token
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, step_spec
-from octavo.engine.execution.weight_layout import abstract
+from octavo.engine.execution.weight_layout import abstract, loop_compiler_options
 from octavo.models.config import ModelConfig, Rope
 from octavo.models.parameters import abstract_weights, declare, num_parameters
 from octavo.pallas_kernels.ragged_paged_attention import (
@@ -84,6 +84,8 @@ class Case:
         other: what else it moves and computes in an iteration: weights, and their products.
         num_iterations: of a dispatch.
         resident_bytes: weights and KV, which the program is given.
+        weight_bytes: weights alone.
+        shape: of a whole step.
     """
 
     name: str
@@ -95,6 +97,12 @@ class Case:
     other: Moved = NOTHING
     num_iterations: int = 1
     resident_bytes: int = 0
+    weight_bytes: int = 0
+    shape: StepShape | None = None
+
+    def compiler_options(self, device_kind: str) -> dict[str, str]:
+        """What it is compiled with, as the engine does."""
+        return {} if self.shape is None else loop_compiler_options(self.shape, device_kind)
 
     def counted(self, backend: Backend, device_kind: str) -> Moved:
         """What the kernels move and compute, counted from their block sizes, in a dispatch."""
@@ -319,6 +327,8 @@ def step_cases() -> Iterator[Case]:
                 other=Moved(read_bytes + _activation_bytes(model, shape), linear),
                 num_iterations=steps,
                 resident_bytes=weight_bytes + kv_bytes,
+                weight_bytes=weight_bytes,
+                shape=shape,
             )
 
 

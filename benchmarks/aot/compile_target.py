@@ -61,6 +61,7 @@ def compile_all(target: Target, only: str) -> Iterator[dict[str, Any]]:
     from jax.experimental import topologies
 
     from benchmarks.aot.cases import attention_cases, step_cases
+    from benchmarks.aot.copies import weight_copies
     from octavo.sharding.mesh import make_mesh
 
     if target.platform == "tpu":
@@ -80,13 +81,16 @@ def compile_all(target: Target, only: str) -> Iterator[dict[str, Any]]:
         try:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), _stderr() as log:
                 lowered = case.lower(mesh, backend)
-                compiled = lowered.compile()
+                compiled = lowered.compile(compiler_options=case.compiler_options(kind))
         except Exception as error:
             result["error"] = f"{type(error).__name__}: {str(error)[:400]}"
             yield result
             continue
         result["compile_s"] = time.perf_counter() - begun_s
         memory = compiled.memory_analysis()
+        copied = sum(copy.num_bytes for copy in weight_copies(compiled.as_text()))
+        result["copied_bytes"] = copied
+        result["counted_bytes"] += 2 * copied
         result["temp_bytes"] = memory.temp_size_in_bytes
         result["argument_bytes"] = memory.argument_size_in_bytes
         result["memory_bytes"] = memory.temp_size_in_bytes + memory.argument_size_in_bytes
@@ -109,6 +113,7 @@ def describe(
         "flops": case.flops / num_devices,
         "counted_bytes": counted.num_bytes / num_devices,
         "counted_flops": counted.flops / num_devices,
+        "weight_bytes": case.weight_bytes / num_devices,
         "is_decode": not case.attention.chunk,
     }
     if target.platform == "tpu":

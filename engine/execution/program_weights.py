@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from octavo.engine.execution.step_spec import StepShape
-from octavo.engine.execution.weight_layout import abstract, lay_out
+from octavo.engine.execution.weight_layout import abstract, lay_out, loop_compiler_options
 from octavo.models.packed_tree import Packed, with_packed
 from octavo.models.screened import NAME as SCREEN
 from octavo.models.screened import abstract_screen, screen
@@ -62,6 +62,7 @@ class ProgramWeights:
         self.sliced_tokens = sliced
         self.screened_rows = screened
         self._screen: Future[Screen] | None = None
+        self._device_kind = mesh.devices.flat[0].device_kind
         whole = abstract(weights, self.library)
         self._forms: _Forms
         self.abstract = _Forms(
@@ -129,7 +130,8 @@ class ProgramWeights:
         return "ynnpack" if self.reads_sliced(shape) else self.library
 
     def compiler_options(self, shape: StepShape) -> dict[str, str]:
-        """What the products of the shape's program want of the compiler."""
+        """What the products and weights of the shape's program want of the compiler."""
         library = self._library(shape)
         options = dict(product_compiler_options(library) or {})
+        options |= loop_compiler_options(shape, self._device_kind)
         return options | COMPILER_OPTIONS if shape.packed else options

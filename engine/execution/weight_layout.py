@@ -1,9 +1,19 @@
 """How weights lie in memory, where a device's products want them otherwise than declared.
 
-On a TPU a product's weight is tiled over its contracted dimension and its last one. `w_gate_up`
-[E, 2, F] and `wqkv` [E, Hkv, G + 2, D] have small dimensions between these two: left in their own
-order, XLA copies both into tiles in every dispatch (574 MB of temporaries for two layers of the 8B
-model, 2.8 MB when they lie right). Only the order in memory changes, no shape and no product.
+On a TPU a product's weight is tiled over its contracted dimension and one of its outputs'. Left in
+another order, XLA copies it in every dispatch. Only the order in memory changes, no shape and no
+product; it has to suit decode programs of every width and mixed ones, which share the weights:
+
+- `w_gate_up` [E, 2, F] and `wqkv` [E, Hkv, G + 2, D] have small dimensions between E and the last
+  (574 MB of temporaries for two layers of the 8B model, 2.8 MB when they lie right).
+- Where D does not fill whole lanes (64 of 128), `wqkv` has E last: no program copies it then, and
+  no lane is padding (200 MB less for the 1B model). Else `models.layers.row_major` keeps programs
+  of 128 tokens and more from copying it.
+- `lm_head` [E, V] has E last, as a tied embedding table has: programs of one row read it so.
+
+A TPU7x holds bfloat16 in tiles of 16 x 128, but is given a program's arguments in tiles of 8 x 128:
+XLA copied all weights of a decode program before its loop (13.4 GB on the 8B model). Programs
+with loops are compiled to keep the smaller tiles (`loop_compiler_options`).
 
 On a CPU whose products Eigen computes (`product_library.py`), an embedding table that is also the
 output layer is kept a second time, inputs first.
@@ -18,11 +28,13 @@ import jax.numpy as jnp
 from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
 
+from octavo.engine.execution.step_spec import StepShape
 from octavo.pallas_kernels.product_library import ProductLibrary
 
-SPLIT_OUTPUTS = frozenset({"wqkv", "w_gate_up"})
-"""Weights whose outputs are several dimensions."""
 PLATFORMS = frozenset({"tpu"})
+LANES = 128
+LARGE_TILES = frozenset({"TPU7x"})
+"""Device kinds whose tiles of bfloat16 are 16 x 128 unless told otherwise."""
 
 
 def weight_formats(weights: Any) -> Any:
@@ -69,6 +81,25 @@ def abstract(weights: Any, library: ProductLibrary = "ynnpack") -> Any:
     return {**placed, "lm_head": output_layer}
 
 
+def loop_compiler_options(shape: StepShape, device_kind: str) -> dict[str, str]:
+    """What a step whose loops read weights wants of the compiler: decode, and prompts' scores.
+
+    A mixed program that reads each weight once keeps the larger tiles, and copies none.
+
+    Args:
+        device_kind: as JAX names it.
+    """
+    loops = shape.is_decode or shape.variant == "general"
+    if not loops or device_kind not in LARGE_TILES:
+        return {}
+    return {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
+
+
+def contracted_last(num_dims: int) -> Layout:
+    """Row-major, but for the first dimension, which comes last."""
+    return Layout((*range(1, num_dims), 0))
+
+
 def contracted_last_but_one(num_dims: int) -> Layout:
     """Row-major, but for the first dimension, which comes next to the last."""
     return Layout((*range(1, num_dims - 1), 0, num_dims - 1))
@@ -78,8 +109,10 @@ def _format(path: Any, weight: Any) -> Any:
     # A quantized weight's parts have their inputs last, where a product's tiles want them.
     name = getattr(path[-1], "key", None)
     device = next(iter(weight.sharding.device_set))
-    if device.platform not in PLATFORMS or weight.ndim < 3 or name not in SPLIT_OUTPUTS:
+    if device.platform not in PLATFORMS or name not in {"wqkv", "w_gate_up", "lm_head"}:
         return weight.sharding
+    if name == "lm_head" or (name == "wqkv" and weight.shape[-1] % LANES):
+        return Format(contracted_last(weight.ndim), weight.sharding)
     return Format(contracted_last_but_one(weight.ndim), weight.sharding)
 
 

@@ -109,6 +109,8 @@ def test_a_model_is_split_until_it_fits(aot: ModuleType) -> None:
             "60% of the bandwidth is attainable: want 80%",
         ),
         ({"is_decode": False, "counted_bytes": 8e9}, None),
+        ({"weight_bytes": 1e9, "copied_bytes": 1e8}, None),
+        ({"weight_bytes": 1e9, "copied_bytes": 2e8}, "copies 200 MB of its weights"),
     ],
 )
 def test_spills_overflow_and_errors_fail(
@@ -121,7 +123,7 @@ def test_spills_overflow_and_errors_fail(
 def test_the_table_shows_registers_and_failures(aot: ModuleType) -> None:
     broken = {"target": "v6e", "case": "prefill", "bytes": 0, "flops": 0, "error": "no room"}
     text = aot.table([GOOD, broken])
-    assert "| h200 | decode | 1 | 2.0 | 125 / 0 B | 1.0 | 5.0 of 141 |" in text
+    assert "| h200 | decode | 1 | 2.0 | 125 / 0 B | 1.0 | 0.0 | 5.0 of 141 |" in text
     assert "| 80% |" in text
     assert "| v6e | prefill | FAILED: no room |" in text
 

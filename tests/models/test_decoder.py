@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from octavo.models import decoder
+from octavo.models import decoder, layers
 from octavo.models.architectures import config_from_hf
 from octavo.models.layers import rms_norm, rotary_frequencies
 from octavo.models.parameters import ParamSpec, abstract_weights, declare, is_spec, num_parameters
@@ -122,3 +122,11 @@ def test_llama_3_scaling_keeps_short_wavelengths_and_stretches_long_ones(tiny_va
     assert scaled[0] < plain[0]  # a wavelength between the ends of the blend
     np.testing.assert_allclose(scaled[-1], plain[-1] / 8.0, rtol=1e-6)
     assert np.all((plain / scaled >= 1.0 - 1e-6) & (plain / scaled <= 8.0 + 1e-5))
+
+
+def test_only_a_tpu_is_told_an_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = jnp.arange(6.0).reshape(1, 2, 3)
+    assert layers.row_major(x) is x
+    monkeypatch.setattr(layers, "device_kind", lambda: "TPU v6 lite")
+    np.testing.assert_array_equal(jax.jit(layers.row_major)(x), x)
+    assert "layout_constraint" in str(jax.make_jaxpr(layers.row_major)(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,13 @@ import pytest
 from jax.experimental.layout import Format
 
 from octavo.engine.execution import weight_layout
-from octavo.engine.execution.weight_layout import abstract, lay_out, weight_formats
+from octavo.engine.execution.step_spec import StepShape
+from octavo.engine.execution.weight_layout import (
+    abstract,
+    lay_out,
+    loop_compiler_options,
+    weight_formats,
+)
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import unembed
@@ -37,8 +44,8 @@ def on_a_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_layout, "PLATFORMS", frozenset({"cpu"}))
 
 
-def weights(num_devices: int = 1) -> Any:
-    return random_weights(CONFIG, jnp.dtype("float32"), make_mesh(num_devices), seed=0)
+def weights(num_devices: int = 1, config: ModelConfig = CONFIG) -> Any:
+    return random_weights(config, jnp.dtype("float32"), make_mesh(num_devices), seed=0)
 
 
 def test_a_cpu_keeps_the_declared_order() -> None:
@@ -48,12 +55,45 @@ def test_a_cpu_keeps_the_declared_order() -> None:
 
 @pytest.mark.usefixtures("on_a_tpu")
 def test_split_outputs_lie_with_their_inputs_last_but_one() -> None:
-    before = np.asarray(weights()["layers"][0]["w_gate_up"])
-    layer = lay_out(weights())["layers"][0]
+    config = dataclasses.replace(CONFIG, head_dim=128)
+    before = np.asarray(weights(config=config)["layers"][0]["w_gate_up"])
+    layer = lay_out(weights(config=config))["layers"][0]
     assert layer["w_gate_up"].format.layout.major_to_minor == (1, 0, 2)
     assert layer["wqkv"].format.layout.major_to_minor == (1, 2, 0, 3)
     assert layer["w_down"].format.layout.major_to_minor == (0, 1)
     np.testing.assert_array_equal(np.asarray(layer["w_gate_up"]), before)
+
+
+@pytest.mark.usefixtures("on_a_tpu")
+def test_heads_that_do_not_fill_lanes_lie_with_their_inputs_last() -> None:
+    before = np.asarray(weights()["layers"][0]["wqkv"])
+    wqkv = lay_out(weights())["layers"][0]["wqkv"]
+    assert wqkv.format.layout.major_to_minor == (1, 2, 3, 0)
+    np.testing.assert_array_equal(np.asarray(wqkv), before)
+
+
+@pytest.mark.usefixtures("on_a_tpu")
+def test_an_output_layer_lies_as_a_tied_table_does() -> None:
+    config = dataclasses.replace(CONFIG, tie_word_embeddings=False)
+    placed = lay_out(weights(config=config))
+    assert placed["lm_head"].format.layout.major_to_minor == (1, 0)
+    assert placed["embed"].format.layout.major_to_minor == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "is_told"),
+    [
+        (StepShape(32, 32, 4, "greedy"), "TPU7x", True),
+        (StepShape(640, 128, 0, "general"), "TPU7x", True),
+        (StepShape(640, 128, 0, "greedy"), "TPU7x", False),
+        (StepShape(32, 32, 4, "greedy"), "TPU v6 lite", False),
+        (StepShape(32, 32, 4, "greedy"), "cpu", False),
+    ],
+)
+def test_loops_over_weights_keep_the_tiles_they_come_in(
+    shape: StepShape, kind: str, is_told: bool
+) -> None:
+    assert bool(loop_compiler_options(shape, kind)) == is_told
 
 
 @pytest.mark.usefixtures("on_a_tpu")
