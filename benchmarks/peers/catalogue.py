@@ -105,6 +105,7 @@ def catalogue(envs: Path, octavo_model: str, octavo_arguments: tuple[str, ...]) 
             "llama_cpp_peer.py",
             llama_python,
             PACKAGED_MODELS["smollm2-135m"].path(),
+            ("--plain-buffers",),
             small_batch_only=True,
         ),
         "transformers": Peer(

@@ -55,13 +55,14 @@ class LlamaCppEngine:
             "slots": args.slots,
             "batch_tokens": args.batch_tokens,
             "threads": threads,
+            "plain_buffers": args.plain_buffers,
         }
         llama_cpp.llama_backend_init()
         self._quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._quiet, None)
-        model = llama_cpp.llama_model_load_from_file(
-            args.model.encode(), llama_cpp.llama_model_default_params()
-        )
+        model_params = llama_cpp.llama_model_default_params()
+        model_params.use_extra_bufts = not args.plain_buffers
+        model = llama_cpp.llama_model_load_from_file(args.model.encode(), model_params)
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = args.slots * args.slot_len
         params.n_seq_max = args.slots
@@ -140,6 +141,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--slot-len", type=int, default=512, help="tokens a slot can hold")
     parser.add_argument("--batch-tokens", type=int, default=512)
+    parser.add_argument(
+        "--plain-buffers",
+        action="store_true",
+        help="weights as the file has them: 0.3.36's repacking for AMX ends in a segmentation fault",
+    )
     parser.add_argument("--unified", action="store_true", help="one KV buffer for all slots")
 
 
