@@ -39,6 +39,15 @@ def has_mosaic_gpu_kernels() -> bool:
     return jax.__version_info__ >= (0, 11)
 
 
+def mosaic_gpu_options(cost_estimate: Any, interpret: Any) -> dict[str, Any]:
+    """Keywords of `plgpu.kernel`: what the kernel costs where JAX asks (0.12 on), and `interpret`
+    where it is to be interpreted."""
+    options = {"interpret": interpret} if interpret else {}
+    if jax.__version_info__ >= (0, 12):
+        options["cost_estimate"] = cost_estimate
+    return options
+
+
 def jax_settings() -> dict[str, Any]:
     """All of JAX's settings by name, as this thread sees them."""
     return {name: getattr(jax.config, name, None) for name in jax.config.values}
