@@ -48,6 +48,17 @@ def mosaic_gpu_options(cost_estimate: Any, interpret: Any) -> dict[str, Any]:
     return options
 
 
+def store_to_global(ref: Any, value: jax.Array) -> None:
+    """Writes a kernel's array from registers to global memory, in whatever pieces its layout has:
+    JAX 0.12 takes pieces below four bytes from its `store` alone, and 0.11 has none."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, value, optimized=False)
+    else:
+        ref[...] = value
+
+
 def jax_settings() -> dict[str, Any]:
     """All of JAX's settings by name, as this thread sees them."""
     return {name: getattr(jax.config, name, None) for name in jax.config.values}
