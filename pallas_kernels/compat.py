@@ -45,6 +45,26 @@ def multiplies_bfloat16() -> bool:
     return jax.__version_info__ >= (0, 11)
 
 
+def mosaic_gpu_options(cost_estimate: Any, interpret: Any) -> dict[str, Any]:
+    """Keywords of `plgpu.kernel`: what the kernel costs where JAX asks (0.12 on), and `interpret`
+    where it is to be interpreted."""
+    options = {"interpret": interpret} if interpret else {}
+    if jax.__version_info__ >= (0, 12):
+        options["cost_estimate"] = cost_estimate
+    return options
+
+
+def store_to_global(ref: Any, value: jax.Array) -> None:
+    """Writes a kernel's array from registers to global memory, in whatever pieces its layout has:
+    JAX 0.12 takes pieces below four bytes from its `store` alone, and 0.11 has none."""
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, value, optimized=False)
+    else:
+        ref[...] = value
+
+
 def jax_settings() -> dict[str, Any]:
     """All of JAX's settings by name, as this thread sees them."""
     return {name: getattr(jax.config, name, None) for name in jax.config.values}

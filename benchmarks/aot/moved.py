@@ -129,11 +129,12 @@ def _gpu(case: Attention, layout: PoolLayout, device_kind: str) -> Moved:
         keys = _whole(case.seen, decode.tile)
         pairs = case.rows * case.num_kv_heads
         cuts = _num_cuts(decode, [keys // decode.tile] * pairs)
-        part = (-(-case.group // 8) * 8 * dim + QUERY_ROWS) * 4
+        # Parts leave in float32 and are read by the combination, two at least where a row has one.
+        written = (-(-case.group // 8) * 8 * dim + QUERY_ROWS) * 4
+        read = 2 * case.group * (dim + 1) * 4
         flops = 4 * case.num_kv_heads * QUERY_ROWS * dim * keys
-        # Parts leave in float32 and are read by the combination.
         total += Moved(
-            case.rows * keys * token_bytes + 2 * (pairs + cuts) * part, case.rows * flops
+            case.rows * keys * token_bytes + (pairs + cuts) * (written + read), case.rows * flops
         )
     if case.chunk:
         prefill = choose_prefill_tiles(dim, case.itemsize, case.kv_dtype.itemsize, group=case.group)

@@ -5,13 +5,12 @@ A program a place on the GPU, and to each an equal share of all KV tiles of all 
 whatever the lengths are (Source: Flash-Decoding; Dao et al. 2023). One warpgroup copies pages with
 the bulk tensor engine, `num_stages` tiles ahead, over the ends of rows too; another computes: all G
 query heads that share the KV head are rows of one matrix product, padded to the 64 rows that wgmma
-takes. Partial results leave in float32 with their log-sum-exp and are combined by XLA with one
-matrix product a head, whose order of summation does not depend on timing.
+takes. Partial results leave in float32 with their log-sum-exp; a second kernel weighs and adds them
+in the order of their tiles and writes rows as the model reads them (`combine_gpu`).
 """
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import Any
 
@@ -21,11 +20,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from octavo.pallas_kernels.compat import mosaic_gpu_options
 from octavo.pallas_kernels.ragged_paged_attention.batch import (
     AttentionParams,
     PagedKV,
     RaggedBatch,
 )
+from octavo.pallas_kernels.ragged_paged_attention.combine_gpu import combine_gpu
 from octavo.pallas_kernels.ragged_paged_attention.copies_gpu import (
     PagedItems,
     kv_memory,
@@ -47,11 +48,14 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     softcap_scores,
     tiled_smem,
 )
-from octavo.pallas_kernels.ragged_paged_attention.worklist import block_range, decode_worklist
+from octavo.pallas_kernels.ragged_paged_attention.worklist import (
+    block_range,
+    decode_items,
+    decode_worklist,
+)
 from octavo.pallas_kernels.tuning import tuning_key
 
 _MASKED = -1e30
-_LOG2E = math.log2(math.e)
 QUERY_ROWS = 64
 """Rows of a wgmma tile."""
 
@@ -63,6 +67,7 @@ def decode_gpu(
     params: AttentionParams,
     *,
     sinks: jax.Array | None = None,
+    decode_only: bool = False,
     tiles: DecodeTiles | None = None,
     interpret: Any = False,
 ) -> jax.Array:
@@ -71,10 +76,11 @@ def decode_gpu(
     Args:
         q: [T, Hq, D] bfloat16; row s reads token `cu_q_lens[s]`.
         kv, batch, params, sinks, interpret: see `attend_mosaic_gpu`.
+        decode_only: row s reads token s (T = S).
         tiles: block sizes; None takes the measured or computed ones of the shape.
 
     Returns:
-        float32[S, Hq, D]; rows that are no decode rows or idle hold zeros.
+        [S, Hq, D] in q's dtype; rows that are no decode rows or idle hold zeros.
     """
     num_rows = batch.kv_lens.shape[0]
     num_heads, head_dim = q.shape[1:]
@@ -95,7 +101,7 @@ def decode_gpu(
     # A program that begins in a row that another began takes a place more than the row's own.
     num_parts = num_rows + -(-tiles.num_programs // num_kv_heads)
 
-    rows = q[jnp.minimum(batch.cu_q_lens[:-1], q.shape[0] - 1)]
+    rows = q if decode_only else q[jnp.minimum(batch.cu_q_lens[:-1], q.shape[0] - 1)]
     rows = rows.reshape(num_rows, num_kv_heads, group, head_dim)
     rows = jnp.pad(rows, ((0, 0), (0, 0), (0, padded - group), (0, 0)))
     table = batch.block_table
@@ -117,18 +123,20 @@ def decode_gpu(
         num_threads=2,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(approx_math=True),
-        cost_estimate=attention_cost(
-            num_queries=num_rows,
-            context=table.shape[1] * kv.page_size,
-            kv_reads=num_rows,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            q_itemsize=q.dtype.itemsize,
-            kv_itemsize=kv.pages.dtype.itemsize,
-            scale_bytes=0 if kv.scales is None else kv.scales.dtype.itemsize,
+        **mosaic_gpu_options(
+            attention_cost(
+                num_queries=num_rows,
+                context=table.shape[1] * kv.page_size,
+                kv_reads=num_rows,
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                q_itemsize=q.dtype.itemsize,
+                kv_itemsize=kv.pages.dtype.itemsize,
+                scale_bytes=0 if kv.scales is None else kv.scales.dtype.itemsize,
+            ),
+            interpret,
         ),
-        **({"interpret": interpret} if interpret else {}),
     )
     part, lse = call(
         shares.plan,
@@ -142,38 +150,21 @@ def decode_gpu(
         kv.pages,
         *(() if kv.scales is None else (kv.scales,)),
     )
-    out = _combine(part[:, :, :group], lse[:, :, :group], shares, sinks)  # by place in the list
-    out = jnp.zeros_like(out).at[jnp.where(live, work.row, num_rows)].set(out, mode="drop")
-    return out.reshape(num_rows, num_heads, head_dim)
+    begin, stop = part_places(shares, decode_items(batch))
+    return combine_gpu(
+        part, lse, begin, stop, group=group, dtype=q.dtype, sinks=sinks, interpret=interpret
+    )
 
 
-def _combine(part: jax.Array, lse: jax.Array, shares: Shares, sinks: jax.Array | None) -> jax.Array:
-    """Weighs each item's parts by their log-sum-exp.
+def part_places(shares: Shares, item: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Places [begin, end) of each row's parts, int32[Hkv, S] both; equal where it has none.
 
     Args:
-        part: float32[Hkv, N, G, D] normalised; garbage where no program wrote.
-        lse: float32[Hkv, N, G] base-2 logarithms of denominators.
-
-    Returns:
-        float32[I, Hkv, G, D]; zeros for items that are not live.
+        item: int32[S] each row's item, or -1.
     """
-    place = jnp.arange(part.shape[1], dtype=jnp.int32)
-    item = jnp.arange(shares.first.shape[1], dtype=jnp.int32)
-    base = (item - shares.head_first[:, None])[..., None]
-    belongs = (place >= base + shares.first[..., None]) & (place <= base + shares.last[..., None])
-    part = jnp.where(belongs.any(1)[..., None, None], part, 0.0)
-    belongs = belongs[..., None]  # [Hkv, I, N, 1]
-    each = jnp.where(belongs, lse[:, None], _MASKED)  # [Hkv, I, N, G]
-    peak = each.max(axis=2)
-    if sinks is not None:
-        sink = sinks.astype(jnp.float32).reshape(peak.shape[0], 1, -1) * _LOG2E
-        peak = jnp.maximum(peak, sink)
-    weight = jnp.where(belongs, jnp.exp2(each - peak[:, :, None]), 0.0)
-    total = weight.sum(axis=2)
-    if sinks is not None:
-        total = total + jnp.exp2(sink - peak)
-    weight = weight / jnp.maximum(total, 1e-30)[:, :, None]
-    return jnp.einsum("hing,hngd->ihgd", weight, part, precision=lax.Precision.HIGHEST)
+    base = item - shares.head_first[:, None]
+    begin = base + shares.first[:, item]
+    return begin, jnp.where(item < 0, begin, base + shares.last[:, item] + 1)
 
 
 def _kernel(

@@ -43,7 +43,7 @@ def attend_mosaic_gpu(
         batch: see `RaggedBatch`.
         params: see `AttentionParams`.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
-        decode_only: every row has one token (T = S): leaves the prefill half out.
+        decode_only: row s has token s and no other (T = S): leaves the prefill half out.
         decode_tiles, prefill_tiles: block sizes; None takes the measured or computed ones.
         interpret: run in Pallas' interpreter (JAX 0.11 on).
 
@@ -55,15 +55,20 @@ def attend_mosaic_gpu(
     from octavo.pallas_kernels.ragged_paged_attention.prefill_gpu import prefill_gpu
 
     rows = decode_gpu(  # [S, Hq, D]
-        q, kv, batch, params, sinks=sinks, tiles=decode_tiles, interpret=interpret
+        q,
+        kv,
+        batch,
+        params,
+        sinks=sinks,
+        decode_only=decode_only,
+        tiles=decode_tiles,
+        interpret=interpret,
     )
-    out = rows[batch.token_row]
-    if not decode_only:
-        chunk = prefill_gpu(
-            q, kv, batch, params, sinks=sinks, tiles=prefill_tiles, interpret=interpret
-        )
-        is_decode = batch.token_row < batch.num_decode_rows
-        out = jnp.where(is_decode[:, None, None], out, chunk)
+    if decode_only:
+        return rows
+    chunk = prefill_gpu(q, kv, batch, params, sinks=sinks, tiles=prefill_tiles, interpret=interpret)
+    is_decode = batch.token_row < batch.num_decode_rows
+    out = jnp.where(is_decode[:, None, None], rows[batch.token_row], chunk)
     live = batch.kv_lens[batch.token_row] > 0
     live &= jnp.arange(q.shape[0], dtype=jnp.int32) < batch.cu_q_lens[batch.num_rows]
-    return jnp.where(live[:, None, None], out, 0).astype(q.dtype)
+    return jnp.where(live[:, None, None], out, 0)

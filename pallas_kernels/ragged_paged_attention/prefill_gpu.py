@@ -29,6 +29,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from octavo.pallas_kernels.compat import mosaic_gpu_options
 from octavo.pallas_kernels.ragged_paged_attention.batch import (
     AttentionParams,
     PagedKV,
@@ -160,18 +161,20 @@ def prefill_gpu(
         num_threads=num_wgs + 1,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(approx_math=True),
-        cost_estimate=attention_cost(
-            num_queries=num_tokens,
-            context=table.shape[1] * kv.page_size,
-            kv_reads=work.row.shape[0],
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            q_itemsize=q.dtype.itemsize,
-            kv_itemsize=kv.pages.dtype.itemsize,
-            scale_bytes=0 if kv.scales is None else kv.scales.dtype.itemsize,
+        **mosaic_gpu_options(
+            attention_cost(
+                num_queries=num_tokens,
+                context=table.shape[1] * kv.page_size,
+                kv_reads=work.row.shape[0],
+                num_heads=num_heads,
+                num_kv_heads=num_kv_heads,
+                head_dim=head_dim,
+                q_itemsize=q.dtype.itemsize,
+                kv_itemsize=kv.pages.dtype.itemsize,
+                scale_bytes=0 if kv.scales is None else kv.scales.dtype.itemsize,
+            ),
+            interpret,
         ),
-        **({"interpret": interpret} if interpret else {}),
     )
     out, part, lse = call(
         shares.plan,

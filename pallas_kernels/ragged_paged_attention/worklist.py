@@ -45,10 +45,9 @@ def decode_worklist(batch: RaggedBatch) -> Worklist:
     """
     num_rows = batch.kv_lens.shape[0]
     row = jnp.arange(num_rows, dtype=jnp.int32)
-    active = (row < batch.num_decode_rows) & (batch.kv_lens > 0)
-    place = jnp.where(active, jnp.cumsum(active, dtype=jnp.int32) - 1, num_rows)
-    rows = jnp.zeros_like(row).at[place].set(row, mode="drop")
-    num_items = active.sum(dtype=jnp.int32)
+    item = decode_items(batch)
+    rows = jnp.zeros_like(row).at[jnp.where(item < 0, num_rows, item)].set(row, mode="drop")
+    num_items = (item >= 0).sum(dtype=jnp.int32)
     live = row < num_items
     return Worklist(
         num_items=num_items[None],
@@ -57,6 +56,13 @@ def decode_worklist(batch: RaggedBatch) -> Worklist:
         position=jnp.where(live, batch.kv_lens[rows] - 1, 0),
         num_queries=live.astype(jnp.int32),
     )
+
+
+def decode_items(batch: RaggedBatch) -> jax.Array:
+    """int32[S] each row's item of `decode_worklist`; -1 of idle rows and of those that prefill."""
+    row = jnp.arange(batch.kv_lens.shape[0], dtype=jnp.int32)
+    active = (row < batch.num_decode_rows) & (batch.kv_lens > 0)
+    return jnp.where(active, jnp.cumsum(active, dtype=jnp.int32) - 1, -1)
 
 
 @jax.tree_util.register_dataclass
