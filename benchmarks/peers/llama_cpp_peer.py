@@ -144,7 +144,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plain-buffers",
         action="store_true",
-        help="weights as the file has them: 0.3.36's repacking for AMX ends in a segmentation fault",
+        help="weights as the file has them: repacking for AMX crashes in 0.3.36",
     )
     parser.add_argument("--unified", action="store_true", help="one KV buffer for all slots")
 
