@@ -39,6 +39,12 @@ def has_mosaic_gpu_kernels() -> bool:
     return jax.__version_info__ >= (0, 11)
 
 
+def interprets_mosaic_gpu() -> bool:
+    """Whether this JAX interprets every Mosaic GPU kernel (0.12 on). 0.11 raises where one ends
+    with phases of a barrier that a warpgroup has not waited for, which a GPU does not mind."""
+    return jax.__version_info__ >= (0, 12)
+
+
 def multiplies_bfloat16() -> bool:
     """Whether a CPU's compiler has a library for products of bfloat16 (0.11 on): without one it
     widens them, and a screened output layer takes three times as long as a whole one."""

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
+from octavo.pallas_kernels.compat import interprets_mosaic_gpu
 from octavo.pallas_kernels.ragged_paged_attention import AttentionParams
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
 
 pytestmark = pytest.mark.skipif(
-    not has_mosaic_gpu_kernels(), reason="Mosaic GPU's interpreter comes with JAX 0.11"
+    not interprets_mosaic_gpu(), reason="JAX 0.12 is the first to interpret all of these kernels"
 )
 
 # Both read the same rounded numbers; weights times scales, and outputs, are rounded to bfloat16.
