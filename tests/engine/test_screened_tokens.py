@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from octavo.engine.execution.program_weights import ProgramWeights
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models import decoder
-from octavo.models.loading.load import open_model
+from octavo.models.loading.load import load_config, open_model
+from octavo.models.screened import can_be_screened
 from octavo.pallas_kernels import tuning
 from octavo.pallas_kernels.compat import multiplies_bfloat16
 from octavo.sharding.mesh import make_mesh
@@ -154,23 +156,24 @@ def test_programs_of_the_other_library_have_no_screen(
         assert ("screen" in weights.abstract_of(shape)) == (shape in read)
 
 
-@pytest.mark.parametrize("why", ["too soon", "another output layer", "no room", "not asked for"])
-def test_engines_without_a_screen(
+def test_without_room_for_a_screen_or_time_there_is_none(
     tuned: Callable[..., None],
     make_llm: Callable[..., Any],
     tied_model: Path,
-    tiny_model: Path,
     monkeypatch: pytest.MonkeyPatch,
-    why: str,
 ) -> None:
     tuned([1, 8])
-    changes: dict[str, Any] = {"model": str(tied_model), **SMALL}
-    if why == "too soon":
-        changes["warm_up"] = "coarse"
-    elif why == "another output layer":
-        changes["model"] = str(tiny_model)
-    elif why == "no room":
-        monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES)
-    else:
-        changes["screened_argmax"] = False
+    changes = {"model": str(tied_model), **SMALL, "warm_up": "coarse"}
     assert make_llm(**changes).engine.executor.weights.screened_rows is None
+    monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES)
+    changes["warm_up"] = "early"
+    assert make_llm(**changes).engine.executor.weights.screened_rows is None
+
+
+def test_a_models_logits_have_to_be_those_of_its_embedding_table(
+    tied_model: Path, tiny_model: Path
+) -> None:
+    tied = load_config(tied_model)
+    assert can_be_screened(tied)
+    assert not can_be_screened(load_config(tiny_model))
+    assert not can_be_screened(replace(tied, final_logit_softcap=30.0))

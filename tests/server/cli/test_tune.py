@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
-from octavo.pallas_kernels import tuning
+from octavo.pallas_kernels import tune_products, tuning
 from octavo.pallas_kernels.ragged_paged_attention import tune as tune_module
 from octavo.server.cli.main import main
 
@@ -47,12 +48,14 @@ def test_a_table_lands_where_engines_look(options, kv_dtype, tmp_path, capsys, m
 def test_the_faster_library_lands_where_engines_look(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("OCTAVO_TUNING_DIR", str(tmp_path))
     tuning.forget_tables()
+    few = partial(tune_products.tune_products, rows=(1, 8, 64))
+    monkeypatch.setattr(tune_products, "tune_products", few)
     assert main(["tune", "--part", "products", "--rounds", "1"]) == 0
     [path] = tmp_path.glob("cpu-*.json")
     [measured] = json.loads(path.read_text())["products"]
     assert measured["num_cores"] == tuning.num_cores()
-    sliced = measured["sliced"] and tuple(measured["sliced"])
-    assert tuning.tuned_products("float32") == (measured["library"], sliced)
+    spans = (measured[name] and tuple(measured[name]) for name in ("sliced", "screened"))
+    assert tuning.tuned_products("float32") == (measured["library"], *spans)
     assert f"products in float32: {measured['library']}" in capsys.readouterr().out
     tuning.forget_tables()
 
