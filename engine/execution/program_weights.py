@@ -60,7 +60,9 @@ class ProgramWeights:
     ) -> None:
         self.library = choose_product_library(weights, kv_dtype)
         self.sliced_tokens = sliced
-        self.screened_rows = screened
+        # Eigen's programs read no screen.
+        is_read = self.library == "ynnpack" or sliced is not None
+        self.screened_rows = screened = screened if is_read else None
         self._screen: Future[Screen] | None = None
         self._device_kind = mesh.devices.flat[0].device_kind
         whole = abstract(weights, self.library)

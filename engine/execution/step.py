@@ -21,13 +21,14 @@ from jax import lax
 from jax.sharding import Mesh
 
 from octavo.engine.execution.attend import attend_over_heads
-from octavo.engine.execution.logits import SamplingRows, count_tokens
-from octavo.engine.execution.logprobs import MAX_LOGPROBS, score_tokens
-from octavo.engine.execution.sampling import (
-    SampleOutput,
-    greedy_output,
-    sample,
-    wants_argmax,
+from octavo.engine.execution.logits import SamplingRows
+from octavo.engine.execution.logprobs import MAX_LOGPROBS
+from octavo.engine.execution.next_tokens import (
+    Scores,
+    logits_of_first,
+    next_tokens,
+    or_drop,
+    score_prompt,
 )
 from octavo.engine.execution.state import DeviceState, head_axis
 from octavo.engine.execution.step_spec import (
@@ -35,29 +36,10 @@ from octavo.engine.execution.step_spec import (
     NEW_ROW_INTS,
     StepSpec,
 )
-from octavo.engine.scheduler.step_plan import NO_TOKEN, NOT_FINITE
-from octavo.models import decoder, screened
+from octavo.engine.scheduler.step_plan import NO_TOKEN
+from octavo.models import decoder
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend, PagedKV, RaggedBatch
-
-LOGIT_ROWS = 32
-"""Logits are computed for the least multiple of so many rows that holds those in use, on a CPU: the
-vocabulary is the widest layer."""
-MAX_LOGIT_SIZES = 8
-"""Of these multiples at the most, each a product in the program."""
-SCORE_TILE = 32
-"""Prompt tokens whose logits are held at once when prompt log-probabilities are asked for."""
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """Log-probabilities of tokens; [..., L] of the most likely ones."""
-
-    logprob: jax.Array
-    rank: jax.Array
-    top_ids: jax.Array
-    top_logprobs: jax.Array
 
 
 @jax.tree_util.register_dataclass
@@ -147,7 +129,6 @@ def _mixed(
     fields: dict[str, jax.Array],
 ) -> tuple[DeviceState, StepOutput]:
     num_rows, num_tokens = spec.shape.num_rows, spec.shape.num_tokens
-    has_screen = screened.NAME in weights
     slot, cu_q_lens, token_row = fields["row_slot"], fields["cu_q_lens"], fields["token_row"]
     row = jnp.arange(num_rows, dtype=jnp.int32)
     is_decode = row < fields["num_decode_rows"]
@@ -174,19 +155,17 @@ def _mixed(
     samples = ~idle & (fields["row_max_new_tokens"] > 0)
     state = replace(state, kv=kv)
     sampled = hidden[last]
-    logits = partial(_logits, config, mesh, weights, sampled, fields["num_rows"])
-    greedy = partial(decoder.greedy_token, weights, config, sampled)
-    broken = ~idle & ~_is_finite(sampled)
-    state, tokens, scores = _sample(
-        spec, state, logits, greedy if has_screen else None, slot, start + q_len, samples, broken
+    logits = partial(logits_of_first, config, mesh, weights, sampled, fields["num_rows"])
+    state, tokens, scores = next_tokens(
+        config, spec, weights, state, sampled, logits, slot, start + q_len, ~idle, samples
     )
-    computed = state.num_computed_tokens.at[_or_drop(slot, ~idle, state)].set(
+    computed = state.num_computed_tokens.at[or_drop(slot, ~idle, state)].set(
         start + q_len, mode="drop"
     )
     state = replace(state, num_computed_tokens=computed)
     prompt_scores = None
     if spec.shape.variant == "general":
-        prompt_scores = _score_prompt(config, weights, hidden, fields["score_ids"])
+        prompt_scores = score_prompt(config, weights, hidden, fields["score_ids"])
     return state, StepOutput(
         tokens=tokens[None],
         scores=None if scores is None else jax.tree.map(lambda x: x[None], scores),
@@ -205,7 +184,6 @@ def _decode(
 ) -> tuple[DeviceState, StepOutput]:
     shape = spec.shape
     num_rows = shape.num_rows
-    has_screen = screened.NAME in weights
     slot = fields["row_slot"]
     row = jnp.arange(num_rows, dtype=jnp.int32)
     table = state.block_table[slot]
@@ -234,12 +212,10 @@ def _decode(
         )
         state = replace(state, kv=kv)
         logits = partial(decoder.unembed, weights, config, hidden)
-        greedy = partial(decoder.greedy_token, weights, config, hidden)
-        broken = live & ~_is_finite(hidden)
-        state, tokens, scores = _sample(
-            spec, state, logits, greedy if has_screen else None, slot, position + 1, live, broken
+        state, tokens, scores = next_tokens(
+            config, spec, weights, state, hidden, logits, slot, position + 1, live, live
         )
-        computed = state.num_computed_tokens.at[_or_drop(slot, live, state)].set(
+        computed = state.num_computed_tokens.at[or_drop(slot, live, state)].set(
             position + 1, mode="drop"
         )
         output = jax.tree.map(
@@ -314,116 +290,3 @@ def _forward(
     attend = jax.tree_util.Partial(attend_all, batch)
     x = decoder.embed(weights, config, token_ids)
     return decoder.run_layers(weights, config, x, position, attend, kv)
-
-
-def _logits(
-    config: ModelConfig, mesh: Mesh, weights: Any, hidden: jax.Array, num_rows: jax.Array
-) -> jax.Array:
-    """Logits [S, V] of hidden states [S, E]; on a CPU zeros, perhaps, in rows not in use."""
-    most = hidden.shape[0]
-    if most <= LOGIT_ROWS or mesh.devices.flat[0].platform != "cpu":
-        return decoder.unembed(weights, config, hidden)
-    step = max(LOGIT_ROWS, -(-most // MAX_LOGIT_SIZES))
-
-    def first(size: int) -> jax.Array:
-        logits = decoder.unembed(weights, config, hidden[:size])
-        return jnp.pad(logits, ((0, most - size), (0, 0)))
-
-    sizes = [*range(step, most, step), most]
-    return lax.switch((num_rows - 1) // step, [partial(first, size) for size in sizes])
-
-
-def _sample(
-    spec: StepSpec,
-    state: DeviceState,
-    logits: Callable[[], jax.Array],
-    greedy: Callable[[jax.Array], tuple[jax.Array, jax.Array]] | None,
-    slot: jax.Array,
-    position: jax.Array,
-    samples: jax.Array,
-    broken: jax.Array,
-) -> tuple[DeviceState, jax.Array, Scores | None]:
-    """The token for `position` of each row that samples; `NO_TOKEN` in the others, `NOT_FINITE` in
-    broken ones, which stop.
-
-    Args:
-        logits: makes the logits [S, V] to choose from.
-        greedy: finds likeliest tokens sooner, as `decoder.greedy_token`, if there is a screen.
-    """
-    rows: SamplingRows = jax.tree.map(lambda x: x[slot], state.sampling)
-
-    def choose() -> SampleOutput:
-        return sample(
-            logits(), rows, position, state.logits, slot, samples, variant=spec.shape.variant
-        )
-
-    if greedy is None:
-        out = choose()
-    else:
-        active = samples & ~broken
-        found, certain = lax.cond(
-            wants_argmax(rows, position, active),
-            greedy,
-            lambda active: (jnp.zeros_like(slot), jnp.zeros_like(active)),
-            active,
-        )
-        out = lax.cond(certain.all(), lambda: greedy_output(found), choose)
-    is_stop = (out.tokens[:, None] == rows.stop_ids).any(axis=-1)
-    is_last = position + 1 >= state.max_total_tokens[slot]
-    target = _or_drop(slot, samples, state)
-    logits_state, scores = state.logits, None
-    if spec.shape.variant == "general":
-        logits_state = count_tokens(state.logits, slot, out.tokens, samples, rows)
-        scores = Scores(
-            logprob=out.logprob, rank=out.rank, top_ids=out.top_ids, top_logprobs=out.top_logprobs
-        )
-    state = replace(
-        state,
-        last_token=state.last_token.at[target].set(out.tokens, mode="drop"),
-        stopped=state.stopped.at[target].set(is_stop | is_last | broken, mode="drop"),
-        logits=logits_state,
-    )
-    tokens = jnp.where(samples, out.tokens, NO_TOKEN)
-    return state, jnp.where(broken, NOT_FINITE, tokens), scores
-
-
-def _is_finite(hidden: jax.Array) -> jax.Array:
-    """Which rows of hidden states [S, E] are finite. One that read or computed anything else is
-    not, and its logits are made of it: looking at these would take a pass over the vocabulary."""
-    return jnp.isfinite(hidden).all(axis=-1)
-
-
-def _score_prompt(
-    config: ModelConfig, weights: Any, hidden: jax.Array, score_ids: jax.Array
-) -> Scores:
-    """Scores of the prompt's own next tokens, tile by tile; skipped unless a row asks."""
-    num_tokens = hidden.shape[0]
-    tile = min(SCORE_TILE, num_tokens)
-
-    def zeros(dtype: Any, *tail: int) -> jax.Array:
-        return jnp.zeros((num_tokens, *tail), dtype)
-
-    empty = Scores(
-        logprob=zeros(jnp.float32),
-        rank=zeros(jnp.int32),
-        top_ids=zeros(jnp.int32, MAX_LOGPROBS),
-        top_logprobs=zeros(jnp.float32, MAX_LOGPROBS),
-    )
-
-    def one_tile(i: jax.Array, scores: Scores) -> Scores:
-        first = jnp.minimum(i * tile, num_tokens - tile)
-        logits = decoder.unembed(weights, config, lax.dynamic_slice_in_dim(hidden, first, tile))
-        ids = jnp.maximum(lax.dynamic_slice_in_dim(score_ids, first, tile), 0)
-        new = Scores(**score_tokens(logits, ids)._asdict())
-        return jax.tree.map(
-            lambda rows, part: lax.dynamic_update_slice_in_dim(rows, part, first, 0), scores, new
-        )
-
-    wanted = (score_ids >= 0).any()
-    num_tiles = jnp.where(wanted, -(-num_tokens // tile), 0)
-    return lax.fori_loop(0, num_tiles, one_tile, empty)
-
-
-def _or_drop(slot: jax.Array, keep: jax.Array, state: DeviceState) -> jax.Array:
-    """The slot where `keep`, else one beyond the last, for scatters that drop."""
-    return jnp.where(keep, slot, state.stopped.shape[0])
