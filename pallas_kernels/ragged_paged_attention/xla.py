@@ -14,8 +14,7 @@ halves walk KV in blocks of pages with an online softmax (Source: Milakov and Gi
   a row's last query is overwritten by the next row's first tile.
 
 Data movement: a page is read once a group (decode) or once a tile (prefill), through a gathered
-copy that stays in the core's L2. The gather is from the flattened pool, in contiguous pieces: whole
-pages for prefill; a page's keys, then its values, to decode. Head by head took 1.4 times as long.
+copy that stays in the core's L2: whole pages for prefill; a page's keys, then values, to decode.
 """
 
 from __future__ import annotations
