@@ -2,23 +2,25 @@
 
 XLA's CPU backend compiles a call that says it is small, and is not to be inlined, into one
 function, loops and all, so that no small operation is handed out one by one. It walks row by row
-and, in a row, block by block with an online softmax (Source: as in `xla.py`). A block's pages are
-first copied side by side, as fast as memory gives them, bfloat16 and int8 made float32 on the way;
-then all is computed in the core's cache:
+and, in a row, block by block with an online softmax (Source: as in `xla.py`):
 
-- products of queries and keys in vectors of `LANES`, without their sums: XLA would add up one
+- products of queries and keys in vectors of `_lanes`, without their sums: XLA would add up one
   number at a time, as the order of a sum is the program's. A product with a vector of ones, which
-  XLA writes as vectors and shuffles, then sums all of a page's. `LANES` is 32 because LLVM unrolls
-  a loop of 16 before it looks for vectors, and makes scalars of it;
-- then the block's peak, its weights, and values one key at a time, unrolled over a page's keys.
+  XLA writes as vectors and shuffles, then sums all of a page's. A key's queries lie side by side,
+  so that the key is read, and widened, once for its group;
+- scores as one flat vector, masked as it is: where the same numbers are a vector here and heads by
+  keys there, XLA takes them apart number by number;
+- then the block's peak, its weights, and values `VALUES` keys at a time, which a core's registers
+  hold. Each key's are a slice of their own: what one operation reads in several places is copied
+  first, number by number, where what it reads once is not.
 
 Such a function is compiled anew for each layer, 0.17 s where the path of products takes 0.04, so
 programs that an engine waits for before it is ready ("quick" ones) do without.
 
-Data movement: a key or value is read from the pool once, in whole pages, into a copy that stays in
-the core's L2. Reading the pool without the copy took a tenth longer, and copying or touching the
-next block's pages between computing this one's longer than both one after the other: a core has
-few loads on their way, and they hold up whatever comes after them.
+Data movement: a key or value is read once, from the pool itself. Copying a block's pages side by
+side first, as fast as memory gives them, takes as long or longer: the copies go to L2 and come back
+from there. Touching the next block's pages between computing this one's takes longer than both one
+after the other: a core has few loads on their way, and they hold up whatever comes after them.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ from octavo.pallas_kernels.tuning import CPU, tuning_device
 
 COMPILER_OPTIONS = {"xla_cpu_prefer_vector_width": "512"}
 """On a CPU with AVX-512 it takes 0.8 of the time of XLA's own 256 bits; others ignore it."""
-LANES = 32
+MOST_LANES = 32
 MOST_KEYS = 16
 """Keys of a head that are computed at once: a page's, or those of a part of a longer page."""
-BLOCK_BYTES = 1 << 19
-"""What a block's keys and values may take: with scores and products, a core's L2."""
+VALUES = 4
+"""Keys whose values are taken in at once."""
 POOLS = tuple(stored_dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, jnp.int8))
 """What XLA makes float32 of in vectors: fp8 it takes number by number, and products read that
 faster."""
@@ -80,7 +82,7 @@ def takes(q_dim: int, kv: PagedKV) -> bool:
 
 def takes_pages(head_dim: int, page_size: int, kv_dtype: Any) -> bool:
     """Whether `decode_rows` computes over pages of so many tokens."""
-    fits = head_dim % LANES == 0 and (page_size == 8 or page_size % MOST_KEYS == 0)
+    fits = head_dim % MOST_LANES == 0 and (page_size == 8 or page_size % MOST_KEYS == 0)
     return fits and jnp.dtype(kv_dtype) in POOLS
 
 
@@ -107,7 +109,7 @@ def decode_rows(
     # Unsigned, so that no index is looked at for being negative.
     table, lens = batch.block_table.astype(jnp.uint32), batch.kv_lens.astype(jnp.uint32)
     num_rows = jnp.minimum(batch.num_decode_rows, min(q.shape[0], lens.shape[0]))
-    ones = jnp.ones((LANES,), jnp.float32)
+    ones = jnp.ones((_lanes(kv.pages.dtype),), jnp.float32)
     with set_xla_metadata(xla_cpu_small_call="true", inlineable="false"):
         out = _attend(
             scaled,
@@ -124,14 +126,20 @@ def decode_rows(
     return out.astype(q.dtype)
 
 
+def _lanes(pool_dtype: Any) -> int:
+    """Products of a query and a key that are left to sum: the fewer the better, but LLVM unrolls a
+    loop of 16 before it looks for vectors, and makes scalars of it, where its body is as short as
+    float32's."""
+    return MOST_LANES if jnp.dtype(pool_dtype) == jnp.float32 else 16
+
+
 class _Row(NamedTuple):
     """What is carried from block to block of a row."""
 
     peak: jax.Array  # [Hq] largest score so far
     total: jax.Array  # [Hq] sum of weights
     acc: jax.Array  # [Hkv, G, D] sum of weighted values
-    copies: jax.Array  # [B, 2·Hkv, keys·D] the block's keys and values
-    scores: jax.Array  # [B, Hkv·G·keys]
+    scores: jax.Array  # [B, Hkv·keys·G]
 
 
 @partial(jax.jit, static_argnames=("params", "block_keys"))
@@ -156,18 +164,21 @@ def _attend(
     num_pages, _, num_kv_heads, page_size, dim = pages.shape
     num_heads = q.shape[1]
     group = num_heads // num_kv_heads
-    keys = min(page_size, MOST_KEYS)
+    lanes, keys = ones.shape[0], min(page_size, MOST_KEYS)
     parts = page_size // keys
-    part_bytes = 2 * num_kv_heads * keys * dim * 4
-    block = max(1, min(block_keys // keys, BLOCK_BYTES // part_bytes, table.shape[1] * parts))
+    block = max(1, min(block_keys // keys, table.shape[1] * parts))
     pool = pages.reshape(num_pages, 2 * num_kv_heads, parts, keys * dim)
     if scales is not None:
-        scales = scales.reshape(num_pages, 2 * num_kv_heads, parts, keys)
+        scales = scales.reshape(num_pages, 2 * num_kv_heads, page_size)
     zero, one, per_block = np.uint32(0), np.uint32(1), np.uint32(block)
-    scores_shape = (num_heads, keys)
+    scores_shape = (num_kv_heads, keys, group)
+    narrow = pages.dtype != jnp.float32
+    # Counted from an index, each number's place would be counted apart.
+    of_part = np.tile(np.repeat(np.arange(keys, dtype=np.uint32), group), num_kv_heads)
+    of_part = lax.optimization_barrier(jnp.asarray(of_part))
 
     def one_row(row: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        out, copies, scores = state
+        out, scores = state
         num_keys = lax.dynamic_slice(lens, (row,), (1,))[0]
         oldest = jnp.uint32(0)
         if params.sliding_window is not None:
@@ -176,47 +187,50 @@ def _attend(
         begin = lax.div(oldest, np.uint32(keys))
         stop = lax.div(num_keys + np.uint32(keys - 1), np.uint32(keys))
         query = lax.dynamic_slice(q, (row, zero, zero), (1, num_heads, dim))
-        query = lax.optimization_barrier(query.reshape(num_kv_heads, group, 1, dim))
+        query = lax.optimization_barrier(query.reshape(num_kv_heads, 1, group, dim))
 
         def one_block(index: jax.Array, seen: _Row) -> _Row:
             first = begin + index * per_block
             count = jnp.minimum(stop - first, per_block)
 
-            def copy(i: jax.Array, copies: jax.Array) -> jax.Array:
+            def place(i: jax.Array) -> tuple[jax.Array, jax.Array]:
+                """Page of the block's part `i`, and which part of the page it is."""
                 part = first + i
                 page, inner = lax.div(part, np.uint32(parts)), lax.rem(part, np.uint32(parts))
-                page_id = lax.dynamic_slice(table, (row, page), (1, 1))[0, 0]
-                at, size = (page_id, zero, inner, zero), (1, 2 * num_kv_heads, 1)
-                found = lax.dynamic_slice(pool, at, (*size, keys * dim))
-                found = to_float32(found)
-                if scales is not None:
-                    by_key = lax.dynamic_slice(scales, at, (*size, keys))[..., None]
-                    found = (found.reshape(*size, keys, dim) * by_key).reshape(found.shape)
-                return lax.dynamic_update_slice(copies, found[:, :, 0], (i, zero, zero))
+                return lax.dynamic_slice(table, (row, page), (1, 1))[0, 0], inner
 
-            copies = lax.fori_loop(jnp.uint32(0), count, copy, seen.copies)
+            def numbers(i: jax.Array, half: int, begin: int, end: int) -> jax.Array:
+                """Those of keys (half 0) or values (1) of a part, [Hkv, end - begin]."""
+                page_id, inner = place(i)
+                at = (page_id, np.uint32(half * num_kv_heads), inner, np.uint32(begin))
+                found = lax.dynamic_slice(pool, at, (1, num_kv_heads, 1, end - begin))
+                return to_float32(found.reshape(num_kv_heads, end - begin))
 
-            def half(i: jax.Array, which: int) -> jax.Array:
-                at = (i, np.uint32(which * num_kv_heads), zero)
-                found = lax.dynamic_slice(copies, at, (1, num_kv_heads, keys * dim))
-                return found.reshape(num_kv_heads, 1, keys, dim)
+            def scales_of(i: jax.Array, half: int) -> jax.Array:
+                """[Hkv, keys]."""
+                assert scales is not None
+                page_id, inner = place(i)
+                at = (page_id, np.uint32(half * num_kv_heads), inner * np.uint32(keys))
+                found = lax.dynamic_slice(scales, at, (1, num_kv_heads, keys))
+                return found.reshape(num_kv_heads, keys)
 
             def score(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
                 scores, peaks = state
-                their_keys = half(i, 0)
-                spans = [slice(at, at + LANES) for at in range(0, dim, LANES)]
+                their_keys = numbers(i, 0, 0, keys * dim).reshape(num_kv_heads, keys, 1, dim)
+                spans = [slice(at, at + lanes) for at in range(0, dim, lanes)]
                 products = query[..., spans[0]] * their_keys[..., spans[0]]
                 for span in spans[1:]:
                     products = products + query[..., span] * their_keys[..., span]
-                products = lax.optimization_barrier(products)  # [Hkv, G, keys, LANES]
-                found = _soft_cap(_sums(products, ones).reshape(scores_shape), params)
-                at = (first + i) * np.uint32(keys) + jnp.arange(keys, dtype=jnp.uint32)
+                if scales is not None:
+                    products = products * scales_of(i, 0).reshape(num_kv_heads, keys, 1, 1)
+                products = lax.optimization_barrier(products)  # [Hkv, keys, G, lanes]
+                found = _soft_cap(_sums(products, ones), params)
+                at = (first + i) * np.uint32(keys) + of_part
                 visible = at < num_keys
                 if params.sliding_window is not None:
                     visible &= at >= oldest
-                hidden = jnp.full(scores_shape, _MASKED, jnp.float32)
-                found = lax.select(jnp.broadcast_to(visible, scores_shape), found, hidden)
-                found = lax.optimization_barrier(found).reshape(-1)
+                found = jnp.where(visible, found, np.float32(_MASKED))
+                found = lax.optimization_barrier(found)
                 scores = lax.dynamic_update_slice(scores, found[None], (i, zero))
                 return scores, jnp.maximum(peaks, found)
 
@@ -224,54 +238,67 @@ def _attend(
             scores, peaks = lax.fori_loop(jnp.uint32(0), count, score, (seen.scores, peaks))
             peak = seen.peak
             for key in range(keys):
-                peak = jnp.maximum(peak, peaks.reshape(scores_shape)[:, key])
+                peak = jnp.maximum(peak, peaks.reshape(scores_shape)[:, key].reshape(-1))
             shrink = jnp.exp(seen.peak - peak)
-            wide_peak = jnp.broadcast_to(peak[:, None], scores_shape)
+            wide_peak = peak.reshape(num_kv_heads, 1, group)
+            wide_peak = jnp.broadcast_to(wide_peak, scores_shape)
             wide_peak = lax.optimization_barrier(wide_peak).reshape(-1)
 
             def weigh(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
                 totals, acc = state
                 found = lax.dynamic_slice(scores, (i, zero), (1, num_heads * keys))[0]
                 weights = lax.optimization_barrier(jnp.exp(found - wide_peak))
-                values = half(i, 1)
-                by_head = weights.reshape(num_kv_heads, group, keys)
-                sums = [by_head[..., key : key + 1] * values[..., key, :] for key in (0, 1)]
-                for key in range(2, keys):
-                    product = by_head[..., key : key + 1] * values[..., key, :]
-                    sums[key % 2] = sums[key % 2] + product
-                return totals + weights, acc + (sums[0] + sums[1])
+                by_head = weights.reshape(scores_shape)[..., None]
+                values = None
+                if narrow:  # widened once, not once for each query of the group
+                    values = numbers(i, 1, 0, keys * dim).reshape(num_kv_heads, keys, dim)
+                    if scales is not None:
+                        values = values * scales_of(i, 1)[..., None]
+                    values = lax.optimization_barrier(values)
+
+                def weighted(key: int) -> jax.Array:
+                    if values is None:
+                        value = numbers(i, 1, key * dim, (key + 1) * dim)
+                    else:
+                        value = values[:, key]
+                    return by_head[:, key] * value[:, None]
+
+                for begin in range(0, keys, VALUES):
+                    sums = [weighted(begin), weighted(begin + 1)]
+                    for key in range(2, VALUES):
+                        sums[key % 2] = sums[key % 2] + weighted(begin + key)
+                    acc = lax.optimization_barrier(acc + (sums[0] + sums[1]))
+                return totals + weights, acc
 
             totals = jnp.zeros((num_heads * keys,), jnp.float32)
             acc = seen.acc * shrink.reshape(num_kv_heads, group, 1)
             totals, acc = lax.fori_loop(jnp.uint32(0), count, weigh, (totals, acc))
             total = seen.total * shrink
             for key in range(keys):
-                total = total + totals.reshape(scores_shape)[:, key]
-            return _Row(peak, total, acc, copies, scores)
+                total = total + totals.reshape(scores_shape)[:, key].reshape(-1)
+            return _Row(peak, total, acc, scores)
 
         seen = _Row(
             jnp.full((num_heads,), _MASKED, jnp.float32),
             jnp.zeros((num_heads,), jnp.float32),
             jnp.zeros((num_kv_heads, group, dim), jnp.float32),
-            copies,
             scores,
         )
         num_blocks = lax.div(stop - begin + (per_block - one), per_block)
         seen = lax.fori_loop(jnp.uint32(0), num_blocks, one_block, seen)
         result = _result(seen, sinks).reshape(1, num_heads, dim)
         out = lax.dynamic_update_slice(out, result, (row, zero, zero))
-        return out, seen.copies, seen.scores
+        return out, seen.scores
 
-    copies = jnp.zeros((block, 2 * num_kv_heads, keys * dim), jnp.float32)
     scores = jnp.zeros((block, num_heads * keys), jnp.float32)
-    state = (jnp.zeros_like(q), copies, scores)
+    state = (jnp.zeros_like(q), scores)
     return lax.fori_loop(jnp.uint32(0), num_rows, one_row, state)[0]
 
 
 def _sums(products: jax.Array, ones: jax.Array) -> jax.Array:
-    """[Hkv·G·keys, 1] of [Hkv, G, keys, LANES]."""
+    """[Hkv·keys·G] of [Hkv, keys, G, lanes]."""
     return lax.dot_general(
-        products.reshape(-1, LANES),
+        products.reshape(-1, ones.shape[0]),
         ones,
         dimension_numbers=(((1,), (0,)), ((), ())),
         precision=lax.Precision.HIGHEST,
