@@ -25,7 +25,7 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server.output_message import OutputDecoder
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
-from octavo.server.retries import NO_RETRIES, Attempts, RetryPolicy
+from octavo.server.retries import NO_RETRIES, Attempts, RetryPolicy, check_timeout
 from octavo.server.sampling_message import sampling_params_to_message
 from octavo.server.status import error_of
 
@@ -110,7 +110,8 @@ class OctavoClient:
         channel: a channel of one's own (interceptors, other options); `target` and `credentials`
             are then unused.
 
-    Every method raises the engine's typed error: see `octavo.engine.errors`.
+    Every method raises the engine's typed errors (`octavo.engine.errors`), and so does this for a
+    `timeout_s` that is no number of seconds above 0.
     """
 
     def __init__(
@@ -361,6 +362,7 @@ class _Calls:
     def __init__(
         self, channel: Any, timeout_s: float | None, token: str | None, retry: RetryPolicy | None
     ) -> None:
+        check_timeout(timeout_s)
         self.channel = channel
         self._timeout_s = timeout_s
         self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from octavo.engine.errors import EngineDeadError, InvalidConfigError, OctavoError, OverloadedError
+from octavo.engine.errors import (
+    EngineDeadError,
+    InvalidConfigError,
+    InvalidRequestError,
+    OctavoError,
+    OverloadedError,
+)
 
 MARGIN = 0.1
 """Share of a pause that is added at random, so that not all who were refused come back at once."""
@@ -59,6 +66,18 @@ class RetryPolicy:
 NO_RETRIES = RetryPolicy(max_attempts=1)
 
 
+def check_timeout(timeout_s: float | None) -> None:
+    """Refuses what is no deadline: gRPC would answer that it has passed.
+
+    Raises:
+        InvalidRequestError: neither None nor a number of seconds above 0.
+    """
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and math.isfinite(timeout_s) and timeout_s > 0):
+        allowed = "a number of seconds above 0, or None to wait as long as it takes"
+        raise InvalidRequestError("timeout_s", timeout_s, allowed)
+
+
 class Attempts:
     """The attempts of one call, all within its deadline.
 
@@ -66,6 +85,9 @@ class Attempts:
         policy: when to try again.
         timeout_s: for the call as a whole; None for no limit.
         clock, chance: give the time in seconds, and random numbers.
+
+    Raises:
+        InvalidRequestError: see `check_timeout`.
     """
 
     def __init__(
@@ -76,6 +98,7 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
+        check_timeout(timeout_s)
         self._policy = policy
         self._clock = clock
         self._chance = chance

@@ -74,6 +74,17 @@ def test_a_policy_out_of_range_is_refused(values):
         RetryPolicy(**values)
 
 
+@pytest.mark.parametrize("timeout_s", [-1, 0, 0.0, float("nan"), float("inf"), "5", True])
+def test_what_is_no_deadline_is_refused_by_name(timeout_s):
+    with pytest.raises(InvalidRequestError, match=r"timeout_s.*seconds above 0"):
+        OctavoClient("127.0.0.1:1", timeout_s=timeout_s)
+    with (
+        OctavoClient("127.0.0.1:1") as client,
+        pytest.raises(InvalidRequestError, match=r"timeout_s.*seconds above 0"),
+    ):
+        client.generate("Hello", timeout_s=timeout_s)
+
+
 def test_calls_are_made_again_until_the_server_takes_them(on_stand):
     async def scenario(stand):
         refusals = iter([OverloadedError("full", 0.05), EngineDeadError("elsewhere")])
