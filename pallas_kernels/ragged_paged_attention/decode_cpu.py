@@ -142,6 +142,42 @@ class _Row(NamedTuple):
     scores: jax.Array  # [B, Hkv·keys·G]
 
 
+class _Pool(NamedTuple):
+    """Pages as they are read: a row's parts of `keys` keys, counted from its first.
+
+    `half` is 0 for keys, 1 for values.
+    """
+
+    pages: jax.Array  # [N, 2·Hkv, parts of a page, keys·D]
+    scales: jax.Array | None  # [N, 2·Hkv, P]
+    table: jax.Array  # [S, pages of a row]
+    keys: int
+
+    def numbers(
+        self, row: jax.Array, part: jax.Array, half: int, begin: int, end: int
+    ) -> jax.Array:
+        """Float32 [Hkv, end - begin], before scales."""
+        page_id, inner = self._place(row, part)
+        heads = self.pages.shape[1] // 2
+        at = (page_id, np.uint32(half * heads), inner, np.uint32(begin))
+        found = lax.dynamic_slice(self.pages, at, (1, heads, 1, end - begin))
+        return to_float32(found.reshape(heads, end - begin))
+
+    def scales_of(self, row: jax.Array, part: jax.Array, half: int) -> jax.Array:
+        """[Hkv, keys]."""
+        assert self.scales is not None
+        page_id, inner = self._place(row, part)
+        heads = self.scales.shape[1] // 2
+        at = (page_id, np.uint32(half * heads), inner * np.uint32(self.keys))
+        return lax.dynamic_slice(self.scales, at, (1, heads, self.keys))[0]
+
+    def _place(self, row: jax.Array, part: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The part's page, and which of the page's parts it is."""
+        parts = np.uint32(self.pages.shape[2])
+        page, inner = lax.div(part, parts), lax.rem(part, parts)
+        return lax.dynamic_slice(self.table, (row, page), (1, 1))[0, 0], inner
+
+
 @partial(jax.jit, static_argnames=("params", "block_keys"))
 def _attend(
     q: jax.Array,
@@ -167,9 +203,12 @@ def _attend(
     lanes, keys = ones.shape[0], min(page_size, MOST_KEYS)
     parts = page_size // keys
     block = max(1, min(block_keys // keys, table.shape[1] * parts))
-    pool = pages.reshape(num_pages, 2 * num_kv_heads, parts, keys * dim)
-    if scales is not None:
-        scales = scales.reshape(num_pages, 2 * num_kv_heads, page_size)
+    pool = _Pool(
+        pages.reshape(num_pages, 2 * num_kv_heads, parts, keys * dim),
+        None if scales is None else scales.reshape(num_pages, 2 * num_kv_heads, page_size),
+        table,
+        keys,
+    )
     zero, one, per_block = np.uint32(0), np.uint32(1), np.uint32(block)
     scores_shape = (num_kv_heads, keys, group)
     narrow = pages.dtype != jnp.float32
@@ -193,36 +232,16 @@ def _attend(
             first = begin + index * per_block
             count = jnp.minimum(stop - first, per_block)
 
-            def place(i: jax.Array) -> tuple[jax.Array, jax.Array]:
-                """Page of the block's part `i`, and which part of the page it is."""
-                part = first + i
-                page, inner = lax.div(part, np.uint32(parts)), lax.rem(part, np.uint32(parts))
-                return lax.dynamic_slice(table, (row, page), (1, 1))[0, 0], inner
-
-            def numbers(i: jax.Array, half: int, begin: int, end: int) -> jax.Array:
-                """Those of keys (half 0) or values (1) of a part, [Hkv, end - begin]."""
-                page_id, inner = place(i)
-                at = (page_id, np.uint32(half * num_kv_heads), inner, np.uint32(begin))
-                found = lax.dynamic_slice(pool, at, (1, num_kv_heads, 1, end - begin))
-                return to_float32(found.reshape(num_kv_heads, end - begin))
-
-            def scales_of(i: jax.Array, half: int) -> jax.Array:
-                """[Hkv, keys]."""
-                assert scales is not None
-                page_id, inner = place(i)
-                at = (page_id, np.uint32(half * num_kv_heads), inner * np.uint32(keys))
-                found = lax.dynamic_slice(scales, at, (1, num_kv_heads, keys))
-                return found.reshape(num_kv_heads, keys)
-
             def score(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
                 scores, peaks = state
-                their_keys = numbers(i, 0, 0, keys * dim).reshape(num_kv_heads, keys, 1, dim)
+                their_keys = pool.numbers(row, first + i, 0, 0, keys * dim)
+                their_keys = their_keys.reshape(num_kv_heads, keys, 1, dim)
                 spans = [slice(at, at + lanes) for at in range(0, dim, lanes)]
                 products = query[..., spans[0]] * their_keys[..., spans[0]]
                 for span in spans[1:]:
                     products = products + query[..., span] * their_keys[..., span]
-                if scales is not None:
-                    products = products * scales_of(i, 0).reshape(num_kv_heads, keys, 1, 1)
+                if pool.scales is not None:
+                    products = products * pool.scales_of(row, first + i, 0)[..., None, None]
                 products = lax.optimization_barrier(products)  # [Hkv, keys, G, lanes]
                 found = _soft_cap(_sums(products, ones), params)
                 at = (first + i) * np.uint32(keys) + of_part
@@ -251,22 +270,23 @@ def _attend(
                 by_head = weights.reshape(scores_shape)[..., None]
                 values = None
                 if narrow:  # widened once, not once for each query of the group
-                    values = numbers(i, 1, 0, keys * dim).reshape(num_kv_heads, keys, dim)
-                    if scales is not None:
-                        values = values * scales_of(i, 1)[..., None]
+                    values = pool.numbers(row, first + i, 1, 0, keys * dim)
+                    values = values.reshape(num_kv_heads, keys, dim)
+                    if pool.scales is not None:
+                        values = values * pool.scales_of(row, first + i, 1)[..., None]
                     values = lax.optimization_barrier(values)
 
                 def weighted(key: int) -> jax.Array:
                     if values is None:
-                        value = numbers(i, 1, key * dim, (key + 1) * dim)
+                        value = pool.numbers(row, first + i, 1, key * dim, (key + 1) * dim)
                     else:
                         value = values[:, key]
                     return by_head[:, key] * value[:, None]
 
-                for begin in range(0, keys, VALUES):
-                    sums = [weighted(begin), weighted(begin + 1)]
-                    for key in range(2, VALUES):
-                        sums[key % 2] = sums[key % 2] + weighted(begin + key)
+                for key in range(0, keys, VALUES):
+                    sums = [weighted(key), weighted(key + 1)]
+                    for more in range(2, VALUES):
+                        sums[more % 2] = sums[more % 2] + weighted(key + more)
                     acc = lax.optimization_barrier(acc + (sums[0] + sums[1]))
                 return totals + weights, acc
 
