@@ -28,14 +28,16 @@ from octavo.models.layers import (
     row_major,
     softcap,
 )
+from octavo.pallas_kernels.eigen_linear import EigenWeight, eigen_linear
 from octavo.pallas_kernels.packed_linear import PackedWeight, packed_linear
 from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
 from octavo.pallas_kernels.screened_argmax import screened_argmax
 
 Weights = Mapping[str, Any]
 """The tree of arrays that `octavo.models.parameters.declare` describes; linear layers may be
-quantized, see `octavo.models.quantization`, packed, see `octavo.models.loading.packed`, or
-sliced, see `octavo.models.sliced_tree`; and there may be a screen, see `octavo.models.screened`."""
+quantized, see `octavo.models.quantization`, packed, see `octavo.models.loading.packed`, sliced, see
+`octavo.models.sliced_tree`, or marked as Eigen's, see `octavo.models.eigen_tree`; and there may be
+a screen, see `octavo.models.screened`."""
 
 
 class Attend(Protocol):
@@ -130,6 +132,8 @@ def unembed(weights: Weights, config: ModelConfig, hidden: jax.Array) -> jax.Arr
             logits = quantized_linear(normed, table, jnp.dtype(jnp.float32))
         elif isinstance(table, PackedWeight):
             logits = packed_linear(normed, table)
+        elif isinstance(table, EigenWeight):
+            logits = eigen_linear(normed, table)
         else:
             logits = jax.lax.dot_general(
                 normed,

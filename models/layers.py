@@ -14,6 +14,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from octavo.models.config import Activation, Rope, RopeScaling
 from octavo.pallas_kernels.compat import device_kind
+from octavo.pallas_kernels.eigen_linear import EigenWeight, eigen_linear
 from octavo.pallas_kernels.packed_linear import PackedWeight, packed_linear
 from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
 from octavo.pallas_kernels.sliced_linear import SlicedWeight, sliced_linear
@@ -39,7 +40,7 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 def linear(
     x: jax.Array,
-    weight: jax.Array | QuantizedWeight | PackedWeight | SlicedWeight,
+    weight: jax.Array | QuantizedWeight | PackedWeight | SlicedWeight | EigenWeight,
     num_inputs: int = 1,
 ) -> jax.Array:
     """x · weight, contracting x's last `num_inputs` dimensions with weight's first ones.
@@ -48,7 +49,8 @@ def linear(
 
     Args:
         x: [T, *inputs].
-        weight: [*inputs, *outputs], of x's dtype; or the same quantized, packed or sliced.
+        weight: [*inputs, *outputs], of x's dtype; or the same quantized, packed or sliced, or
+            marked as Eigen's.
         num_inputs: how many dimensions are contracted.
 
     Returns:
@@ -60,6 +62,8 @@ def linear(
         return packed_linear(x, weight)
     if isinstance(weight, SlicedWeight):
         return sliced_linear(x, weight)
+    if isinstance(weight, EigenWeight):
+        return eigen_linear(x, weight, num_inputs)
     contracted = (tuple(range(x.ndim - num_inputs, x.ndim)), tuple(range(num_inputs)))
     return jax.lax.dot_general(
         x,

@@ -16,6 +16,7 @@ import numpy as np
 
 from octavo.pallas_kernels import tuning
 from octavo.pallas_kernels.compat import product_compiler_options
+from octavo.pallas_kernels.eigen_linear import EigenWeight, eigen_linear
 from octavo.pallas_kernels.screened_argmax import make_screen, screened_argmax
 from octavo.pallas_kernels.sliced_linear import slice_weight, sliced_linear
 from octavo.pallas_kernels.tuning import ProductLibrary, Span
@@ -25,7 +26,9 @@ ROWS = (1, 4, 8, 16, 32, 48, 64, 96, 128, 512)
 MARGIN = 0.03
 """A gain below it is noise on most machines."""
 MEMORY_MARGIN = 0.1
-"""Slices and screens take memory: a gain below it is none."""
+"""Slices take three quarters of the layers' memory: a gain below it is none."""
+SCREEN_MARGIN = 0.05
+"""A screen takes half of the output layer's."""
 MOST_SAMPLED = 128
 """Rows that get a token in a step, however many tokens it computes."""
 _LAYERS = 8
@@ -56,12 +59,14 @@ class TunedProducts:
     Attributes:
         library: the faster one for layers; "ynnpack" where they are alike.
         sliced: the least and the most of those neighbours among `rows` with which all products of a
-            step are faster with sliced weights (which leaves the output layer to YNNPACK, or to a
-            screen) than with `library`; None where they are with none.
-        screened: of those with which a screen is faster than all logits by YNNPACK.
+            decode step are faster with sliced weights (which leaves the output layer to YNNPACK, or
+            to a screen) than with `library`; None where they are with none.
+        screened: of those with which a decode step by `library` is faster with a screen than with
+            all logits.
         rows: of the steps.
-        ms: milliseconds for each of `rows`: of a few layers' products by library and "sliced"; of
-            finding each row's likeliest token by library ("eigen_output") and "screened".
+        ms: milliseconds for each of `rows`: of a few layers' products by library, "sliced", and
+            by Eigen in a program of YNNPACK's ("eigen_turned"); of finding each row's likeliest
+            token by library ("eigen_output") and "screened".
     """
 
     library: ProductLibrary
@@ -115,35 +120,41 @@ def choose(
     library: ProductLibrary = "ynnpack"
     if statistics.geometric_mean(ratios) < 1 - MARGIN:
         library = "eigen"
+
+    def steps_ms(layers: str, output: str) -> list[float]:
+        parts = zip(ms[layers], ms[output], strict=True)
+        return [each * size.num_layers / _LAYERS + last for each, last in parts]
+
+    whole, slices = steps_ms(library, f"{library}_output"), steps_ms("sliced", "ynnpack_output")
     screened = None
     if "screened" in ms:
-        screened = faster_between(rows, ms["screened"], ms["ynnpack_output"])
-
-    def step_ms(index: int, layers: str, output: str) -> float:
-        is_screened = screened and screened[0] <= rows[index] <= screened[1]
-        output = "screened" if is_screened and output == "ynnpack" else f"{output}_output"
-        return ms[layers][index] * size.num_layers / _LAYERS + ms[output][index]
-
-    indices = range(len(rows))
-    sliced = faster_between(
-        rows,
-        [step_ms(index, "sliced", "ynnpack") for index in indices],
-        [step_ms(index, library, library) for index in indices],
-    )
+        layers = "eigen_turned" if library == "eigen" else library
+        with_screen = steps_ms(layers, "screened")
+        screened = faster_between(rows, with_screen, whole, SCREEN_MARGIN)
+        if screened is not None:
+            is_screened = [screened[0] <= each <= screened[1] for each in rows]
+            whole = _where(is_screened, with_screen, whole)
+            slices = _where(is_screened, steps_ms("sliced", "screened"), slices)
+    sliced = faster_between(rows, slices, whole, MEMORY_MARGIN)
     return TunedProducts(library=library, sliced=sliced, screened=screened, rows=rows, ms=ms)
 
 
 def faster_between(
-    rows: Sequence[int], ms: Sequence[float], others: Sequence[float]
+    rows: Sequence[int], ms: Sequence[float], others: Sequence[float], margin: float
 ) -> Span | None:
     """The first and the last of the longest run of `rows`, ascending, whose `ms` are less than
-    `others` by more than `MEMORY_MARGIN`; None if there is none."""
+    `others` by more than `margin`; None if there is none."""
     longest: list[int] = []
     run: list[int] = []
     for num_rows, one, other in zip(rows, ms, others, strict=True):
-        run = [*run, num_rows] if one < (1 - MEMORY_MARGIN) * other else []
+        run = [*run, num_rows] if one < (1 - margin) * other else []
         longest = max(longest, run, key=len)
     return (longest[0], longest[-1]) if longest else None
+
+
+def _where(chosen: Sequence[bool], ms: Sequence[float], others: Sequence[float]) -> list[float]:
+    """`ms` where chosen, and `others` where not."""
+    return [one if is_it else other for is_it, one, other in zip(chosen, ms, others, strict=True)]
 
 
 Run = Callable[[], Any]
@@ -179,12 +190,16 @@ def _layer_runners(size: ModelSize) -> dict[str, _Runner]:
             x = x + multiply(inner[:, : inner.shape[1] // 2], down)[:, :width]
         return x
 
+    marked = jax.tree.map(lambda weight: EigenWeight(weight=weight), layers)
+
     def runner(x: jax.Array, *, how: str) -> Run:
         if how == "sliced":
             return _compiled(partial(step, sliced_linear), None, x, sliced)
+        if how == "eigen_turned":
+            return _compiled(partial(step, eigen_linear), None, x, marked)
         return _compiled(partial(step, jnp.matmul), product_compiler_options(how), x, layers)
 
-    return {how: partial(runner, how=how) for how in (*_LIBRARIES, "sliced")}
+    return {how: partial(runner, how=how) for how in (*_LIBRARIES, "eigen_turned", "sliced")}
 
 
 def _output_runners(size: ModelSize) -> dict[str, _Runner]:

@@ -13,6 +13,7 @@ import functools
 import json
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ ProductLibrary = Literal["ynnpack", "eigen"]
 Tiles = TypeVar("Tiles", bound=Any)
 CPU = "cpu "
 """How the name of a CPU begins."""
+_FAMILY = ", family "
 MAY_BE_ZERO = frozenset({"native_block", "score_sums", "num_raw"})
 """Names in `tiles`; all others are at least 1."""
 SHIPPED = Path(__file__).resolve().parent / "tuning_tables"
@@ -96,9 +98,11 @@ def tuned(key: TuningKey) -> Mapping[str, int] | None:
     """
     for directory in directories():
         tables = _tables(str(directory)).tiles
-        found = tables.get(key) or tables.get(replace(key, num_cores=0))
-        if found is not None:
-            return found
+        for device in _names(key.device):
+            for cores in dict.fromkeys((key.num_cores, 0)):
+                found = tables.get(replace(key, device=device, num_cores=cores))
+                if found is not None:
+                    return found
     return None
 
 
@@ -131,11 +135,12 @@ def tuned_products(dtype: str) -> Products | None:
     Raises:
         InvalidConfigError: a table cannot be read.
     """
-    key = (tuning_device(), num_cores(), dtype)
     for directory in directories():
-        found = _tables(str(directory)).products.get(key)
-        if found is not None:
-            return found
+        products = _tables(str(directory)).products
+        for device in _names(tuning_device()):
+            found = products.get((device, num_cores(), dtype))
+            if found is not None:
+                return found
     return None
 
 
@@ -302,13 +307,35 @@ def _span(name: str, value: Any) -> Span | None:
 
 @functools.cache
 def _cpu_name() -> str:
-    name = platform.processor() or platform.machine()
     try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if "model name" in line)
-    except (OSError, StopIteration):
-        pass
-    return f"{CPU}{name}, L2 {l2_bytes() >> 10} KiB"
+        text = Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        text = ""
+    return cpu_name(text, l2_bytes())
+
+
+def cpu_name(cpuinfo: str, l2: int) -> str:
+    """How tables name a CPU; one that names no family holds for every family of its name.
+
+    Args:
+        cpuinfo: what Linux says of it in /proc/cpuinfo; "" where nothing does.
+        l2: bytes of a core's second-level cache.
+    """
+    first, _, _ = cpuinfo.partition("\n\n")
+    about = {
+        name.strip(): value.strip()
+        for name, _, value in (line.partition(":") for line in first.splitlines())
+    }
+    name = about.get("model name") or platform.processor() or platform.machine()
+    # A virtual machine's CPU may have one name for generations that differ by half in speed.
+    if "cpu family" in about and "model" in about:
+        name += f"{_FAMILY}{about['cpu family']} model {about['model']}"
+    return f"{CPU}{name}, L2 {l2 >> 10} KiB"
+
+
+def _names(device: str) -> tuple[str, ...]:
+    """The names by which tables are looked for: a CPU's without its family is all families'."""
+    return tuple(dict.fromkeys((device, re.sub(f"{_FAMILY}\\d+ model \\d+", "", device))))
 
 
 def num_cores() -> int:

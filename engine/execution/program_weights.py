@@ -1,6 +1,7 @@
-"""What a shape's program reads: the model's weights as they are, packed, or sliced.
+"""What a shape's program reads: the model's weights as they are, packed, sliced, or marked.
 
-All three are trees of `declare`, and share every array that is not a linear layer's.
+All are trees of `declare`, and share every array that is not a linear layer's; those marked as
+Eigen's (`eigen_linear`), whose decode programs find tokens with a screen, share these, too.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from jax.sharding import Mesh
 
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.execution.weight_layout import abstract, lay_out, loop_compiler_options
+from octavo.models.eigen_tree import eigen_weights
 from octavo.models.packed_tree import Packed, with_packed
 from octavo.models.screened import NAME as SCREEN
 from octavo.models.screened import abstract_screen, screen
@@ -31,6 +33,7 @@ class _Forms(NamedTuple):
     whole: Any
     packed: Any = None
     sliced: Any = None
+    marked: Any = None
 
 
 class ProgramWeights:
@@ -45,7 +48,7 @@ class ProgramWeights:
         sliced: programs of between so many and so many tokens read sliced weights, which are made
             here; None is none.
         screened: programs of between so many and so many rows read a screen of the output layer,
-            made here too, if YNNPACK computes their products; None is none.
+            made here too, if they decode or YNNPACK computes their products; None is none.
     """
 
     def __init__(
@@ -60,9 +63,7 @@ class ProgramWeights:
     ) -> None:
         self.library = choose_product_library(weights, kv_dtype)
         self.sliced_tokens = sliced
-        # Eigen's programs read no screen.
-        is_read = self.library == "ynnpack" or sliced is not None
-        self.screened_rows = screened = screened if is_read else None
+        self.screened_rows = screened
         self._screen: Future[Screen] | None = None
         self._device_kind = mesh.devices.flat[0].device_kind
         whole = abstract(weights, self.library)
@@ -71,6 +72,7 @@ class ProgramWeights:
             whole,
             None if packed is None else with_packed(whole, packed),
             None if sliced is None else with_packed(whole, abstract_sliced_weights(weights, mesh)),
+            with_packed(whole, eigen_weights(whole)) if self.library == "eigen" else None,
         )
         """`jax.ShapeDtypeStruct`s with shardings: what programs are compiled for."""
         self.abstract_screen = None if screened is None else abstract_screen(weights, mesh)
@@ -93,13 +95,18 @@ class ProgramWeights:
         if self.screened_rows is not None:
             self._screen = pool.submit(screen, whole)
         pool.shutdown(wait=False)
-        self._forms = _Forms(whole, packed and with_packed(whole, packed), slicing)
+        self._forms = _Forms(
+            whole,
+            packed and with_packed(whole, packed),
+            slicing,
+            with_packed(whole, eigen_weights(whole)) if self.library == "eigen" else None,
+        )
 
     def of(self, shape: StepShape) -> Any:
         """What the shape's program is called with."""
-        if shape.packed:
-            return self._forms.packed
-        form = self._forms.sliced.result() if self.reads_sliced(shape) else self._forms.whole
+        form = getattr(self._forms, self._form(shape))
+        if isinstance(form, Future):
+            form = form.result()
         if not self.reads_screen(shape):
             return form
         assert self._screen is not None
@@ -107,10 +114,17 @@ class ProgramWeights:
 
     def abstract_of(self, shape: StepShape) -> Any:
         """What the shape's program is compiled for."""
-        if shape.packed:
-            return self.abstract.packed
-        form = self.abstract.sliced if self.reads_sliced(shape) else self.abstract.whole
+        form = getattr(self.abstract, self._form(shape))
         return {**form, SCREEN: self.abstract_screen} if self.reads_screen(shape) else form
+
+    def _form(self, shape: StepShape) -> str:
+        """The name of one of `_Forms`."""
+        if shape.packed:
+            return "packed"
+        if self.reads_sliced(shape):
+            return "sliced"
+        is_eigens = self.library == "eigen" and self.reads_screen(shape)
+        return "marked" if is_eigens else "whole"
 
     def reads_sliced(self, shape: StepShape) -> bool:
         """Whether the shape's program multiplies with sliced weights."""
@@ -124,12 +138,15 @@ class ProgramWeights:
         # Quick programs are compiled before there is one.
         if self.screened_rows is None or shape.packed or shape.quick:
             return False
+        # A screen wants YNNPACK; turned for Eigen all the same, a prompt's products lose more.
+        is_ynnpack = self.library == "ynnpack" or self.reads_sliced(shape)
         least, most = self.screened_rows
-        return self._library(shape) == "ynnpack" and least <= shape.num_rows <= most
+        return (is_ynnpack or shape.is_decode) and least <= shape.num_rows <= most
 
     def _library(self, shape: StepShape) -> ProductLibrary:
         # Eigen has products of float32 alone.
-        return "ynnpack" if self.reads_sliced(shape) else self.library
+        has_others = self.reads_sliced(shape) or self.reads_screen(shape)
+        return "ynnpack" if has_others else self.library
 
     def compiler_options(self, shape: StepShape) -> dict[str, str]:
         """What the products and weights of the shape's program want of the compiler."""

@@ -19,7 +19,8 @@ from octavo.models import decoder
 from octavo.models.loading.load import load_config, open_model
 from octavo.models.screened import can_be_screened
 from octavo.pallas_kernels import tuning
-from octavo.pallas_kernels.compat import multiplies_bfloat16
+from octavo.pallas_kernels.compat import multiplies_bfloat16, product_compiler_options
+from octavo.pallas_kernels.eigen_linear import EigenWeight
 from octavo.sharding.mesh import make_mesh
 from tests.engine.conftest import write_tiny_model
 
@@ -78,16 +79,18 @@ PARAMS = {
 SMALL = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "num_kv_pages": 40, "warm_up": "full"}
 
 
+@pytest.mark.parametrize("library", ["ynnpack", "eigen"])
 def test_tokens_do_not_depend_on_the_screen(
-    tuned: Callable[..., None], make_llm: Callable[..., Any], tied_model: Path
+    tuned: Callable[..., None], make_llm: Callable[..., Any], tied_model: Path, library: str
 ) -> None:
-    tuned([1, 8])
+    tuned([1, 8], library)
 
     def tokens(is_screened: bool) -> dict[str, list[list[int]]]:
         llm = make_llm(model=str(tied_model), screened_argmax=is_screened, **SMALL)
         executor = llm.engine.executor
         reads = {executor.weights.reads_screen(shape) for shape in executor.lattice.full}
-        assert reads == {is_screened}
+        # Prompts' products stay Eigen's.
+        assert reads == {is_screened, is_screened and library == "ynnpack"}
         return {
             name: [
                 list(output.outputs[0].token_ids)
@@ -129,19 +132,21 @@ def test_logits_are_computed_only_where_somebody_needs_them(
 @pytest.mark.parametrize(
     ("library", "sliced", "screened"),
     [
-        ("eigen", None, []),
+        ("eigen", None, ["decode 8 x 4 8", "decode 16 x 4 16"]),
         ("eigen", (8, 32), ["decode 8 x 4 8", "decode 16 x 4 16"]),
+        ("eigen", (8, 64), ["decode 8 x 4 8", "decode 16 x 4 16", "mixed 64"]),
         ("ynnpack", None, ["decode 8 x 4 8", "decode 16 x 4 16", "mixed 64"]),
     ],
 )
-def test_programs_of_the_other_library_have_no_screen(
+def test_prompts_have_a_screen_where_their_products_are_ynnpacks(
     tuned: Callable[..., None],
     tied_model: Path,
     library: str,
     sliced: tuple[int, int] | None,
     screened: list[str],
 ) -> None:
-    """Eigen has products of float32 alone; what reads slices is YNNPACK's."""
+    """Eigen has products of float32 alone; what reads slices is YNNPACK's. A screen makes a decode
+    program YNNPACK's, whose layers are Eigen's all the same."""
     tuned(None, library)
     mesh = make_mesh(1)
     abstract = open_model(str(tied_model), "float32", mesh, "none").abstract_weights()
@@ -153,7 +158,15 @@ def test_programs_of_the_other_library_have_no_screen(
     read = [shape for shape in shapes if weights.reads_screen(shape)]
     assert [str(shape) for shape in read] == [f"{name} general" for name in screened]
     for shape in shapes:
-        assert ("screen" in weights.abstract_of(shape)) == (shape in read)
+        tree = weights.abstract_of(shape)
+        assert ("screen" in tree) == (shape in read)
+        is_sliced = weights.reads_sliced(shape)
+        is_marked = isinstance(tree["layers"][0]["w_down"], EigenWeight)
+        assert is_marked == (library == "eigen" and shape in read and not is_sliced)
+        is_ynnpacks = library == "ynnpack" or is_sliced or shape in read
+        assert weights.compiler_options(shape) == (
+            {} if is_ynnpacks else product_compiler_options("eigen")
+        )
 
 
 def test_without_room_for_a_screen_or_time_there_is_none(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ import pytest
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.pallas_kernels import product_library, tuning
-from octavo.pallas_kernels.compat import product_compiler_options
+from octavo.pallas_kernels.compat import multiplies_bfloat16, product_compiler_options
+from octavo.pallas_kernels.eigen_linear import EigenWeight, eigen_linear
 from octavo.pallas_kernels.product_library import (
     choose_product_library,
     choose_screened,
@@ -52,6 +54,16 @@ def test_what_was_measured_is_taken(measured: Callable[..., Path]) -> None:
     assert choose_product_library(weights(), F32) == "ynnpack"
     measured("eigen")
     assert choose_product_library(weights(), F32) == "eigen"
+
+
+def test_a_table_for_all_generations_of_a_cpu_is_taken(
+    measured: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "tuning_device", lambda: "cpu X, family 6 model 1, L2 8 KiB")
+    measured("eigen", device="cpu X, L2 8 KiB")
+    assert choose_product_library(weights(), F32) == "eigen"
+    measured("eigen", device="cpu X, family 6 model 2, L2 8 KiB")
+    assert choose_product_library(weights(), F32) == "ynnpack"
 
 
 @pytest.mark.parametrize("change", [{"device": "another"}, {"more_cores": 1}])
@@ -129,7 +141,7 @@ def test_measuring_anew_keeps_what_it_does_not_measure(measured: Callable[..., P
     ],
 )
 def test_slicing_pays_for_neighbouring_sizes(ms: list[float], found: tuple[int, int]) -> None:
-    assert faster_between((8, 16, 32, 64), ms, [10, 10, 10, 10]) == found
+    assert faster_between((8, 16, 32, 64), ms, [10, 10, 10, 10], 0.1) == found
 
 
 SIZE = ModelSize(
@@ -139,7 +151,8 @@ SIZE = ModelSize(
 
 def test_both_libraries_are_measured_slices_and_a_screen() -> None:
     tuned = tune_products(SIZE, rows=(2, 4), rounds=1)
-    layers, outputs = {"ynnpack", "eigen", "sliced"}, {"ynnpack_output", "eigen_output", "screened"}
+    layers = {"ynnpack", "eigen", "eigen_turned", "sliced"}
+    outputs = {"ynnpack_output", "eigen_output", "screened"}
     assert tuned.ms.keys() == layers | outputs
     entry = tuned.entry()
     for name in ("sliced", "screened"):
@@ -154,18 +167,44 @@ def test_without_a_screen_none_is_measured() -> None:
     assert tuned.screened is None
 
 
-def test_slices_are_held_to_a_whole_step() -> None:
-    """They bring a screen along, which the faster library of the layers lacks."""
+def test_slices_and_screens_are_held_to_whole_steps() -> None:
     ms: dict[str, tuple[float, ...]] = {
-        "ynnpack": (13, 13), "eigen": (10, 10), "sliced": (8, 10),
+        "ynnpack": (13, 13), "eigen": (10, 10), "eigen_turned": (11, 11), "sliced": (8, 8),
         "ynnpack_output": (6, 6), "eigen_output": (5, 5), "screened": (5.5, 2),
     }  # fmt: skip
     tuned = choose(SIZE, (8, 64), ms)
+    # 15, with a screen 16.5 and 13; sliced 14 and, with the screen, 10: less than a tenth of 15.
     assert (tuned.library, tuned.screened, tuned.sliced) == ("eigen", (64, 64), (64, 64))
-    # With three times the layers, slices of 8 rows pay without a screen, and of 64 not with one.
-    assert choose(replace(SIZE, num_layers=24), (8, 64), ms).sliced == (8, 8)
+    # Three times the layers hide what turning costs, or what a screen gains.
+    deep = choose(replace(SIZE, num_layers=24), (8, 64), ms)
+    assert (deep.screened, deep.sliced) == (None, (8, 64))
+    # YNNPACK's programs turn nothing.
+    ynnpack = choose(SIZE, (8, 64), {**ms, "eigen": (13, 13), "sliced": (14, 14)})
+    assert (ynnpack.library, ynnpack.screened, ynnpack.sliced) == ("ynnpack", (64, 64), None)
     no_screen = {name: each for name, each in ms.items() if name != "screened"}
-    assert choose(SIZE, (8, 64), no_screen).sliced is None
+    assert choose(SIZE, (8, 64), no_screen).screened is None
+    # What slices save is held to what the screen has saved already.
+    assert choose(SIZE, (8, 64), {**ms, "sliced": (10, 10)}).sliced is None
+
+
+def test_eigen_computes_a_product_of_a_program_of_the_others() -> None:
+    x, w = np.random.default_rng(0).standard_normal((2, 16, 64, 64), np.float32)
+    near = w[1].astype(jnp.bfloat16)
+
+    def both(x: Any, w: Any) -> Any:
+        turned = eigen_linear(x.reshape(64, 8, 8), EigenWeight(weight=w.reshape(8, 8, 2, 32)), 2)
+        exact = jax.lax.optimization_barrier(turned.reshape(64, 64))
+        rough = jnp.matmul(x.astype(jnp.bfloat16), near, preferred_element_type=jnp.float32)
+        return exact, rough
+
+    program = jax.jit(both).lower(x[0], w[0]).compile()
+    # Sums of 64 numbers in another order.
+    np.testing.assert_allclose(program(x[0], w[0])[0], x[0] @ w[0], rtol=1e-5, atol=1e-5)
+    text = program.as_text()
+    fused = {name for name in re.findall(r"calls=(%[\w.]+).*ynn_fusion", text)}
+    left = [part for part in text.split("\n\n") if part.strip().split(" ")[0] not in fused]
+    products = re.findall(r"= (\w+)\[64,64\]\S* dot\(", "\n".join(left))
+    assert products == ["f32"] if multiplies_bfloat16() else "f32" in products
 
 
 def test_eigen_computes_what_the_compiler_was_asked_for() -> None:

@@ -70,6 +70,37 @@ def test_a_computed_group_is_no_larger_than_the_cache(num_kv_heads: int, head_di
     assert tiles.row_group == 1 or block <= 1 << 20
 
 
+CPUINFO = """processor\t: 0
+cpu family\t: 25
+model\t\t: 17
+model name\t: AMD EPYC
+cache size\t: 1024 KB
+
+processor\t: 1
+model name\t: another
+"""
+
+
+def test_a_cpu_is_named_with_its_family() -> None:
+    """Generations of one name differ: half as wide vectors, no matrix unit."""
+    name = tuning.cpu_name(CPUINFO, 1 << 20)
+    assert name == "cpu AMD EPYC, family 25 model 17, L2 1024 KiB"
+    assert tuning.cpu_name(CPUINFO.replace("model\t", "part\t"), 1 << 20) == (
+        "cpu AMD EPYC, L2 1024 KiB"
+    )
+    assert tuning.cpu_name("", 2 << 20).endswith(", L2 2048 KiB")
+
+
+def test_a_table_without_a_family_holds_for_all_of_the_name(table: Any) -> None:
+    mine, other = (f"cpu X, family 25 model {model}, L2 1024 KiB" for model in (1, 17))
+    table(key(device="cpu X, L2 1024 KiB", num_cores=0), row_group=3)
+    assert tuning.tuned(key(device=mine)) == tuning.tuned(key(device=other)) == {"row_group": 3}
+    assert tuning.tuned(key(device="cpu XY, family 25 model 1, L2 1024 KiB")) is None
+    table(key(device=mine), row_group=5)
+    assert tuning.tuned(key(device=mine)) == {"row_group": 5}
+    assert tuning.tuned(key(device=other)) is None
+
+
 def test_what_was_measured_is_used(table: Any) -> None:
     table(key(), row_group=3, decode_block=32)
     table(key(part="prefill"), query_tile=16, prefill_block=128)
