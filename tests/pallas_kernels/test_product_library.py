@@ -201,7 +201,7 @@ def test_eigen_computes_a_product_of_a_program_of_the_others() -> None:
     # Sums of 64 numbers in another order.
     np.testing.assert_allclose(program(x[0], w[0])[0], x[0] @ w[0], rtol=1e-5, atol=1e-5)
     text = program.as_text()
-    fused = {name for name in re.findall(r"calls=(%[\w.]+).*ynn_fusion", text)}
+    fused = set(re.findall(r"calls=(%[\w.]+).*ynn_fusion", text))
     left = [part for part in text.split("\n\n") if part.strip().split(" ")[0] not in fused]
     products = re.findall(r"= (\w+)\[64,64\]\S* dot\(", "\n".join(left))
     assert products == ["f32"] if multiplies_bfloat16() else "f32" in products
