@@ -29,7 +29,7 @@ from octavo.models.layers import (
     softcap,
 )
 from octavo.pallas_kernels.eigen_linear import EigenWeight, eigen_linear
-from octavo.pallas_kernels.packed_linear import PackedWeight, packed_linear
+from octavo.pallas_kernels.packed_linear import PackedWeight, PanelWeight, packed_linear
 from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
 from octavo.pallas_kernels.screened_argmax import screened_argmax
 
@@ -130,7 +130,7 @@ def unembed(weights: Weights, config: ModelConfig, hidden: jax.Array) -> jax.Arr
             table, contracted = weights["embed"], ((1,), (1,))
         if isinstance(table, QuantizedWeight):
             logits = quantized_linear(normed, table, jnp.dtype(jnp.float32))
-        elif isinstance(table, PackedWeight):
+        elif isinstance(table, PackedWeight | PanelWeight):
             logits = packed_linear(normed, table)
         elif isinstance(table, EigenWeight):
             logits = eigen_linear(normed, table)

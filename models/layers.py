@@ -15,7 +15,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from octavo.models.config import Activation, Rope, RopeScaling
 from octavo.pallas_kernels.compat import device_kind
 from octavo.pallas_kernels.eigen_linear import EigenWeight, eigen_linear
-from octavo.pallas_kernels.packed_linear import PackedWeight, packed_linear
+from octavo.pallas_kernels.packed_linear import PackedWeight, PanelWeight, packed_linear
 from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
 from octavo.pallas_kernels.sliced_linear import SlicedWeight, sliced_linear
 
@@ -40,7 +40,7 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
 
 def linear(
     x: jax.Array,
-    weight: jax.Array | QuantizedWeight | PackedWeight | SlicedWeight | EigenWeight,
+    weight: jax.Array | QuantizedWeight | PackedWeight | PanelWeight | SlicedWeight | EigenWeight,
     num_inputs: int = 1,
 ) -> jax.Array:
     """x · weight, contracting x's last `num_inputs` dimensions with weight's first ones.
@@ -58,7 +58,7 @@ def linear(
     """
     if isinstance(weight, QuantizedWeight):
         return quantized_linear(x, weight)
-    if isinstance(weight, PackedWeight):
+    if isinstance(weight, PackedWeight | PanelWeight):
         return packed_linear(x, weight)
     if isinstance(weight, SlicedWeight):
         return sliced_linear(x, weight)

@@ -2,9 +2,12 @@
 
 YNNPACK, which it takes unasked, and Eigen. Neither is faster everywhere: on one core of an Intel
 Xeon (AVX-512) the layers of SmolLM2 take 98 ms with Eigen and 136 with YNNPACK at 64 rows, 1,430
-and 1,690 at 1,024; on two cores YNNPACK shares the work better, and on one of an EPYC they were
-alike. So tuning tables say which a machine has been measured to want with that many cores (`octavo
-tune --part products`), and what no table knows is left to the compiler.
+and 1,690 at 1,024, on one of an EPYC (Zen 4) eight of them 26 and 35 at 64 rows, 199 and 209 at
+512; on two cores YNNPACK shares the work better. So tuning tables say which a machine has been
+measured to want with that many cores (`octavo tune --part products`), and what no table knows is
+left to the compiler.
+
+The choice is a program's; one product of a program of YNNPACK's can be Eigen's (`eigen_linear`).
 
 Eigen wants a weight's inputs first: given `[outputs, inputs]`, XLA transposes the whole weight in
 every step. An output layer that is the embedding table lies so, and is kept a second time as

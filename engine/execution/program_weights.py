@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.execution.weight_layout import abstract, lay_out, loop_compiler_options
 from octavo.models.eigen_tree import eigen_weights
-from octavo.models.packed_tree import Packed, with_packed
+from octavo.models.packed_tree import Packed, abstract_in_panels, in_panels, with_packed
 from octavo.models.screened import NAME as SCREEN
 from octavo.models.screened import abstract_screen, screen
 from octavo.models.sliced_tree import abstract_sliced_weights, sliced_weights
@@ -32,6 +32,7 @@ class _Forms(NamedTuple):
 
     whole: Any
     packed: Any = None
+    panels: Any = None
     sliced: Any = None
     marked: Any = None
 
@@ -44,7 +45,7 @@ class ProgramWeights:
         mesh: the device mesh.
         kv_dtype: of the KV pools.
         packed: linear layers in packed form, or their `jax.ShapeDtypeStruct`s, as `weights`; None
-            where no shape reads them.
+            where no shape reads them. Those of several rows read them in panels, made here.
         sliced: programs of between so many and so many tokens read sliced weights, which are made
             here; None is none.
         screened: programs of between so many and so many rows read a screen of the output layer,
@@ -71,6 +72,7 @@ class ProgramWeights:
         self.abstract = _Forms(
             whole,
             None if packed is None else with_packed(whole, packed),
+            None if packed is None else with_packed(whole, abstract_in_panels(packed, mesh)),
             None if sliced is None else with_packed(whole, abstract_sliced_weights(weights, mesh)),
             with_packed(whole, eigen_weights(whole)) if self.library == "eigen" else None,
         )
@@ -88,8 +90,11 @@ class ProgramWeights:
         assert (packed is None) == (self.abstract.packed is None), "packed weights as announced"
         whole = lay_out(weights, self.library)
         slicing: Future[Any] | None = None
+        laying: Future[Any] | None = None
         # Behind: the programs that read them come later.
-        pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-slices")
+        pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-forms")
+        if packed is not None:
+            laying = pool.submit(lambda: with_packed(whole, in_panels(packed)))
         if self.sliced_tokens is not None:
             slicing = pool.submit(lambda: with_packed(whole, sliced_weights(whole)))
         if self.screened_rows is not None:
@@ -98,6 +103,7 @@ class ProgramWeights:
         self._forms = _Forms(
             whole,
             packed and with_packed(whole, packed),
+            laying,
             slicing,
             with_packed(whole, eigen_weights(whole)) if self.library == "eigen" else None,
         )
@@ -120,11 +126,15 @@ class ProgramWeights:
     def _form(self, shape: StepShape) -> str:
         """The name of one of `_Forms`."""
         if shape.packed:
-            return "packed"
+            return "packed" if self._is_packed_row(shape) else "panels"
         if self.reads_sliced(shape):
             return "sliced"
+        # One that reads a screen is YNNPACK's, but for its layers.
         is_eigens = self.library == "eigen" and self.reads_screen(shape)
         return "marked" if is_eigens else "whole"
+
+    def _is_packed_row(self, shape: StepShape) -> bool:
+        return shape.packed and shape.num_rows == 1
 
     def reads_sliced(self, shape: StepShape) -> bool:
         """Whether the shape's program multiplies with sliced weights."""
@@ -135,8 +145,8 @@ class ProgramWeights:
 
     def reads_screen(self, shape: StepShape) -> bool:
         """Whether the shape's program finds likeliest tokens with a screen."""
-        # Quick programs are compiled before there is one.
-        if self.screened_rows is None or shape.packed or shape.quick:
+        # Quick programs are compiled before there is one; one row reads fewer bytes packed.
+        if self.screened_rows is None or shape.quick or self._is_packed_row(shape):
             return False
         # A screen wants YNNPACK; turned for Eigen all the same, a prompt's products lose more.
         is_ynnpack = self.library == "ynnpack" or self.reads_sliced(shape)

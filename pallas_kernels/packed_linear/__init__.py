@@ -9,6 +9,11 @@ XLA's CPU backend compiles it to one native function, loops and all, if the call
 small and not to be inlined; each loop over a block's outputs is then vectorized, given that every
 row of codes is a slice of its own (sliced as one array, it is copied first) and that vectors may be
 512 bits wide (`COMPILER_OPTIONS`).
+
+For several rows the same weight is laid out in panels of `PANEL` outputs (`PanelWeight`). A panel's
+block is dequantized once, into a buffer that the first cache holds, and multiplied with one row
+after the other: LLVM keeps some of its vectors in registers for all rows, reads the others as
+operands of their multiplications, and has four vectors of a row's sums on their way.
 """
 
 from __future__ import annotations
@@ -23,11 +28,14 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from octavo.pallas_kernels.packed_linear.reference import packed_linear_reference, unpacked
 from octavo.pallas_kernels.packed_linear.weight import (
     LANES,
+    PANEL,
     Blocks,
     BlockType,
     PackedWeight,
+    PanelWeight,
     abstract_packed,
     common_type,
+    make_panels,
     pack,
 )
 
@@ -36,8 +44,10 @@ __all__ = [
     "BlockType",
     "Blocks",
     "PackedWeight",
+    "PanelWeight",
     "abstract_packed",
     "common_type",
+    "make_panels",
     "pack",
     "packed_linear",
     "packed_linear_reference",
@@ -48,14 +58,17 @@ COMPILER_OPTIONS = {"xla_cpu_prefer_vector_width": "512"}
 """Of programs with such layers: 0.7 of the time of XLA's own 256 bits on a CPU with AVX-512."""
 SUMS = 4
 """Sums that a block's products are added to in turn: as many additions may be on their way."""
+PANEL_SUMS = 2
+"""The same of each of a panel's vectors."""
 
 
-def packed_linear(x: jax.Array, weight: PackedWeight) -> jax.Array:
+def packed_linear(x: jax.Array, weight: PackedWeight | PanelWeight) -> jax.Array:
     """x · weight, contracting x's last dimensions with the weight's inputs.
 
     Args:
-        x: [T, *inputs] float32; each row takes as long as the first.
-        weight: see `PackedWeight`.
+        x: [T, *inputs] float32; each row takes as long as the first, but where the weight is in
+            panels.
+        weight: see `PackedWeight` and, for several rows, `PanelWeight`.
 
     Returns:
         [T, *outputs] float32.
@@ -68,18 +81,21 @@ def packed_linear(x: jax.Array, weight: PackedWeight) -> jax.Array:
     if rows.shape[1] != num_inputs or x.dtype != jnp.float32:
         raise ValueError(f"x {x.dtype} {x.shape}: want float32 [T, {num_inputs}]")
     with set_xla_metadata(xla_cpu_small_call="true", inlineable="false"):
-        out = _product(rows, weight)
+        if isinstance(weight, PanelWeight):
+            out = _panel_by_panel(rows, weight)
+        else:
+            out = _row_by_row(rows, weight)
     num_outputs = int(np.prod(weight.outputs))
     return out[:, :num_outputs].reshape(x.shape[0], *weight.outputs)
 
 
-def _num_codes(weight: PackedWeight) -> int:
+def _num_codes(weight: PackedWeight | PanelWeight) -> int:
     """C, codes a block."""
-    return weight.codes.shape[3] * (2 if weight.codes.dtype == jnp.uint8 else 1)
+    return weight.codes.shape[-2] * (2 if weight.codes.dtype == jnp.uint8 else 1)
 
 
 @jax.jit
-def _product(x: jax.Array, weight: PackedWeight) -> jax.Array:
+def _row_by_row(x: jax.Array, weight: PackedWeight) -> jax.Array:
     """[T, N] float32, N filled up to whole tiles, of x [T, K]."""
     tiles, num_blocks, groups, code_bytes, _ = weight.codes.shape
     num_rows, num_codes = x.shape[0], _num_codes(weight)
@@ -132,3 +148,57 @@ def _product(x: jax.Array, weight: PackedWeight) -> jax.Array:
 
     out = jnp.zeros((num_rows, tiles * groups * LANES), jnp.float32)
     return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(tiles), add_tile, out)
+
+
+@jax.jit
+def _panel_by_panel(x: jax.Array, weight: PanelWeight) -> jax.Array:
+    """[T, N] float32, N filled up to whole panels, of x [T, K]."""
+    num_panels, num_blocks, code_bytes, _ = weight.codes.shape
+    num_rows, num_codes = x.shape[0], _num_codes(weight)
+    parts = num_codes // code_bytes
+    zero = np.uint32(0)
+
+    def dequantized(panel: jax.Array, block: jax.Array) -> list[jax.Array]:
+        """The block's weights in parts, float32 [H, PANEL] each."""
+
+        def widened(array: jax.Array) -> jax.Array:
+            part = jax.lax.dynamic_slice(array, (panel, block, zero), (1, 1, PANEL))
+            return part.reshape(1, PANEL).astype(jnp.float32)
+
+        given = [each for each in (weight.scale, weight.minimum) if each is not None]
+        # Made once, not for each row of codes.
+        scale, *minimum = jax.lax.optimization_barrier([widened(each) for each in given])
+        at = (panel, block, zero, zero)
+        codes = jax.lax.dynamic_slice(weight.codes, at, (1, 1, code_bytes, PANEL))
+        codes = codes.reshape(code_bytes, PANEL)
+        halves = [codes] if parts == 1 else [codes & np.uint8(15), codes >> np.uint8(4)]
+        made = [half.astype(jnp.float32) * scale for half in halves]
+        if minimum:
+            made = [each + minimum[0] for each in made]
+        return jax.lax.optimization_barrier(made)
+
+    def add_block(block: jax.Array, out: jax.Array, panel: jax.Array) -> jax.Array:
+        first = block * np.uint32(num_codes)
+        for part, weights in enumerate(dequantized(panel, block)):
+            sums: list[jax.Array] = []
+            for i in range(code_bytes):
+                at = (zero, first + np.uint32(part * code_bytes + i))
+                product = jax.lax.dynamic_slice(x, at, (num_rows, 1)) * weights[i][None]
+                if i < PANEL_SUMS:
+                    sums.append(product)
+                else:
+                    sums[i % PANEL_SUMS] = sums[i % PANEL_SUMS] + product
+            out = jax.lax.optimization_barrier(out + (sums[0] + sums[1]))
+        return out
+
+    def add_panel(panel: jax.Array, out: jax.Array) -> jax.Array:
+        one = jax.lax.fori_loop(
+            jnp.uint32(0),
+            jnp.uint32(num_blocks),
+            partial(add_block, panel=panel),
+            jnp.zeros((num_rows, PANEL), jnp.float32),
+        )
+        return jax.lax.dynamic_update_slice(out, one, (zero, panel * np.uint32(PANEL)))
+
+    out = jnp.zeros((num_rows, num_panels * PANEL), jnp.float32)
+    return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(num_panels), add_panel, out)

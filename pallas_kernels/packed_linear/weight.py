@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 LANES = 16
 """Outputs whose codes lie side by side: float32 numbers of a 512-bit vector."""
+PANEL = 64
+"""Outputs that several rows multiply together: four such vectors."""
 TILE_OUTPUTS = 8192
 """Most outputs computed together: their float32 sums stay in a core's first cache."""
 
@@ -125,6 +128,45 @@ class PackedWeight:
     scale: jax.Array
     minimum: jax.Array | None
     outputs: tuple[int, ...] = field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelWeight:
+    """The same numbers laid out for products of several rows, panel by panel of `PANEL` outputs.
+
+    Attributes:
+        codes: uint8 (nibbles) or int8 [panels, B, H, PANEL].
+        scale: float16 or float32 [panels, B, PANEL].
+        minimum: the same, or None.
+        outputs: the outputs' dimensions, static.
+    """
+
+    codes: jax.Array
+    scale: jax.Array
+    minimum: jax.Array | None
+    outputs: tuple[int, ...] = field(metadata={"static": True})
+
+
+def make_panels(weight: PackedWeight) -> PanelWeight:
+    """The same weight in panels; can be traced."""
+    num_panels = -(-math.prod(weight.outputs) // PANEL)
+
+    def lay(array: jax.Array) -> jax.Array:
+        # [tiles, B, groups, ..., LANES] -> [outputs, B, ...]
+        by_output = jnp.moveaxis(array, (2, -1), (1, 2))
+        by_output = by_output.reshape(-1, *by_output.shape[3:])[: num_panels * PANEL]
+        missing = num_panels * PANEL - len(by_output)
+        by_output = jnp.pad(by_output, ((0, missing), *[(0, 0)] * (by_output.ndim - 1)))
+        in_panels = by_output.reshape(num_panels, PANEL, *by_output.shape[1:])
+        return jnp.moveaxis(in_panels, 1, -1)
+
+    return PanelWeight(
+        codes=lay(weight.codes),
+        scale=lay(weight.scale),
+        minimum=None if weight.minimum is None else lay(weight.minimum),
+        outputs=weight.outputs,
+    )
 
 
 def pack(

@@ -22,6 +22,7 @@ from octavo.engine.scheduler.policies.policy import Policy, cheaper_by_swap
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.simulation.replay import replay
 from octavo.models.packaged import PACKAGED_MODELS
+from octavo.pallas_kernels.packed_linear import PackedWeight, PanelWeight
 
 MODEL = "smollm2-135m"
 PROMPTS = [
@@ -96,13 +97,17 @@ def first_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_tokens_do_not_depend_on_whether_weights_are_packed(
     make_llm: Callable[..., Any], first_layers: str
 ) -> None:
-    """What one row's steps read, packed weights by a native attention or float32 ones by products;
-    prompts read float32 ones."""
-    llm = make_llm(model=first_layers, max_num_seqs=1, warm_up="full")
+    """What steps of one row and of two read, packed weights (two rows in panels) by a native
+    attention or float32 ones by products; prompts read float32 ones."""
+    llm = make_llm(model=first_layers, max_num_seqs=2, warm_up="full")
     executor = llm.engine.executor
-    packed, quick = executor.lattice.decode
-    assert (packed.packed, quick.packed, quick.quick) == (True, False, True)
-    assert executor.programs.has(packed)
+    one, two, quick = executor.lattice.decode
+    assert [(shape.num_rows, shape.packed) for shape in (one, two)] == [(1, True), (2, True)]
+    assert (quick.num_rows, quick.packed, quick.quick) == (2, False, True)
+    forms = [type(executor.weights.of(shape)["lm_head"]) for shape in (one, two)]
+    assert forms == [PackedWeight, PanelWeight]
+    assert executor.programs.has(one)
+    assert executor.programs.has(two)
     assert not executor.programs.has(quick)
     executor.programs.warm_up(executor.lattice.shapes)
     # So few layers repeat themselves when they choose greedily.

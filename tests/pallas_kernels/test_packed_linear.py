@@ -14,8 +14,10 @@ from octavo.pallas_kernels.packed_linear import (
     Blocks,
     BlockType,
     PackedWeight,
+    PanelWeight,
     abstract_packed,
     common_type,
+    make_panels,
     pack,
     packed_linear,
     packed_linear_reference,
@@ -62,6 +64,10 @@ def on_device(packed: PackedWeight) -> PackedWeight:
     return arrays
 
 
+def laid_out(weight: PackedWeight, form: str) -> PackedWeight | PanelWeight:
+    return make_panels(weight) if form == "panels" else weight
+
+
 def bound(x: jax.Array, weight: PackedWeight) -> np.ndarray:
     """What two orders of each sum may differ by: [T, *outputs]."""
     num_inputs = unpacked(weight).shape[-1]
@@ -75,15 +81,16 @@ def bound(x: jax.Array, weight: PackedWeight) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [1, 3])
-def test_the_product_is_the_references(kind: str, shape: str, rows: int) -> None:
+@pytest.mark.parametrize(("rows", "form"), [(1, "packed"), (3, "packed"), (5, "panels")])
+def test_the_product_is_the_references(kind: str, shape: str, rows: int, form: str) -> None:
     inputs, outputs = SHAPES[shape]
     blocks = make_blocks(TYPES[kind], int(np.prod(outputs)), int(np.prod(inputs)), seed=rows)
     weight = on_device(pack(blocks, outputs))
     rng = np.random.default_rng(rows)
     x = jnp.asarray(rng.standard_normal((rows, *inputs)), jnp.float32)
-    program = jax.jit(packed_linear).lower(x, weight).compile(COMPILER_OPTIONS)
-    got, want = np.asarray(program(x, weight)), np.asarray(packed_linear_reference(x, weight))
+    given = laid_out(weight, form)
+    program = jax.jit(packed_linear).lower(x, given).compile(COMPILER_OPTIONS)
+    got, want = np.asarray(program(x, given)), np.asarray(packed_linear_reference(x, weight))
     assert got.shape == (rows, *outputs)
     assert got.dtype == np.float32
     assert (np.abs(got - want) <= bound(x, weight)).all()
@@ -101,24 +108,29 @@ def test_what_is_packed_is_what_the_blocks_say(kind: str) -> None:
     )
 
 
-def test_weights_in_the_product_are_exactly_code_times_scale_plus_minimum() -> None:
+@pytest.mark.parametrize("form", ["packed", "panels"])
+def test_weights_in_the_product_are_exactly_code_times_scale_plus_minimum(form: str) -> None:
     """One input alone is not zero, so nothing is added to its product that could round."""
     kind = TYPES["nibbles"]
     blocks = make_blocks(kind, 32, 64)
     weight = on_device(pack(blocks, (32,)))
     program = jax.jit(packed_linear)
     for i in (0, 15, 16, 31, 32, 63):
-        x = jnp.zeros((1, 64), jnp.float32).at[0, i].set(1.0)
-        np.testing.assert_array_equal(program(x, weight)[0], blocks.dequantized()[:, i])
+        x = jnp.zeros((2, 64), jnp.float32).at[:, i].set(1.0)
+        for found in program(x, laid_out(weight, form)):
+            np.testing.assert_array_equal(found, blocks.dequantized()[:, i])
 
 
-def test_many_outputs_are_computed_tile_by_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["packed", "panels"])
+def test_many_outputs_are_computed_tile_by_tile(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     monkeypatch.setattr(weight_module, "TILE_OUTPUTS", 32)
     blocks = make_blocks(TYPES["bytes"], 88, 64)
     weight = on_device(pack(blocks, (88,)))
     assert weight.codes.shape == (3, 2, 2, 32, 16)
+    given = laid_out(weight, form)
+    assert given.codes.shape == ((2, 2, 32, 64) if form == "panels" else weight.codes.shape)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 64)), jnp.float32)
-    got, want = jax.jit(packed_linear)(x, weight), packed_linear_reference(x, weight)
+    got, want = jax.jit(packed_linear)(x, given), packed_linear_reference(x, weight)
     assert (np.abs(np.asarray(got - want)) <= bound(x, weight)).all()
 
 

@@ -174,7 +174,7 @@ def test_decode_programs_are_finer_where_padding_costs_most() -> None:
     [
         (1, [(1, True), (1, False)]),
         (4, [(1, True), (4, True), (4, False)]),
-        (16, [(1, True), (4, True), (8, False), (16, False)]),
+        (24, [(1, True), (4, True), (8, True), (16, True), (24, False)]),
     ],
 )
 def test_few_rows_read_packed_weights_once_their_program_is_there(
@@ -195,7 +195,7 @@ def test_few_rows_read_packed_weights_once_their_program_is_there(
 
 
 @pytest.mark.parametrize(
-    ("max_num_seqs", "has_packed"), [(1, True), (4, True), (16, True), (4, False)]
+    ("max_num_seqs", "has_packed"), [(1, True), (4, True), (24, True), (4, False)]
 )
 def test_the_program_that_compiles_soonest_serves_until_a_faster_one_is_there(
     max_num_seqs: int, has_packed: bool

@@ -8,9 +8,16 @@ import pytest
 
 from octavo.models.loading.load import open_model
 from octavo.models.packaged import PACKAGED_MODELS
-from octavo.models.packed_tree import with_packed
+from octavo.models.packed_tree import abstract_in_panels, in_panels, with_packed
 from octavo.models.quantization import NUM_INPUTS
-from octavo.pallas_kernels.packed_linear import PackedWeight, unpacked
+from octavo.pallas_kernels.packed_linear import (
+    Blocks,
+    BlockType,
+    PackedWeight,
+    abstract_packed,
+    pack,
+    unpacked,
+)
 from octavo.sharding.mesh import make_mesh
 
 
@@ -42,6 +49,24 @@ def test_what_is_packed_are_the_weights(packaged):
     assert compared == 8
     dense = weights["lm_head"].T if "lm_head" in weights else weights["embed"]
     np.testing.assert_array_equal(np.asarray(unpacked(packed["lm_head"])), np.asarray(dense))
+
+
+def test_panels_are_what_was_announced():
+    kind = BlockType(
+        codes=32, nibbles=True, scale_dtype=np.dtype("float16"), minimum_dtype=np.dtype("float16")
+    )
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 256, (80, 2, 16), dtype=np.uint8)
+    scale, minimum = rng.standard_normal((2, 80, 2)).astype(np.float16)
+    weight = pack(Blocks(type=kind, codes=codes, scale=scale, minimum=minimum), (80,))
+    packed = {"layers": ({"wo": jax.tree.map(jax.numpy.asarray, weight)}, {})}
+    abstract = abstract_in_panels(
+        {"layers": ({"wo": abstract_packed(kind, (80,), 2)}, {})}, make_mesh(1)
+    )
+    laid = in_panels(packed)
+    assert jax.tree.structure(laid) == jax.tree.structure(abstract)
+    for array, wanted in zip(jax.tree.leaves(laid), jax.tree.leaves(abstract), strict=True):
+        assert (array.shape, array.dtype) == (wanted.shape, wanted.dtype)
 
 
 def test_a_tree_with_packed_weights_keeps_the_others():
