@@ -38,7 +38,11 @@ from octavo.models.packed_tree import abstract_in_panels
 from octavo.models.parameters import num_bytes
 from octavo.models.screened import abstract_screen, can_be_screened
 from octavo.models.sliced_tree import abstract_sliced_weights
-from octavo.pallas_kernels.product_library import choose_screened, choose_sliced
+from octavo.pallas_kernels.product_library import (
+    choose_packed_rows,
+    choose_screened,
+    choose_sliced,
+)
 from octavo.sharding.mesh import make_mesh
 
 logger = logging.getLogger(__name__)
@@ -116,7 +120,7 @@ class Engine:
             model.dtype,
             mesh,
             unread_bytes=unread_bytes * on_host,
-            has_packed=packed is not None,
+            packed_rows=0 if packed is None else choose_packed_rows(abstract),
         )
         # On a host they are read while programs of an earlier start load, and the tokenizer.
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-weights") as pool:

@@ -29,6 +29,8 @@ from octavo.pallas_kernels.compat import multiplies_bfloat16
 
 ProductLibrary = tuning.ProductLibrary
 """The name of one: "ynnpack" or "eigen"."""
+PACKED_ROWS = 4
+"""Rows of decode steps that read packed weights, where nobody has measured more."""
 
 
 def choose_product_library(weights: Any, kv_dtype: Any) -> ProductLibrary:
@@ -64,6 +66,19 @@ def choose_sliced(weights: Any) -> tuning.Span | None:
     """
     products = _measured_on_one(weights)
     return None if products is None else products.sliced
+
+
+def choose_packed_rows(weights: Any) -> int:
+    """The most rows of decode steps that read packed weights, if there are any.
+
+    Args:
+        weights: tree of arrays or `jax.ShapeDtypeStruct`s with shardings.
+
+    Raises:
+        InvalidConfigError: a tuning table cannot be read.
+    """
+    products = _measured_on_one(weights)
+    return PACKED_ROWS if products is None or products.packed is None else products.packed
 
 
 def choose_screened(weights: Any) -> tuning.Span | None:

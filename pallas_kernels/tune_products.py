@@ -1,5 +1,6 @@
 """Measures how a CPU's float32 products are best computed: by which library, from sliced weights,
-and the output layer's with a screen. What it finds is a tuning table's `products`."""
+from packed ones in panels, and the output layer's with a screen. What it finds is a tuning table's
+`products`."""
 
 from __future__ import annotations
 
@@ -17,6 +18,16 @@ import numpy as np
 from octavo.pallas_kernels import tuning
 from octavo.pallas_kernels.compat import product_compiler_options
 from octavo.pallas_kernels.eigen_linear import EigenWeight, eigen_linear
+from octavo.pallas_kernels.packed_linear import COMPILER_OPTIONS as PACKED_OPTIONS
+from octavo.pallas_kernels.packed_linear import (
+    Blocks,
+    BlockType,
+    PackedWeight,
+    PanelWeight,
+    make_panels,
+    pack,
+    packed_linear,
+)
 from octavo.pallas_kernels.screened_argmax import make_screen, screened_argmax
 from octavo.pallas_kernels.sliced_linear import slice_weight, sliced_linear
 from octavo.pallas_kernels.tuning import ProductLibrary, Span
@@ -33,6 +44,10 @@ MOST_SAMPLED = 128
 """Rows that get a token in a step, however many tokens it computes."""
 _LAYERS = 8
 """So many that their weights do not stay in a core's cache from one step to the next."""
+_BLOCK_TYPE = BlockType(
+    codes=32, nibbles=True, scale_dtype=np.dtype(np.float16), minimum_dtype=np.dtype(np.float16)
+)
+"""Q4_1's."""
 _LIBRARIES: tuple[ProductLibrary, ...] = ("ynnpack", "eigen")
 
 
@@ -63,15 +78,18 @@ class TunedProducts:
             to a screen) than with `library`; None where they are with none.
         screened: of those with which a decode step by `library` is faster with a screen than with
             all logits.
+        packed: the most of `rows` up to which a decode step is faster still with packed weights,
+            as one row always is.
         rows: of the steps.
-        ms: milliseconds for each of `rows`: of a few layers' products by library, "sliced", and
-            by Eigen in a program of YNNPACK's ("eigen_turned"); of finding each row's likeliest
-            token by library ("eigen_output") and "screened".
+        ms: milliseconds for each of `rows`: of a few layers' products by library, "sliced",
+            "packed", and by Eigen in a program of YNNPACK's ("eigen_turned"); of finding each
+            row's likeliest token by library ("eigen_output") and "screened".
     """
 
     library: ProductLibrary
     sliced: Span | None
     screened: Span | None
+    packed: int
     rows: tuple[int, ...]
     ms: dict[str, tuple[float, ...]]
 
@@ -81,6 +99,7 @@ class TunedProducts:
         key = {"dtype": "float32", "num_cores": tuning.num_cores()}
         spans = {"sliced": self.sliced, "screened": self.screened}
         chosen = {name: span and list(span) for name, span in spans.items()}
+        chosen["packed"] = self.packed
         return {**key, "library": self.library, **chosen, "rows": list(self.rows), **rounded}
 
 
@@ -114,7 +133,8 @@ def choose(
     Args:
         size: of the model.
         rows: of the steps.
-        ms: as in `TunedProducts`; "screened" is missing where the model cannot be.
+        ms: as in `TunedProducts`; "screened" is missing where the model cannot be, "packed" where
+            its layers are not made of whole blocks.
     """
     ratios = [eigen / ynn for eigen, ynn in zip(ms["eigen"], ms["ynnpack"], strict=True)]
     library: ProductLibrary = "ynnpack"
@@ -136,7 +156,15 @@ def choose(
             whole = _where(is_screened, with_screen, whole)
             slices = _where(is_screened, steps_ms("sliced", "screened"), slices)
     sliced = faster_between(rows, slices, whole, MEMORY_MARGIN)
-    return TunedProducts(library=library, sliced=sliced, screened=screened, rows=rows, ms=ms)
+    packed = 1
+    if "packed" in ms:
+        # Of layers alone: the output layer may have its screen beside them.
+        is_sliced = [sliced is not None and sliced[0] <= each <= sliced[1] for each in rows]
+        others = _where(is_sliced, ms["sliced"], ms[library])
+        packed = most_faster(rows, ms["packed"], others)
+    return TunedProducts(
+        library=library, sliced=sliced, screened=screened, packed=packed, rows=rows, ms=ms
+    )
 
 
 def faster_between(
@@ -150,6 +178,17 @@ def faster_between(
         run = [*run, num_rows] if one < (1 - margin) * other else []
         longest = max(longest, run, key=len)
     return (longest[0], longest[-1]) if longest else None
+
+
+def most_faster(rows: Sequence[int], ms: Sequence[float], others: Sequence[float]) -> int:
+    """The last of `rows`, ascending, up to which all `ms` are less than `others` by more than
+    `MARGIN`; one row is not asked."""
+    most = 1
+    for num_rows, one, other in zip(rows, ms, others, strict=True):
+        if num_rows > 1 and one >= (1 - MARGIN) * other:
+            break
+        most = num_rows
+    return most
 
 
 def _where(chosen: Sequence[bool], ms: Sequence[float], others: Sequence[float]) -> list[float]:
@@ -197,9 +236,16 @@ def _layer_runners(size: ModelSize) -> dict[str, _Runner]:
             return _compiled(partial(step, sliced_linear), None, x, sliced)
         if how == "eigen_turned":
             return _compiled(partial(step, eigen_linear), None, x, marked)
+        if how == "packed":
+            return _compiled(partial(step, packed_linear), PACKED_OPTIONS, x, packed)
         return _compiled(partial(step, jnp.matmul), product_compiler_options(how), x, layers)
 
-    return {how: partial(runner, how=how) for how in (*_LIBRARIES, "eigen_turned", "sliced")}
+    ways = [*_LIBRARIES, "eigen_turned", "sliced"]
+    packed: list[Any] = []
+    if hidden % _BLOCK_TYPE.codes == size.intermediate_size % _BLOCK_TYPE.codes == 0:
+        packed = jax.tree.map(lambda weight: _panels(*weight.shape), layers)
+        ways.append("packed")
+    return {how: partial(runner, how=how) for how in ways}
 
 
 def _output_runners(size: ModelSize) -> dict[str, _Runner]:
@@ -235,6 +281,18 @@ def _output_runners(size: ModelSize) -> dict[str, _Runner]:
 def _compiled(function: Callable[..., Any], options: dict[str, str] | None, *args: Any) -> Run:
     program = jax.jit(function).lower(*args).compile(options)
     return partial(program, *args)
+
+
+def _panels(num_inputs: int, num_outputs: int) -> PanelWeight:
+    """A random weight; its numbers are as large as `_normal`'s."""
+    random = np.random.default_rng(num_inputs)
+    kind, num_blocks = _BLOCK_TYPE, num_inputs // _BLOCK_TYPE.codes
+    codes = random.integers(0, 256, (num_outputs, num_blocks, kind.code_bytes), dtype=np.uint8)
+    scale = np.full((num_outputs, num_blocks), 0.2 * num_inputs**-0.5, np.float16)
+    blocks = Blocks(type=kind, codes=codes, scale=scale, minimum=-7.5 * scale)
+    weight: PackedWeight = jax.tree.map(jnp.asarray, pack(blocks, (num_outputs,)))
+    made: PanelWeight = jax.jit(make_panels)(weight)
+    return made
 
 
 def _normal(*shape: int) -> jax.Array:

@@ -119,11 +119,14 @@ class Products(NamedTuple):
             (`sliced_linear`); None where none is, or nobody has looked.
         screened: the least and the most rows whose likeliest tokens are found faster with a screen
             (`screened_argmax`) than from all logits; None as for `sliced`.
+        packed: the most rows of decode steps that are faster still with packed weights, where a
+            checkpoint has them (`packed_linear`); None where nobody has looked.
     """
 
     library: ProductLibrary
     sliced: Span | None = None
     screened: Span | None = None
+    packed: int | None = None
 
 
 def tuned_products(dtype: str) -> Products | None:
@@ -215,7 +218,7 @@ def write_table(
     Args:
         about: device, date, command and whatever else explains the figures.
         entries: each a key's fields, `tiles`, and figures.
-        products: each `dtype`, `num_cores`, `library`, `sliced`, `screened`, and figures.
+        products: each `dtype`, `num_cores`, `library`, `sliced`, `screened`, `packed`, and figures.
     """
 
     def identity(entry: Mapping[str, Any]) -> TuningKey:
@@ -293,7 +296,13 @@ def _products(table: Any) -> Iterator[tuple[tuple[str, int, str], Products]]:
             )
         key = table["device"], entry["num_cores"], entry["dtype"]
         spans = {name: _span(name, entry.get(name)) for name in ("sliced", "screened")}
-        yield key, Products(entry["library"], **spans)
+        yield key, Products(entry["library"], **spans, packed=_rows("packed", entry.get("packed")))
+
+
+def _rows(name: str, value: Any) -> int | None:
+    if value is None or (type(value) is int and value >= 1):
+        return value
+    raise ValueError(f"{name} = {value!r} in products: want a number of rows, or null")
 
 
 def _span(name: str, value: Any) -> Span | None:

@@ -13,11 +13,6 @@ from dataclasses import dataclass
 from octavo.engine.execution.step_spec import StepShape, Variant
 from octavo.engine.scheduler.step_plan import StepPlan
 
-PACKED_ROWS = 16
-"""Decode programs of so many rows read packed weights, where there are any: with 24 the gain is
-gone."""
-
-
 QUICK_COST, PACKED_COST = 1.25, 0.5
 """Of a quick program and of one with packed weights, compared with another of the size; roughly."""
 
@@ -114,7 +109,7 @@ def make_lattice(
     max_num_batched_tokens: int,
     num_steps: int,
     variants: tuple[Variant, ...],
-    has_packed: bool = False,
+    packed_rows: int = 0,
     has_quick: bool = False,
 ) -> Lattice:
     """Decode rows 1, 4, 8, 16, 24, 32, 48, … 128, 160, …; mixed tokens 32, 128, 256, 512, 1024, ….
@@ -126,9 +121,8 @@ def make_lattice(
         max_num_batched_tokens: tokens of the largest mixed program.
         num_steps: decode iterations in a dispatch.
         variants: sampling variants.
-        has_packed: there are packed weights for decode programs of at most `PACKED_ROWS` rows to
-            read. They compile slowly, so the largest program is there without them, too, and comes
-            first.
+        packed_rows: decode programs of at most so many rows read packed weights. They compile
+            slowly, so the largest program is there without them, too, and comes first.
         has_quick: programs can be compiled sooner than they should be to compute fast. So are the
             largest ones first, which readiness waits for.
     """
@@ -140,7 +134,7 @@ def make_lattice(
     while mixed[-1] < max_num_batched_tokens:
         mixed.append(2 * mixed[-1])
     rows = _up_to(max_num_seqs, decode)
-    packed = [n for n in rows if n <= PACKED_ROWS] if has_packed else []
+    packed = [n for n in rows if n <= packed_rows]
     plain = [n for n in rows if n not in packed or (n == max_num_seqs and not has_quick)]
     most_tokens = _up_to(max_num_batched_tokens, mixed)
     prefill = [StepShape(n, min(n, max_num_seqs), 0) for n in most_tokens]

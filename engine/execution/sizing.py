@@ -48,14 +48,14 @@ def size_engine(
     mesh: Mesh,
     *,
     unread_bytes: int = 0,
-    has_packed: bool = False,
+    packed_rows: int = 0,
 ) -> EngineSize:
     """Resolves everything that depends on the model and the machine.
 
     Args:
         dtype: of activations.
         unread_bytes: memory that weights will take and have not yet.
-        has_packed: there are packed weights, too.
+        packed_rows: of decode programs that read packed weights; 0 where there are none.
 
     Raises:
         InvalidConfigError: the context exceeds the model's, or the pool cannot hold one page a
@@ -92,7 +92,7 @@ def size_engine(
         # A CPU branches for nothing, and one variant less halves what is compiled. Elsewhere a
         # branch on a device value costs a round trip.
         variants=("general",) if platform == "cpu" else ("greedy", "general"),
-        has_packed=has_packed,
+        packed_rows=packed_rows,
         has_quick=platform == "cpu"
         and backend == "xla"
         and takes_pages(model.head_dim, page_size, kv_dtype),

@@ -129,7 +129,8 @@ def run(args: argparse.Namespace) -> int:
             for name, span in (("sliced", tuned.sliced), ("screened", tuned.screened))
         ]
         print(
-            f"products in float32: {', '.join([tuned.library, *spans])}: {times} "
+            f"products in float32: {', '.join([tuned.library, *spans])}, packed for up to "
+            f"{tuned.packed} rows: {times} "
             f"for {tuned.rows} rows",
             flush=True,
         )

@@ -19,6 +19,7 @@ from octavo.pallas_kernels import product_library, tuning
 from octavo.pallas_kernels.compat import multiplies_bfloat16, product_compiler_options
 from octavo.pallas_kernels.eigen_linear import EigenWeight, eigen_linear
 from octavo.pallas_kernels.product_library import (
+    choose_packed_rows,
     choose_product_library,
     choose_screened,
     choose_sliced,
@@ -145,19 +146,20 @@ def test_slicing_pays_for_neighbouring_sizes(ms: list[float], found: tuple[int, 
 
 
 SIZE = ModelSize(
-    hidden_size=16, intermediate_size=32, num_layers=8, vocab_size=300, can_be_screened=True
+    hidden_size=32, intermediate_size=64, num_layers=8, vocab_size=300, can_be_screened=True
 )
 
 
 def test_both_libraries_are_measured_slices_and_a_screen() -> None:
     tuned = tune_products(SIZE, rows=(2, 4), rounds=1)
-    layers = {"ynnpack", "eigen", "eigen_turned", "sliced"}
+    layers = {"ynnpack", "eigen", "eigen_turned", "sliced", "packed"}
     outputs = {"ynnpack_output", "eigen_output", "screened"}
     assert tuned.ms.keys() == layers | outputs
     entry = tuned.entry()
     for name in ("sliced", "screened"):
         assert entry[name] in (None, [2, 2], [2, 4], [4, 4])
     assert entry["rows"] == [2, 4]
+    assert entry["packed"] in (1, 2, 4)
     assert all(len(tuned.ms[name]) == 2 and min(tuned.ms[name]) > 0 for name in tuned.ms)
 
 
@@ -205,6 +207,33 @@ def test_eigen_computes_a_product_of_a_program_of_the_others() -> None:
     left = [part for part in text.split("\n\n") if part.strip().split(" ")[0] not in fused]
     products = re.findall(r"= (\w+)\[64,64\]\S* dot\(", "\n".join(left))
     assert products == ["f32"] if multiplies_bfloat16() else "f32" in products
+
+
+def test_packed_weights_are_read_by_as_many_rows_as_gain() -> None:
+    ms: dict[str, tuple[float, ...]] = {
+        "ynnpack": (9, 9, 9, 9), "eigen": (9, 9, 9, 9), "eigen_turned": (9, 9, 9, 9),
+        "sliced": (20, 20, 5, 20), "ynnpack_output": (2,) * 4, "eigen_output": (2,) * 4,
+        "packed": (10, 4, 6, 6),
+    }  # fmt: skip
+    rows = (1, 4, 8, 16)
+    # One row always; of 8 slices are faster, and none beyond is asked.
+    tuned = choose(SIZE, rows, ms)
+    assert (tuned.sliced, tuned.packed) == ((8, 8), 4)
+    assert choose(SIZE, rows, {**ms, "sliced": (20,) * 4}).packed == 16
+    assert choose(SIZE, rows, {**ms, "packed": (10, 9, 6, 6)}).packed == 1
+    without = {name: each for name, each in ms.items() if name != "packed"}
+    assert choose(SIZE, rows, without).packed == 1
+
+
+def test_how_many_rows_read_packed_weights_is_measured(measured: Callable[..., Path]) -> None:
+    assert choose_packed_rows(weights()) == 4
+    measured("eigen")
+    assert choose_packed_rows(weights()) == 4
+    measured("eigen", packed=16)
+    assert choose_packed_rows(weights()) == 16
+    measured("eigen", packed=0)
+    with pytest.raises(InvalidConfigError, match="packed = 0 in products: want a number of rows"):
+        choose_packed_rows(weights())
 
 
 def test_eigen_computes_what_the_compiler_was_asked_for() -> None:

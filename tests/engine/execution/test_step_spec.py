@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from octavo.engine.execution.buckets import PACKED_ROWS, make_lattice
+from octavo.engine.execution.buckets import make_lattice
 from octavo.engine.execution.packing import NO_SLOT, decode_order, known_tokens, pack
 from octavo.engine.execution.step_spec import NEW_ROW_FLOATS, NEW_ROW_INTS, StepShape, step_spec
 from octavo.engine.request import Request
@@ -182,7 +182,7 @@ def test_few_rows_read_packed_weights_once_their_program_is_there(
 ) -> None:
     lattice = make_lattice(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=128, num_steps=4, variants=("general",),
-        has_packed=True,
+        packed_rows=16,
     )  # fmt: skip
     assert [(shape.num_rows, shape.packed) for shape in lattice.decode] == wanted
     # What readiness waits for compiles as fast as ever.
@@ -202,7 +202,7 @@ def test_the_program_that_compiles_soonest_serves_until_a_faster_one_is_there(
 ) -> None:
     lattice = make_lattice(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=128, num_steps=4, variants=("general",),
-        has_packed=has_packed, has_quick=True,
+        packed_rows=16 * has_packed, has_quick=True,
     )  # fmt: skip
     quick = StepShape(max_num_seqs, max_num_seqs, 4, quick=True)
     quick_prompts = StepShape(128, max_num_seqs, 0, quick=True)
@@ -220,7 +220,7 @@ def test_the_program_that_compiles_soonest_serves_until_a_faster_one_is_there(
     assert lattice.choose(chunk, "general", set(lattice.shapes).__contains__) == fast_prompts
     plan = make_plan([decode_row(i, 3) for i in range(max_num_seqs)], [], num_steps=4)
     assert lattice.choose(plan, "general", set(lattice.coarse).__contains__) == quick
-    is_packed = has_packed and max_num_seqs <= PACKED_ROWS
+    is_packed = has_packed and max_num_seqs <= 16
     fast = StepShape(max_num_seqs, max_num_seqs, 4, packed=is_packed)
     assert lattice.choose(plan, "general", set(lattice.shapes).__contains__) == fast
     # Programs are told apart by their texts.
