@@ -98,9 +98,9 @@ class TunedProducts:
         rounded = {f"{name}_ms": [round(ms, 3) for ms in each] for name, each in self.ms.items()}
         key = {"dtype": "float32", "num_cores": tuning.num_cores()}
         spans = {"sliced": self.sliced, "screened": self.screened}
-        chosen = {name: span and list(span) for name, span in spans.items()}
-        chosen["packed"] = self.packed
-        return {**key, "library": self.library, **chosen, "rows": list(self.rows), **rounded}
+        as_lists = {name: span and list(span) for name, span in spans.items()}
+        chosen = {"library": self.library, **as_lists, "packed": self.packed}
+        return {**key, **chosen, "rows": list(self.rows), **rounded}
 
 
 def tune_products(
