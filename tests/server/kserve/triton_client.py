@@ -45,7 +45,7 @@ def main(address: str, model: str) -> None:
         "config": client.get_model_config(model, as_json=True)["config"],
         "before": client.get_inference_statistics(as_json=True)["model_stats"],
     }
-    params = {"temperature": "0", "max_tokens": 8}
+    params = {"temperature": "0", "max_tokens": 64}
     asked = tensors(
         text_input="abc", sampling_parameters=params, return_finish_reason=True,
         return_num_input_tokens=True, return_num_output_tokens=True,
