@@ -34,7 +34,6 @@ from octavo.engine.structured.masks import TokenMasks
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.engine.transcript import Transcript
 from octavo.models.loading.load import OpenedModel, open_model
-from octavo.models.packed_tree import abstract_in_panels
 from octavo.models.parameters import num_bytes
 from octavo.models.screened import abstract_screen, can_be_screened
 from octavo.models.sliced_tree import abstract_sliced_weights
@@ -97,8 +96,8 @@ class Engine:
         abstract_packed = None if packed is None else packed.abstract()
         if not jax.tree.leaves(abstract_packed):
             packed = abstract_packed = None  # no tensor of the checkpoint is made of blocks
-        panels = None if abstract_packed is None else abstract_in_panels(abstract_packed, mesh)
-        unread_bytes = num_bytes((abstract, abstract_packed, panels))
+        # A second time for steps of several rows.
+        unread_bytes = num_bytes((abstract, abstract_packed, abstract_packed))
         sliced = choose_sliced(abstract) if config.sliced_weights and is_fine else None
         screened = None
         if config.screened_argmax and is_fine and can_be_screened(model.config):

@@ -140,6 +140,7 @@ class DeviceExecutor:
             mesh,
             kv_dtype=kv_dtype,
             packed=packed,
+            has_panels=any(shape.packed and shape.num_rows > 1 for shape in lattice.shapes),
             sliced=sliced,
             screened=screened,
         )

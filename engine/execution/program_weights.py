@@ -45,7 +45,8 @@ class ProgramWeights:
         mesh: the device mesh.
         kv_dtype: of the KV pools.
         packed: linear layers in packed form, or their `jax.ShapeDtypeStruct`s, as `weights`; None
-            where no shape reads them. Those of several rows read them in panels, made here.
+            where no shape reads them.
+        has_panels: shapes of several rows read them, too: in panels, made here.
         sliced: programs of between so many and so many tokens read sliced weights, which are made
             here; None is none.
         screened: programs of between so many and so many rows read a screen of the output layer,
@@ -59,6 +60,7 @@ class ProgramWeights:
         *,
         kv_dtype: jnp.dtype,
         packed: Packed | None = None,
+        has_panels: bool = False,
         sliced: Span | None = None,
         screened: Span | None = None,
     ) -> None:
@@ -69,10 +71,13 @@ class ProgramWeights:
         self._device_kind = mesh.devices.flat[0].device_kind
         whole = abstract(weights, self.library)
         self._forms: _Forms
+        panels = None
+        if packed is not None and has_panels:
+            panels = with_packed(whole, abstract_in_panels(packed, mesh))
         self.abstract = _Forms(
             whole,
             None if packed is None else with_packed(whole, packed),
-            None if packed is None else with_packed(whole, abstract_in_panels(packed, mesh)),
+            panels,
             None if sliced is None else with_packed(whole, abstract_sliced_weights(weights, mesh)),
             with_packed(whole, eigen_weights(whole)) if self.library == "eigen" else None,
         )
@@ -93,7 +98,7 @@ class ProgramWeights:
         laying: Future[Any] | None = None
         # Behind: the programs that read them come later.
         pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-forms")
-        if packed is not None:
+        if packed is not None and self.abstract.panels is not None:
             laying = pool.submit(lambda: with_packed(whole, in_panels(packed)))
         if self.sliced_tokens is not None:
             slicing = pool.submit(lambda: with_packed(whole, sliced_weights(whole)))
