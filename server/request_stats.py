@@ -58,7 +58,7 @@ class RequestStats:
 
     Attributes:
         ttft_s, tpot_s, e2e_s, queue_s, prefill_s, decode_s: of requests that ended well.
-        itl_s: between a stream's tokens; tokens that came in one message share its wait evenly.
+        itl_s: between a completion's tokens; those that came in one message share its wait evenly.
         prompt_tokens, generation_tokens: by request, of those that ended well.
         ends: requests that began and ended, by finish reason.
         refusals: requests that ended in an error, by its kind ("overloaded", "invalid_request").
@@ -127,8 +127,12 @@ class RequestWatch:
         self.num_tokens += num_new
         now_s = output.metrics.last_token_s
         if num_new and now_s is not None:
-            if self._last_s is not None:
-                self._stats.itl_s.observe(max(now_s - self._last_s, 0.0) / num_new, num_new)
+            since_s, num_waits = self._last_s, num_new
+            if since_s is None:  # each completion's first token is no wait between tokens
+                since_s = output.metrics.first_token_s
+                num_waits -= sum([bool(completion.token_ids) for completion in output.outputs])
+            if since_s is not None and num_waits:
+                self._stats.itl_s.observe(max(now_s - since_s, 0.0) / num_waits, num_waits)
             self._last_s = now_s
         if output.finished:
             self._ended(output)

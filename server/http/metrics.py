@@ -70,7 +70,7 @@ _COUNTERS = {
 }
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("ttft_s", "From acceptance to the first token."),
-    "inter_token_latency_seconds": ("itl_s", "Between tokens of streams."),
+    "inter_token_latency_seconds": ("itl_s", "Between tokens of a completion."),
     "request_time_per_output_token_seconds": ("tpot_s", "Mean time a token after the first."),
     "e2e_request_latency_seconds": ("e2e_s", "From acceptance to the last token."),
     "request_queue_time_seconds": ("queue_s", "From acceptance to the first step."),

@@ -53,6 +53,19 @@ def test_a_requests_times_come_from_its_own_moments(is_delta):
     assert (stats.good_requests, stats.good_tokens) == ({"high": 1}, {"high": 5})
 
 
+@pytest.mark.parametrize("num_completions", [1, 2])
+def test_tokens_that_came_with_the_first_have_waited_for_each_other(num_completions):
+    stats = RequestStats()
+    watch(stats).saw(output(5, 12.0, *("stop",) * num_completions))
+    assert (sum(stats.itl_s.counts), stats.itl_s.sum) == (4 * num_completions, 1.0)
+
+
+def test_a_single_token_waits_for_none():
+    stats = RequestStats()
+    watch(stats).saw(output(1, 11.0, "length"))
+    assert sum(stats.itl_s.counts) == 0
+
+
 def test_each_target_is_met_or_missed_by_itself():
     stats = RequestStats()
     request = watch(stats, ttft_target_s=1.0, tpot_target_s=0.1, e2e_target_s=3.0)
