@@ -1,7 +1,8 @@
 """What a shape's program reads: the model's weights as they are, packed, sliced, or marked.
 
-All are trees of `declare`, and share every array that is not a linear layer's; those marked as
-Eigen's (`eigen_linear`), whose decode programs find tokens with a screen, share these, too.
+All are trees of `declare`, and share every array that is not a linear layer's; marked ones share
+these, too: as Eigen's (`eigen_linear`), for decode programs that find tokens with a screen, or, in
+int8, for native products of few rows (`quantized_linear.native`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.execution.weight_layout import abstract, lay_out, loop_compiler_options
 from octavo.models.eigen_tree import eigen_weights
 from octavo.models.packed_tree import Packed, abstract_in_panels, in_panels, with_packed
+from octavo.models.quantization import native_weights
 from octavo.models.screened import NAME as SCREEN
 from octavo.models.screened import abstract_screen, screen
 from octavo.models.sliced_tree import abstract_sliced_weights, sliced_weights
 from octavo.pallas_kernels.compat import product_compiler_options
-from octavo.pallas_kernels.packed_linear import COMPILER_OPTIONS
+from octavo.pallas_kernels.packed_linear import COMPILER_OPTIONS as PACKED_OPTIONS
 from octavo.pallas_kernels.product_library import ProductLibrary, choose_product_library
+from octavo.pallas_kernels.quantized_linear import COMPILER_OPTIONS as NATIVE_OPTIONS
+from octavo.pallas_kernels.quantized_linear import NATIVE_ROWS
 from octavo.pallas_kernels.screened_argmax import Screen
 from octavo.pallas_kernels.tuning import Span
 
@@ -34,7 +38,8 @@ class _Forms(NamedTuple):
     packed: Any = None
     panels: Any = None
     sliced: Any = None
-    marked: Any = None
+    eigen: Any = None
+    native: Any = None
 
 
 class ProgramWeights:
@@ -69,6 +74,7 @@ class ProgramWeights:
         self.screened_rows = screened
         self._screen: Future[Screen] | None = None
         self._device_kind = mesh.devices.flat[0].device_kind
+        self._is_one_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
         whole = abstract(weights, self.library)
         self._forms: _Forms
         panels = None
@@ -79,7 +85,7 @@ class ProgramWeights:
             None if packed is None else with_packed(whole, packed),
             panels,
             None if sliced is None else with_packed(whole, abstract_sliced_weights(weights, mesh)),
-            with_packed(whole, eigen_weights(whole)) if self.library == "eigen" else None,
+            *self._marked(whole),
         )
         """`jax.ShapeDtypeStruct`s with shardings: what programs are compiled for."""
         self.abstract_screen = None if screened is None else abstract_screen(weights, mesh)
@@ -110,8 +116,13 @@ class ProgramWeights:
             packed and with_packed(whole, packed),
             laying,
             slicing,
-            with_packed(whole, eigen_weights(whole)) if self.library == "eigen" else None,
+            *self._marked(whole),
         )
+
+    def _marked(self, whole: Any) -> tuple[Any, Any]:
+        """The forms that are marked: as Eigen's, and as native products'."""
+        eigen = with_packed(whole, eigen_weights(whole)) if self.library == "eigen" else None
+        return eigen, native_weights(whole) if self._is_one_cpu else None
 
     def of(self, shape: StepShape) -> Any:
         """What the shape's program is called with."""
@@ -134,9 +145,16 @@ class ProgramWeights:
             return "packed" if self._is_packed_row(shape) else "panels"
         if self.reads_sliced(shape):
             return "sliced"
+        if self._is_native(shape):
+            return "native"
         # One that reads a screen is YNNPACK's, but for its layers.
         is_eigens = self.library == "eigen" and self.reads_screen(shape)
-        return "marked" if is_eigens else "whole"
+        return "eigen" if is_eigens else "whole"
+
+    def _is_native(self, shape: StepShape) -> bool:
+        # Quick programs are to compile soon.
+        is_small = shape.is_decode and shape.num_rows <= NATIVE_ROWS and not shape.quick
+        return is_small and self.abstract.native is not None
 
     def _is_packed_row(self, shape: StepShape) -> bool:
         return shape.packed and shape.num_rows == 1
@@ -168,4 +186,6 @@ class ProgramWeights:
         library = self._library(shape)
         options = dict(product_compiler_options(library) or {})
         options |= loop_compiler_options(shape, self._device_kind)
-        return options | COMPILER_OPTIONS if shape.packed else options
+        if shape.packed:
+            return options | PACKED_OPTIONS
+        return options | NATIVE_OPTIONS if self._is_native(shape) else options

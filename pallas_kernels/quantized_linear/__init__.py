@@ -7,11 +7,13 @@ int8 gives the same numbers on any number of them.
 
 XLA's own dots serve every platform. How they are best written differs (`tuning.json`): XLA's CPU
 backend multiplies one row of int8 by a scalar loop, and packs a right-hand weight on every call.
+Programs of one or two rows on a CPU have a function of their own (`native.py`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -19,6 +21,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
+from octavo.pallas_kernels.quantized_linear.native import (
+    COMPILER_OPTIONS,
+    NATIVE_ROWS,
+    can_be_native,
+    native_product,
+)
 from octavo.pallas_kernels.quantized_linear.reference import quantized_linear_reference
 from octavo.pallas_kernels.quantized_linear.weight import (
     QUANTIZATIONS,
@@ -29,9 +37,12 @@ from octavo.pallas_kernels.quantized_linear.weight import (
 )
 
 __all__ = [
+    "COMPILER_OPTIONS",
+    "NATIVE_ROWS",
     "QUANTIZATIONS",
     "Quantization",
     "QuantizedWeight",
+    "native_product",
     "quantize",
     "quantize_weight",
     "quantized_linear",
@@ -91,6 +102,9 @@ def quantized_linear(
         raise ValueError(f"x {x.shape}: want [T, {', '.join(map(str, inputs))}]")
     dims = tuple(range(1, x.ndim))
     values, row_scale = quantize(x, weight.quantization, dims)
+    if weight.native and can_be_native(math.prod(inputs)):
+        out = _native(values, row_scale, weight)
+        return out.astype(x.dtype if out_dtype is None else out_dtype)
     # Chosen when the program is lowered for a platform, which may not be the one at hand.
     table = formulations()
     branches = {name: partial(_product, how) for name, how in table.items() if name != "default"}
@@ -103,6 +117,15 @@ def quantized_linear(
         **branches,
     )
     return out.astype(x.dtype if out_dtype is None else out_dtype)
+
+
+def _native(values: jax.Array, row_scale: jax.Array, weight: QuantizedWeight) -> jax.Array:
+    """As `_product`, by `native_product`."""
+    num_rows, outputs = len(values), weight.scale.shape
+    by_output = weight.values.reshape(weight.scale.size, -1)
+    out = native_product(values.reshape(num_rows, -1), by_output).reshape(num_rows, *outputs)
+    by_row = row_scale.reshape(-1, *(1,) * len(outputs))
+    return out.astype(jnp.float32) * (by_row * weight.scale[None])
 
 
 def _product(

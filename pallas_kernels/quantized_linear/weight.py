@@ -31,11 +31,14 @@ class QuantizedWeight:
         values: int8 or float8_e4m3fn [*outputs, *inputs].
         scale: float32 [*outputs].
         dtype: of the weight it stands for, static.
+        native: its products are to be one native function (`native.py`), static; for programs of
+            few rows on one CPU device.
     """
 
     values: jax.Array
     scale: jax.Array
     dtype: jnp.dtype = field(metadata={"static": True})
+    native: bool = field(default=False, metadata={"static": True})
 
     @property
     def num_inputs(self) -> int:

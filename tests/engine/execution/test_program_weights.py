@@ -18,6 +18,7 @@ from octavo.pallas_kernels.packed_linear import (
     PanelWeight,
     abstract_packed,
 )
+from octavo.pallas_kernels.quantized_linear import COMPILER_OPTIONS as NATIVE_OPTIONS
 from octavo.sharding.mesh import make_mesh
 
 
@@ -40,3 +41,26 @@ def test_panels_are_made_where_several_rows_read_them(tiny_model: Path, has_pane
         assert isinstance(several, PanelWeight)
     plain = made.abstract_of(StepShape(4, 4, 4))["layers"][0]["w_down"]
     assert isinstance(plain, jax.ShapeDtypeStruct)
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "fp8"])
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_few_rows_of_int8_on_one_device_are_native_products(
+    tiny_model: Path, quantization: str, num_devices: int
+) -> None:
+    mesh = make_mesh(num_devices)
+    weights = open_model(str(tiny_model), "float32", mesh, quantization).abstract_weights()
+    made = ProgramWeights(weights, mesh, kv_dtype=jnp.dtype("float32"))
+
+    def is_native(shape: StepShape) -> bool:
+        read = made.abstract_of(shape)["layers"][0]["w_down"]
+        wants_options = NATIVE_OPTIONS.items() <= made.compiler_options(shape).items()
+        assert getattr(read, "native", False) == wants_options
+        return wants_options
+
+    is_possible = quantization == "int8" and num_devices == 1
+    assert is_native(StepShape(1, 1, 4)) == is_possible
+    assert is_native(StepShape(2, 2, 4, "greedy")) == is_possible
+    assert not is_native(StepShape(1, 1, 4, quick=True))
+    assert not is_native(StepShape(4, 4, 4))
+    assert not is_native(StepShape(2, 2, 0))
