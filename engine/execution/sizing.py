@@ -20,7 +20,7 @@ from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.decode_cpu import takes_pages
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import KV_DTYPES, stored_dtype
-from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import default_page_size, pool_layout
 
 DEFAULT_MAX_MODEL_LEN = 8192
 TABLE_ALIGNMENT_PAGES = 8
@@ -63,9 +63,7 @@ def size_engine(
     """
     platform = mesh.devices.flat[0].platform
     max_model_len = _max_model_len(config, model)
-    # On a CPU a page is gathered by plain copies, for which 8 tokens are long enough, and half a
-    # page a sequence stays empty.
-    page_size = config.block_size or (8 if platform == "cpu" else 64)
+    page_size = config.block_size or default_page_size(platform)
     pages_per_seq = -(-max_model_len // page_size)
     table_pages = -(-pages_per_seq // TABLE_ALIGNMENT_PAGES) * TABLE_ALIGNMENT_PAGES
     config = config.with_token_budget(SERVING_BATCHED_TOKENS)

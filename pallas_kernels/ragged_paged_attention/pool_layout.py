@@ -40,6 +40,19 @@ class PoolLayout:
         return bytes_per_head(dtype, self.head_dim, self.scale_width // self.page_size)
 
 
+def default_page_size(platform: str) -> int:
+    """Tokens in a page where nobody says how many.
+
+    On a CPU a page is read by plain loads: decode over pages of 16 takes 0.87 of the time of pages
+    of 8, and of 64 another tenth less, for which up to 63 tokens of a cached prefix would be
+    computed again.
+
+    Args:
+        platform: as JAX names it.
+    """
+    return 16 if platform == "cpu" else 64
+
+
 def pool_layout(backend: str, head_dim: int, page_size: int) -> PoolLayout:
     """The layout that a backend reads and writes.
 

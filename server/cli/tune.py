@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         AttentionShape,
         choose_backend,
     )
+    from octavo.pallas_kernels.ragged_paged_attention.pool_layout import default_page_size
     from octavo.pallas_kernels.ragged_paged_attention.tune import (
         Workload,
         shapes_to_tune,
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidConfigError(
             "part", "products", "decode or prefill; products are measured on a CPU, all in float32"
         )
-    page_sizes = tuple(args.block_size or ([8] if on_cpu else [64]))
+    page_sizes = tuple(args.block_size or [default_page_size(device.platform)])
     workload = Workload(
         rows=args.rows,
         row_context=args.row_context,
