@@ -280,14 +280,21 @@ class DeviceExecutor:
         return DispatchedStep(plan, shape, order, output, now_s)
 
     def _choose(self, plan: StepPlan) -> StepShape:
-        """The best shape that has a program; a better one's absence is told to the compiler."""
+        """The best shape that has a program and what that reads; a better program's absence is told
+        to the compiler."""
         variant = self._variant(plan)
-        shape = self.lattice.choose(plan, variant, self.programs.has)
+        shape = self.lattice.choose(plan, variant, self._can_run)
+        if not self._can_run(shape):
+            shape = self.lattice.choose(plan, variant, self.programs.has)
         if not self.programs.is_complete:
             best = self.lattice.choose(plan, variant, lambda each: True)
-            if best != shape:
+            if not self.programs.has(best):
                 self.programs.miss(best, waste(shape, best) * plan.num_steps)
         return shape
+
+    def _can_run(self, shape: StepShape) -> bool:
+        """Whether a step of the shape would wait for nothing that is made behind."""
+        return self.programs.has(shape) and self.weights.is_ready(shape)
 
     def result(self, handle: DispatchedStep) -> StepResult:
         """Waits for the step and reads its tokens."""

@@ -134,6 +134,12 @@ class ProgramWeights:
         assert self._screen is not None
         return {**form, SCREEN: self._screen.result()}
 
+    def is_ready(self, shape: StepShape) -> bool:
+        """Whether `of` has nothing to wait for."""
+        wanted = [getattr(self._forms, self._form(shape))]
+        wanted += [self._screen] * self.reads_screen(shape)
+        return all(each.done() for each in wanted if isinstance(each, Future))
+
     def abstract_of(self, shape: StepShape) -> Any:
         """What the shape's program is compiled for."""
         form = getattr(self.abstract, self._form(shape))

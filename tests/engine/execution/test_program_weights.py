@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from octavo.engine.execution import program_weights
 from octavo.engine.execution.program_weights import ProgramWeights
 from octavo.engine.execution.step_spec import StepShape
 from octavo.models.loading.load import open_model
@@ -64,3 +67,25 @@ def test_few_rows_of_int8_on_one_device_are_native_products(
     assert not is_native(StepShape(1, 1, 4, quick=True))
     assert not is_native(StepShape(4, 4, 4))
     assert not is_native(StepShape(2, 2, 0))
+
+
+def test_a_form_that_is_made_behind_is_not_ready_before(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = make_mesh(1)
+    weights = open_model(str(tiny_model), "float32", mesh, "none").read_weights()
+    may_end = threading.Event()
+    real = program_weights.sliced_weights
+
+    def slow(whole: Any) -> Any:
+        assert may_end.wait(60)
+        return real(whole)
+
+    monkeypatch.setattr(program_weights, "sliced_weights", slow)
+    made = ProgramWeights(weights, mesh, kv_dtype=jnp.dtype("float32"), sliced=(8, 16))
+    whole, sliced = StepShape(4, 4, 4), StepShape(8, 8, 4)
+    assert made.is_ready(whole)
+    assert not made.is_ready(sliced)
+    may_end.set()
+    assert made.of(sliced)["layers"][0]["w_down"] is not made.of(whole)["layers"][0]["w_down"]
+    assert made.is_ready(sliced)
