@@ -87,6 +87,7 @@ def test_a_quantized_engine_says_nearly_what_the_whole_one_says(
 def test_narrow_pages_swap_as_they_are(make_llm: Callable[..., Any]) -> None:
     llm = make_llm(
         kv_cache_dtype="int8",
+        block_size=8,
         num_kv_pages=40,
         host_kv_memory_bytes=1 << 20,
         enable_prefix_caching=False,

@@ -15,6 +15,7 @@ from octavo.engine.execution import sizing
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models.loading.load import load_config
 from octavo.pallas_kernels import tuning
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import default_page_size
 
 SMALL: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 64}
 
@@ -37,7 +38,7 @@ def test_an_engine_asks_for_its_own_heads_and_pages(directory: Path, tiny_model:
     """An entry that no kernel could take is met only by the engine that it was measured for."""
     config = load_config(tiny_model)
     q = (16, config.num_heads, config.head_dim)
-    pool = (2, 2, config.num_kv_heads, 8, config.head_dim)
+    pool = (2, 2, config.num_kv_heads, default_page_size("cpu"), config.head_dim)
     key = tuning.tuning_key("xla", "prefill", q, "float32", pool, "float32")
     entry = {**tuning.key_fields(key), "tiles": {"warp_groups": 2}}
     (directory / "mine.json").write_text(json.dumps({"device": key.device, "entries": [entry]}))
