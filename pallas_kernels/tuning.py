@@ -30,7 +30,7 @@ Tiles = TypeVar("Tiles", bound=Any)
 CPU = "cpu "
 """How the name of a CPU begins."""
 _FAMILY = ", family "
-MAY_BE_ZERO = frozenset({"native_block", "score_sums", "num_raw"})
+MAY_BE_ZERO = frozenset({"native_decode", "score_sums", "num_raw"})
 """Names in `tiles`; all others are at least 1."""
 SHIPPED = Path(__file__).resolve().parent / "tuning_tables"
 

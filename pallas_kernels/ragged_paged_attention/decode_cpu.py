@@ -2,31 +2,44 @@
 
 XLA's CPU backend compiles a call that says it is small, and is not to be inlined, into one
 function, loops and all, so that no small operation is handed out one by one. It walks row by row
-and, in a row, block by block with an online softmax (Source: as in `xla.py`):
+and, in a row, through its pages in the order of memory: a page's keys head by head, what they
+weigh, then its values head by head.
 
-- products of queries and keys in vectors of `_lanes`, without their sums: XLA would add up one
+- Products of queries and keys in vectors of `_lanes`, without their sums: XLA would add up one
   number at a time, as the order of a sum is the program's. A product with a vector of ones, which
-  XLA writes as vectors and shuffles, then sums all of a page's. A key's queries lie side by side,
-  so that the key is read, and widened, once for its group;
-- scores as one flat vector, masked as it is: where the same numbers are a vector here and heads by
-  keys there, XLA takes them apart number by number;
-- then the block's peak, its weights, and values `VALUES` keys at a time, which a core's registers
-  hold. Each key's are a slice of their own: what one operation reads in several places is copied
-  first, number by number, where what it reads once is not.
+  XLA writes as vectors and shuffles, then sums up to `UNIT_KEYS` keys of a head, whose products
+  are 6 KB: those of all heads would drive the pages out of a core's first cache. A key's queries
+  lie side by side, so that the key is read, and widened, once for its group.
+- Scores of a page as one flat vector, masked as it is: where the same numbers are a vector here and
+  heads by keys there, XLA takes them apart number by number.
+- Weights are exponentials of what a score exceeds its head's *reference* by, not the largest score
+  so far: the largest of the row's first keys, which no page that follows changes, so nothing is
+  scaled anew and keys and values of a page are read right after each other. A row whose scores
+  exceed its reference by more than `MOST_RISE` is walked once more with its true peaks. (Source:
+  a softmax's value does not depend on what is subtracted; rescaling only beyond a threshold is
+  FlashAttention-4's.)
+- Then values, `VALUES` keys at a time, which a core's registers hold. Each key's are a slice of
+  their own: what one operation reads in several places is copied first, number by number, where
+  what it reads once is not.
+
+Heads are a loop, not written out: with each head's loads at their own places in the code, memory is
+read half as fast (measured on a Zen 4).
 
 Such a function is compiled anew for each layer, 0.17 s where the path of products takes 0.04, so
 programs that an engine waits for before it is ready ("quick" ones) do without.
 
-Data movement: a key or value is read once, from the pool itself. Copying a block's pages side by
-side first, as fast as memory gives them, takes as long or longer: the copies go to L2 and come back
-from there. Touching the next block's pages between computing this one's takes longer than both one
-after the other: a core has few loads on their way, and they hold up whatever comes after them.
+Data movement: a key or value is read once, from the pool itself, page after page without a gap
+where a row's pages follow each other. Copying pages side by side first, as fast as memory gives
+them, takes as long or longer: the copies go to L2 and come back from there. Touching pages that
+come next takes longer than both one after the other: a core has few loads on their way, and they
+hold up whatever comes after them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +59,15 @@ from octavo.pallas_kernels.tuning import CPU, tuning_device
 COMPILER_OPTIONS = {"xla_cpu_prefer_vector_width": "512"}
 """On a CPU with AVX-512 it takes 0.8 of the time of XLA's own 256 bits; others ignore it."""
 MOST_LANES = 32
-MOST_KEYS = 16
-"""Keys of a head that are computed at once: a page's, or those of a part of a longer page."""
+UNIT_KEYS = 16
+"""Keys of a head whose products are summed at once."""
+SPAN_KEYS = 64
+"""The most keys whose scores are computed before their values: a page's, or those of a part of a
+longer page."""
 VALUES = 4
 """Keys whose values are taken in at once."""
+MOST_RISE = 60.0
+"""By what a score may exceed its reference: e^60 times any count of keys fits float32."""
 POOLS = tuple(stored_dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, jnp.int8))
 """What XLA makes float32 of in vectors: fp8 it takes number by number, and products read that
 faster."""
@@ -82,7 +100,7 @@ def takes(q_dim: int, kv: PagedKV) -> bool:
 
 def takes_pages(head_dim: int, page_size: int, kv_dtype: Any) -> bool:
     """Whether `decode_rows` computes over pages of so many tokens."""
-    fits = head_dim % MOST_LANES == 0 and (page_size == 8 or page_size % MOST_KEYS == 0)
+    fits = head_dim % MOST_LANES == 0 and (page_size == 8 or page_size % UNIT_KEYS == 0)
     return fits and jnp.dtype(kv_dtype) in POOLS
 
 
@@ -92,7 +110,6 @@ def decode_rows(
     batch: RaggedBatch,
     params: AttentionParams,
     sinks: jax.Array | None,
-    block_keys: int,
 ) -> jax.Array:
     """Attention of a batch's decode rows.
 
@@ -100,7 +117,6 @@ def decode_rows(
         q: [T, Hq, D] packed queries.
         kv: pool [N, 2, Hkv, P, D] that `takes` says yes to.
         batch, params, sinks: see `attend_xla`.
-        block_keys: keys of a block, at least a page's.
 
     Returns:
         [T, Hq, D] in q's dtype; zeros where there is no decode row.
@@ -121,7 +137,6 @@ def decode_rows(
             sinks,
             lax.optimization_barrier(ones),  # a product with known ones becomes a plain sum
             params=params,
-            block_keys=block_keys,
         )
     return out.astype(q.dtype)
 
@@ -133,52 +148,140 @@ def _lanes(pool_dtype: Any) -> int:
     return MOST_LANES if jnp.dtype(pool_dtype) == jnp.float32 else 16
 
 
-class _Row(NamedTuple):
-    """What is carried from block to block of a row."""
-
-    peak: jax.Array  # [Hq] largest score so far
-    total: jax.Array  # [Hq] sum of weights
-    acc: jax.Array  # [Hkv, G, D] sum of weighted values
-    scores: jax.Array  # [B, Hkv·keys·G]
-
-
 class _Pool(NamedTuple):
-    """Pages as they are read: a row's parts of `keys` keys, counted from its first.
+    """A layer's pool, in units of a head's `keys` keys that lie side by side."""
 
-    `half` is 0 for keys, 1 for values.
-    """
-
-    pages: jax.Array  # [N, 2·Hkv, parts of a page, keys·D]
-    scales: jax.Array | None  # [N, 2·Hkv, P]
-    table: jax.Array  # [S, pages of a row]
+    pages: jax.Array  # [N, 2·Hkv, units of a page, keys·D]
+    scales: jax.Array | None  # [N, 2·Hkv, units of a page, keys]
     keys: int
 
-    def numbers(
-        self, row: jax.Array, part: jax.Array, half: int, begin: int, end: int
-    ) -> jax.Array:
-        """Float32 [Hkv, end - begin], before scales."""
-        page_id, inner = self._place(row, part)
-        heads = self.pages.shape[1] // 2
-        at = (page_id, np.uint32(half * heads), inner, np.uint32(begin))
-        found = lax.dynamic_slice(self.pages, at, (1, heads, 1, end - begin))
-        return to_float32(found.reshape(heads, end - begin))
+    @classmethod
+    def of(cls, pages: jax.Array, scales: jax.Array | None) -> _Pool:
+        num_pages, _, heads, page_size, dim = pages.shape
+        keys = min(page_size, UNIT_KEYS)
+        units = (num_pages, 2 * heads, page_size // keys)
+        return cls(
+            pages.reshape(*units, keys * dim),
+            None if scales is None else scales.reshape(*units, keys),
+            keys,
+        )
 
-    def scales_of(self, row: jax.Array, part: jax.Array, half: int) -> jax.Array:
-        """[Hkv, keys]."""
+    @property
+    def num_heads(self) -> int:
+        return self.pages.shape[1] // 2
+
+    @property
+    def dim(self) -> int:
+        return self.pages.shape[3] // self.keys
+
+    def numbers(self, place: _Place, head: jax.Array, first: int = 0, count: int = 0) -> jax.Array:
+        """Float32 [count, D] of a unit's keys (all of them for 0) as they are stored."""
+        count = count or self.keys
+        at = (place.page_id, head, place.unit, np.uint32(first * self.dim))
+        found = lax.dynamic_slice(self.pages, at, (1, 1, 1, count * self.dim))
+        return to_float32(found.reshape(count, self.dim))
+
+    def scales_of(self, place: _Place, head: jax.Array) -> jax.Array:
+        """[keys, 1]."""
         assert self.scales is not None
-        page_id, inner = self._place(row, part)
-        heads = self.scales.shape[1] // 2
-        at = (page_id, np.uint32(half * heads), inner * np.uint32(self.keys))
-        return lax.dynamic_slice(self.scales, at, (1, heads, self.keys))[0]
-
-    def _place(self, row: jax.Array, part: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The part's page, and which of the page's parts it is."""
-        parts = np.uint32(self.pages.shape[2])
-        page, inner = lax.div(part, parts), lax.rem(part, parts)
-        return lax.dynamic_slice(self.table, (row, page), (1, 1))[0, 0], inner
+        at = (place.page_id, head, place.unit, np.uint32(0))
+        return lax.dynamic_slice(self.scales, at, (1, 1, 1, self.keys)).reshape(self.keys, 1)
 
 
-@partial(jax.jit, static_argnames=("params", "block_keys"))
+class _Place(NamedTuple):
+    """Where a unit is."""
+
+    page_id: jax.Array
+    unit: jax.Array  # of its page
+
+
+class _Row(NamedTuple):
+    """A row, and what of it is to be seen.
+
+    A lane is one of the scores of some keys, of all heads: [Hkv, keys, G] as a vector.
+    """
+
+    pool: _Pool
+    params: AttentionParams
+    ones: jax.Array  # [lanes of products]
+    query: jax.Array  # [Hkv, 1, G, D]
+    num_keys: jax.Array
+    oldest: jax.Array  # first key to be seen
+
+    @property
+    def group(self) -> int:
+        return self.query.shape[2]
+
+    def by_lane(self, by_head: jax.Array, num_keys: int) -> jax.Array:
+        """[Hq] for each of so many keys."""
+        heads = self.pool.num_heads
+        wide = by_head.reshape(heads, 1, self.group)
+        wide = jnp.broadcast_to(wide, (heads, num_keys, self.group))
+        return lax.optimization_barrier(wide).reshape(-1)
+
+    def unit_scores(self, place: _Place, head: jax.Array) -> jax.Array:
+        """[keys·G] of a head's unit."""
+        theirs = self.pool.numbers(place, head)[:, None]
+        zero = np.uint32(0)
+        _, _, *rest = self.query.shape
+        mine = lax.dynamic_slice(self.query, (head, zero, zero, zero), (1, 1, *rest))[0]
+        lanes, dim = self.ones.shape[0], self.pool.dim
+        products = mine[..., :lanes] * theirs[..., :lanes]
+        for at in range(lanes, dim, lanes):
+            products = products + mine[..., at : at + lanes] * theirs[..., at : at + lanes]
+        if self.pool.scales is not None:
+            products = products * self.pool.scales_of(place, head)[..., None]
+        return _sums(lax.optimization_barrier(products), self.ones)  # of [keys, G, lanes]
+
+    def seen(self, scores: jax.Array, first: jax.Array, key_of_lane: jax.Array) -> jax.Array:
+        """Scores as they are weighed: capped, and masked where their key is not to be seen."""
+        scores = _soft_cap(scores.reshape(-1), self.params)
+        at = first + key_of_lane
+        visible = at < self.num_keys
+        if self.params.sliding_window is not None:
+            visible &= at >= self.oldest
+        return lax.optimization_barrier(jnp.where(visible, scores, np.float32(_MASKED)))
+
+    def weighted(
+        self, place: _Place, head: jax.Array, weights: jax.Array, acc: jax.Array
+    ) -> jax.Array:
+        """`acc` [G, D] with a unit's values, weighed by [keys, G], added."""
+        pool = self.pool
+        of_values = head + np.uint32(pool.num_heads)
+        values = None
+        if pool.pages.dtype != jnp.float32:  # widened once, not once for each query of the group
+            values = pool.numbers(place, of_values)
+            if pool.scales is not None:
+                values = values * pool.scales_of(place, of_values)
+            values = lax.optimization_barrier(values)
+
+        def product(key: int) -> jax.Array:
+            value = pool.numbers(place, of_values, key, 1) if values is None else values[key][None]
+            return weights[key][:, None] * value
+
+        for key in range(0, pool.keys, VALUES):
+            if key:
+                acc = lax.optimization_barrier(acc)
+            total = product(key)
+            for more in range(1, VALUES):
+                total = total + product(key + more)
+            acc = acc + total
+        return acc
+
+
+Walked: TypeAlias = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+"""Whether scores rose too far, the reference [Hq], sums of weights [Hq] and values [Hkv, G, D]."""
+
+
+class _Sums(NamedTuple):
+    """Of the spans of a row so far."""
+
+    peaks: jax.Array  # [lanes of a span] largest scores
+    totals: jax.Array  # [lanes of a span] sums of weights
+    acc: jax.Array  # [Hkv, G, D] sum of weighted values
+
+
+@partial(jax.jit, static_argnames=("params",))
 def _attend(
     q: jax.Array,
     pages: jax.Array,
@@ -190,133 +293,182 @@ def _attend(
     ones: jax.Array,
     *,
     params: AttentionParams,
-    block_keys: int,
 ) -> jax.Array:
-    """`decode_rows` of scaled queries in float32.
+    """`decode_rows` of scaled queries in float32."""
+    pool = _Pool.of(pages, scales)
+    num_heads, dim = q.shape[1:]
+    group = num_heads // pool.num_heads
+    page_size = pages.shape[3]
+    span = _span(page_size)
+    zero = np.uint32(0)
 
-    A page of more than `MOST_KEYS` keys is walked in parts; what is called a part below is a whole
-    page where it is not.
-    """
-    num_pages, _, num_kv_heads, page_size, dim = pages.shape
-    num_heads = q.shape[1]
-    group = num_heads // num_kv_heads
-    lanes, keys = ones.shape[0], min(page_size, MOST_KEYS)
-    parts = page_size // keys
-    block = max(1, min(block_keys // keys, table.shape[1] * parts))
-    pool = _Pool(
-        pages.reshape(num_pages, 2 * num_kv_heads, parts, keys * dim),
-        None if scales is None else scales.reshape(num_pages, 2 * num_kv_heads, page_size),
-        table,
-        keys,
-    )
-    zero, one, per_block = np.uint32(0), np.uint32(1), np.uint32(block)
-    scores_shape = (num_kv_heads, keys, group)
-    narrow = pages.dtype != jnp.float32
-    # Counted from an index, each number's place would be counted apart.
-    of_part = np.tile(np.repeat(np.arange(keys, dtype=np.uint32), group), num_kv_heads)
-    of_part = lax.optimization_barrier(jnp.asarray(of_part))
-
-    def one_row(row: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        out, scores = state
+    def one_row(row: jax.Array, out: jax.Array) -> jax.Array:
         num_keys = lax.dynamic_slice(lens, (row,), (1,))[0]
         oldest = jnp.uint32(0)
         if params.sliding_window is not None:
             window = np.uint32(params.sliding_window)
             oldest = jnp.maximum(num_keys, window) - window
-        begin = lax.div(oldest, np.uint32(keys))
-        stop = lax.div(num_keys + np.uint32(keys - 1), np.uint32(keys))
         query = lax.dynamic_slice(q, (row, zero, zero), (1, num_heads, dim))
-        query = lax.optimization_barrier(query.reshape(num_kv_heads, 1, group, dim))
+        query = lax.optimization_barrier(query.reshape(pool.num_heads, 1, group, dim))
+        this = _Row(pool, params, ones, query, num_keys, oldest)
 
-        def one_block(index: jax.Array, seen: _Row) -> _Row:
-            first = begin + index * per_block
-            count = jnp.minimum(stop - first, per_block)
+        def place_of(key: jax.Array) -> _Place:
+            page, inner = lax.div(key, np.uint32(page_size)), lax.rem(key, np.uint32(page_size))
+            page_id = lax.dynamic_slice(table, (row, page), (1, 1))[0, 0]
+            return _Place(page_id, lax.div(inner, np.uint32(pool.keys)))
 
-            def score(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-                scores, peaks = state
-                their_keys = pool.numbers(row, first + i, 0, 0, keys * dim)
-                their_keys = their_keys.reshape(num_kv_heads, keys, 1, dim)
-                spans = [slice(at, at + lanes) for at in range(0, dim, lanes)]
-                products = query[..., spans[0]] * their_keys[..., spans[0]]
-                for span in spans[1:]:
-                    products = products + query[..., span] * their_keys[..., span]
-                if pool.scales is not None:
-                    products = products * pool.scales_of(row, first + i, 0)[..., None, None]
-                products = lax.optimization_barrier(products)  # [Hkv, keys, G, lanes]
-                found = _soft_cap(_sums(products, ones), params)
-                at = (first + i) * np.uint32(keys) + of_part
-                visible = at < num_keys
-                if params.sliding_window is not None:
-                    visible &= at >= oldest
-                found = jnp.where(visible, found, np.float32(_MASKED))
-                found = lax.optimization_barrier(found)
-                scores = lax.dynamic_update_slice(scores, found[None], (i, zero))
-                return scores, jnp.maximum(peaks, found)
+        result = _result(*_row(this, place_of, span), sinks).reshape(1, num_heads, dim)
+        return lax.dynamic_update_slice(out, result, (row, zero, zero))
 
-            peaks = jnp.full((num_heads * keys,), _MASKED, jnp.float32)
-            scores, peaks = lax.fori_loop(jnp.uint32(0), count, score, (seen.scores, peaks))
-            peak = seen.peak
-            for key in range(keys):
-                peak = jnp.maximum(peak, peaks.reshape(scores_shape)[:, key].reshape(-1))
-            shrink = jnp.exp(seen.peak - peak)
-            wide_peak = peak.reshape(num_kv_heads, 1, group)
-            wide_peak = jnp.broadcast_to(wide_peak, scores_shape)
-            wide_peak = lax.optimization_barrier(wide_peak).reshape(-1)
+    return lax.fori_loop(jnp.uint32(0), num_rows, one_row, jnp.zeros_like(q))
 
-            def weigh(i: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-                totals, acc = state
-                found = lax.dynamic_slice(scores, (i, zero), (1, num_heads * keys))[0]
-                weights = lax.optimization_barrier(jnp.exp(found - wide_peak))
-                by_head = weights.reshape(scores_shape)[..., None]
-                values = None
-                if narrow:  # widened once, not once for each query of the group
-                    values = pool.numbers(row, first + i, 1, 0, keys * dim)
-                    values = values.reshape(num_kv_heads, keys, dim)
-                    if pool.scales is not None:
-                        values = values * pool.scales_of(row, first + i, 1)[..., None]
-                    values = lax.optimization_barrier(values)
 
-                def weighted(key: int) -> jax.Array:
-                    if values is None:
-                        value = pool.numbers(row, first + i, 1, key * dim, (key + 1) * dim)
-                    else:
-                        value = values[:, key]
-                    return by_head[:, key] * value[:, None]
+def _span(page_size: int) -> int:
+    """Keys of a span: what a page divides into, `SPAN_KEYS` at most."""
+    sizes = range(UNIT_KEYS, min(page_size, SPAN_KEYS) + 1, UNIT_KEYS)
+    return max((size for size in sizes if page_size % size == 0), default=page_size)
 
-                for key in range(0, keys, VALUES):
-                    sums = [weighted(key), weighted(key + 1)]
-                    for more in range(2, VALUES):
-                        sums[more % 2] = sums[more % 2] + weighted(key + more)
-                    acc = lax.optimization_barrier(acc + (sums[0] + sums[1]))
-                return totals + weights, acc
 
-            totals = jnp.zeros((num_heads * keys,), jnp.float32)
-            acc = seen.acc * shrink.reshape(num_kv_heads, group, 1)
-            totals, acc = lax.fori_loop(jnp.uint32(0), count, weigh, (totals, acc))
-            total = seen.total * shrink
-            for key in range(keys):
-                total = total + totals.reshape(scores_shape)[:, key].reshape(-1)
-            return _Row(peak, total, acc, scores)
+def _row(
+    row: _Row, place_of: Callable[[jax.Array], _Place], span: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A row's reference [Hq], and sums of its weights [Hq] and weighted values [Hkv, G, D].
 
-        seen = _Row(
-            jnp.full((num_heads,), _MASKED, jnp.float32),
-            jnp.zeros((num_heads,), jnp.float32),
-            jnp.zeros((num_kv_heads, group, dim), jnp.float32),
-            scores,
+    Args:
+        place_of: the unit that a key, counted from the row's first, is in.
+        span: keys of a span.
+    """
+    heads, unit = row.pool.num_heads, row.pool.keys
+    key_of_lane = _constant(np.tile(np.repeat(np.arange(span), row.group), heads))
+    first_unit = lax.div(row.oldest, np.uint32(unit)) * np.uint32(unit)
+    first_span = lax.div(row.oldest, np.uint32(span))
+    spans = lax.div(row.num_keys + np.uint32(span - 1), np.uint32(span))
+
+    def look(head: jax.Array, scores: jax.Array) -> jax.Array:
+        found = row.unit_scores(place_of(first_unit), head)
+        return lax.dynamic_update_slice(scores, found[None], (head, np.uint32(0)))
+
+    def walk(state: Walked) -> Walked:
+        _, reference, _, _ = state
+        subtracted = row.by_lane(reference, span)
+
+        def one_span(index: jax.Array, so_far: _Sums) -> _Sums:
+            first = index * np.uint32(span)
+            left = lax.div(row.num_keys - first + np.uint32(unit - 1), np.uint32(unit))
+            return _add_span(row, place_of(first), first, left, key_of_lane, subtracted, so_far)
+
+        lanes = key_of_lane.shape
+        sums = _Sums(
+            jnp.full(lanes, _MASKED, jnp.float32),
+            jnp.zeros(lanes, jnp.float32),
+            jnp.zeros((heads, row.group, row.pool.dim), jnp.float32),
         )
-        num_blocks = lax.div(stop - begin + (per_block - one), per_block)
-        seen = lax.fori_loop(jnp.uint32(0), num_blocks, one_block, seen)
-        result = _result(seen, sinks).reshape(1, num_heads, dim)
-        out = lax.dynamic_update_slice(out, result, (row, zero, zero))
-        return out, seen.scores
+        sums = lax.fori_loop(first_span, spans, one_span, sums)
+        peak = _over_keys(jnp.maximum, sums.peaks, heads, span)
+        rose = jnp.max(peak - reference) > np.float32(MOST_RISE)
+        reference = jnp.where(rose, peak, reference)
+        return rose, reference, _over_keys(jnp.add, sums.totals, heads, span), sums.acc
 
-    scores = jnp.zeros((block, num_heads * keys), jnp.float32)
-    state = (jnp.zeros_like(q), scores)
-    return lax.fori_loop(jnp.uint32(0), num_rows, one_row, state)[0]
+    first_scores = jnp.zeros((heads, unit * row.group), jnp.float32)
+    first_scores = lax.fori_loop(jnp.uint32(0), jnp.uint32(heads), look, first_scores)
+    lanes_of_unit = _constant(np.tile(np.repeat(np.arange(unit), row.group), heads))
+    first_scores = row.seen(first_scores, first_unit, lanes_of_unit)
+    reference = _over_keys(jnp.maximum, first_scores, heads, unit)
+    state = (
+        jnp.asarray(True),
+        reference,
+        jnp.zeros_like(reference),
+        jnp.zeros((heads, row.group, row.pool.dim), jnp.float32),
+    )
+    _, reference, total, acc = lax.while_loop(lambda state: state[0], walk, state)
+    return reference, total, acc
+
+
+def _add_span(
+    row: _Row,
+    begin: _Place,
+    first: jax.Array,
+    num_units: jax.Array,
+    key_of_lane: jax.Array,
+    subtracted: jax.Array,
+    so_far: _Sums,
+) -> _Sums:
+    """Takes in the keys from `first` on, which begin at `begin` and are `num_units` units or more.
+
+    Args:
+        key_of_lane: uint32[lanes] which of the span's keys a lane is of.
+        subtracted: float32[lanes] the reference of a lane's head.
+    """
+    heads, unit = row.pool.num_heads, row.pool.keys
+    units = key_of_lane.shape[0] // (heads * unit * row.group)  # of a head in a span
+    zero, width = np.uint32(0), unit * row.group
+    used = jnp.minimum(num_units, np.uint32(units))
+
+    def of_units(step: Callable[[jax.Array, _Place, Any], Any], state: Any) -> Any:
+        """Each unit of a head, in the order of memory."""
+        if units == 1:
+            return step(jnp.uint32(0), begin, state)
+        return lax.fori_loop(
+            jnp.uint32(0),
+            used,
+            lambda index, state: step(index, _Place(begin.page_id, begin.unit + index), state),
+            state,
+        )
+
+    def score(head: jax.Array, scores: jax.Array) -> jax.Array:
+        def one_unit(index: jax.Array, place: _Place, scores: jax.Array) -> jax.Array:
+            at = (head * np.uint32(units) + index, zero)
+            found = row.unit_scores(place, head)[None]
+            return lax.dynamic_update_slice(scores, found, at)
+
+        return of_units(one_unit, scores)
+
+    def weigh(head: jax.Array, acc: jax.Array) -> jax.Array:
+        def one_unit(index: jax.Array, place: _Place, mine: jax.Array) -> jax.Array:
+            at = (head * np.uint32(units) + index, zero)
+            theirs = lax.dynamic_slice(by_unit, at, (1, width)).reshape(unit, row.group)
+            return row.weighted(place, head, theirs, mine)
+
+        at = (head, zero, zero)
+        mine = lax.dynamic_slice(acc, at, (1, *acc.shape[1:]))[0]
+        return lax.dynamic_update_slice(acc, of_units(one_unit, mine)[None], at)
+
+    scores = jnp.zeros((heads * units, width), jnp.float32)
+    scores = lax.fori_loop(jnp.uint32(0), jnp.uint32(heads), score, scores)
+    scores = row.seen(scores, first, key_of_lane)
+    weights = lax.optimization_barrier(jnp.exp(scores - subtracted))
+    by_unit = weights.reshape(heads * units, width)
+    return _Sums(
+        jnp.maximum(so_far.peaks, scores),
+        so_far.totals + weights,
+        lax.fori_loop(jnp.uint32(0), jnp.uint32(heads), weigh, so_far.acc),
+    )
+
+
+def _over_keys(
+    operation: Callable[[jax.Array, jax.Array], jax.Array],
+    by_lane: jax.Array,
+    heads: int,
+    num_keys: int,
+) -> jax.Array:
+    """[Hq] of [Hkv·keys·G], by halves as far as that goes: XLA reduces number by number."""
+    found = by_lane.reshape(heads, num_keys, -1)
+    while num_keys > UNIT_KEYS and num_keys % 2 == 0:
+        num_keys //= 2
+        found = lax.optimization_barrier(operation(found[:, :num_keys], found[:, num_keys:]))
+    total = found[:, 0]
+    for key in range(1, num_keys):
+        total = operation(total, found[:, key])
+    return total.reshape(-1)
+
+
+def _constant(numbers: np.ndarray) -> jax.Array:
+    """uint32, not counted from an index: each number's place would be counted apart."""
+    return lax.optimization_barrier(jnp.asarray(numbers.astype(np.uint32)))
 
 
 def _sums(products: jax.Array, ones: jax.Array) -> jax.Array:
-    """[Hkv·keys·G] of [Hkv, keys, G, lanes]."""
+    """[keys·G] of [keys, G, lanes]."""
     return lax.dot_general(
         products.reshape(-1, ones.shape[0]),
         ones,
@@ -332,12 +484,19 @@ def _soft_cap(scores: jax.Array, params: AttentionParams) -> jax.Array:
     return cap * jnp.tanh(scores / cap)
 
 
-def _result(seen: _Row, sinks: jax.Array | None) -> jax.Array:
-    """[Hkv, G, D]: numerator over denominator; `sinks` are logits of keys without a value."""
-    acc, total = seen.acc, jnp.maximum(seen.total, 1e-30)
+def _result(
+    peak: jax.Array, total: jax.Array, acc: jax.Array, sinks: jax.Array | None
+) -> jax.Array:
+    """[Hkv, G, D]: numerator over denominator; `sinks` are logits of keys without a value.
+
+    Args:
+        peak: [Hq] what weights were taken relative to.
+        total: [Hq] sum of weights.
+        acc: [Hkv, G, D] sum of weighted values.
+    """
     if sinks is not None:
-        peak = jnp.maximum(seen.peak, sinks)
-        shrink = jnp.exp(seen.peak - peak)
+        new_peak = jnp.maximum(peak, sinks)
+        shrink = jnp.exp(peak - new_peak)
         acc = acc * shrink.reshape(*acc.shape[:2], 1)
-        total = seen.total * shrink + jnp.exp(sinks - peak)
-    return acc / total.reshape(*acc.shape[:2], 1)
+        total = total * shrink + jnp.exp(sinks - new_peak)
+    return acc / jnp.maximum(total, 1e-30).reshape(*acc.shape[:2], 1)

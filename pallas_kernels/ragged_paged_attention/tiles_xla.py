@@ -21,8 +21,8 @@ class XlaTiles:
         row_group: decode rows that share a gather and a product.
         decode_block: keys of a decode block, in whole pages.
         score_sums: 1 takes decode rows' scores by multiplying and summing in a loop, 0 as products.
-        native_block: keys of a decode block where one native function computes a decode step, as
-            `decode_cpu` does on a CPU for the pools it takes; 0 has it computed as above.
+        native_decode: 1 has one native function compute decode rows, as `decode_cpu` does on a CPU
+            for the pools it takes; 0 has them computed as above.
         query_tile: queries of a prefill tile.
         prefill_block: keys of a prefill block, in whole pages.
     """
@@ -30,7 +30,7 @@ class XlaTiles:
     row_group: int = 8
     decode_block: int = 64
     score_sums: int = 0
-    native_block: int = 128
+    native_decode: int = 1
     query_tile: int = 32
     prefill_block: int = 64
 
@@ -47,7 +47,7 @@ def choose_xla_tiles(
 ) -> XlaTiles:
     """Measured block sizes where a table has them, else the computed default.
 
-    Only CPUs have a `native_block`: elsewhere its loops would run one operation at a time.
+    Only CPUs have `native_decode`: elsewhere its loops would run one operation at a time.
 
     Args:
         q_shape: [T, Hq, D].
@@ -57,4 +57,4 @@ def choose_xla_tiles(
     for part in ("decode", "prefill"):
         key = tuning_key("xla", part, q_shape, jnp.dtype(q_dtype), pool_shape, kv_dtype)
         tiles = with_tuned(tiles, key)
-    return tiles if tuning_device().startswith(CPU) else replace(tiles, native_block=0)
+    return tiles if tuning_device().startswith(CPU) else replace(tiles, native_decode=0)

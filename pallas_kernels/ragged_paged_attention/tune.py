@@ -271,8 +271,8 @@ def _xla_candidates(part: Part, pool_shape: Any) -> list[Any]:
     default = default_xla_tiles(pool_shape[2], pool_shape[4])
     blocks = (32, 64, 128, 256)
     if part == "decode":
-        products = replace(default, native_block=0)
-        tried = [replace(default, native_block=block) for block in blocks] + [
+        products = replace(default, native_decode=0)
+        tried = [
             replace(products, row_group=rows, decode_block=block, score_sums=sums)
             for rows, block, sums in itertools.product((1, 2, 4, 8, 16, 32), blocks, (0, 1))
         ]
@@ -335,7 +335,7 @@ def _gpu_candidates(part: Part, head_dim: int, itemsize: int, kv_itemsize: int) 
 _GPU_SIZES = ("tile", "num_stages", "num_raw", "num_programs", "min_tiles")
 _PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "XlaTiles": {
-        "decode": ("row_group", "decode_block", "score_sums", "native_block"),
+        "decode": ("row_group", "decode_block", "score_sums", "native_decode"),
         "prefill": ("query_tile", "prefill_block"),
     },
     "TpuTiles": {"decode": ("decode_pages",), "prefill": ("prefill_pages", "prefill_tile")},

@@ -71,8 +71,8 @@ def attend_xla(
     """
     if tiles is None:
         tiles = choose_xla_tiles(q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
-    if not quick and tiles.native_block and decode_cpu.takes(q.shape[2], kv):
-        out = decode_cpu.decode_rows(q, kv, batch, params, sinks, tiles.native_block)
+    if not quick and tiles.native_decode and decode_cpu.takes(q.shape[2], kv):
+        out = decode_cpu.decode_rows(q, kv, batch, params, sinks)
     else:
         out = _decode(q, kv, batch, params, sinks, tiles)
     if decode_only:

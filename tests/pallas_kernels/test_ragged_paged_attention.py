@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -131,18 +132,8 @@ def test_one_function_takes_heads_and_pages(
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(
-    ("mix", "native_block"),
-    [
-        ("decode rows of many lengths", 8),
-        ("decode rows of many lengths", 32),
-        ("decode rows of many lengths", 256),
-        ("decode and prefill", 32),
-    ],
-)
-def test_blocks_of_the_one_function_do_not_change_what_is_computed(
-    mix: str, native_block: int, variant: str
-) -> None:
+@pytest.mark.parametrize("mix", ["decode rows of many lengths", "decode and prefill"])
+def test_the_one_function_computes_what_products_do(mix: str, variant: str) -> None:
     rows, params = MIXES[mix], VARIANTS[variant]
     num_tokens = sum(q for q, _ in rows)
     shape: dict[str, Any] = {"num_tokens": num_tokens, "num_rows": len(rows)}
@@ -150,12 +141,50 @@ def test_blocks_of_the_one_function_do_not_change_what_is_computed(
     sinks = jnp.linspace(-1.0, 3.0, q.shape[1])
     attend = functools.partial(attend_xla, sinks=sinks, decode_only=num_tokens == len(rows))
     got, products = (
-        attend(q, kv, batch, params, tiles=XlaTiles(native_block=block))
-        for block in (native_block, 0)
+        attend(q, kv, batch, params, tiles=XlaTiles(native_decode=native)) for native in (1, 0)
     )
     want = attend_reference(q, kv, batch, params, sinks=sinks)
     np.testing.assert_allclose(got, want, atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"])
     np.testing.assert_allclose(products, want, atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("page_size", [8, 16, 64, 128])
+@pytest.mark.parametrize("rise", [-500.0, -30.0, 30.0, 59.0, 61.0, 500.0, np.inf])
+def test_the_one_function_takes_scores_that_leave_their_reference(
+    rise: float, page_size: int, window: int | None
+) -> None:
+    """One key, far from those that a row's weights are taken relative to, and others between."""
+    rng = np.random.default_rng(2)
+    lengths = [1, 9, 130, 256]
+    q, _, _, kv, batch = make_case(
+        rng,
+        [(1, length) for length in lengths],
+        num_tokens=4,
+        num_rows=4,
+        heads=(4, 2),
+        head_dim=64,
+        page_size=page_size,
+        table=256 // page_size,
+    )
+    # Only the first dimension of a key counts: what is there is its score.
+    q = jnp.zeros_like(q).at[..., 0].set(1.0)
+    pages = kv.pages.at[:, 0, :, :, 0].set(jnp.asarray(rng.normal(size=kv.pages.shape[2:4])))
+    for row, length in enumerate(lengths):
+        for key, by in ((length // 2, rise / 2), (length - 1, rise)):
+            page = batch.block_table[row, key // page_size]
+            pages = pages.at[page, 0, row % 2, key % page_size, 0].set(by)
+    params = AttentionParams(scale=1.0, sliding_window=window)
+    arguments = (q, replace(kv, pages=pages), batch, params)
+    assert decode_cpu.takes(64, kv)
+    got = attend_xla(*arguments, sinks=None, decode_only=True)
+    if np.isinf(rise):  # what is not a number stays in its row and head
+        numbers = np.isfinite(np.asarray(got)).all(axis=-1)
+        for row in range(4):
+            np.testing.assert_array_equal(numbers[row], [head // 2 != row % 2 for head in range(4)])
+        return
+    want = attend_reference(*arguments, sinks=None)
+    np.testing.assert_allclose(got, want, atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"])
 
 
 @pytest.mark.parametrize(
