@@ -111,10 +111,12 @@ def make_lattice(
     variants: tuple[Variant, ...],
     packed_rows: int = 0,
     has_quick: bool = False,
+    has_dear_rows: bool = False,
 ) -> Lattice:
-    """Decode rows 1, 4, 8, 16, 24, 32, 48, … 128, 160, …; mixed tokens 32, 128, 256, 512, 1024, ….
+    """Decode rows 1, 4, 8, 16, 24, 32, 48, … 128, 160, …; mixed tokens 32, 128, 256, 384, 512, ….
 
-    Rows leave a full batch one by one, so decode programs are finer where padding costs most.
+    Rows leave a full batch one by one, so decode programs are finer where padding costs most. Many
+    tokens compute on every device, so that mixed ones are two to a doubling.
 
     Args:
         max_num_seqs: rows of the largest programs.
@@ -125,14 +127,16 @@ def make_lattice(
             slowly, so the largest program is there without them, too, and comes first.
         has_quick: programs can be compiled sooner than they should be to compute fast. So are the
             largest ones first, which readiness waits for.
+        has_dear_rows: a step of few decode rows takes longer with each, as on a CPU, where it
+            computes; elsewhere it waits for the weights. There is one of 12 rows, too.
     """
-    decode = [1, 4, 8, 16, 24, 32]
+    decode = [1, 4, 8, *([12] * has_dear_rows), 16, 24, 32]
     while decode[-1] < max_num_seqs:
         power = 1 << (decode[-1].bit_length() - 1)
         decode.append(decode[-1] + max(16, power // 4))
-    mixed = [32, 128]
+    mixed = [32, 128, 256]
     while mixed[-1] < max_num_batched_tokens:
-        mixed.append(2 * mixed[-1])
+        mixed += [mixed[-1] * 3 // 2, mixed[-1] * 2]
     rows = _up_to(max_num_seqs, decode)
     packed = [n for n in rows if n <= packed_rows]
     plain = [n for n in rows if n not in packed or (n == max_num_seqs and not has_quick)]

@@ -91,6 +91,7 @@ def size_engine(
         # branch on a device value costs a round trip.
         variants=("general",) if platform == "cpu" else ("greedy", "general"),
         packed_rows=packed_rows,
+        has_dear_rows=platform == "cpu",
         has_quick=platform == "cpu"
         and backend == "xla"
         and takes_pages(model.head_dim, page_size, kv_dtype),
