@@ -1,6 +1,6 @@
 """One decode row on a CPU, in the loops of `decode_cpu`'s native function.
 
-- Products of queries and keys in vectors of `_lanes`, without their sums: XLA would add up one
+- Products of queries and keys in vectors as long as `ones`, without sums: XLA would add up one
   number at a time, as the order of a sum is the program's. A product with a vector of ones, which
   XLA writes as vectors and shuffles, then sums up to `UNIT_KEYS` keys of a head, whose products
   are 6 KB: those of all heads would drive the pages out of a core's first cache. A key's queries
@@ -17,8 +17,8 @@
   their own: what one operation reads in several places is copied first, number by number, where
   what it reads once is not.
 
-Heads are a loop, not written out: with each head's loads at their own places in the code, memory is
-read half as fast (measured on a Zen 4).
+Heads are a loop, not written out: with each head's loads at their own places in the code a layer
+takes 1.37 ms where it takes 1.02 (Zen 4, float32, 32 rows of 260 keys in order; why is not known).
 """
 
 from __future__ import annotations
@@ -250,9 +250,11 @@ def _add_span(
     subtracted: jax.Array,
     so_far: _Sums,
 ) -> _Sums:
-    """Takes in the keys from `first` on, which begin at `begin` and are `num_units` units or more.
+    """Takes in a span's keys.
 
     Args:
+        begin, first: where its first key is, and which key of the row that is.
+        num_units: units that the row has from there on, in this span and after it.
         key_of_lane: uint32[lanes] which of the span's keys a lane is of.
         subtracted: float32[lanes] the reference of a lane's head.
     """
