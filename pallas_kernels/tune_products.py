@@ -32,7 +32,7 @@ from octavo.pallas_kernels.screened_argmax import make_screen, screened_argmax
 from octavo.pallas_kernels.sliced_linear import slice_weight, sliced_linear
 from octavo.pallas_kernels.tuning import ProductLibrary, Span
 
-ROWS = (1, 4, 8, 16, 32, 48, 64, 96, 128, 512)
+ROWS = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 512)
 """Of the steps that they are measured on."""
 MARGIN = 0.03
 """A gain below it is noise on most machines."""

@@ -11,9 +11,9 @@ row of codes is a slice of its own (sliced as one array, it is copied first) and
 512 bits wide (`COMPILER_OPTIONS`).
 
 For several rows the same weight is laid out in panels of `PANEL` outputs (`PanelWeight`). A panel's
-block is dequantized once, into a buffer that the first cache holds, and multiplied with one row
-after the other: LLVM keeps some of its vectors in registers for all rows, reads the others as
-operands of their multiplications, and has four vectors of a row's sums on their way.
+block is dequantized once, into a buffer that the first cache holds, and `LANES` of its outputs are
+multiplied with one row after the other: LLVM keeps half of their weights in registers for all rows,
+and a row's inputs are read as operands of multiplications, one number for all lanes.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ COMPILER_OPTIONS = {"xla_cpu_prefer_vector_width": "512"}
 """Of programs with such layers: 0.7 of the time of XLA's own 256 bits on a CPU with AVX-512."""
 SUMS = 4
 """Sums that a block's products are added to in turn: as many additions may be on their way."""
-PANEL_SUMS = 2
-"""The same of each of a panel's vectors."""
+HELD = 16
+"""Inputs whose products with several rows are one sum: registers hold a vector of each."""
 
 
 def packed_linear(x: jax.Array, weight: PackedWeight | PanelWeight) -> jax.Array:
@@ -155,8 +155,10 @@ def _panel_by_panel(x: jax.Array, weight: PanelWeight) -> jax.Array:
     """[T, N] float32, N filled up to whole panels, of x [T, K]."""
     num_panels, num_blocks, code_bytes, _ = weight.codes.shape
     num_rows, num_codes = x.shape[0], _num_codes(weight)
-    parts = num_codes // code_bytes
+    parts, held = num_codes // code_bytes, min(HELD, code_bytes)
     zero = np.uint32(0)
+    # By block, so that one place is made sure to lie within and not each input's.
+    x = x.reshape(num_rows, num_blocks, num_codes)
 
     def dequantized(panel: jax.Array, block: jax.Array) -> list[jax.Array]:
         """The block's weights in parts, float32 [H, PANEL] each."""
@@ -177,28 +179,48 @@ def _panel_by_panel(x: jax.Array, weight: PanelWeight) -> jax.Array:
             made = [each + minimum[0] for each in made]
         return jax.lax.optimization_barrier(made)
 
-    def add_block(block: jax.Array, out: jax.Array, panel: jax.Array) -> jax.Array:
-        first = block * np.uint32(num_codes)
-        for part, weights in enumerate(dequantized(panel, block)):
-            sums: list[jax.Array] = []
-            for i in range(code_bytes):
-                at = (zero, first + np.uint32(part * code_bytes + i))
-                product = jax.lax.dynamic_slice(x, at, (num_rows, 1)) * weights[i][None]
-                if i < PANEL_SUMS:
-                    sums.append(product)
-                else:
-                    sums[i % PANEL_SUMS] = sums[i % PANEL_SUMS] + product
-            out = jax.lax.optimization_barrier(out + (sums[0] + sums[1]))
-        return out
+    def add_block(
+        block: jax.Array, outs: tuple[jax.Array, ...], panel: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        made = dequantized(panel, block)
+
+        def add(out: jax.Array, lane: int) -> jax.Array:
+            """Adds the block's products to [T, LANES] outputs of the panel, from `lane` on."""
+            for first in range(0, num_codes, held):
+                at = (zero, block, np.uint32(first))
+                inputs = jax.lax.dynamic_slice(x, at, (num_rows, 1, held))
+                part, code = divmod(first, code_bytes)
+                # Inputs last: reductions of other dimensions are no part of a loop.
+                weights = made[part][code : code + held, lane : lane + LANES].T
+                out = out + _summed(inputs * weights[None])
+            return out
+
+        outs = tuple(add(out, group * LANES) for group, out in enumerate(outs))
+        return jax.lax.optimization_barrier(outs)
 
     def add_panel(panel: jax.Array, out: jax.Array) -> jax.Array:
-        one = jax.lax.fori_loop(
+        groups = jax.lax.fori_loop(
             jnp.uint32(0),
             jnp.uint32(num_blocks),
             partial(add_block, panel=panel),
-            jnp.zeros((num_rows, PANEL), jnp.float32),
+            tuple(jnp.zeros((num_rows, LANES), jnp.float32) for _ in range(PANEL // LANES)),
         )
-        return jax.lax.dynamic_update_slice(out, one, (zero, panel * np.uint32(PANEL)))
+        first = panel * np.uint32(PANEL)
+        for group, one in enumerate(groups):
+            at = (zero, first + np.uint32(group * LANES))
+            out = jax.lax.dynamic_update_slice(out, one, at)
+        return out
 
     out = jnp.zeros((num_rows, num_panels * PANEL), jnp.float32)
     return jax.lax.fori_loop(jnp.uint32(0), jnp.uint32(num_panels), add_panel, out)
+
+
+def _summed(products: jax.Array) -> jax.Array:
+    """float32 [T, N] of [T, N, K]."""
+
+    def add(one: jax.Array, other: jax.Array) -> jax.Array:
+        # It changes nothing, but no plain sum is YNNPACK's, which a native function cannot call.
+        total: jax.Array = jax.lax.reduce_precision(one + other, 8, 23)
+        return total
+
+    return jax.lax.reduce(products, np.float32(0), add, (2,))

@@ -31,6 +31,7 @@ TYPES = {
     "nibbles, wide scales": BlockType(codes=32, nibbles=True, scale_dtype=F32, minimum_dtype=F32),
     "bytes": BlockType(codes=32, nibbles=False, scale_dtype=F16, minimum_dtype=None),
     "bytes with a minimum": BlockType(codes=32, nibbles=False, scale_dtype=F16, minimum_dtype=F32),
+    "short nibbles": BlockType(codes=16, nibbles=True, scale_dtype=F16, minimum_dtype=F16),
     "short blocks": BlockType(codes=16, nibbles=False, scale_dtype=F32, minimum_dtype=None),
 }
 SHAPES = {
