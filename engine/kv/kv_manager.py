@@ -25,6 +25,9 @@ class KVManager:
         page_size: tokens in a page.
         enable_prefix_caching: whether full pages are shared and kept.
         num_host_pages: pages of the host tier; 0 for none.
+        run_pages: a sequence that grows page by page is kept up to so many in a row, where a device
+            reads pages faster that follow each other. They are free until it takes them; to find
+            them, pages of the prefix cache are evicted that much earlier.
     """
 
     def __init__(
@@ -34,7 +37,9 @@ class KVManager:
         page_size: int,
         enable_prefix_caching: bool,
         num_host_pages: int = 0,
+        run_pages: int = 1,
     ) -> None:
+        self.run_pages = run_pages
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = PagePool(num_pages, page_size)
@@ -139,7 +144,12 @@ class KVManager:
         num_new = -(-num_tokens // self.page_size) - len(pages.page_ids)
         if num_new <= 0:
             return []
-        new = self._allocate(num_new)
+        if num_new == 1 and self.run_pages > 1 and pages.page_ids:
+            new = self.take_after(pages.page_ids[-1:])
+        else:
+            if pages.page_ids:
+                self.pool.give_up_run(pages.page_ids[-1])  # to be taken now
+            new = self._allocate(num_new)
         pages.page_ids += new
         return new
 
@@ -167,8 +177,23 @@ class KVManager:
             new += self._evict(num_pages - num_free)
         return new
 
+    def take_after(self, last_pages: list[int]) -> list[int]:
+        """As `take`, for the sequences with these last pages: each the one that follows, if it is
+        kept for it, and else the first of `run_pages` in a row as far as there are."""
+        pool, run = self.pool, self.run_pages
+        num_lacking = len(last_pages) * run - pool.num_not_kept
+        if num_lacking > 0 and pool.num_cached:
+            pool.reclaim(self._give_up(min(num_lacking, pool.num_cached)))
+        return pool.allocate_each(last_pages, run)
+
     def _evict(self, num_pages: int) -> list[int]:
-        """Makes cached pages owned ones, those unreferenced for longest first.
+        """Makes cached pages owned ones, those unreferenced for longest first."""
+        pages = self._give_up(num_pages)
+        self.pool.take_over(pages)
+        return pages
+
+    def _give_up(self, num_pages: int) -> list[int]:
+        """The cache's pages that were unreferenced for longest, which it forgets.
 
         What they hold is remembered if there is a host tier to keep it.
         """
@@ -177,9 +202,7 @@ class KVManager:
             self._evicted += [
                 (page, cache.hash_of(page)) for page in cache.next_to_evict(num_pages)
             ]
-        pages = cache.evict(num_pages)
-        self.pool.take_over(pages)
-        return pages
+        return cache.evict(num_pages)
 
     def settle(self) -> None:
         """Enters in the books which pages were taken and given up: nobody need wait for it."""
@@ -202,6 +225,8 @@ class KVManager:
         The end of a prefix is put up for eviction before its beginning.
         """
         prefix, page_ids = pages.prefix, pages.page_ids
+        if page_ids:
+            self.pool.give_up_run(page_ids[-1])
         num_own = len(page_ids) if prefix is None else len(page_ids) - len(prefix.page_ids)
         owned: Iterable[int] = islice(reversed(page_ids), num_own)
         if pages.arriving:

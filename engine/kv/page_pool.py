@@ -22,6 +22,9 @@ class PagePool:
     The reference of a page that was taken is entered by `settle`, at the latest when references are
     asked for: whoever takes pages need not wait for it.
 
+    Free pages that follow a sequence's last one may be kept for its growth (`allocate_each`). They
+    stay free: whoever finds no others takes them.
+
     Args:
         num_pages: pages in the pool, the trash page included; ≥ 2.
         page_size: tokens in a page.
@@ -34,6 +37,8 @@ class PagePool:
         self.page_size = page_size
         self._num_references = [0] * num_pages
         self._free = list(range(num_pages - 1, TRASH_PAGE, -1))
+        self._runs: dict[int, int] = {}  # page: the end of the free pages kept after it
+        self._num_kept = 0  # free pages that are kept, and not in the list
         self._num_cached = 0
         self._in_transfer: set[int] = set()
         self._taken: list[int] = []  # owned once; their references are not entered yet
@@ -45,6 +50,11 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
+        return len(self._free) + self._num_kept
+
+    @property
+    def num_not_kept(self) -> int:
+        """Free pages that are not kept for anybody."""
         return len(self._free)
 
     @property
@@ -54,7 +64,7 @@ class PagePool:
     @property
     def num_owned(self) -> int:
         # All that are nothing else: whoever takes pages has one count less to keep.
-        return self.num_usable - len(self._free) - self._num_cached - len(self._in_transfer)
+        return self.num_usable - self.num_free - self._num_cached - len(self._in_transfer)
 
     @property
     def num_in_transfer(self) -> int:
@@ -63,7 +73,7 @@ class PagePool:
     @property
     def num_available(self) -> int:
         """Pages that an allocation may use: free ones, and cached ones once reclaimed."""
-        return len(self._free) + self._num_cached
+        return len(self._free) + self._num_kept + self._num_cached
 
     def num_references(self, page: int) -> int:
         """Sequences and runs that hold `page`."""
@@ -84,6 +94,8 @@ class PagePool:
     def allocate(self, num_pages: int) -> list[int]:
         """Takes free pages, with one reference each. There must be enough: see `reclaim`."""
         free = self._free
+        if num_pages > len(free):
+            self._give_up_runs()
         first = len(free) - num_pages
         assert 0 <= first <= len(free), (num_pages, len(free))
         pages = free[first:]
@@ -91,6 +103,47 @@ class PagePool:
         del free[first:]
         self._taken += pages
         return pages
+
+    def allocate_each(self, last_pages: Iterable[int], run: int) -> list[int]:
+        """Takes a free page for each of several sequences: the one after its last page, if it can.
+
+        Args:
+            last_pages: of the sequences.
+            run: where a sequence's pages do not go on, it gets the first of up to so many free ones
+                in a row, and the others are kept for when it grows again.
+        """
+        runs, free = self._runs, self._free
+        taken: list[int] = []
+        for last in last_pages:
+            end = runs.pop(last, None)
+            if end is not None:
+                page = last + 1
+                self._num_kept -= 1
+            else:
+                if not free:
+                    self._give_up_runs()
+                page = free.pop()
+                end = page + 1
+                while free and free[-1] == end < page + run:
+                    free.pop()
+                    end += 1
+                self._num_kept += end - page - 1
+            if end > page + 1:
+                runs[page] = end
+            taken.append(page)
+        self._taken += taken
+        return taken
+
+    def give_up_run(self, page: int) -> None:
+        """Keeps nothing after `page` any longer: what was kept is taken next."""
+        end = self._runs.pop(page, None)
+        if end is not None:
+            self._free.extend(range(end - 1, page, -1))
+            self._num_kept -= end - page - 1
+
+    def _give_up_runs(self) -> None:
+        for page in list(self._runs):
+            self.give_up_run(page)
 
     def settle(self) -> None:
         """Enters the references of the pages that were taken."""
@@ -184,7 +237,10 @@ class PagePool:
         assert min(self._num_references) >= _CACHED
         assert len(cached) == self._num_cached, (len(cached), self._num_cached)
         assert len(owned) == self.num_owned, (len(owned), self.num_owned)
-        groups = (set(self._free), owned, cached, self._in_transfer)
-        assert len(groups[0]) == len(self._free), "a page is free twice"
+        kept = [kept for page, end in self._runs.items() for kept in range(page + 1, end)]
+        assert len(kept) == self._num_kept, (len(kept), self._num_kept)
+        free = {*self._free, *kept}
+        groups = (free, owned, cached, self._in_transfer)
+        assert len(free) == self.num_free, "a page is free twice"
         assert sum(map(len, groups)) == self.num_usable, [len(group) for group in groups]
         assert set().union(*groups) == set(range(1, self.num_pages))

@@ -327,7 +327,11 @@ class Planner:
             slots: theirs.
             num_pages: pages that each has.
         """
-        pages = self._kv.take(len(slots))
+        if self._limits.run_pages == 1:
+            pages = self._kv.take(len(slots))
+        else:
+            page_ids = self._table.columns.page_ids
+            pages = self._kv.take_after([page_ids[slot][-1] for slot in slots])
         self._draft.page_updates.extend(self._table.columns.grow(slots, num_pages, pages))
 
     def _decode_rows(self, decoding: Rows, num_steps: int) -> DecodeRows:

@@ -122,6 +122,7 @@ class Scheduler:
             page_size=limits.page_size,
             enable_prefix_caching=self._enable_prefix_caching,
             num_host_pages=limits.num_host_pages,
+            run_pages=limits.run_pages,
         )
         self._transfers = Transfers(self._kv, self.forecast, self._draft)
         self._table = LiveTable(limits, self.policy, self._kv, self.forecast)

@@ -302,6 +302,7 @@ class StepLimits:
         max_model_len: tokens in a sequence.
         token_edges: edges of the compiled token buckets, ascending.
         num_host_pages: pages of the host tier; 0 for none.
+        run_pages: pages in a row that a growing sequence is kept: see `KVManager`.
     """
 
     max_num_batched_tokens: int
@@ -314,3 +315,4 @@ class StepLimits:
     max_model_len: int
     token_edges: tuple[int, ...]
     num_host_pages: int = 0
+    run_pages: int = 1

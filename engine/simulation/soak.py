@@ -84,6 +84,7 @@ def draw_scenario(number: int) -> Scenario:
         max_model_len=128,
         token_edges=tuple(sorted({4, 8, 16, budget} - set(range(budget + 1, 100)))),
         num_host_pages=rng.choice((0, 4, 16, 64)),
+        run_pages=(1, 1, 3)[number % 3],
     )
     faulty = rng.random() < 0.7
     faults = Faults(

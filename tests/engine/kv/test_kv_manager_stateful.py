@@ -15,9 +15,18 @@ from octavo.engine.sampling_params import SamplingParams
 
 
 class KVMachine(RuleBasedStateMachine):
-    @initialize(page_size=st.sampled_from([1, 2, 4]), num_pages=st.integers(2, 16))
-    def start(self, page_size: int, num_pages: int) -> None:
-        self.kv = KVManager(num_pages=num_pages, page_size=page_size, enable_prefix_caching=True)
+    @initialize(
+        page_size=st.sampled_from([1, 2, 4]),
+        num_pages=st.integers(2, 16),
+        run_pages=st.sampled_from([1, 3]),
+    )
+    def start(self, page_size: int, num_pages: int, run_pages: int) -> None:
+        self.kv = KVManager(
+            num_pages=num_pages,
+            page_size=page_size,
+            enable_prefix_caching=True,
+            run_pages=run_pages,
+        )
         self.live: list[SequencePages] = []
         self.content: dict[int, tuple[str, list[int]]] = {}
         self.num_opened = 0

@@ -101,6 +101,56 @@ def test_a_shared_page_is_not_transferred(pool):
         pool.begin_transfer([page])
 
 
+def test_a_growing_sequence_gets_pages_in_a_row(pool):
+    a, b = pool.allocate(2)
+    assert (a, b) == (1, 2)
+    assert pool.allocate_each([a, b], run=3) == [3, 6]
+    assert pool.num_not_kept == 0
+    assert counts(pool) == (4, 4, 0, 0)
+    assert pool.allocate_each([3, 6], run=3) == [4, 7]
+    assert pool.allocate_each([4], run=3) == [5]
+
+
+def test_kept_pages_are_taken_by_whoever_finds_no_others(pool):
+    assert pool.allocate_each([0], run=8) == [1]
+    assert counts(pool) == (7, 1, 0, 0)
+    assert sorted(pool.allocate(7)) == list(range(2, 9))
+    with pytest.raises(AssertionError):
+        pool.allocate(1)
+
+
+def test_a_row_without_a_run_takes_one_of_another_row_when_nothing_else_is_free(pool):
+    pool.allocate_each([0], run=8)
+    (page,) = pool.allocate_each([0], run=8)
+    assert counts(pool) == (6, 2, 0, 0)
+    # What was kept for the first row is kept for the second one now.
+    assert pool.allocate_each([page], run=8) == [page + 1]
+
+
+def test_a_run_given_up_is_taken_next_and_in_order(pool):
+    a, b = pool.allocate_each([0, 0], run=4)
+    assert (a, b) == (1, 5)
+    pool.give_up_run(a)
+    pool.give_up_run(a)
+    assert pool.num_not_kept == 3
+    assert pool.allocate(3) == [2, 3, 4]
+
+
+def test_a_run_ends_where_the_next_page_is_not_free(pool):
+    pages = pool.allocate(8)
+    pool.release([pages[6], pages[5], pages[2]])
+    assert pool.allocate_each([0], run=8) == [3]
+    assert pool.num_not_kept == 2
+
+
+def test_the_check_finds_a_page_kept_that_is_not_free():
+    pool = PagePool(num_pages=9, page_size=4)
+    (page,) = pool.allocate_each([0], run=4)
+    pool._runs[page] = page + 8
+    with pytest.raises(AssertionError):
+        pool.check_integrity()
+
+
 def test_the_check_finds_a_page_in_two_places():
     pool = PagePool(num_pages=9, page_size=4)
     (page,) = pool.allocate(1)

@@ -21,10 +21,14 @@ def request_of(name: str, num_prompt: int) -> Request:
     )
 
 
-def full_pool(num_host_pages: int):
+def full_pool(num_host_pages: int, run_pages: int = 1):
     """Three running sequences, a free page, and three that only the prefix cache holds."""
     kv = KVManager(
-        num_pages=11, page_size=2, enable_prefix_caching=True, num_host_pages=num_host_pages
+        num_pages=11,
+        page_size=2,
+        enable_prefix_caching=True,
+        num_host_pages=num_host_pages,
+        run_pages=run_pages,
     )
     ended = kv.open(request_of("ended", 6))
     kv.admit(ended, kv.match_prefix(ended), 6)
@@ -51,4 +55,44 @@ def test_pages_and_evictions_are_those_of_growing_one_after_the_other(num_host_p
     assert new == expected
     assert kv.take_evicted() == evicted
     assert [len(pages.page_ids) for pages in running] == [3, 3, 3]
+    kv.check_integrity(live)
+
+
+def test_pages_that_a_sequence_grows_by_follow_each_other_until_it_ends() -> None:
+    kv = KVManager(num_pages=33, page_size=2, enable_prefix_caching=False, run_pages=4)
+    running = [kv.open(request_of(name, 4)) for name in "abc"]
+    for pages in running:
+        kv.admit(pages, kv.match_prefix(pages), 4)
+    for num_tokens in range(5, 13):
+        for pages in running:
+            kv.grow(pages, num_tokens)
+    for pages in running:
+        first = pages.page_ids[2]
+        assert pages.page_ids[2:] == list(range(first, first + 4))
+    kv.check_integrity(running)
+    assert kv.num_available == 32 - 3 * 6
+    # What was kept for a sequence is not when it has ended.
+    kv.grow(running[0], 13)
+    assert kv.pool.num_not_kept == kv.num_available - 3
+    kv.release(running.pop(0))
+    assert kv.pool.num_not_kept == kv.num_available == 32 - 2 * 6
+    kv.check_integrity(running)
+
+
+def test_a_sequence_that_grows_by_several_pages_goes_on_where_some_were_kept() -> None:
+    kv = KVManager(num_pages=17, page_size=2, enable_prefix_caching=False, run_pages=4)
+    one, other = (kv.open(request_of(name, 4)) for name in "ab")
+    for pages in (one, other):
+        kv.admit(pages, kv.match_prefix(pages), 4)
+        kv.grow(pages, 5)
+    assert kv.grow(one, 11) == [4, 5, 6]
+    kv.check_integrity([one, other])
+
+
+def test_the_prefix_cache_gives_up_pages_in_a_row() -> None:
+    kv, live, (one, *_) = full_pool(0, run_pages=3)
+    assert kv.pool.num_cached == 3
+    kv.grow(one, 9)
+    assert kv.pool.num_cached <= 1
+    assert kv.num_available == 4 - 3
     kv.check_integrity(live)
