@@ -123,14 +123,16 @@ def make_lattice(
         max_num_batched_tokens: tokens of the largest mixed program.
         num_steps: decode iterations in a dispatch.
         variants: sampling variants.
-        packed_rows: decode programs of at most so many rows read packed weights. They compile
-            slowly, so the largest program is there without them, too, and comes first.
+        packed_rows: decode programs of at most so many rows read packed weights. What they take
+            goes with their rows, so there are those of 6, 20 and 28, too. They compile slowly, so
+            the largest program is there without them as well, and comes first.
         has_quick: programs can be compiled sooner than they should be to compute fast. So are the
             largest ones first, which readiness waits for.
         has_dear_rows: a step of few decode rows takes longer with each, as on a CPU, where it
             computes; elsewhere it waits for the weights. There is one of 12 rows, too.
     """
-    decode = [1, 4, 8, *([12] * has_dear_rows), 16, 24, 32]
+    finer = [n for n in (6, 20, 28) if n <= packed_rows]
+    decode = sorted([1, 4, 8, *([12] * has_dear_rows), 16, 24, 32, *finer])
     while decode[-1] < max_num_seqs:
         power = 1 << (decode[-1].bit_length() - 1)
         decode.append(decode[-1] + max(16, power // 4))

@@ -183,7 +183,7 @@ def test_a_cpu_has_a_program_for_twelve_rows() -> None:
     [
         (1, [(1, True), (1, False)]),
         (4, [(1, True), (4, True), (4, False)]),
-        (24, [(1, True), (4, True), (8, True), (16, True), (24, False)]),
+        (24, [(1, True), (4, True), (6, True), (8, True), (16, True), (24, False)]),
     ],
 )
 def test_few_rows_read_packed_weights_once_their_program_is_there(
@@ -201,6 +201,18 @@ def test_few_rows_read_packed_weights_once_their_program_is_there(
     assert first == lattice.decode[-1]
     everything = lattice.choose(plan, "general", set(lattice.shapes).__contains__)
     assert everything == StepShape(1, 1, 4, packed=True)
+
+
+@pytest.mark.parametrize(
+    ("packed_rows", "finer"), [(0, set()), (4, set()), (16, {6}), (24, {6, 20}), (32, {6, 20, 28})]
+)
+def test_programs_of_packed_weights_are_finer(packed_rows: int, finer: set[int]) -> None:
+    lattice = make_lattice(
+        max_num_seqs=32, max_num_batched_tokens=128, num_steps=4, variants=("general",),
+        packed_rows=packed_rows,
+    )  # fmt: skip
+    assert {shape.num_rows for shape in lattice.decode} == {1, 4, 8, 16, 24, 32} | finer
+    assert all(shape.packed for shape in lattice.decode if shape.num_rows in finer)
 
 
 @pytest.mark.parametrize(
