@@ -181,9 +181,10 @@ class KVManager:
         """As `take`, for the sequences with these last pages: each the one that follows, if it is
         kept for it, and else the first of `run_pages` in a row as far as there are."""
         pool, run = self.pool, self.run_pages
-        num_lacking = len(last_pages) * run - pool.num_not_kept
-        if num_lacking > 0 and pool.num_cached:
-            pool.reclaim(self._give_up(min(num_lacking, pool.num_cached)))
+        if pool.num_cached:
+            num_lacking = pool.num_without_run(last_pages) * run - pool.num_not_kept
+            if num_lacking > 0:
+                pool.reclaim(self._give_up(min(num_lacking, pool.num_cached)))
         return pool.allocate_each(last_pages, run)
 
     def _evict(self, num_pages: int) -> list[int]:

@@ -134,6 +134,11 @@ class PagePool:
         self._taken += taken
         return taken
 
+    def num_without_run(self, last_pages: Iterable[int]) -> int:
+        """Sequences with these last pages for which no page is kept."""
+        runs = self._runs
+        return sum([1 for last in last_pages if last not in runs])
+
     def give_up_run(self, page: int) -> None:
         """Keeps nothing after `page` any longer: what was kept is taken next."""
         end = self._runs.pop(page, None)

@@ -327,7 +327,7 @@ class Planner:
             slots: theirs.
             num_pages: pages that each has.
         """
-        if self._limits.run_pages == 1:
+        if self._limits.run_pages == 1:  # any page will do, which takes less time to find
             pages = self._kv.take(len(slots))
         else:
             page_ids = self._table.columns.page_ids

@@ -89,10 +89,18 @@ def test_a_sequence_that_grows_by_several_pages_goes_on_where_some_were_kept() -
     kv.check_integrity([one, other])
 
 
-def test_the_prefix_cache_gives_up_pages_in_a_row() -> None:
-    kv, live, (one, *_) = full_pool(0, run_pages=3)
-    assert kv.pool.num_cached == 3
-    kv.grow(one, 9)
-    assert kv.pool.num_cached <= 1
-    assert kv.num_available == 4 - 3
+def test_the_prefix_cache_gives_up_a_stretch_for_a_sequence_and_no_more() -> None:
+    kv, live, (one, other, _) = full_pool(0, run_pages=3)
+    assert (kv.pool.num_free, kv.pool.num_cached) == (1, 3)
+    # The free page 10 and, of the cached ones, those of the end of the prefix: 3 and 2.
+    kv.grow(one, 5)
+    assert one.page_ids[2:] == [2]
+    assert (kv.pool.num_not_kept, kv.pool.num_cached) == (1, 1)
+    # The next page is there; nothing is evicted for it.
+    kv.grow(one, 7)
+    assert one.page_ids[2:] == [2, 3]
+    assert (kv.pool.num_not_kept, kv.pool.num_cached) == (1, 1)
+    # What is left is not enough for another stretch, and all of it goes.
+    kv.grow(other, 5)
+    assert (kv.num_available, kv.pool.num_cached) == (1, 0)
     kv.check_integrity(live)
