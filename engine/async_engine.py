@@ -13,8 +13,9 @@ from collections.abc import AsyncGenerator, Callable, Sized
 from functools import partial
 from typing import Any
 
+from octavo.engine.any_engine import open_engine
 from octavo.engine.config import EngineConfig
-from octavo.engine.engine import Engine, engine_config
+from octavo.engine.engine import engine_config
 from octavo.engine.errors import DuplicateRequestError, EngineDeadError
 from octavo.engine.input_processor import PromptLike, Submission, text_or_ids
 from octavo.engine.load import EngineLoad
@@ -51,7 +52,7 @@ class AsyncEngine:
     def __init__(
         self, config: EngineConfig | None = None, *, progress: bool = False, **engine_args: Any
     ) -> None:
-        self.engine = Engine(config or engine_config(None, engine_args), progress=progress)
+        self.engine = open_engine(config or engine_config(None, engine_args), progress=progress)
         self.config = self.engine.config
         self.tokenizer = self.engine.tokenizer
         self.model_name = self.engine.model_name
@@ -67,8 +68,7 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._error: Exception | None = None
-        self.num_turns = 0
-        """Turns that the engine's thread has begun."""
+        self._num_turns = 0
         self.is_in_turn = False
         """Whether it is in one, and not waiting for work."""
 
@@ -82,6 +82,12 @@ class AsyncEngine:
     @stream_interval_s.setter
     def stream_interval_s(self, seconds: float) -> None:
         self._streams.pace.least_s = seconds
+
+    @property
+    def num_turns(self) -> int:
+        """A number that changes while the engine gets on: turns that its thread has begun, or, of
+        several replicas, what the one has told that was silent for longest."""
+        return self.engine.num_turns(self._num_turns)
 
     @property
     def is_ready(self) -> bool:
@@ -117,6 +123,7 @@ class AsyncEngine:
         self._streams.put_all(EngineDeadError("the engine was shut down"))
         with self._wake:
             self._wake.notify()
+        self.engine.wake()
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self.engine.close)
 
@@ -246,6 +253,7 @@ class AsyncEngine:
         with self._wake:
             self._commands.append(command)
             self._wake.notify()
+        self.engine.wake()
 
     # Below runs in the engine's thread.
 
@@ -254,11 +262,11 @@ class AsyncEngine:
         try:
             while not self._stopping:
                 self._wait_for_work()
-                self.num_turns, self.is_in_turn = self.num_turns + 1, True
+                self._num_turns, self.is_in_turn = self._num_turns + 1, True
                 self._take_in(max(LEAST_INTAKE_S, INTAKE_SHARE * spare_s))
-                waited_s = self.engine.core.waited_s
+                waited_s = self.engine.waited_s
                 self._report(self.engine.advance())
-                spare_s = self.engine.core.waited_s - waited_s
+                spare_s = self.engine.waited_s - waited_s
             self.engine.abort_all()
         except Exception as error:
             logger.exception("the engine broke")

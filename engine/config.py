@@ -75,7 +75,10 @@ class EngineConfig:
         num_decode_steps: most decode iterations in one dispatch.
         overlap: plan and dispatch step N+1 while N runs.
         tensor_parallel_size: devices that share each layer.
-        data_parallel_size: replicas of the model; 1 here.
+        data_parallel_size: engines that share the requests, each in a process with a part of a
+            host's cores, or with `tensor_parallel_size` GPUs, of its own. `max_num_seqs`, KV memory
+            and the like are those of each. On a CPU, one for each core gives the most tokens a
+            second, and each takes memory for weights of its own.
         seed: seeds requests that bring none, and random weights.
         attention_backend: "auto", "xla", "reference", "mosaic_tpu" or "mosaic_gpu"; a kernel that
             cannot take the model on this device is refused when the engine is built.
@@ -129,7 +132,7 @@ class EngineConfig:
             elif not (_is_a(kind, value) or (optional and value is None)):
                 allowed = _NAMES[kind] + (" or None" if optional else "")
                 raise InvalidConfigError(name, value, allowed)
-        for name in ("max_num_seqs", "tensor_parallel_size"):
+        for name in ("max_num_seqs", "tensor_parallel_size", "data_parallel_size"):
             _at_least(name, getattr(self, name), 1)
         if not 1 <= self.num_decode_steps <= 32:
             raise InvalidConfigError("num_decode_steps", self.num_decode_steps, "1 to 32")
@@ -170,10 +173,6 @@ class EngineConfig:
             )
         if not 0 <= self.watermark < 1:
             raise InvalidConfigError("watermark", self.watermark, "a number in [0, 1)")
-        if self.data_parallel_size != 1:
-            raise InvalidConfigError(
-                "data_parallel_size", self.data_parallel_size, "1: run one engine a replica"
-            )
         if self.trust_remote_code:
             raise InvalidConfigError(
                 "trust_remote_code", True, "False: Octavo never runs a checkpoint's code"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -56,6 +56,7 @@ class Engine:
         on_program: told of each program that is there before the engine is ready: its name, its
             seconds, whether the persistent cache had it, how many are done and how many will be.
         clock: where time comes from.
+        host_memory_bytes: of the host's memory that it may fill; None takes what is available.
 
     Raises:
         ModelLoadError: the checkpoint cannot be used.
@@ -69,6 +70,7 @@ class Engine:
         progress: bool = False,
         on_program: Callable[[str, float, bool, int, int], None] | None = None,
         clock: Clock | None = None,
+        host_memory_bytes: int | None = None,
     ) -> None:
         config = config.with_token_budget(SERVING_BATCHED_TOKENS)
         self.config = config
@@ -104,11 +106,11 @@ class Engine:
             screened = choose_screened(abstract)
         if sliced is not None:
             with_slices = unread_bytes + num_bytes(abstract_sliced_weights(abstract, mesh))
-            sliced = sliced if has_room_for(with_slices) else None
+            sliced = sliced if has_room_for(with_slices, host_memory_bytes) else None
             unread_bytes = with_slices if sliced else unread_bytes
         if screened is not None:
             with_screen = unread_bytes + num_bytes(abstract_screen(abstract, mesh))
-            screened = screened if has_room_for(with_screen) else None
+            screened = screened if has_room_for(with_screen, host_memory_bytes) else None
             unread_bytes = with_screen if screened else unread_bytes
         # What is left of a device's memory is best asked once they are there; a host knows ahead.
         on_host = mesh.devices.flat[0].platform == "cpu"
@@ -120,6 +122,7 @@ class Engine:
             mesh,
             unread_bytes=unread_bytes * on_host,
             packed_rows=0 if packed is None else choose_packed_rows(abstract),
+            host_memory_bytes=host_memory_bytes,
         )
         # On a host they are read while programs of an earlier start load, and the tokenizer.
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-weights") as pool:
@@ -160,14 +163,17 @@ class Engine:
         )
         self.core.masks = self.masks
         eos = dict.fromkeys((*self.tokenizer.eos_token_ids, *model.config.eos_token_ids))
+        self.eos_token_ids = tuple(eos)
         self.grammars = GrammarCompiler(
-            self.tokenizer, vocab_size=model.config.vocab_size, eos_token_ids=tuple(eos)
+            self.tokenizer,
+            vocab_size=model.config.vocab_size,
+            eos_token_ids=self.eos_token_ids,
         )
         self.inputs = InputProcessor(
             self.tokenizer,
             vocab_size=model.config.vocab_size,
             max_model_len=self.max_model_len,
-            eos_token_ids=tuple(eos),
+            eos_token_ids=self.eos_token_ids,
             seed=config.seed,
             grammars=self.grammars,
         )
@@ -194,6 +200,36 @@ class Engine:
             self.executor.warm_up(mode, on_compiled)
         if self.executor.page_copy_s is not None:
             self.scheduler.forecast.page_copy_s = self.executor.page_copy_s
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that can run at once."""
+        return self.limits.max_num_seqs
+
+    @property
+    def compile_s(self) -> Mapping[str, float]:
+        """Seconds that each program took to be there."""
+        return self.executor.programs.stats.seconds
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that `advance` has waited for the device."""
+        return self.core.waited_s
+
+    def num_turns(self, of_thread: int) -> int:
+        """A number that changes while the engine gets on.
+
+        Args:
+            of_thread: turns of the thread that drives it.
+        """
+        return of_thread
+
+    def wake(self) -> None:
+        """Ends a wait of `advance` for anything but a device; from any thread."""
+
+    def prepare_grammars(self) -> None:
+        """Makes ready for structured outputs, which the first of them would else wait for."""
+        self.grammars.prepare()
 
     def wait_until_compiled(self) -> None:
         """Waits for the programs that are compiled behind; the engine serves without them too."""

@@ -32,6 +32,10 @@ class OctavoError(Exception):
     grpc_status: ClassVar[str] = "INTERNAL"
     http_status: ClassVar[int] = 500
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By its message and fields: what is unpickled is not built from its words again."""
+        return _restore, (type(self), self.args, self.__dict__)
+
 
 class InvalidRequestError(OctavoError, ValueError):
     """A request that can never be served as it stands.
@@ -138,6 +142,12 @@ class EngineDeadError(OctavoError):
 
     grpc_status = "UNAVAILABLE"
     http_status = 503
+
+
+def _restore(kind: type[OctavoError], args: tuple[Any, ...], fields: dict[str, Any]) -> OctavoError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(fields)
+    return error
 
 
 def shorten(value: Any, limit: int = 80) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from octavo.engine.any_engine import open_engine
 from octavo.engine.config import OFFLINE_BATCHED_TOKENS
-from octavo.engine.engine import Engine, engine_config
+from octavo.engine.engine import engine_config
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.input_processor import PromptLike
 from octavo.engine.outputs import RequestOutput
@@ -47,10 +48,11 @@ class LLM:
         **engine_args: Any,
     ) -> None:
         config = engine_config(model, engine_args).with_token_budget(OFFLINE_BATCHED_TOKENS)
-        self.engine = Engine(config, progress=progress)
+        self.engine = open_engine(config, progress=progress)
 
     def close(self) -> None:
-        """Ends what runs behind, such as compiling finer programs. It must not be used after."""
+        """Ends what runs behind: finer programs being compiled, processes of replicas. It must not
+        be used after."""
         self.engine.close()
 
     @property

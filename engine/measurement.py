@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.engine.engine import Engine
+from octavo.engine.any_engine import AnyEngine
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.simulation.workload import BenchRequest
@@ -31,7 +31,7 @@ class Measurement:
     report: dict[str, Any]
 
 
-def measure(engine: Engine, workload: Sequence[BenchRequest]) -> Measurement:
+def measure(engine: AnyEngine, workload: Sequence[BenchRequest]) -> Measurement:
     """Serves a workload, each request submitted when it arrives, greedily, past end of sequence.
 
     Args:
@@ -54,8 +54,8 @@ def measure(engine: Engine, workload: Sequence[BenchRequest]) -> Measurement:
             _submit(engine, index, workload[index], begun_s)
         for output in engine.step():
             finished[output.request_id] = output
-        load = engine.scheduler.load()
-        waste.append((load.num_owned_pages, load.kv_waste))
+        load = engine.load()
+        waste.append((load.num_total_pages - load.num_free_pages, load.kv_waste))
     duration_s = engine.clock.now_s() - begun_s
     engine.check_integrity()
     outputs = [finished[f"bench-{index}"] for index in range(len(workload))]
@@ -66,7 +66,7 @@ def measure(engine: Engine, workload: Sequence[BenchRequest]) -> Measurement:
     )
 
 
-def _submit(engine: Engine, index: int, request: BenchRequest, begun_s: float) -> None:
+def _submit(engine: AnyEngine, index: int, request: BenchRequest, begun_s: float) -> None:
     submission = engine.inputs.process(
         f"bench-{index}",
         list(request.prompt_token_ids),
@@ -82,7 +82,7 @@ def _submit(engine: Engine, index: int, request: BenchRequest, begun_s: float) -
 
 
 def _report(
-    engine: Engine,
+    engine: AnyEngine,
     before: Any,
     outputs: list[RequestOutput],
     duration_s: float,

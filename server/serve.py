@@ -23,6 +23,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from octavo.engine.any_engine import engine_of_this_process
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.observers import Observers
 from octavo.server.admin_service import SERVICE as ADMIN_SERVICE
@@ -178,7 +179,8 @@ class OctavoServer:
 
     def trace(self, engine: AsyncEngine, tracer: Any) -> None:
         """Makes spans of the engine's requests with an OpenTelemetry tracer. Before `attach`."""
-        core = engine.engine.core
+        endpoint = self._config.otlp_traces_endpoint
+        core = engine_of_this_process(engine.engine, "otlp_traces_endpoint", endpoint).core
         self.front.tracer = RequestTracer(tracer, engine.engine.clock, engine.model_name)
         before = core.log
         core.log = self.front.tracer if before is None else Observers(before, self.front.tracer)

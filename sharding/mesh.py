@@ -35,6 +35,11 @@ def make_mesh(tensor_parallel_size: int = 1, devices: Sequence[jax.Device] | Non
     return Mesh(grid, (DATA_AXIS, TENSOR_AXIS), axis_types=(AxisType.Auto, AxisType.Auto))
 
 
+def platform() -> str:
+    """Kind of the devices that JAX sees: "cpu", "gpu" or "tpu"."""
+    return str(jax.devices()[0].platform)
+
+
 def tensor_parallel_size(mesh: Mesh) -> int:
     """How many devices share each layer on `mesh`."""
     return int(mesh.shape[TENSOR_AXIS])

@@ -52,6 +52,7 @@ def size_engine(
     *,
     unread_bytes: int = 0,
     packed_rows: int = 0,
+    host_memory_bytes: int | None = None,
 ) -> EngineSize:
     """Resolves everything that depends on the model and the machine.
 
@@ -59,6 +60,7 @@ def size_engine(
         dtype: of activations.
         unread_bytes: memory that weights will take and have not yet.
         packed_rows: of decode programs that read packed weights; 0 where there are none.
+        host_memory_bytes: of the host's memory; None takes what is available.
 
     Raises:
         InvalidConfigError: the context exceeds the model's, or the pool cannot hold one page a
@@ -109,7 +111,9 @@ def size_engine(
             max_prefill_rows=lattice.max_prefill_rows,
             max_pages_per_seq=table_pages,
             page_size=page_size,
-            num_pages=_num_pages(config, mesh, page_bytes, pages_per_seq, unread_bytes),
+            num_pages=_num_pages(
+                config, mesh, page_bytes, pages_per_seq, unread_bytes, host_memory_bytes
+            ),
             max_model_len=max_model_len,
             token_edges=lattice.token_edges,
             num_host_pages=_num_host_pages(config, page_bytes),
@@ -133,14 +137,19 @@ def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:
 
 
 def _num_pages(
-    config: EngineConfig, mesh: Mesh, page_bytes: int, pages_per_seq: int, unread_bytes: int
+    config: EngineConfig,
+    mesh: Mesh,
+    page_bytes: int,
+    pages_per_seq: int,
+    unread_bytes: int,
+    host_memory_bytes: int | None,
 ) -> int:
     """Pages in the pool, the trash page counted."""
     if config.num_kv_pages is not None:
         return config.num_kv_pages
     budget = config.kv_cache_memory_bytes
     if budget is None:
-        budget = _free_bytes(config, mesh, unread_bytes)
+        budget = _free_bytes(config, mesh, unread_bytes, host_memory_bytes)
     useful = 1 + pages_per_seq * config.max_num_seqs
     num_pages = min(useful, budget // page_bytes)
     if num_pages < 2:
@@ -169,11 +178,13 @@ def _num_host_pages(config: EngineConfig, page_bytes: int) -> int:
     return config.host_kv_memory_bytes // page_bytes
 
 
-def _free_bytes(config: EngineConfig, mesh: Mesh, unread_bytes: int) -> int:
+def _free_bytes(
+    config: EngineConfig, mesh: Mesh, unread_bytes: int, host_memory_bytes: int | None
+) -> int:
     """Bytes for KV over all devices of the mesh."""
     device = mesh.devices.flat[0]
     if device.platform == "cpu":
-        free = int(CPU_MEMORY_SHARE * max(0, _host_bytes() - unread_bytes))
+        free = int(CPU_MEMORY_SHARE * max(0, _host_bytes(host_memory_bytes) - unread_bytes))
         return CPU_KV_BYTES if free >= CPU_KV_BYTES else coarsely(free)
     stats = device.memory_stats() or {}
     limit, used = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
@@ -182,9 +193,13 @@ def _free_bytes(config: EngineConfig, mesh: Mesh, unread_bytes: int) -> int:
     return coarsely(max(0, free - limit // 20)) * mesh.size
 
 
-def has_room_for(num_bytes: int) -> bool:
-    """Whether a host that holds so many more bytes has room for a whole KV pool still."""
-    free = _host_bytes() - num_bytes
+def has_room_for(num_bytes: int, host_memory_bytes: int | None = None) -> bool:
+    """Whether a host that holds so many more bytes has room for a whole KV pool still.
+
+    Args:
+        host_memory_bytes: of the host's memory; None takes what is available.
+    """
+    free = _host_bytes(host_memory_bytes) - num_bytes
     return free >= 0 and int(CPU_MEMORY_SHARE * free) >= CPU_KV_BYTES
 
 
@@ -198,7 +213,7 @@ def coarsely(num_bytes: int) -> int:
     return num_bytes // step * step
 
 
-def _host_bytes() -> int:
+def _host_bytes(given: int | None) -> int:
     """Memory that the host has left; where it does not say, little is taken."""
-    available = available_memory_bytes()
+    available = available_memory_bytes() if given is None else given
     return CPU_KV_BYTES if available is None else available

@@ -22,7 +22,7 @@ from octavo.server.http.sampling import (
 )
 
 if TYPE_CHECKING:
-    from octavo.engine.engine import Engine
+    from octavo.engine.any_engine import AnyEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Body:
         return self.answer.whole(choices, usage)
 
 
-def read_body(url: str, body: dict[str, Any], name: str, engine: Engine) -> Body:
+def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> Body:
     """Checks a body.
 
     Args:

@@ -32,7 +32,7 @@ from octavo.server.batch.tasks import (
 )
 
 if TYPE_CHECKING:
-    from octavo.engine.engine import Engine
+    from octavo.engine.any_engine import AnyEngine
 
 OnError: TypeAlias = Literal["stop", "skip"]
 LINES_PER_ROW = 2
@@ -92,7 +92,7 @@ class BatchRun:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: AnyEngine,
         source: str | Path,
         results: ResultsFile,
         *,
@@ -107,7 +107,7 @@ class BatchRun:
         self._defaults = defaults
         self._on_error = on_error
         self._report = report
-        self._window = LINES_PER_ROW * engine.limits.max_num_seqs
+        self._window = LINES_PER_ROW * engine.num_rows
         self._compiling: dict[Future[CompiledGrammar | None], _Checked] = {}
         self._ready: deque[_Checked] = deque()
         self._running: dict[int, _Running] = {}

@@ -22,7 +22,7 @@ from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server.batch.results import result_id
 
 if TYPE_CHECKING:
-    from octavo.engine.engine import Engine
+    from octavo.engine.any_engine import AnyEngine
 
 MAX_LINE_BYTES = 16 << 20
 _PARAMS = frozenset(f.name for f in dataclasses.fields(SamplingParams)) - {"output_kind"}
@@ -91,7 +91,7 @@ def _skip_line(file: BinaryIO, part: bytes) -> None:
         part = file.readline(MAX_LINE_BYTES)
 
 
-def read_task(number: int, line: bytes, defaults: SamplingParams, engine: Engine) -> Task:
+def read_task(number: int, line: bytes, defaults: SamplingParams, engine: AnyEngine) -> Task:
     """The task of a line.
 
     Args:
@@ -149,7 +149,7 @@ def _parse(line: bytes) -> Any:
         raise InvalidRequestError("line", line[:80], "JSON in UTF-8") from None
 
 
-def _plain_task(number: int, value: Any, defaults: SamplingParams, engine: Engine) -> Task:
+def _plain_task(number: int, value: Any, defaults: SamplingParams, engine: AnyEngine) -> Task:
     if isinstance(value, str):
         value = {"prompt": value}
     if not isinstance(value, dict):
@@ -189,7 +189,7 @@ def _plain_task(number: int, value: Any, defaults: SamplingParams, engine: Engin
     )
 
 
-def _plain_prompt(name: str, value: Any, engine: Engine) -> Prompt:
+def _plain_prompt(name: str, value: Any, engine: AnyEngine) -> Prompt:
     if name == "messages":
         return engine.tokenizer.encode_chat(value)
     is_ids = isinstance(value, list) and all(type(token_id) is int for token_id in value)
@@ -222,7 +222,7 @@ def _plain_result(output: RequestOutput) -> dict[str, Any]:
     return record
 
 
-def _openai_task(number: int, value: dict[str, Any], engine: Engine) -> Task:
+def _openai_task(number: int, value: dict[str, Any], engine: AnyEngine) -> Task:
     for name in value:
         if name not in ("custom_id", "method", "url", "body"):
             raise InvalidRequestError(name, value[name], "custom_id, method, url and body")

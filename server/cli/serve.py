@@ -64,11 +64,13 @@ def run(args: argparse.Namespace) -> int:
         from octavo.engine.async_engine import AsyncEngine
 
         engine = AsyncEngine(settings.engine, progress=not args.quiet)
-        engine.engine.grammars.prepare()
+        engine.engine.prepare_grammars()
         if args.record is not None:
+            from octavo.engine.any_engine import engine_of_this_process
             from octavo.engine.event_log import start_log
 
-            start_log(engine.engine.core, settings.engine, args.record)
+            recorded = engine_of_this_process(engine.engine, "record", args.record)
+            start_log(recorded.core, settings.engine, args.record)
         return engine
 
     asyncio.run(_serve(make_engine, settings))

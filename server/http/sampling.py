@@ -24,8 +24,8 @@ from octavo.server.http.protocol import (
 from octavo.server.slo_headers import read_targets
 
 if TYPE_CHECKING:
+    from octavo.engine.any_engine import AnyEngine
     from octavo.engine.async_engine import AsyncEngine
-    from octavo.engine.engine import Engine
     from octavo.engine.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 128
@@ -130,7 +130,7 @@ def chat_prompt(body: ChatRequest, tokenizer: Tokenizer) -> Callable[[], list[in
     )
 
 
-def check_model(model: str | None, engine: AsyncEngine | Engine) -> None:
+def check_model(model: str | None, engine: AsyncEngine | AnyEngine) -> None:
     """Raises UnknownModelError unless the model is the served one or not named."""
     if model is not None and model != engine.model_name:
         raise UnknownModelError("model", model, f"{engine.model_name!r}, or not given")

@@ -1,0 +1,1 @@
+"""Several engines, each in a process with devices of its own, behind the face of one."""

@@ -1,0 +1,171 @@
+"""What an engine of several replicas and the processes of these tell each other.
+
+Each side writes pickles into a socket pair that nobody else has. A process is sent `Start` and then
+commands; it answers with `Building` and `Ready`, or with `NotBuilt`, and then with news.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.engine.config import EngineConfig
+from octavo.engine.input_processor import Submission
+from octavo.engine.load import EngineLoad
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.request import Priority, RequestStatus
+from octavo.engine.scheduler.step_plan import StepLimits
+from octavo.engine.text.tokenizer import Tokenizer
+from octavo.models.config import ModelConfig
+
+PROBE_TOKENS = 1024
+"""Prompt tokens of the larger request whose first token each load report predicts."""
+
+# To a replica.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The first message.
+
+    Attributes:
+        config: engine arguments; `data_parallel_size` is how many replicas there are.
+        cores: that the process keeps to on a CPU; none where there are fewer cores than replicas.
+        host_memory_bytes: of the host's memory that is its own; None where the host does not say.
+        log_level: records below it are not told.
+    """
+
+    config: EngineConfig
+    cores: tuple[int, ...]
+    host_memory_bytes: int | None
+    log_level: int
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A checked submission; its grammar, which cannot be sent, is compiled again."""
+
+    submission: Submission
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Ends a submission; see `Engine.abort`."""
+
+    request_id: str
+    status: RequestStatus
+    error: Exception | None
+
+
+class Question(enum.Enum):
+    """What an `Ask` is for: a method of `Engine` without arguments."""
+
+    FLUSH_PREFIX_CACHE = "flush_prefix_cache"
+    CHECK_INTEGRITY = "check_integrity"
+    PREPARE_GRAMMARS = "prepare_grammars"
+    WAIT_UNTIL_COMPILED = "wait_until_compiled"
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Calls a method; answered by `Answer`, which may take long where it waits."""
+
+    question: Question
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ends the process."""
+
+
+Command = Submit | Abort | Ask | Stop
+
+# From a replica.
+
+
+@dataclass(frozen=True, slots=True)
+class Building:
+    """A program is there; see `on_program` of `Engine`."""
+
+    program: str
+    seconds: float
+    was_cached: bool
+    num_done: int
+    num_all: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """The engine serves.
+
+    Attributes:
+        platform: "cpu", "gpu" or "tpu".
+        model_config, model_name, dtype, limits, tokenizer: as those of `Engine`.
+        eos_token_ids: the tokenizer's and the model's.
+        compile_s: seconds of each program.
+    """
+
+    platform: str
+    model_config: ModelConfig
+    model_name: str
+    dtype: str
+    limits: StepLimits
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...]
+    compile_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class NotBuilt:
+    """The engine could not be built."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What submissions have to tell, each only what is new, without their prompts."""
+
+    outputs: list[RequestOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """How busy the replica is.
+
+    Attributes:
+        load: with the first token of a request of one prompt token predicted.
+        ttft_s: by class, seconds to the first token of a prompt of one and of `PROBE_TOKENS`.
+    """
+
+    load: EngineLoad
+    ttft_s: Mapping[Priority, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the method returned, or raised."""
+
+    question: Question
+    value: Any
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A log record, ready to be pickled."""
+
+    record: logging.LogRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """The engine broke; the process ends."""
+
+    error: Exception
+
+
+Message = Building | Ready | NotBuilt | News | LoadReport | Answer | Logged | Broke

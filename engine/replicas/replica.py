@@ -1,0 +1,251 @@
+"""One replica as its parent sees it: a process, started again when it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+
+import octavo
+from octavo.engine.errors import EngineDeadError
+from octavo.engine.replicas import messages
+
+BOOT = """\
+import sys
+sys.path.append(sys.argv[1])
+from octavo.engine.replicas.worker import main
+main(int(sys.argv[2]))
+"""
+"""What the process runs: it finds this package wherever this process did."""
+MAX_DEATHS, DEATHS_WITHIN_S = 3, 600.0
+"""A replica that dies so often in so many seconds is not started again."""
+STOP_S = 10.0
+"""For a process to end when told to, before it is killed."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A replica's process has ended, and with it what it had under way.
+
+    Attributes:
+        cause: as a phrase.
+        error: why it will not be started again; None if it is being.
+    """
+
+    cause: str
+    error: Exception | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What a replica has to say.
+
+    Attributes:
+        replica: its index.
+        life: which of its processes it was, from 1 on.
+        message: the news.
+    """
+
+    replica: int
+    life: int
+    message: messages.Ready | messages.News | messages.Building | messages.Answer | Died
+
+
+class Replica:
+    """Keeps one replica alive. `send` is for one thread; what is read of it may be by any.
+
+    Args:
+        index: its number, from 0 on.
+        start: what it is told first.
+        environment: variables of its process besides this one's.
+        events: where news go.
+
+    Attributes:
+        life: which of its processes it is, from 1 on.
+        ready: what it said when it was; None while it is not.
+        report: its newest load report; there is one before it is ready.
+        num_heard, heard_s: messages from it, and when the last one came (monotonic clock).
+    """
+
+    def __init__(
+        self,
+        index: int,
+        start: messages.Start,
+        environment: Mapping[str, str],
+        events: SimpleQueue[Event | None],
+    ) -> None:
+        self.index = index
+        self.life = 0
+        self.ready: messages.Ready | None = None
+        self.report: messages.LoadReport | None = None
+        self.num_heard = 0
+        self.heard_s = time.monotonic()
+        self._start = start
+        self._environment = environment
+        self._events = events
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._connection: Connection | None = None
+        self._keeper = threading.Thread(
+            target=self._keep, name=f"octavo-replica-{index}", daemon=True
+        )
+
+    def open(self) -> None:
+        """Starts it; `Event`s tell how that went."""
+        self._keeper.start()
+
+    @property
+    def process_id(self) -> int | None:
+        """Of its process; None before there is one."""
+        return None if self._process is None else self._process.pid
+
+    def send(self, command: messages.Command) -> int:
+        """Sends a command to a replica that is ready.
+
+        Returns:
+            The life that it went to. If that has ended, `Died` tells of it: nothing is raised.
+        """
+        with self._lock:
+            if self._connection is not None:
+                with contextlib.suppress(OSError):
+                    self._connection.send(command)
+            return self.life
+
+    def stop(self) -> None:
+        """Tells it to end, not to be started again; `join` waits."""
+        self._is_closed = True
+        self.send(messages.Stop())
+        with self._lock:
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_WR)
+
+    def join(self) -> None:
+        """Waits until its process has ended, and kills it if it takes too long."""
+        process = self._process
+        if process is None:
+            return
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            logger.warning("replica %d does not stop: killing its process", self.index)
+            process.kill()
+            process.wait()
+
+    # Below runs in the keeper's thread.
+
+    def _keep(self) -> None:
+        deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        while True:
+            error = self._live()
+            if self._is_closed:
+                return
+            cause = f"its process {_ending(self._process)}" if error is None else str(error)
+            deaths.append(time.monotonic())
+            within_s = deaths[-1] - deaths[0]
+            if error is None and len(deaths) == MAX_DEATHS and within_s < DEATHS_WITHIN_S:
+                error = EngineDeadError(
+                    f"replica {self.index} died {MAX_DEATHS} times in {within_s:.0f} s, "
+                    f"the last time as {cause}"
+                )
+            logger.error(
+                "replica %d died (%s): %s", self.index, cause,
+                "starting it again" if error is None else "it is given up",
+            )  # fmt: skip
+            self._tell(Died(cause, error))
+            if error is not None:
+                return
+
+    def _live(self) -> Exception | None:
+        """One life, from start to end; why there can be no other, if it is known."""
+        with self._lock:
+            if self._is_closed:
+                return None
+            self.life += 1
+            try:
+                self._spawn()
+            except OSError as error:
+                return EngineDeadError(f"replica {self.index} could not be started: {error}")
+            connection = self._connection
+        assert connection is not None
+        final: Exception | None = None
+        with contextlib.suppress(EOFError, OSError):
+            connection.send(self._start)
+            while True:
+                message: messages.Message = connection.recv()
+                self.num_heard, self.heard_s = self.num_heard + 1, time.monotonic()
+                match message:
+                    case messages.Logged(record):
+                        _log(record, self.index)
+                    case messages.LoadReport():
+                        self.report = message
+                    case messages.NotBuilt(reason):
+                        final = reason
+                    case messages.Broke(reason):
+                        logger.error("replica %d broke: %s", self.index, reason)
+                    case messages.Ready():
+                        self.ready = message
+                        self._tell(message)
+                    case _:
+                        self._tell(message)
+        self.ready = None
+        with self._lock:
+            connection.close()
+            self._connection = None
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+        if not self._is_closed:
+            self.join()
+        return final
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        root = str(Path(octavo.__file__).parents[1])
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", BOOT, root, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **self._environment},
+            )
+        self._socket, self._connection = ours, Connection(os.dup(ours.fileno()))
+
+    def _tell(
+        self,
+        message: messages.Ready | messages.News | messages.Building | messages.Answer | Died,
+    ) -> None:
+        self._events.put(Event(self.index, self.life, message))
+
+
+def _ending(process: subprocess.Popen[bytes] | None) -> str:
+    code = None if process is None else process.returncode
+    if code is None or code >= 0:
+        return f"ended with status {code}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
+
+
+def _log(record: logging.LogRecord, index: int) -> None:
+    """Hands a replica's record to this process's handlers."""
+    target = logging.getLogger(record.name)
+    if target.isEnabledFor(record.levelno):
+        record.msg = f"replica {index}: {record.msg}"
+        target.handle(record)

@@ -1,0 +1,363 @@
+"""The process of one replica: an engine that takes what its parent sends and tells what is new.
+
+Its parent starts it with one end of a socket pair (`replica.py`). It ends when told to, or when the
+other end is closed, whichever way the parent went.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import logging
+import logging.handlers
+import os
+import pickle
+import signal
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.engine.errors import InvalidConfigError, StepFailedError
+from octavo.engine.input_processor import Submission
+from octavo.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo.engine.replicas import messages
+from octavo.engine.replicas.messages import Question
+from octavo.engine.request import Priority, RequestStatus
+
+if TYPE_CHECKING:
+    from octavo.engine.engine import Engine
+    from octavo.engine.structured.grammar import CompiledGrammar
+    from octavo.engine.transcript import Transcript
+
+LOAD_PERIOD_S = 0.1
+"""Least time between two load reports while there is work."""
+THREADS = 4
+"""Of what may take long: grammars, and answers that wait."""
+CLOSE_S = 5.0
+"""For what runs behind to end; a program that is being compiled cannot be interrupted."""
+APART = (Question.PREPARE_GRAMMARS, Question.WAIT_UNTIL_COMPILED)
+"""Questions that are answered by a thread of their own, while requests are served."""
+
+logger = logging.getLogger(__name__)
+_Command = messages.Command | functools.partial[None]
+
+
+class Voice:
+    """The process's way to its parent; safe from any thread."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def tell(self, message: messages.Message) -> None:
+        """Sends a message; into the void if nobody listens any more."""
+        with self._lock, contextlib.suppress(OSError):
+            self._connection.send(message)
+
+
+class Inbox:
+    """Commands in the order they came in; safe from any thread."""
+
+    def __init__(self) -> None:
+        self._commands: deque[_Command] = deque()
+        self._news = threading.Condition()
+        self.is_closed = False
+
+    def put(self, command: _Command) -> None:
+        """Adds a command."""
+        with self._news:
+            self._commands.append(command)
+            self._news.notify()
+
+    def close(self) -> None:
+        """Says that no more will come, and that what is there need not be done."""
+        with self._news:
+            self.is_closed = True
+            self._news.notify()
+
+    def take(self, *, wait: bool) -> list[_Command]:
+        """All that came; none, if it was closed, or if nothing did and it is not to wait."""
+        with self._news:
+            while wait and not (self._commands or self.is_closed):
+                self._news.wait()
+            taken = [] if self.is_closed else list(self._commands)
+            self._commands.clear()
+            return taken
+
+
+class Worker:
+    """Drives an engine by what comes from its parent.
+
+    Args:
+        engine: warmed up.
+        inbox: what comes.
+        voice: where news go.
+    """
+
+    def __init__(self, engine: Engine, inbox: Inbox, voice: Voice) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._voice = voice
+        self._compiling: dict[str, Submission] = {}
+        self._told_prompts: set[str] = set()
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="octavo-apart")
+        self._reported_s = 0.0
+
+    def run(self) -> None:
+        """Serves until the inbox is closed."""
+        engine, inbox = self._engine, self._inbox
+        while True:
+            commands = inbox.take(wait=False)
+            if not (commands or engine.has_unfinished):
+                self.report_load()  # a last word before it waits
+                commands = inbox.take(wait=True)
+            if inbox.is_closed:
+                return
+            for command in commands:
+                self._do(command)
+            self._tell(engine.advance())
+            if time.monotonic() - self._reported_s >= LOAD_PERIOD_S:
+                self.report_load()
+
+    def _do(self, command: _Command) -> None:
+        try:
+            match command:
+                case messages.Submit(submission):
+                    self._take(submission)
+                case messages.Abort(request_id, status, error):
+                    self._abort(request_id, status, error)
+                case messages.Ask(question) if question in APART:
+                    self._threads.submit(self._answer, question)
+                case messages.Ask(question):
+                    self._answer(question)
+                case functools.partial():
+                    command()
+        except Exception as error:
+            self._engine.recover(error)
+
+    def _answer(self, question: Question) -> None:
+        try:
+            answer = messages.Answer(question, getattr(self._engine, question.value)())
+        except Exception as error:
+            answer = messages.Answer(question, None, sendable(error))
+        self._voice.tell(answer)
+
+    def _take(self, submission: Submission) -> None:
+        if submission.params.structured_outputs is None:
+            self._submit(submission)
+            return
+        self._compiling[submission.request_id] = submission
+        future = self._threads.submit(self._engine.inputs.grammar_of, submission.params)
+        future.add_done_callback(
+            lambda future: self._inbox.put(functools.partial(self._compiled, submission, future))
+        )
+
+    def _compiled(self, submission: Submission, future: Future[CompiledGrammar | None]) -> None:
+        if self._compiling.pop(submission.request_id, None) is None:
+            return  # it was ended meanwhile
+        try:
+            grammar = future.result()
+        except Exception as error:
+            self._end(submission, RequestStatus.FAILED, error)
+        else:
+            self._submit(dataclasses.replace(submission, grammar=grammar))
+
+    def _submit(self, submission: Submission) -> None:
+        try:
+            self._engine.submit(submission)
+        except Exception as error:
+            self._end(submission, RequestStatus.FAILED, error)
+
+    def _abort(self, request_id: str, status: RequestStatus, error: Exception | None) -> None:
+        submission = self._compiling.pop(request_id, None)
+        if submission is None:
+            self._engine.abort(request_id, status, error)
+        else:
+            self._end(submission, status, error)
+
+    def _end(self, submission: Submission, status: RequestStatus, error: Exception | None) -> None:
+        """Tells the end of a submission that the engine never had."""
+        self._voice.tell(messages.News([ended(submission, status, error)]))
+
+    def _tell(self, transcripts: list[Transcript]) -> None:
+        outputs = [output for transcript in transcripts for output in self._read(transcript)]
+        if outputs:
+            self._voice.tell(messages.News(outputs))
+
+    def _read(self, transcript: Transcript) -> list[RequestOutput]:
+        """What is new: two outputs if an error comes after what came before it."""
+        outputs: list[RequestOutput] = []
+        while transcript.has_news and (transcript.finished or not outputs):
+            output = transcript.read()
+            output.prompt, output.prompt_token_ids = None, []  # the parent has them
+            if output.prompt_logprobs is not None:
+                if output.request_id in self._told_prompts:
+                    output.prompt_logprobs = None
+                self._told_prompts.add(output.request_id)
+            if output.finished:
+                self._told_prompts.discard(output.request_id)
+            if output.error is not None:
+                output.error = sendable(output.error)
+            outputs.append(output)
+        return outputs
+
+    def report_load(self) -> None:
+        """Tells how busy the engine is."""
+        engine, now_s = self._engine, self._engine.clock.now_s()
+        predict = engine.scheduler.predict_ttft_s
+        ttft_s = {
+            priority: (
+                predict(1, now_s, priority),
+                predict(messages.PROBE_TOKENS, now_s, priority),
+            )
+            for priority in Priority
+        }
+        self._reported_s = time.monotonic()
+        self._voice.tell(messages.LoadReport(engine.load(), ttft_s))
+
+
+def ended(submission: Submission, status: RequestStatus, error: Exception | None) -> RequestOutput:
+    """The last word on a submission that generated nothing."""
+    return RequestOutput(
+        request_id=submission.request_id,
+        prompt=None,
+        prompt_token_ids=[],
+        prompt_logprobs=None,
+        outputs=[
+            CompletionOutput(index=index, text="", token_ids=[], finish_reason=status.value)
+            for index in range(len(submission.sequences))
+        ],
+        finished=True,
+        metrics=RequestMetrics(arrival_s=submission.sequences[0].arrival_s),
+        error=None if error is None else sendable(error),
+    )
+
+
+def sendable(error: Exception) -> Exception:
+    """The error, or one with its words where it cannot leave the process."""
+    try:
+        if type(pickle.loads(pickle.dumps(error))) is type(error):
+            return error
+    except Exception:
+        logger.debug("an error cannot be sent", exc_info=True)
+    return StepFailedError(f"{type(error).__name__}: {error}")
+
+
+class _LogSender(logging.handlers.QueueHandler):
+    """Sends records to the parent, whose handlers they are for."""
+
+    def __init__(self, voice: Voice) -> None:
+        super().__init__(None)  # type: ignore[arg-type]
+        self._voice = voice
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        self._voice.tell(messages.Logged(record))
+
+
+def _build(start: messages.Start, voice: Voice) -> Engine:
+    """Builds the engine on what is this replica's own.
+
+    Raises: as for `Engine`; also
+        InvalidConfigError: its device cannot be shared by several processes.
+    """
+    every_core = tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+    # Before JAX looks: it makes as many threads as there are cores.
+    _keep_to(start.cores)
+    from octavo.engine.engine import Engine
+    from octavo.sharding.mesh import platform
+
+    size = start.config.data_parallel_size
+    if platform() == "tpu":
+        raise InvalidConfigError(
+            "data_parallel_size", size, "1 on TPUs: run one engine a replica, with its chips"
+        )
+    if platform() != "cpu":
+        _keep_to(every_core)
+    elif every_core and not start.cores:
+        raise InvalidConfigError(
+            "data_parallel_size", size, f"1 to {len(every_core)}, the number of cores there are"
+        )
+
+    def on_program(program: str, seconds: float, cached: bool, done: int, total: int) -> None:
+        voice.tell(messages.Building(program, seconds, cached, done, total))
+
+    return Engine(start.config, on_program=on_program, host_memory_bytes=start.host_memory_bytes)
+
+
+def _keep_to(cores: tuple[int, ...]) -> None:
+    """Has all threads of the process, and those to come, run on these cores alone."""
+    if not cores or not hasattr(os, "sched_setaffinity"):
+        return
+    os.sched_setaffinity(0, cores)
+    for thread in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it ended
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def _ready(engine: Engine) -> messages.Ready:
+    from octavo.sharding.mesh import platform
+
+    return messages.Ready(
+        platform=platform(),
+        model_config=engine.model_config,
+        model_name=engine.model_name,
+        dtype=engine.dtype,
+        limits=engine.limits,
+        tokenizer=engine.tokenizer,
+        eos_token_ids=engine.eos_token_ids,
+        compile_s=dict(engine.compile_s),
+    )
+
+
+def _listen(connection: Connection, inbox: Inbox) -> None:
+    """Takes commands until the parent says stop or is gone, then sees to it that all ends."""
+    with contextlib.suppress(EOFError, OSError):
+        while not isinstance(command := connection.recv(), messages.Stop):
+            inbox.put(command)
+    inbox.close()
+    time.sleep(CLOSE_S)  # a step that hangs, or a compiler
+    os._exit(0)
+
+
+def main(descriptor: int) -> None:
+    """Builds what the first message says, and serves.
+
+    Args:
+        descriptor: of the process's end of the socket pair.
+    """
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process; the parent drains.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    connection = Connection(descriptor)
+    voice, inbox = Voice(connection), Inbox()
+    start: messages.Start = connection.recv()
+    threading.Thread(
+        target=_listen, args=(connection, inbox), name="octavo-listen", daemon=True
+    ).start()
+    root = logging.getLogger()
+    root.setLevel(start.log_level)
+    root.handlers[:] = [_LogSender(voice)]
+    try:
+        engine = _build(start, voice)
+    except Exception as error:
+        voice.tell(messages.NotBuilt(sendable(error)))
+        return
+    gc.collect()
+    gc.freeze()  # what is loaded stays: the collector need not walk it again
+    worker = Worker(engine, inbox, voice)
+    worker.report_load()
+    voice.tell(_ready(engine))
+    try:
+        worker.run()
+    except Exception as error:
+        logger.exception("the engine broke")
+        voice.tell(messages.Broke(sendable(error)))
+        os._exit(1)
+    engine.close()
+    os._exit(0)
