@@ -57,13 +57,19 @@ class Peer:
         return ":".join(str(path) for path in self.preload if path.exists())
 
 
-def catalogue(envs: Path, octavo_model: str, octavo_arguments: tuple[str, ...]) -> dict[str, Peer]:
+INT8 = ("--engine-arg=quantization=int8", "--engine-arg=kv_cache_dtype=int8")
+
+
+def catalogue(
+    envs: Path, octavo_model: str, octavo_arguments: tuple[str, ...], num_cores: int = 1
+) -> dict[str, Peer]:
     """Every known peer by its short name.
 
     Args:
         envs: folder that setup.sh filled: one environment and one form of the model a peer.
         octavo_model: model that Octavo opens.
         octavo_arguments: further arguments of octavo_peer.py.
+        num_cores: that each peer gets; Octavo's replicas take one each.
 
     Raises:
         ModelLoadError: the packaged model, which all of them run, is not installed.
@@ -74,21 +80,17 @@ def catalogue(envs: Path, octavo_model: str, octavo_arguments: tuple[str, ...]) 
     vllm_preload = (*allocators, vllm / "lib" / "libiomp5.so")
     vllm_python = vllm / "bin" / "python"
     llama_python = envs / "llama_cpp" / "bin" / "python"
+    replicas = f"--engine-arg=data_parallel_size={num_cores}"
+
+    def octavo(name: str, *arguments: str) -> Peer:
+        more = (*octavo_arguments, *arguments)
+        return Peer(name, "octavo_peer.py", Path(sys.executable), octavo_model, more)
+
     return {
-        "octavo": Peer(
-            "Octavo", "octavo_peer.py", Path(sys.executable), octavo_model, octavo_arguments
-        ),
-        "octavo-int8": Peer(
-            "Octavo int8",
-            "octavo_peer.py",
-            Path(sys.executable),
-            octavo_model,
-            (
-                *octavo_arguments,
-                "--engine-arg=quantization=int8",
-                "--engine-arg=kv_cache_dtype=int8",
-            ),
-        ),
+        "octavo": octavo("Octavo"),
+        "octavo-int8": octavo("Octavo int8", *INT8),
+        "octavo-replicas": octavo("Octavo, an engine a core", replicas),
+        "octavo-int8-replicas": octavo("Octavo int8, an engine a core", replicas, *INT8),
         "vllm": Peer("vLLM compiled", "vllm_peer.py", vllm_python, hf_model, preload=vllm_preload),
         "vllm-eager": Peer(
             "vLLM eager", "vllm_peer.py", vllm_python, hf_model, ("--eager",), vllm_preload

@@ -38,7 +38,9 @@ SMOLLM2_VOCAB_SIZE = 49_152
 def main(argv: list[str] | None = None) -> int:
     """Run from the command line; 0 if every chosen peer ran."""
     args = _parse(argv)
-    known = catalogue(args.envs.resolve(), args.octavo_model, tuple(args.octavo_arg))
+    known = catalogue(
+        args.envs.resolve(), args.octavo_model, tuple(args.octavo_arg), num_cores(args.cores)
+    )
     chosen = _choose(known, args.peers)
     try:
         workload = make_workload(
