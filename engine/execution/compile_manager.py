@@ -3,7 +3,7 @@
 The coarse shapes serve every plan, so an engine may answer as soon as it has them. A finer shape is
 used from the moment its program is there, and no step ever waits for one. First comes the one whose
 absence has cost most so far: padding times traffic. What an earlier start left ready to load is
-neither traced nor compiled.
+neither traced nor compiled, and what another process is compiling is left to it meanwhile.
 """
 
 from __future__ import annotations
@@ -22,17 +22,28 @@ from typing import Any, NamedTuple, Protocol
 from octavo.engine.errors import StepFailedError
 from octavo.engine.execution.compile_cache import cache_counts
 from octavo.engine.execution.step_spec import StepShape
+from octavo.pallas_kernels.tuning import num_cores
 
 logger = logging.getLogger(__name__)
 
 COMPILE_THREADS = 2
+CLAIM_POLL_S, CLAIM_WAIT_S = 0.1, 300.0
+"""Between looks at what other processes are compiling; after so long it is compiled here too."""
 BEHIND_NICENESS = 10
 
 Program = Callable[..., Any]
 
 
+class Claim(Protocol):
+    """The right to make a program; see `ProgramStore.claim`."""
+
+    def release(self) -> None: ...
+
+
 class Store(Protocol):
     """Programs that earlier starts left; see `ProgramStore`. Called from several threads."""
+
+    def claim(self, name: str) -> Claim | None: ...
 
     def load(self, name: str) -> Program | None: ...
 
@@ -49,6 +60,15 @@ class _Made(NamedTuple):
     program: Program
     seconds: float
     was_cached: bool
+
+
+class _NoClaim:
+    """The right to what nobody else could want."""
+
+    def release(self) -> None: ...
+
+
+_NO_CLAIM = _NoClaim()
 
 
 @dataclass(slots=True)
@@ -116,36 +136,54 @@ class CompileManager:
         shapes `behind` in a thread: the most missed first, and in this order while none is.
 
         Tracing holds the interpreter lock and runs in order; loading and compiling release it and
-        run in threads beside.
+        run in threads beside. No more is claimed than these are at, so that processes which start
+        together share what there is to do.
         """
         shapes = tuple(shape for shape in shapes if shape not in self._programs)
         if not self._loading:
             self.begin(shapes)
-        with ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="octavo-compile") as pool:
-            pending = []
-            for shape in shapes:
-                made = self._loaded(shape)
-                if made is None:
-                    begun = time.perf_counter()
-                    lowered = self._lower(shape)
-                    traced_s = time.perf_counter() - begun
-                    future = pool.submit(self._compile_lowered, shape, lowered, traced_s)
-                    pending.append((shape, lowered, future))
-                    continue
-                self._keep(shape, made)
-                if on_compiled is not None:
-                    on_compiled(shape)
-            for shape, _, future in pending:
-                self._keep(shape, future.result())
-                if on_compiled is not None:
-                    on_compiled(shape)
-        self._ready = True
         # Half a second a program, for which nobody need wait; the interpreter does before it ends.
         leaving = ThreadPoolExecutor(1, thread_name_prefix="octavo-leave-program")
-        self._leaving += [
-            leaving.submit(self._leave, shape, lowered, future.result())
-            for shape, lowered, future in pending
-        ]
+
+        def keep(shape: StepShape, made: _Made) -> None:
+            self._keep(shape, made)
+            if on_compiled is not None:
+                on_compiled(shape)
+
+        num_threads = min(COMPILE_THREADS, num_cores())
+        is_free = threading.Semaphore(num_threads)
+        with ThreadPoolExecutor(num_threads, thread_name_prefix="octavo-compile") as pool:
+            pending, elsewhere = [], []
+            for shape in shapes:
+                made = self._loaded(shape)
+                if made is not None:
+                    keep(shape, made)
+                    continue
+                is_free.acquire()
+                claim = self._claim(shape)
+                if claim is None:
+                    is_free.release()
+                    elsewhere.append(shape)
+                    continue
+                begun = time.perf_counter()
+                lowered = self._lower(shape)
+                traced_s = time.perf_counter() - begun
+                future = pool.submit(self._compile_lowered, shape, lowered, traced_s)
+                future.add_done_callback(lambda _: is_free.release())
+                pending.append((shape, lowered, claim, future))
+            for shape, lowered, claim, future in pending:
+                made = future.result()
+                keep(shape, made)
+                self._leaving.append(leaving.submit(self._leave, shape, lowered, made, claim))
+        # Last: those who make them may be waiting for what was made here.
+        until_s = time.monotonic() + CLAIM_WAIT_S
+        for shape in elsewhere:
+            while (freed := self._claim(shape)) is None and time.monotonic() < until_s:
+                time.sleep(CLAIM_POLL_S)
+            self._compile(shape, freed)
+            if on_compiled is not None:
+                on_compiled(shape)
+        self._ready = True
         leaving.shutdown(wait=False)
         if behind:
             self._behind = threading.Thread(
@@ -209,27 +247,40 @@ class CompileManager:
         _be_nice()
         left = list(shapes)
         while left and not self._stop.is_set():
-            shape = max(left, key=lambda shape: self._missed.get(shape, 0.0))
+            by_need = sorted(left, key=lambda shape: -self._missed.get(shape, 0.0))
+            claims = ((shape, self._claim(shape)) for shape in by_need)
+            shape, claim = next((each for each in claims if each[1]), (by_need[0], None))
+            if claim is None:  # others are at all that is left
+                self._stop.wait(CLAIM_POLL_S)
+                continue
             left.remove(shape)
             try:
-                self._compile(shape)
+                self._compile(shape, claim)
             except Exception:
                 # Coarser shapes go on serving what this one would have.
                 logger.exception("could not compile %s", shape)
         atexit.unregister(self.close)
 
-    def _compile(self, shape: StepShape) -> Program:
-        """Loads or compiles a shape in this thread."""
-        made = self._load(shape)
-        if made is None:
+    def _claim(self, shape: StepShape) -> Claim | None:
+        """The right to make a shape's program; None while another process has it."""
+        return _NO_CLAIM if self._store is None else self._store.claim(str(shape))
+
+    def _compile(self, shape: StepShape, claim: Claim | None = None) -> Program:
+        """Loads or compiles a shape in this thread; then the claim is released."""
+        try:
+            made = self._load(shape)
+            if made is not None:
+                self._keep(shape, made)
+                return made.program
             begun = time.perf_counter()
             lowered = self._lower(shape)
             made = self._compile_lowered(shape, lowered, time.perf_counter() - begun)
             self._keep(shape, made)
             self._leave(shape, lowered, made)
             return made.program
-        self._keep(shape, made)
-        return made.program
+        finally:
+            if claim is not None:
+                claim.release()
 
     def _loaded(self, shape: StepShape) -> _Made | None:
         """What loading a shape came to, once it has ended."""
@@ -253,10 +304,16 @@ class CompileManager:
             was_cached = counts.hits_of_this_thread > hits
         return _Made(program, time.perf_counter() - begun + traced_s, was_cached)
 
-    def _leave(self, shape: StepShape, lowered: Any, made: _Made) -> None:
-        """Leaves what was compiled here to later starts."""
-        if self._store is not None and not made.was_cached:
-            self._store.save(str(shape), lowered, made.program)
+    def _leave(
+        self, shape: StepShape, lowered: Any, made: _Made, claim: Claim | None = None
+    ) -> None:
+        """Leaves what was compiled here to later starts; then the claim is released."""
+        try:
+            if self._store is not None and not made.was_cached:
+                self._store.save(str(shape), lowered, made.program)
+        finally:
+            if claim is not None:
+                claim.release()
 
     def _keep(self, shape: StepShape, made: _Made) -> None:
         self.stats.seconds[str(shape)] = made.seconds

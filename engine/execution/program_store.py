@@ -9,6 +9,9 @@ there, it is compiled as ever, through JAX's cache.
 Only what was compiled in this process is written down: XLA's CPU client can write what it loaded
 itself, but the copy lacks its functions, which shows when it runs.
 
+Of several processes that want a program at once, one makes it (`ProgramStore.claim`) and the others
+load it then.
+
 An entry is used only if its key, its length and its checksum are right. Like JAX's own, it is code
 that the process will run: the folder must be writable by nobody who may not run code here.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import logging
 import os
 import pickle
@@ -24,7 +28,7 @@ import tempfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import jax
 from jax.sharding import Mesh
@@ -33,17 +37,42 @@ from octavo.engine.execution.compile_cache import cache_counts, cache_folder
 from octavo.engine.execution.fingerprint import fingerprint, source_digest, traced_folders
 from octavo.pallas_kernels.compat import deserialize_program, serialize_program
 
+try:
+    import fcntl
+except ImportError:  # not a Unix
+    fcntl = None  # type: ignore[assignment]
+
 logger = logging.getLogger(__name__)
 
 FOLDER = "octavo-programs"
 """Inside the compile cache's folder."""
 MAGIC = b"octavo program 1\n"
-PROGRAM, POINTER = ".program", ".key"
-"""Suffixes: of programs by their text, and of what names one by what it is made from."""
+PROGRAM, POINTER, CLAIM = ".program", ".key", ".claim"
+"""Suffixes: of programs by their text, of what names one by what it is made from, and of what is
+locked while one is made."""
 KEPT_VERSIONS = 4
 """Entries kept of one program: those of as many versions, machines or settings, newest first."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _COMPRESSION = 1
+
+
+class Claim:
+    """A process's right to make a program, while it lives and has not released it.
+
+    Args:
+        path: of the locked file.
+        file: that holds the lock.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self._path = path
+        self._file = file
+
+    def release(self) -> None:
+        """Lets others have it. (Who opened the file before it went may claim it beside who makes it
+        anew: both then do the same work, and no harm.)"""
+        _remove(self._path)
+        self._file.close()
 
 
 class ProgramStore:
@@ -102,6 +131,28 @@ class ProgramStore:
         key = self._text_key(name, lowered)
         if self._write(self._path(name, key, PROGRAM), key, payload):
             self._point(name, key)
+
+    def claim(self, name: str) -> Claim | None:
+        """The right to make a program; None while another process has it.
+
+        Where files cannot be locked everybody has it.
+        """
+        path = self._path(name, self._key(name, self._source), CLAIM)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            file = path.open("ab")
+        except OSError as error:
+            logger.info("%s cannot be written: %s", path, error)
+            return Claim(path, io.BytesIO())
+        try:
+            if fcntl is not None:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError as error:
+            logger.info("%s cannot be locked: %s", path, error)
+        return Claim(path, file)
 
     def drop(self, name: str) -> None:
         """Forgets a program that loaded but did not run, so that no later start tries it."""

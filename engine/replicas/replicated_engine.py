@@ -214,7 +214,7 @@ class ReplicatedEngine:
             # What was told need not be sent again.
             params = submission.params.replace(output_kind=RequestOutputKind.DELTA)
             sent = dataclasses.replace(sent, params=params)
-        live = _Live(sent, Narrator(_transcript(submission)))
+        live = _Live(sent, Narrator(transcript_of(submission)))
         self._live[submission.request_id] = live
         self._place(submission.request_id, live)
 
@@ -324,6 +324,11 @@ class ReplicatedEngine:
         self._touched[transcript] = None
 
     # Replicas.
+
+    def where(self, request_id: str) -> Replica | None:
+        """The replica that has a request; None where none has."""
+        live = self._live.get(request_id)
+        return None if live is None or live.where == _NO_LIFE else self.replicas[live.where[0]]
 
     def _place(self, request_id: str, live: _Live) -> None:
         """Gives a submission to a replica, or has it wait for one."""
@@ -439,7 +444,7 @@ def make_replicas(config: EngineConfig, events: SimpleQueue[Event | None]) -> li
             host_memory_bytes=None if available is None else available // size,
             log_level=logging.getLogger().getEffectiveLevel(),
         )
-        environment = _devices(index, config.tensor_parallel_size, os.environ)
+        environment = devices_of(index, config.tensor_parallel_size, os.environ)
         replicas.append(Replica(index, start, environment, events))
     return replicas
 
@@ -457,7 +462,7 @@ def _has_affinity() -> bool:
     return hasattr(os, "sched_getaffinity")
 
 
-def _devices(index: int, num_devices: int, environ: Mapping[str, str]) -> dict[str, str]:
+def devices_of(index: int, num_devices: int, environ: Mapping[str, str]) -> dict[str, str]:
     """What makes a replica see its own GPUs alone. It means nothing where there are none."""
     name = "CUDA_VISIBLE_DEVICES"
     wanted = range(index * num_devices, (index + 1) * num_devices)
@@ -474,7 +479,7 @@ def _stop(replicas: Sequence[Replica]) -> None:
         replica.join()
 
 
-def _transcript(submission: Submission) -> Transcript:
+def transcript_of(submission: Submission) -> Transcript:
     """Of a submission whose text is made elsewhere."""
     params = submission.params
     drafts = tuple(

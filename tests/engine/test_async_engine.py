@@ -47,7 +47,7 @@ async def engine(built: Any, monkeypatch: Any) -> AsyncIterator[Any]:
     """A front over one compiled engine, which must be empty again afterwards."""
     from octavo.engine import async_engine
 
-    monkeypatch.setattr(async_engine, "Engine", lambda config, progress: built)
+    monkeypatch.setattr(async_engine, "open_engine", lambda config, progress: built)
     engine = async_engine.AsyncEngine()
     yield engine
     await until(lambda: not built.has_unfinished)

@@ -173,7 +173,7 @@ class Scene:
         """What the target's client saw."""
         from octavo.engine import async_engine
 
-        monkeypatch.setattr(async_engine, "Engine", lambda config, progress: self.engine)
+        monkeypatch.setattr(async_engine, "open_engine", lambda config, progress: self.engine)
         server = OctavoServer(ServeConfig(grpc_port=0, drain_timeout_s=0.0))
         address = (await server.bind()).grpc
         await server.attach(async_engine.AsyncEngine())

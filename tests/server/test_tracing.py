@@ -150,7 +150,7 @@ def test_a_refused_request_is_a_span_in_error(built: Any, spans: Spans) -> None:
 def test_a_callers_trace_goes_on_over_grpc(built: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from octavo.engine import async_engine
 
-    monkeypatch.setattr(async_engine, "Engine", lambda config, progress: built)
+    monkeypatch.setattr(async_engine, "open_engine", lambda config, progress: built)
     spans = Spans()
 
     async def scenario() -> None:
@@ -182,7 +182,7 @@ def test_a_callers_trace_goes_on_over_http(built: Any, monkeypatch: pytest.Monke
 
     from octavo.engine import async_engine
 
-    monkeypatch.setattr(async_engine, "Engine", lambda config, progress: built)
+    monkeypatch.setattr(async_engine, "open_engine", lambda config, progress: built)
     spans = Spans()
 
     async def scenario() -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from octavo.engine.execution import program_store
+from octavo.engine.execution import compile_manager, program_store
 from octavo.engine.execution.compile_cache import cache_counts
 from octavo.engine.execution.compile_manager import CompileManager
 from octavo.engine.execution.program_store import (
@@ -313,3 +314,52 @@ def test_programs_over_several_devices_come_back_to_theirs(step: Step, tmp_path:
     found = program(jax.device_put(jnp.arange(8.0), split))
     assert found.sharding == split
     np.testing.assert_array_equal(found, np.arange(8.0) + step.number)
+
+
+def test_one_process_at_a_time_may_make_a_program(open_store: Callable[..., ProgramStore]) -> None:
+    store, other = open_store(), open_store()
+    claim = store.claim("it")
+    assert claim is not None
+    assert other.claim("it") is None
+    another = other.claim("another")
+    assert another is not None
+    claim.release()
+    again = other.claim("it")
+    assert again is not None
+    for each in (again, another):
+        each.release()
+
+
+def test_engines_that_start_together_share_what_there_is_to_compile(
+    open_store: Callable[..., ProgramStore],
+) -> None:
+    step, shapes = Step(), tuple(StepShape(rows, rows, 1) for rows in (1, 2, 4, 8, 16))
+    with ThreadPoolExecutor(2) as pool:
+        starts = [pool.submit(step.started, open_store(), *shapes) for _ in range(2)]
+        managers = [start.result() for start in starts]
+    assert step.num_lowered == len(shapes)
+    assert all(manager.has(shape) for manager in managers for shape in shapes)
+    found = [set(manager.stats.from_cache) for manager in managers]
+    assert not found[0] & found[1]
+    assert found[0] | found[1] == {str(shape) for shape in shapes}
+
+
+def test_shapes_behind_are_shared_too(open_store: Callable[..., ProgramStore]) -> None:
+    step, shapes = Step(), tuple(StepShape(rows, rows, 1) for rows in (1, 2, 4, 8, 16))
+    managers = [CompileManager(step.lower, store=open_store()) for _ in range(2)]
+    for manager in managers:
+        manager.warm_up((), behind=shapes)
+    for manager in managers:
+        manager.wait()
+    assert step.num_lowered == len(shapes)
+    assert all(manager.has(shape) for manager in managers for shape in shapes)
+
+
+def test_who_is_never_done_is_waited_for_no_longer_than_that(
+    open_store: Callable[..., ProgramStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_manager, "CLAIM_WAIT_S", 0.2)
+    claim = open_store().claim(str(SHAPE))
+    assert claim is not None
+    assert Step().started(open_store()).has(SHAPE)
+    claim.release()
