@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.engine.config import EngineConfig
+from octavo.engine.config import EngineConfig, of_one_engine
 from octavo.engine.engine import Engine
-from octavo.engine.errors import InvalidConfigError
 from octavo.engine.replicas.replicated_engine import ReplicatedEngine
 
 AnyEngine = Engine | ReplicatedEngine
@@ -32,6 +31,6 @@ def engine_of_this_process(engine: AnyEngine, name: str, value: object) -> Engin
     Raises:
         InvalidConfigError: its steps are run in other processes.
     """
-    if isinstance(engine, Engine):
-        return engine
-    raise InvalidConfigError(name, value, "given with data_parallel_size = 1 alone")
+    of_one_engine(engine.config, name, value)
+    assert isinstance(engine, Engine)
+    return engine

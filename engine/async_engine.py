@@ -59,6 +59,8 @@ class AsyncEngine:
         self.model_config = self.engine.model_config
         self.max_model_len = self.engine.max_model_len
         self.dtype = self.engine.dtype
+        self.platform = self.engine.platform
+        self.num_devices = self.engine.num_devices
         self._streams = OutputStreams()
         self._commands: deque[Callable[[], None]] = deque()
         self._news: deque[list[Told]] = deque()

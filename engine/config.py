@@ -198,6 +198,19 @@ class EngineConfig:
         return os.path.join(root, "octavo", "xla")
 
 
+def of_one_engine(config: EngineConfig, name: str, value: object) -> None:
+    """Refuses a setting that watches steps where other processes run them.
+
+    Args:
+        name, value: the setting; None is none.
+
+    Raises:
+        InvalidConfigError: it is given, and there are several replicas.
+    """
+    if value is not None and config.data_parallel_size > 1:
+        raise InvalidConfigError(name, value, "given with data_parallel_size = 1 alone")
+
+
 def _check_policy(name: str) -> None:
     from octavo.engine.scheduler.policies import get_policy  # needs NumPy, which `--help` does not
 

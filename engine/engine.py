@@ -42,9 +42,13 @@ from octavo.pallas_kernels.product_library import (
     choose_screened,
     choose_sliced,
 )
-from octavo.sharding.mesh import make_mesh
+from octavo.sharding.mesh import make_mesh, platform
 
 logger = logging.getLogger(__name__)
+
+ProgramListener = Callable[[str, float, bool, int, int], None]
+"""Told of each program that is there before an engine is ready: its name, its seconds, whether the
+persistent cache had it, how many are done and how many will be."""
 
 
 class Engine:
@@ -53,8 +57,7 @@ class Engine:
     Args:
         config: engine arguments.
         progress: show a bar while programs compile.
-        on_program: told of each program that is there before the engine is ready: its name, its
-            seconds, whether the persistent cache had it, how many are done and how many will be.
+        on_program: told of each program; see `ProgramListener`.
         clock: where time comes from.
         host_memory_bytes: of the host's memory that it may fill; None takes what is available.
 
@@ -68,11 +71,17 @@ class Engine:
         config: EngineConfig,
         *,
         progress: bool = False,
-        on_program: Callable[[str, float, bool, int, int], None] | None = None,
+        on_program: ProgramListener | None = None,
         clock: Clock | None = None,
         host_memory_bytes: int | None = None,
     ) -> None:
         config = config.with_token_budget(SERVING_BATCHED_TOKENS)
+        if config.data_parallel_size != 1:
+            raise InvalidConfigError(
+                "data_parallel_size",
+                config.data_parallel_size,
+                "1 for one engine: `LLM`, `AsyncEngine` and their commands make several",
+            )
         self.config = config
         self.clock = clock or MonotonicClock()
         keep_freed_memory()
@@ -90,6 +99,7 @@ class Engine:
         self.model_config = model.config
         self.model_name = config.served_model_name or config.model
         self.dtype = str(model.dtype)
+        self.platform, self.num_devices = platform(), jax.device_count()
         self.masks = TokenMasks()
         abstract = model.abstract_weights()
         # The coarse programs, which must be there soon, read none, nor what is made beside them.
@@ -181,9 +191,7 @@ class Engine:
         self._num_prompt_tokens = 0
         self._warm_up(progress, on_program)
 
-    def _warm_up(
-        self, progress: bool, on_program: Callable[[str, float, bool, int, int], None] | None
-    ) -> None:
+    def _warm_up(self, progress: bool, on_program: ProgramListener | None) -> None:
         lattice, mode = self.executor.lattice, self.config.warm_up
         total = len(lattice.full if mode == "full" else lattice.coarse)
         stats = self.executor.programs.stats

@@ -46,8 +46,8 @@ def server_info(
     return pb.GetServerInfoResponse(
         version=octavo_version(),
         jax_version=jax.__version__,
-        platform=jax.default_backend(),
-        num_devices=jax.device_count(),
+        platform=engine.platform,
+        num_devices=engine.num_devices,
         uptime_s=uptime_s,
         draining=draining,
         engine_args=engine_args(engine),

@@ -7,6 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+PROGRAM_BYTES = 2 << 30
+"""Available memory below which no finer program is made: one for a CPU keeps up to a third of a
+gigabyte (its text of 90,000 operations, above all), compiling takes more, and others want some."""
+
 
 class _Names(NamedTuple):
     """What a version of control groups calls its files, and what could be reclaimed in them."""
@@ -34,6 +38,12 @@ def available_memory_bytes(root: Path = Path("/")) -> int | None:
     """
     available = [each for each in (_of_host(root), *_of_groups(root)) if each is not None]
     return max(0, min(available)) if available else None
+
+
+def has_room_for_programs() -> bool:
+    """Whether the host has memory to make another program; also where it does not say."""
+    available = available_memory_bytes()
+    return available is None or available >= PROGRAM_BYTES
 
 
 def _of_host(root: Path) -> int | None:

@@ -93,6 +93,7 @@ class CompileManager:
         lower: traces and lowers a shape to a `jax.stages.Lowered`; called from both threads.
         store: where programs are looked for before, by their shape's text, and left; None is none.
         compiler_options: of a shape's `jax.stages.Lowered.compile`.
+        has_room: whether the host has memory for another program; asked before each behind.
         fail_after_ready: raise instead of compiling on the request path.
     """
 
@@ -102,11 +103,13 @@ class CompileManager:
         *,
         store: Store | None = None,
         compiler_options: Callable[[StepShape], dict[str, str] | None] = lambda shape: None,
+        has_room: Callable[[], bool] = lambda: True,
         fail_after_ready: bool = False,
     ) -> None:
         self._lower = lower
         self._store = store
         self.compiler_options = compiler_options
+        self._has_room = has_room
         self._fail_after_ready = fail_after_ready
         self._programs: dict[StepShape, Program] = {}
         self._loading: dict[StepShape, Future[_Made | None]] = {}
@@ -247,6 +250,11 @@ class CompileManager:
         _be_nice()
         left = list(shapes)
         while left and not self._stop.is_set():
+            if not self._has_room():
+                logger.warning(
+                    "leaving out %d finer programs: the host is short of memory", len(left)
+                )
+                break
             by_need = sorted(left, key=lambda shape: -self._missed.get(shape, 0.0))
             claims = ((shape, self._claim(shape)) for shape in by_need)
             shape, claim = next((each for each in claims if each[1]), (by_need[0], None))

@@ -23,6 +23,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from octavo.engine.config import WarmUp
+from octavo.engine.execution.available_memory import has_room_for_programs
 from octavo.engine.execution.buckets import Lattice, waste
 from octavo.engine.execution.compile_manager import CompileManager
 from octavo.engine.execution.dispatched_step import DispatchedStep
@@ -180,6 +181,7 @@ class DeviceExecutor:
             self._lower,
             store=store,
             compiler_options=self._compiler_options,
+            has_room=has_room_for_programs,
             fail_after_ready=fail_on_compile,
         )
         self._fresh: Future[DeviceState] | None = None

@@ -152,6 +152,7 @@ class ProgramStore:
             return None
         except OSError as error:
             logger.info("%s cannot be locked: %s", path, error)
+        self._drop_old(path)  # those of processes that were killed
         return Claim(path, file)
 
     def drop(self, name: str) -> None:

@@ -102,13 +102,14 @@ class Ready:
     """The engine serves.
 
     Attributes:
-        platform: "cpu", "gpu" or "tpu".
+        platform, num_devices: what it sees: "cpu", "gpu" or "tpu", and how many.
         model_config, model_name, dtype, limits, tokenizer: as those of `Engine`.
         eos_token_ids: the tokenizer's and the model's.
         compile_s: seconds of each program.
     """
 
     platform: str
+    num_devices: int
     model_config: ModelConfig
     model_name: str
     dtype: str

@@ -88,7 +88,7 @@ class ReplicatedEngine:
         self.clock = MonotonicClock()
         self.waited_s = 0.0
         self._events: SimpleQueue[Event | None] = SimpleQueue()
-        self.replicas = make_replicas(config, self._events)
+        self.replicas = _make_replicas(config, self._events)
         self._finalizer = weakref.finalize(self, _stop, self.replicas)
         try:
             ready = self._build(progress)
@@ -98,6 +98,8 @@ class ReplicatedEngine:
         self.model_config = ready.model_config
         self.model_name = ready.model_name
         self.dtype = ready.dtype
+        self.platform = ready.platform
+        self.num_devices = ready.num_devices * len(self.replicas)
         self.limits = ready.limits
         self.max_model_len = ready.limits.max_model_len
         self.tokenizer = ready.tokenizer
@@ -431,22 +433,37 @@ class ReplicatedEngine:
         return merge_loads([each for each in reports if each], num_prompt_tokens, priority)
 
 
-def make_replicas(config: EngineConfig, events: SimpleQueue[Event | None]) -> list[Replica]:
-    """The replicas of an engine, each with its part of the host; none is started."""
+def own_cores() -> list[int]:
+    """The cores that this process may run on; none where the system does not say."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def make_starts(config: EngineConfig, cores: Sequence[int]) -> list[messages.Start]:
+    """What each replica is built from: its part of the host.
+
+    Args:
+        cores: that they share.
+    """
     size = config.data_parallel_size
     available = available_memory_bytes()
-    parts = split(sorted(os.sched_getaffinity(0)), size) if _has_affinity() else [()] * size
-    replicas = []
-    for index in range(size):
-        start = messages.Start(
+    return [
+        messages.Start(
             config=config,
-            cores=tuple(parts[index]),
+            cores=tuple(part),
             host_memory_bytes=None if available is None else available // size,
             log_level=logging.getLogger().getEffectiveLevel(),
         )
-        environment = devices_of(index, config.tensor_parallel_size, os.environ)
-        replicas.append(Replica(index, start, environment, events))
-    return replicas
+        for part in split(cores, size)
+    ]
+
+
+def _make_replicas(config: EngineConfig, events: SimpleQueue[Event | None]) -> list[Replica]:
+    """The replicas of an engine; none is started."""
+    num_devices = config.tensor_parallel_size
+    return [
+        Replica(index, start, devices_of(index, num_devices, os.environ), events)
+        for index, start in enumerate(make_starts(config, own_cores()))
+    ]
 
 
 def split(cores: Sequence[int], size: int) -> list[Sequence[int]]:
@@ -456,10 +473,6 @@ def split(cores: Sequence[int], size: int) -> list[Sequence[int]]:
         return [()] * size
     edges = [len(cores) * index // size for index in range(size + 1)]
     return [cores[low:high] for low, high in itertools.pairwise(edges)]
-
-
-def _has_affinity() -> bool:
-    return hasattr(os, "sched_getaffinity")
 
 
 def devices_of(index: int, num_devices: int, environ: Mapping[str, str]) -> dict[str, str]:

@@ -31,7 +31,7 @@ from octavo.engine.replicas.messages import Question
 from octavo.engine.request import Priority, RequestStatus
 
 if TYPE_CHECKING:
-    from octavo.engine.engine import Engine
+    from octavo.engine.engine import Engine, ProgramListener
     from octavo.engine.structured.grammar import CompiledGrammar
     from octavo.engine.transcript import Transcript
 
@@ -260,13 +260,18 @@ class _LogSender(logging.handlers.QueueHandler):
         self._voice.tell(messages.Logged(record))
 
 
-def _build(start: messages.Start, voice: Voice) -> Engine:
-    """Builds the engine on what is this replica's own.
+def build(start: messages.Start, on_program: ProgramListener | None = None) -> Engine:
+    """Builds a replica's engine in this process, on what is that replica's own.
+
+    Args:
+        start: its arguments.
+        on_program: as for `Engine`.
 
     Raises: as for `Engine`; also
         InvalidConfigError: its device cannot be shared by several processes.
     """
-    every_core = tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+    has_affinity = hasattr(os, "sched_getaffinity")
+    every_core = tuple(os.sched_getaffinity(0)) if has_affinity else ()
     # Before JAX looks: it makes as many threads as there are cores.
     _keep_to(start.cores)
     from octavo.engine.engine import Engine
@@ -283,11 +288,11 @@ def _build(start: messages.Start, voice: Voice) -> Engine:
         raise InvalidConfigError(
             "data_parallel_size", size, f"1 to {len(every_core)}, the number of cores there are"
         )
-
-    def on_program(program: str, seconds: float, cached: bool, done: int, total: int) -> None:
-        voice.tell(messages.Building(program, seconds, cached, done, total))
-
-    return Engine(start.config, on_program=on_program, host_memory_bytes=start.host_memory_bytes)
+    return Engine(
+        start.config.replace(data_parallel_size=1),
+        on_program=on_program,
+        host_memory_bytes=start.host_memory_bytes,
+    )
 
 
 def _keep_to(cores: tuple[int, ...]) -> None:
@@ -301,10 +306,9 @@ def _keep_to(cores: tuple[int, ...]) -> None:
 
 
 def _ready(engine: Engine) -> messages.Ready:
-    from octavo.sharding.mesh import platform
-
     return messages.Ready(
-        platform=platform(),
+        platform=engine.platform,
+        num_devices=engine.num_devices,
         model_config=engine.model_config,
         model_name=engine.model_name,
         dtype=engine.dtype,
@@ -343,8 +347,12 @@ def main(descriptor: int) -> None:
     root = logging.getLogger()
     root.setLevel(start.log_level)
     root.handlers[:] = [_LogSender(voice)]
+
+    def on_program(program: str, seconds: float, cached: bool, done: int, total: int) -> None:
+        voice.tell(messages.Building(program, seconds, cached, done, total))
+
     try:
-        engine = _build(start, voice)
+        engine = build(start, on_program)
     except Exception as error:
         voice.tell(messages.NotBuilt(sendable(error)))
         return

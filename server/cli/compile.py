@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.server.cli.engine_args import add_engine_args, engine_args
@@ -48,8 +49,9 @@ def run(args: argparse.Namespace) -> int:
     """
     from octavo.engine.errors import InvalidConfigError
     from octavo.engine.execution.compile_cache import cache_counts, cache_size, use_compile_cache
+    from octavo.engine.replicas.replicated_engine import own_cores
 
-    begun_s = time.perf_counter()
+    begun_s, cores = time.perf_counter(), own_cores()
     arguments = engine_args(args)
     use_compile_cache(_configs("serve", arguments)[0].resolved_compile_cache_dir())
     if cache_size()[0] is None:
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     counts = cache_counts()
     for use in dict.fromkeys(args.uses or USES[:1]):
         for config in _configs(use, arguments):
-            stats, num_pages = _compile(config, show=not args.json)
+            stats, num_pages = _compile(config, cores, show=not args.json)
             programs += [
                 {
                     "use": use,
@@ -100,15 +102,25 @@ def _configs(use: str, arguments: dict[str, Any]) -> list[EngineConfig]:
     return [config.with_token_budget(OFFLINE_BATCHED_TOKENS) if use == "batch" else config]
 
 
-def _compile(config: EngineConfig, *, show: bool) -> tuple[CompileStats, int]:
-    """Builds one engine, telling of each program; its stats, and the pages it was built for."""
+def _compile(config: EngineConfig, cores: Sequence[int], *, show: bool) -> tuple[CompileStats, int]:
+    """Builds one engine, telling of each program; its stats, and the pages it was built for.
+
+    Args:
+        cores: all of the host's that replicas share.
+    """
     from octavo.engine.engine import Engine
+    from octavo.engine.replicas.replicated_engine import make_starts
+    from octavo.engine.replicas.worker import build
 
     def tell(program: str, seconds: float, from_cache: bool, done: int, total: int) -> None:
         state = "from the cache" if from_cache else "compiled"
         print(f"{done:3}/{total}  {program:32} {seconds:7.2f} s  {state}", flush=True)
 
-    engine = Engine(config, on_program=tell if show else None)
+    listener = tell if show else None
+    if config.data_parallel_size > 1:  # all replicas run the same programs, which are of a part
+        engine = build(make_starts(config, cores)[0], listener)
+    else:
+        engine = Engine(config, on_program=listener)
     executor, stats = engine.executor, engine.executor.programs.stats
 
     def tell_rest(shape: StepShape) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -121,3 +123,13 @@ def test_the_command_writes_one_json_object(peer, workload, tmp_path: Path, monk
     assert result["settings"] == {"kind": "counting"}
     assert result["start_to_first_token_s"] > 0
     assert result["batches"]["5"]["num_requests"] == 5
+
+
+def test_processor_time_counts_processes_below_this_one(peer):
+    spin = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True); input()"
+    before_s = peer.cpu_s()
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", spin], **pipes) as child:
+        child.stdout.readline()
+        assert 0.4 < peer.cpu_s() - before_s < 5
+        child.communicate(b"\n")

@@ -45,6 +45,7 @@ class CountingEngine:
 
     model_name = "counting"
     max_model_len = 64
+    platform, num_devices = "cpu", 1
 
     def __init__(self) -> None:
         self.config = EngineConfig(model="counting", dtype="float32")

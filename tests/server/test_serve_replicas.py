@@ -104,12 +104,21 @@ def test_clients_notice_nothing_of_a_replica_that_dies(served: Any, live: Any) -
     )
     with urllib.request.urlopen(request) as answer:
         assert json.load(answer)["choices"][0]["text"] == expected[1]
-    with urllib.request.urlopen(f"{served.http}/metrics") as answer:
-        metrics = answer.read().decode()
-    assert re.search(r"num_requests_running\S* 0", metrics)
+
+    def num_running() -> float:
+        with urllib.request.urlopen(f"{served.http}/metrics") as answer:
+            found = re.search(
+                r"^octavo:num_requests_running\S* (\S+)$", answer.read().decode(), re.M
+            )
+        assert found is not None
+        return float(found[1])
+
+    until(lambda: num_running() == 0)
     with OctavoClient(served.grpc) as client:
         load = client.load()
         assert load.num_total_pages == 2 * 159  # of each, all but the trash page
+        info = client.server_info()
+        assert (info.platform, info.engine_args["data_parallel_size"]) == ("cpu", "2")
 
 
 def test_a_signal_to_all_processes_drains(served: Any) -> None:
@@ -130,6 +139,7 @@ def test_a_signal_to_all_processes_drains(served: Any) -> None:
     [
         (("--record", "log.jsonl"), "record = 'log.jsonl' is not allowed: given with"),
         (("--otlp-traces-endpoint", "http://127.0.0.1:9"), "otlp_traces_endpoint = "),
+        (("--profile-dir", "profiles"), "profile_dir = 'profiles' is not allowed: given with"),
     ],
 )
 def test_what_watches_steps_is_refused(

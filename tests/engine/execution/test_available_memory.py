@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.engine.execution.available_memory import available_memory_bytes
+from octavo.engine.execution import available_memory
+from octavo.engine.execution.available_memory import PROGRAM_BYTES, available_memory_bytes
 
 GIB = 1 << 30
 
@@ -70,3 +71,11 @@ def test_groups_of_the_first_version(root: Path, seen: str) -> None:
 def test_a_host_without_these_files_asks_the_system(tmp_path: Path) -> None:
     available = available_memory_bytes(tmp_path)
     assert available is None or available > 0
+
+
+@pytest.mark.parametrize(
+    ("available", "is_room"), [(None, True), (PROGRAM_BYTES, True), (PROGRAM_BYTES - 1, False)]
+)
+def test_programs_want_memory_that_is_left(monkeypatch, available, is_room) -> None:
+    monkeypatch.setattr(available_memory, "available_memory_bytes", lambda: available)
+    assert available_memory.has_room_for_programs() is is_room

@@ -121,6 +121,19 @@ def test_a_shape_that_does_not_compile_behind_leaves_the_others_alone(
     assert "out of registers" in caplog.text
 
 
+def test_behind_nothing_more_is_made_once_memory_is_short(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    room = iter([True, False, True])
+    programs = manager(has_room=lambda: next(room))
+    programs.warm_up((COARSE,), behind=(FINER, FINE, StepShape(2, 2, 4)))
+    programs.wait()
+    assert programs.is_complete
+    assert programs.has(FINER)
+    assert not programs.has(FINE)
+    assert "leaving out 2 finer programs" in caplog.text
+
+
 def test_a_shape_compiled_on_the_request_path_is_counted() -> None:
     programs = manager()
     programs.warm_up((COARSE,))

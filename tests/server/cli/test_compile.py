@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.engine.replicas.replicated_engine import own_cores
 from octavo.server.cli.main import main
 
 SMALL = "--max-num-seqs 4 --max-num-batched-tokens 32 --max-model-len 128 --num-kv-pages 40"
@@ -62,6 +63,30 @@ def test_a_second_start_compiles_nothing(tiny_model, tmp_path):
         "decode 4 x 4 4 general",
     }
     assert all(p["from_cache"] and p["seconds"] > 0 for p in report["programs"])
+
+
+@pytest.mark.skipif(len(own_cores()) < 2, reason="replicas want a core each")
+def test_replicas_find_what_was_compiled_for_them(tiny_model, tmp_path):
+    environ = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    arguments = ["--data-parallel-size", "2", "--for", "batch", "--for", "serve"]
+    command = [*compile_command(tiny_model), *arguments]
+    subprocess.run(
+        [sys.executable, "-m", "octavo.server.cli.main", *command], check=True, env=environ
+    )
+
+    def entries() -> set[str]:
+        return {path.name for path in tmp_path.rglob("*") if path.suffix in ("", ".program")}
+
+    before = entries()
+    assert any(name.endswith(".program") for name in before)
+    program = (
+        "import sys; from octavo import LLM;"
+        "llm = LLM(sys.argv[1], progress=False, data_parallel_size=2, max_num_seqs=4,"
+        " max_num_batched_tokens=32, max_model_len=128, num_kv_pages=40);"
+        "llm.engine.wait_until_compiled(); llm.close()"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tiny_model)], check=True, env=environ)
+    assert entries() == before
 
 
 def test_each_use_compiles_the_engines_that_it_would_build(tiny_model):
