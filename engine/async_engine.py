@@ -98,8 +98,9 @@ class AsyncEngine:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the engine's thread lives and has not broken."""
-        return self._error is None and (self._thread is None or self._thread.is_alive())
+        """Whether the engine's thread lives and has not broken, nor what it drives."""
+        lives = self._thread is None or self._thread.is_alive()
+        return self._error is None and lives and self.engine.is_usable
 
     @property
     def is_stopped(self) -> bool:

@@ -224,6 +224,11 @@ class Engine:
         """Seconds that `advance` has waited for the device."""
         return self.core.waited_s
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can serve; one that cannot any more raises as it advances."""
+        return True
+
     def num_turns(self, of_thread: int) -> int:
         """A number that changes while the engine gets on.
 

@@ -78,6 +78,7 @@ class Replica:
         life: which of its processes it is, from 1 on.
         ready: what it said when it was; None while it is not.
         report: its newest load report; there is one before it is ready.
+        is_lost: whether it died and will not be started again.
         num_heard, heard_s: messages from it, and when the last one came (monotonic clock).
     """
 
@@ -92,11 +93,13 @@ class Replica:
         self.life = 0
         self.ready: messages.Ready | None = None
         self.report: messages.LoadReport | None = None
+        self.is_lost = False
         self.num_heard = 0
         self.heard_s = time.monotonic()
         self._start = start
         self._environment = environment
         self._events = events
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
         self._lock = threading.Lock()
         self._is_closed = False
         self._process: subprocess.Popen[bytes] | None = None
@@ -151,7 +154,7 @@ class Replica:
     # Below runs in the keeper's thread.
 
     def _keep(self) -> None:
-        deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        deaths = self._deaths
         while True:
             error = self._live()
             if self._is_closed:
@@ -159,15 +162,16 @@ class Replica:
             cause = f"its process {_ending(self._process)}" if error is None else str(error)
             deaths.append(time.monotonic())
             within_s = deaths[-1] - deaths[0]
-            if error is None and len(deaths) == MAX_DEATHS and within_s < DEATHS_WITHIN_S:
+            if error is None and len(deaths) == deaths.maxlen and within_s < DEATHS_WITHIN_S:
                 error = EngineDeadError(
-                    f"replica {self.index} died {MAX_DEATHS} times in {within_s:.0f} s, "
+                    f"replica {self.index} died {len(deaths)} times in {within_s:.0f} s, "
                     f"the last time as {cause}"
                 )
             logger.error(
                 "replica %d died (%s): %s", self.index, cause,
                 "starting it again" if error is None else "it is given up",
             )  # fmt: skip
+            self.is_lost = error is not None
             self._tell(Died(cause, error))
             if error is not None:
                 return

@@ -30,6 +30,7 @@ from octavo.engine.execution.available_memory import available_memory_bytes
 from octavo.engine.input_processor import InputProcessor, Submission
 from octavo.engine.load import EngineLoad
 from octavo.engine.outputs import RequestOutput
+from octavo.engine.quarantine import Quarantine
 from octavo.engine.replicas import messages
 from octavo.engine.replicas.continuation import DivergedError, Narrator
 from octavo.engine.replicas.merged_load import merge_loads
@@ -44,8 +45,9 @@ from octavo.engine.transcript import Draft, Transcript
 
 logger = logging.getLogger(__name__)
 
-MAX_LIVES = 2
-"""A request that so many replicas died with is not given to another."""
+SUSPECT_DEATHS = 2
+"""A request that so many replicas died with is tried again with no other such beside it; if one
+dies with it then, it is not given to another."""
 _NO_LIFE = (-1, 0)
 
 
@@ -58,12 +60,14 @@ class _Live:
         narrator: writes what its readers read.
         where: replica and life; `_NO_LIFE` while none has it.
         num_deaths: replicas that died with it.
+        ending: how it is to end, once its replica says so; None while nobody asked.
     """
 
     submission: Submission
     narrator: Narrator
     where: tuple[int, int] = _NO_LIFE
     num_deaths: int = 0
+    ending: tuple[RequestStatus, Exception | None] | None = None
 
 
 class ReplicatedEngine:
@@ -71,8 +75,8 @@ class ReplicatedEngine:
 
     Each request goes to the replica that has done with it first (`Router`). One whose process dies
     is started again, and what it had under way goes to the others, from the beginning: readers see
-    a pause. Only if it then came to other tokens, or if replicas die with it again, does a request
-    fail.
+    a pause. A request fails only if it then came to other tokens, or if replicas are found to die
+    of it.
 
     Args:
         config: engine arguments; `data_parallel_size` is the number of replicas.
@@ -121,9 +125,11 @@ class ReplicatedEngine:
         self._router = Router(config.data_parallel_size)
         self._live: dict[str, _Live] = {}
         self._waiting: deque[str] = deque()
+        self.quarantine = Quarantine()
+        self._suspects: deque[str] = deque()
+        self._on_trial: str | None = None
         self._touched: dict[Transcript, None] = {}
         self._answers: dict[tuple[int, Question], messages.Answer] = {}
-        self._lost: dict[int, Exception] = {}
 
     def _build(self, progress: bool) -> messages.Ready:
         """Starts all replicas and waits for them."""
@@ -169,6 +175,11 @@ class ReplicatedEngine:
         """Whether anything is under way, or to be told."""
         return bool(self._live or self._touched)
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether a replica serves, or is being started again."""
+        return not all(replica.is_lost for replica in self.replicas)
+
     def num_turns(self, of_thread: int) -> int:
         """A number that changes while the replica that was silent for longest gets on.
 
@@ -202,10 +213,12 @@ class ReplicatedEngine:
         Raises:
             DuplicateRequestError: its id is in flight.
             InvalidRequestError: a sequence of it could never fit.
+            QuarantinedError: replicas died of its prompt a moment ago.
         """
         if submission.request_id in self._live:
             raise DuplicateRequestError(submission.request_id)
         for request in submission.sequences:
+            self.quarantine.check(request, self.clock.now_s())
             check_can_ever_fit(
                 request,
                 self.limits,
@@ -237,6 +250,7 @@ class ReplicatedEngine:
         if live.where == _NO_LIFE:
             self._end(live, status, error)
         else:
+            live.ending = (status, error)
             self.replicas[live.where[0]].send(messages.Abort(request_id, status, error))
         return True
 
@@ -311,13 +325,19 @@ class ReplicatedEngine:
             # Who left, or could not be served, says nothing of how long answers are.
             whole = first.finish_reason in ("stop", "length")
             self._router.ended(output.request_id, len(first.token_ids) if whole else None)
-            del self._live[output.request_id]
+            self._forget(output.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+        if request_id == self._on_trial:
+            self._on_trial = None
+            self._try_next()
 
     def _end(self, live: _Live, status: RequestStatus, error: Exception | None) -> None:
         """Ends a submission that no replica has any more."""
         request_id = live.submission.request_id
         self._router.ended(request_id)
-        self._live.pop(request_id, None)
+        self._forget(request_id)
         transcript = live.narrator.transcript
         transcript.sequences[0].request.error = error
         for draft in transcript.sequences:
@@ -366,22 +386,37 @@ class ReplicatedEngine:
         self._router.forget(index)
         for question in Question:
             self._answers.setdefault((index, question), messages.Answer(question, None))
-        if error is not None:
-            self._lost[index] = error
-            if len(self._lost) == len(self.replicas):
-                raise EngineDeadError(f"no replica is left: {error}") from error
+        if error is not None and not self.is_usable:
+            raise EngineDeadError(f"no replica is left: {error}") from error
         for request_id, live in list(self._live.items()):
             if live.where != where:
                 continue
             self._router.ended(request_id)
             live.where = _NO_LIFE
+            if live.ending is not None:
+                self._end(live, *live.ending)
+                continue
             live.num_deaths += 1
-            if live.num_deaths >= MAX_LIVES:
+            if request_id == self._on_trial:
                 reason = f"{live.num_deaths} replicas died with request {request_id} ({cause})"
+                self.quarantine.put(live.submission.sequences[0], self.clock.now_s())
                 self._end(live, RequestStatus.FAILED, QuarantinedError(reason))
                 continue
             live.narrator.begin_again()
-            self._place(request_id, live)
+            if live.num_deaths < SUSPECT_DEATHS:
+                self._place(request_id, live)
+            else:
+                self._suspects.append(request_id)
+        self._try_next()
+
+    def _try_next(self) -> None:
+        """Lets the next of those run that may have killed replicas, if none of them does."""
+        while self._on_trial is None and self._suspects:
+            request_id = self._suspects.popleft()
+            live = self._live.get(request_id)
+            if live is not None:
+                self._on_trial = request_id
+                self._place(request_id, live)
 
     def _ask_all(self, question: Question) -> list[messages.Answer]:
         """What each replica that is ready answers, once all have; news meanwhile are kept.
@@ -428,7 +463,7 @@ class ReplicatedEngine:
     def load(self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL) -> EngineLoad:
         """How busy the replicas are together, as each last told (ten times a second while it
         works), and how soon a request of this size and class would speak."""
-        serving = [each for each in self.replicas if each.index not in self._lost]
+        serving = [replica for replica in self.replicas if not replica.is_lost]
         reports = [replica.report for replica in serving or self.replicas]
         return merge_loads([each for each in reports if each], num_prompt_tokens, priority)
 

@@ -11,6 +11,7 @@ import pytest
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
+from octavo.engine.replicas import replica as replica_module
 from octavo.engine.replicas.replicated_engine import ReplicatedEngine
 from tests.engine.conftest import write_tiny_model
 
@@ -46,7 +47,9 @@ def pair(model: Path) -> Iterator[ReplicatedEngine]:
     """Two replicas, each with a core of its own; idle before and after each test."""
     if num_cores() < 2:
         pytest.skip("replicas want a core each")
-    engine = ReplicatedEngine(EngineConfig(model=str(model), data_parallel_size=2, **ARGUMENTS))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(replica_module, "MAX_DEATHS", 100)  # tests kill more of them than that
+        engine = ReplicatedEngine(EngineConfig(model=str(model), data_parallel_size=2, **ARGUMENTS))
     yield engine
     engine.close()
     for replica in engine.replicas:

@@ -22,14 +22,20 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.errors import (
     DuplicateRequestError,
+    EngineDeadError,
     InvalidConfigError,
     InvalidRequestError,
     ModelLoadError,
     QuarantinedError,
 )
 from octavo.engine.outputs import RequestOutput
-from octavo.engine.replicas.replica import MAX_DEATHS
-from octavo.engine.replicas.replicated_engine import ReplicatedEngine, devices_of, split
+from octavo.engine.replicas import replica as replica_module
+from octavo.engine.replicas.replicated_engine import (
+    SUSPECT_DEATHS,
+    ReplicatedEngine,
+    devices_of,
+    split,
+)
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.structured.params import StructuredOutputsParams
 from octavo.server.watchdog import Watchdog
@@ -182,6 +188,17 @@ def test_a_request_may_be_ended_early(pair) -> None:
     assert last["r1"].outputs[0].finish_reason == "length"
 
 
+def test_a_request_that_was_ended_is_not_begun_again(pair) -> None:
+    def end(output: RequestOutput) -> None:
+        if not output.finished and pair.where("r0") is not None:
+            os.kill(pid_with_work(pair, "r0"), signal.SIGKILL)
+            assert pair.abort("r0")
+
+    output = run(pair, PROMPTS[:1], LONG, end)[0]
+    assert output.outputs[0].finish_reason == "cancelled"
+    assert 0 < len(output.outputs[0].token_ids) < 300
+
+
 def test_prompts_that_begin_alike_meet_where_that_is_cached(pair) -> None:
     pair.flush_prefix_cache()
     prefix = "a beginning that they share " * 8
@@ -216,27 +233,62 @@ def test_a_replica_that_dies_costs_time_and_no_token(pair, alone, kind) -> None:
     until(pair, lambda: sum(r.life for r in pair.replicas) == sum(lives) + 1)
 
 
-def test_a_request_that_replicas_die_with_is_not_given_to_another(model: Path) -> None:
+def test_the_request_that_replicas_die_of_is_found_and_its_neighbours_go_on(
+    model: Path, alone
+) -> None:
     if num_cores() < 2:
         pytest.skip("replicas want a core each")
+    prompts = ["fatal", *PROMPTS[:5]]
+    expected = said(run(alone, prompts, LONG))
     config = EngineConfig(model=str(model), data_parallel_size=2, **ARGUMENTS)
     engine = ReplicatedEngine(config)
     try:
         killed: set[int] = set()
 
         def kill(output: RequestOutput) -> None:
-            if not output.finished:
-                process_id = pid_with_work(engine, output.request_id)
+            if output.request_id == "r0" and engine.where("r0") is not None:
+                process_id = pid_with_work(engine, "r0")
                 if process_id not in killed:
                     killed.add(process_id)
                     os.kill(process_id, signal.SIGKILL)
 
-        output = run(engine, ["fatal"], LONG, kill)[0]
-        assert isinstance(output.error, QuarantinedError)
-        assert output.outputs[0].finish_reason == "failed"
-        assert len(killed) == 2 < MAX_DEATHS
-        # No replica is left for now: what comes waits for the first that is back.
+        outputs = run(engine, prompts, LONG, kill)
+        assert isinstance(outputs[0].error, QuarantinedError)
+        assert outputs[0].outputs[0].finish_reason == "failed"
+        assert said(outputs[1:]) == expected[1:]
+        assert len(killed) == SUSPECT_DEATHS + 1
+        with pytest.raises(QuarantinedError, match="refused"):
+            run(engine, ["fatal"], GREEDY)
         assert len(run(engine, ["harmless"], GREEDY)[0].outputs[0].token_ids) == 20
+    finally:
+        engine.close()
+
+
+def test_without_any_replica_requests_wait_for_the_first_that_is_back(pair, alone) -> None:
+    expected = said(run(alone, PROMPTS[:3], GREEDY))
+    for replica in pair.replicas:
+        os.kill(replica.process_id, signal.SIGKILL)
+    until(pair, lambda: not any(replica.ready for replica in pair.replicas))
+    assert said(run(pair, PROMPTS[:3], GREEDY)) == expected
+
+
+def test_replicas_that_die_too_often_are_given_up(
+    model: Path, alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if num_cores() < 2:
+        pytest.skip("replicas want a core each")
+    monkeypatch.setattr(replica_module, "MAX_DEATHS", 1)
+    engine = ReplicatedEngine(EngineConfig(model=str(model), data_parallel_size=2, **ARGUMENTS))
+    try:
+        first, second = engine.replicas
+        os.kill(first.process_id, signal.SIGKILL)
+        until(engine, lambda: first.ready is None)
+        assert said(run(engine, PROMPTS[:4], GREEDY)) == said(run(alone, PROMPTS[:4], GREEDY))
+        assert engine.load().num_total_pages == second.report.load.num_total_pages
+        assert engine.is_usable
+        with pytest.raises(EngineDeadError, match="no replica is left: replica 1 died 1 times"):
+            run(engine, PROMPTS[:1], LONG, lambda _: os.kill(second.process_id, signal.SIGKILL))
+        assert not engine.is_usable
     finally:
         engine.close()
 
