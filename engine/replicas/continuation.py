@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from octavo.engine.input_processor import Submission
 from octavo.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from octavo.engine.transcript import Draft, Transcript
 
@@ -93,3 +94,20 @@ class Narrator:
         draft.text += text
         draft.stop_reason = new.stop_reason
         draft.finish_reason = new.finish_reason
+
+
+def transcript_of(submission: Submission) -> Transcript:
+    """Of a submission whose text is made elsewhere."""
+    params = submission.params
+    drafts = tuple(
+        Draft(
+            request=request,
+            index=index,
+            detokenizer=None,
+            matcher=None,
+            logprobs=[] if params.logprobs is not None else None,
+            cumulative_logprob=0.0 if params.logprobs is not None else None,
+        )
+        for index, request in enumerate(submission.sequences)
+    )
+    return Transcript(submission, drafts)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import logging
 import os
 import time
 import weakref
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from tqdm import tqdm
@@ -23,51 +19,23 @@ from octavo.engine.errors import (
     InvalidConfigError,
     ModelLoadError,
     OctavoError,
-    QuarantinedError,
-    StepFailedError,
 )
-from octavo.engine.execution.available_memory import available_memory_bytes
 from octavo.engine.input_processor import InputProcessor, Submission
 from octavo.engine.load import EngineLoad
 from octavo.engine.outputs import RequestOutput
-from octavo.engine.quarantine import Quarantine
 from octavo.engine.replicas import messages
-from octavo.engine.replicas.continuation import DivergedError, Narrator
 from octavo.engine.replicas.merged_load import merge_loads
 from octavo.engine.replicas.messages import Question
+from octavo.engine.replicas.placement import Placement
 from octavo.engine.replicas.replica import Died, Event, Replica
-from octavo.engine.replicas.router import Router
+from octavo.engine.replicas.shares import devices_of, make_starts, own_cores
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.sampling_params import RequestOutputKind
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
 from octavo.engine.structured.compiler import GrammarCompiler
-from octavo.engine.transcript import Draft, Transcript
+from octavo.engine.transcript import Transcript
 
 logger = logging.getLogger(__name__)
-
-SUSPECT_DEATHS = 2
-"""A request that so many replicas died with is tried again with no other such beside it; if one
-dies with it then, it is not given to another."""
-_NO_LIFE = (-1, 0)
-
-
-@dataclass(slots=True)
-class _Live:
-    """A submission under way.
-
-    Attributes:
-        submission: as it is sent.
-        narrator: writes what its readers read.
-        where: replica and life; `_NO_LIFE` while none has it.
-        num_deaths: replicas that died with it.
-        ending: how it is to end, once its replica says so; None while nobody asked.
-    """
-
-    submission: Submission
-    narrator: Narrator
-    where: tuple[int, int] = _NO_LIFE
-    num_deaths: int = 0
-    ending: tuple[RequestStatus, Exception | None] | None = None
 
 
 class ReplicatedEngine:
@@ -122,13 +90,7 @@ class ReplicatedEngine:
             seed=config.seed,
             grammars=self.grammars,
         )
-        self._router = Router(config.data_parallel_size)
-        self._live: dict[str, _Live] = {}
-        self._waiting: deque[str] = deque()
-        self.quarantine = Quarantine()
-        self._suspects: deque[str] = deque()
-        self._on_trial: str | None = None
-        self._touched: dict[Transcript, None] = {}
+        self._placement = Placement(self.replicas, self.clock)
         self._answers: dict[tuple[int, Question], messages.Answer] = {}
 
     def _build(self, progress: bool) -> messages.Ready:
@@ -173,7 +135,7 @@ class ReplicatedEngine:
     @property
     def has_unfinished(self) -> bool:
         """Whether anything is under way, or to be told."""
-        return bool(self._live or self._touched)
+        return len(self._placement) > 0 or bool(self._placement.touched)
 
     @property
     def is_usable(self) -> bool:
@@ -186,11 +148,10 @@ class ReplicatedEngine:
         Args:
             of_thread: turns of the thread that drives this engine.
         """
-        busy = {live.where[0] for live in list(self._live.values())} - {-1}
-        silent = min(busy, key=lambda index: self.replicas[index].heard_s, default=None)
+        silent = min(self._placement.busy, key=lambda replica: replica.heard_s, default=None)
         if silent is None:
             return of_thread
-        return self.replicas[silent].num_heard * len(self.replicas) + silent
+        return silent.num_heard * len(self.replicas) + silent.index
 
     def wake(self) -> None:
         """Ends a wait of `advance`; from any thread."""
@@ -215,23 +176,15 @@ class ReplicatedEngine:
             InvalidRequestError: a sequence of it could never fit.
             QuarantinedError: replicas died of its prompt a moment ago.
         """
-        if submission.request_id in self._live:
+        if submission.request_id in self._placement:
             raise DuplicateRequestError(submission.request_id)
         for request in submission.sequences:
-            self.quarantine.check(request, self.clock.now_s())
             check_can_ever_fit(
                 request,
                 self.limits,
                 enable_chunked_prefill=self.config.enable_chunked_prefill,
             )
-        sent = dataclasses.replace(submission, grammar=None)
-        if submission.params.output_kind is RequestOutputKind.CUMULATIVE:
-            # What was told need not be sent again.
-            params = submission.params.replace(output_kind=RequestOutputKind.DELTA)
-            sent = dataclasses.replace(sent, params=params)
-        live = _Live(sent, Narrator(transcript_of(submission)))
-        self._live[submission.request_id] = live
-        self._place(submission.request_id, live)
+        self._placement.submit(submission)
 
     def abort(
         self,
@@ -244,19 +197,11 @@ class ReplicatedEngine:
         Returns:
             Whether there was one with this id.
         """
-        live = self._live.get(request_id)
-        if live is None:
-            return False
-        if live.where == _NO_LIFE:
-            self._end(live, status, error)
-        else:
-            live.ending = (status, error)
-            self.replicas[live.where[0]].send(messages.Abort(request_id, status, error))
-        return True
+        return self._placement.end(request_id, status, error)
 
     def abort_all(self) -> None:
         """Ends every live submission, telling nobody."""
-        for request_id in list(self._live):
+        for request_id in self._placement.live_ids:
             self.abort(request_id)
         while self.has_unfinished:
             self.advance()
@@ -273,11 +218,11 @@ class ReplicatedEngine:
         """
         if not self.has_unfinished:
             return []
-        if not self._touched:
+        if not self._placement.touched:
             self._take_event(wait=True)
         while self._take_event(wait=False):
             pass
-        touched, self._touched = self._touched, {}
+        touched, self._placement.touched = self._placement.touched, {}
         final_only = RequestOutputKind.FINAL_ONLY
         return [each for each in touched if each.finished or each.kind is not final_only]
 
@@ -296,127 +241,32 @@ class ReplicatedEngine:
         match event.message:
             case messages.News(outputs):
                 for output in outputs:
-                    self._tell(output, where)
+                    self._placement.tell(output, where)
             case messages.Ready():
-                self._place_waiting()
+                self._placement.place_waiting()
             case messages.Answer(question):
                 self._answers[event.replica, question] = event.message
             case Died(cause, error):
                 self._bury(where, cause, error)
         return True
 
-    def _tell(self, output: RequestOutput, where: tuple[int, int]) -> None:
-        live = self._live.get(output.request_id)
-        if live is None or live.where != where:
-            return
-        transcript = live.narrator.transcript
-        self._touched[transcript] = None
-        try:
-            live.narrator.take(output)
-        except DivergedError:
-            self.replicas[where[0]].send(
-                messages.Abort(output.request_id, RequestStatus.CANCELLED, None)
-            )
-            reason = "its replica died, and another came to other tokens"
-            self._end(live, RequestStatus.FAILED, StepFailedError(reason))
-            return
-        if transcript.finished:
-            first = transcript.sequences[0]
-            # Who left, or could not be served, says nothing of how long answers are.
-            whole = first.finish_reason in ("stop", "length")
-            self._router.ended(output.request_id, len(first.token_ids) if whole else None)
-            self._forget(output.request_id)
-
-    def _forget(self, request_id: str) -> None:
-        self._live.pop(request_id, None)
-        if request_id == self._on_trial:
-            self._on_trial = None
-            self._try_next()
-
-    def _end(self, live: _Live, status: RequestStatus, error: Exception | None) -> None:
-        """Ends a submission that no replica has any more."""
-        request_id = live.submission.request_id
-        self._router.ended(request_id)
-        self._forget(request_id)
-        transcript = live.narrator.transcript
-        transcript.sequences[0].request.error = error
-        for draft in transcript.sequences:
-            draft.finish_reason = draft.finish_reason or status.value
-        transcript.finished = True
-        self._touched[transcript] = None
-
     # Replicas.
 
     def where(self, request_id: str) -> Replica | None:
         """The replica that has a request; None where none has."""
-        live = self._live.get(request_id)
-        return None if live is None or live.where == _NO_LIFE else self.replicas[live.where[0]]
-
-    def _place(self, request_id: str, live: _Live) -> None:
-        """Gives a submission to a replica, or has it wait for one."""
-        among = [replica.index for replica in self.replicas if replica.ready is not None]
-        if not among:
-            self._waiting.append(request_id)
-            return
-        first = live.submission.sequences[0]
-        chosen = self._router.choose(
-            request_id,
-            first.prompt_token_ids,
-            first.max_tokens,
-            num_sequences=len(live.submission.sequences),
-            cache_salt=first.cache_salt,
-            among=among,
-        )
-        live.where = (chosen, self.replicas[chosen].send(messages.Submit(live.submission)))
-
-    def _place_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for request_id in waiting:
-            live = self._live.get(request_id)
-            if live is not None and live.where == _NO_LIFE:
-                self._place(request_id, live)
+        return self._placement.where(request_id)
 
     def _bury(self, where: tuple[int, int], cause: str, error: Exception | None) -> None:
-        """Gives what a dead replica had under way to others.
+        """Sees to what a dead replica had under way, and was asked.
 
         Raises:
             EngineDeadError: it was the last one.
         """
-        index = where[0]
-        self._router.forget(index)
         for question in Question:
-            self._answers.setdefault((index, question), messages.Answer(question, None))
+            self._answers.setdefault((where[0], question), messages.Answer(question, None))
         if error is not None and not self.is_usable:
             raise EngineDeadError(f"no replica is left: {error}") from error
-        for request_id, live in list(self._live.items()):
-            if live.where != where:
-                continue
-            self._router.ended(request_id)
-            live.where = _NO_LIFE
-            if live.ending is not None:
-                self._end(live, *live.ending)
-                continue
-            live.num_deaths += 1
-            if request_id == self._on_trial:
-                reason = f"{live.num_deaths} replicas died with request {request_id} ({cause})"
-                self.quarantine.put(live.submission.sequences[0], self.clock.now_s())
-                self._end(live, RequestStatus.FAILED, QuarantinedError(reason))
-                continue
-            live.narrator.begin_again()
-            if live.num_deaths < SUSPECT_DEATHS:
-                self._place(request_id, live)
-            else:
-                self._suspects.append(request_id)
-        self._try_next()
-
-    def _try_next(self) -> None:
-        """Lets the next of those run that may have killed replicas, if none of them does."""
-        while self._on_trial is None and self._suspects:
-            request_id = self._suspects.popleft()
-            live = self._live.get(request_id)
-            if live is not None:
-                self._on_trial = request_id
-                self._place(request_id, live)
+        self._placement.bury(where, cause)
 
     def _ask_all(self, question: Question) -> list[messages.Answer]:
         """What each replica that is ready answers, once all have; news meanwhile are kept.
@@ -442,8 +292,7 @@ class ReplicatedEngine:
             Pages that held prefixes alone, on the devices and on the host.
         """
         answers = self._ask_all(Question.FLUSH_PREFIX_CACHE)
-        for replica in self.replicas:
-            self._router.forget(replica.index)
+        self._placement.forget_prefixes()
         counts = [answer.value for answer in answers if answer.value is not None]
         return sum(pages for pages, _ in counts), sum(pages for _, pages in counts)
 
@@ -468,30 +317,6 @@ class ReplicatedEngine:
         return merge_loads([each for each in reports if each], num_prompt_tokens, priority)
 
 
-def own_cores() -> list[int]:
-    """The cores that this process may run on; none where the system does not say."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-
-
-def make_starts(config: EngineConfig, cores: Sequence[int]) -> list[messages.Start]:
-    """What each replica is built from: its part of the host.
-
-    Args:
-        cores: that they share.
-    """
-    size = config.data_parallel_size
-    available = available_memory_bytes()
-    return [
-        messages.Start(
-            config=config,
-            cores=tuple(part),
-            host_memory_bytes=None if available is None else available // size,
-            log_level=logging.getLogger().getEffectiveLevel(),
-        )
-        for part in split(cores, size)
-    ]
-
-
 def _make_replicas(config: EngineConfig, events: SimpleQueue[Event | None]) -> list[Replica]:
     """The replicas of an engine; none is started."""
     num_devices = config.tensor_parallel_size
@@ -501,44 +326,8 @@ def _make_replicas(config: EngineConfig, events: SimpleQueue[Event | None]) -> l
     ]
 
 
-def split(cores: Sequence[int], size: int) -> list[Sequence[int]]:
-    """Cores in `size` parts, neighbours together, no part more than one larger than another; all
-    parts are empty if there are fewer cores than that."""
-    if len(cores) < size:
-        return [()] * size
-    edges = [len(cores) * index // size for index in range(size + 1)]
-    return [cores[low:high] for low, high in itertools.pairwise(edges)]
-
-
-def devices_of(index: int, num_devices: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What makes a replica see its own GPUs alone. It means nothing where there are none."""
-    name = "CUDA_VISIBLE_DEVICES"
-    wanted = range(index * num_devices, (index + 1) * num_devices)
-    if environ.get(name) is None:
-        return {name: ",".join(map(str, wanted))}
-    visible = [each for each in environ[name].split(",") if each]
-    return {name: ",".join(visible[wanted.start : wanted.stop])}
-
-
 def _stop(replicas: Sequence[Replica]) -> None:
     for replica in replicas:
         replica.stop()
     for replica in replicas:
         replica.join()
-
-
-def transcript_of(submission: Submission) -> Transcript:
-    """Of a submission whose text is made elsewhere."""
-    params = submission.params
-    drafts = tuple(
-        Draft(
-            request=request,
-            index=index,
-            detokenizer=None,
-            matcher=None,
-            logprobs=[] if params.logprobs is not None else None,
-            cumulative_logprob=0.0 if params.logprobs is not None else None,
-        )
-        for index, request in enumerate(submission.sequences)
-    )
-    return Transcript(submission, drafts)

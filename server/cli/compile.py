@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from octavo.engine.errors import InvalidConfigError
     from octavo.engine.execution.compile_cache import cache_counts, cache_size, use_compile_cache
-    from octavo.engine.replicas.replicated_engine import own_cores
+    from octavo.engine.replicas.shares import own_cores
 
     begun_s, cores = time.perf_counter(), own_cores()
     arguments = engine_args(args)
@@ -109,7 +109,7 @@ def _compile(config: EngineConfig, cores: Sequence[int], *, show: bool) -> tuple
         cores: all of the host's that replicas share.
     """
     from octavo.engine.engine import Engine
-    from octavo.engine.replicas.replicated_engine import make_starts
+    from octavo.engine.replicas.shares import make_starts
     from octavo.engine.replicas.worker import build
 
     def tell(program: str, seconds: float, from_cache: bool, done: int, total: int) -> None:

@@ -6,8 +6,7 @@ import pytest
 
 from octavo.engine.input_processor import Submission
 from octavo.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from octavo.engine.replicas.continuation import DivergedError, Narrator
-from octavo.engine.replicas.replicated_engine import transcript_of
+from octavo.engine.replicas.continuation import DivergedError, Narrator, transcript_of
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 

@@ -30,12 +30,9 @@ from octavo.engine.errors import (
 )
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.replicas import replica as replica_module
-from octavo.engine.replicas.replicated_engine import (
-    SUSPECT_DEATHS,
-    ReplicatedEngine,
-    devices_of,
-    split,
-)
+from octavo.engine.replicas.placement import SUSPECT_DEATHS
+from octavo.engine.replicas.replicated_engine import ReplicatedEngine
+from octavo.engine.replicas.shares import devices_of, split
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.structured.params import StructuredOutputsParams
 from octavo.server.watchdog import Watchdog

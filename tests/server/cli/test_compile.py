@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.engine.replicas.replicated_engine import own_cores
+from octavo.engine.replicas.shares import own_cores
 from octavo.server.cli.main import main
 
 SMALL = "--max-num-seqs 4 --max-num-batched-tokens 32 --max-model-len 128 --num-kv-pages 40"

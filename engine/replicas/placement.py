@@ -1,0 +1,236 @@
+"""Who has which request: given to replicas, told by them, and given to others when they die."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.engine.clock import Clock
+from octavo.engine.errors import QuarantinedError, StepFailedError
+from octavo.engine.input_processor import Submission
+from octavo.engine.outputs import RequestOutput
+from octavo.engine.quarantine import Quarantine
+from octavo.engine.replicas import messages
+from octavo.engine.replicas.continuation import DivergedError, Narrator, transcript_of
+from octavo.engine.replicas.replica import Replica
+from octavo.engine.replicas.router import Router
+from octavo.engine.request import RequestStatus
+from octavo.engine.sampling_params import RequestOutputKind
+from octavo.engine.transcript import Transcript
+
+SUSPECT_DEATHS = 2
+"""A request that so many replicas died with is tried again with no other such beside it; if one
+dies with it then, it is not given to another."""
+_NO_LIFE = (-1, 0)
+
+
+@dataclass(slots=True)
+class _Live:
+    """A submission under way.
+
+    Attributes:
+        submission: as it is sent.
+        narrator: writes what its readers read.
+        where: replica and life; `_NO_LIFE` while none has it.
+        num_deaths: replicas that died with it.
+        ending: how it is to end, once its replica says so; None while nobody asked.
+    """
+
+    submission: Submission
+    narrator: Narrator
+    where: tuple[int, int] = _NO_LIFE
+    num_deaths: int = 0
+    ending: tuple[RequestStatus, Exception | None] | None = None
+
+
+class Placement:
+    """The requests under way over several replicas. One thread drives it.
+
+    Args:
+        replicas: that take them.
+        clock: where time comes from.
+
+    Attributes:
+        touched: whose transcripts have something to tell; whoever reads them empties it.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], clock: Clock) -> None:
+        self.touched: dict[Transcript, None] = {}
+        self._replicas = replicas
+        self._clock = clock
+        self._router = Router(len(replicas))
+        self._quarantine = Quarantine()
+        self._live: dict[str, _Live] = {}
+        self._waiting: deque[str] = deque()
+        self._suspects: deque[str] = deque()
+        self._on_trial: str | None = None
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._live
+
+    @property
+    def live_ids(self) -> list[str]:
+        """Ids of the submissions that have not ended."""
+        return list(self._live)
+
+    @property
+    def busy(self) -> list[Replica]:
+        """Replicas that have something under way; from any thread."""
+        indices = {live.where[0] for live in list(self._live.values())} - {_NO_LIFE[0]}
+        return [self._replicas[index] for index in indices]
+
+    def where(self, request_id: str) -> Replica | None:
+        """The replica that has a request; None where none has."""
+        live = self._live.get(request_id)
+        return None if live is None or live.where == _NO_LIFE else self._replicas[live.where[0]]
+
+    def forget_prefixes(self) -> None:
+        """No replica has anything cached any more."""
+        for replica in self._replicas:
+            self._router.forget(replica.index)
+
+    def submit(self, submission: Submission) -> None:
+        """Gives a submission whose id is not in flight to a replica, or has it wait for one.
+
+        Raises:
+            QuarantinedError: replicas died of its prompt a moment ago.
+        """
+        for request in submission.sequences:
+            self._quarantine.check(request, self._clock.now_s())
+        sent = dataclasses.replace(submission, grammar=None)
+        if submission.params.output_kind is RequestOutputKind.CUMULATIVE:
+            # What was told need not be sent again.
+            params = submission.params.replace(output_kind=RequestOutputKind.DELTA)
+            sent = dataclasses.replace(sent, params=params)
+        live = _Live(sent, Narrator(transcript_of(submission)))
+        self._live[submission.request_id] = live
+        self._place(submission.request_id, live)
+
+    def end(self, request_id: str, status: RequestStatus, error: Exception | None) -> bool:
+        """Ends a live submission, at once where no replica has it.
+
+        Returns:
+            Whether there was one with this id.
+        """
+        live = self._live.get(request_id)
+        if live is None:
+            return False
+        if live.where == _NO_LIFE:
+            self._end(live, status, error)
+        else:
+            live.ending = (status, error)
+            self._replicas[live.where[0]].send(messages.Abort(request_id, status, error))
+        return True
+
+    def tell(self, output: RequestOutput, where: tuple[int, int]) -> None:
+        """Takes in what a replica tells of a request; nothing, if it has it no more.
+
+        Args:
+            where: replica and life.
+        """
+        live = self._live.get(output.request_id)
+        if live is None or live.where != where:
+            return
+        transcript = live.narrator.transcript
+        self.touched[transcript] = None
+        try:
+            live.narrator.take(output)
+        except DivergedError:
+            self._replicas[where[0]].send(
+                messages.Abort(output.request_id, RequestStatus.CANCELLED, None)
+            )
+            reason = "its replica died, and another came to other tokens"
+            self._end(live, RequestStatus.FAILED, StepFailedError(reason))
+            return
+        if transcript.finished:
+            first = transcript.sequences[0]
+            # Who left, or could not be served, says nothing of how long answers are.
+            whole = first.finish_reason in ("stop", "length")
+            self._router.ended(output.request_id, len(first.token_ids) if whole else None)
+            self._forget(output.request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._live.pop(request_id, None)
+        if request_id == self._on_trial:
+            self._on_trial = None
+            self._try_next()
+
+    def _end(self, live: _Live, status: RequestStatus, error: Exception | None) -> None:
+        """Ends a submission that no replica has any more."""
+        request_id = live.submission.request_id
+        self._router.ended(request_id)
+        self._forget(request_id)
+        transcript = live.narrator.transcript
+        transcript.sequences[0].request.error = error
+        for draft in transcript.sequences:
+            draft.finish_reason = draft.finish_reason or status.value
+        transcript.finished = True
+        self.touched[transcript] = None
+
+    def _place(self, request_id: str, live: _Live) -> None:
+        """Gives a submission to a replica, or has it wait for one."""
+        among = [replica.index for replica in self._replicas if replica.ready is not None]
+        if not among:
+            self._waiting.append(request_id)
+            return
+        first = live.submission.sequences[0]
+        chosen = self._router.choose(
+            request_id,
+            first.prompt_token_ids,
+            first.max_tokens,
+            num_sequences=len(live.submission.sequences),
+            cache_salt=first.cache_salt,
+            among=among,
+        )
+        live.where = (chosen, self._replicas[chosen].send(messages.Submit(live.submission)))
+
+    def place_waiting(self) -> None:
+        """Gives replicas what no replica could take before."""
+        waiting, self._waiting = self._waiting, deque()
+        for request_id in waiting:
+            live = self._live.get(request_id)
+            if live is not None and live.where == _NO_LIFE:
+                self._place(request_id, live)
+
+    def bury(self, where: tuple[int, int], cause: str) -> None:
+        """Gives what a dead replica had under way to others.
+
+        Args:
+            where: replica and life.
+            cause: of its death, as a phrase.
+        """
+        self._router.forget(where[0])
+        for request_id, live in list(self._live.items()):
+            if live.where != where:
+                continue
+            self._router.ended(request_id)
+            live.where = _NO_LIFE
+            if live.ending is not None:
+                self._end(live, *live.ending)
+                continue
+            live.num_deaths += 1
+            if request_id == self._on_trial:
+                reason = f"{live.num_deaths} replicas died with request {request_id} ({cause})"
+                self._quarantine.put(live.submission.sequences[0], self._clock.now_s())
+                self._end(live, RequestStatus.FAILED, QuarantinedError(reason))
+                continue
+            live.narrator.begin_again()
+            if live.num_deaths < SUSPECT_DEATHS:
+                self._place(request_id, live)
+            else:
+                self._suspects.append(request_id)
+        self._try_next()
+
+    def _try_next(self) -> None:
+        """Lets the next of those run that may have killed replicas, if none of them does."""
+        while self._on_trial is None and self._suspects:
+            request_id = self._suspects.popleft()
+            live = self._live.get(request_id)
+            if live is not None:
+                self._on_trial = request_id
+                self._place(request_id, live)
