@@ -155,7 +155,10 @@ class CompileManager:
 
         num_threads = min(COMPILE_THREADS, num_cores())
         is_free = threading.Semaphore(num_threads)
-        with ThreadPoolExecutor(num_threads, thread_name_prefix="octavo-compile") as pool:
+        with (
+            contextlib.ExitStack() as on_failure,
+            ThreadPoolExecutor(num_threads, thread_name_prefix="octavo-compile") as pool,
+        ):
             pending, elsewhere = [], []
             for shape in shapes:
                 made = self._loaded(shape)
@@ -168,6 +171,7 @@ class CompileManager:
                     is_free.release()
                     elsewhere.append(shape)
                     continue
+                on_failure.callback(claim.release)
                 begun = time.perf_counter()
                 lowered = self._lower(shape)
                 traced_s = time.perf_counter() - begun
@@ -178,6 +182,7 @@ class CompileManager:
                 made = future.result()
                 keep(shape, made)
                 self._leaving.append(leaving.submit(self._leave, shape, lowered, made, claim))
+            on_failure.pop_all()
         # Last: those who make them may be waiting for what was made here.
         until_s = time.monotonic() + CLAIM_WAIT_S
         for shape in elsewhere:

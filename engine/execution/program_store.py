@@ -71,8 +71,9 @@ class Claim:
     def release(self) -> None:
         """Lets others have it. (Who opened the file before it went may claim it beside who makes it
         anew: both then do the same work, and no harm.)"""
-        _remove(self._path)
-        self._file.close()
+        if not self._file.closed:
+            _remove(self._path)
+            self._file.close()
 
 
 class ProgramStore:

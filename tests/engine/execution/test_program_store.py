@@ -344,6 +344,23 @@ def test_engines_that_start_together_share_what_there_is_to_compile(
     assert found[0] | found[1] == {str(shape) for shape in shapes}
 
 
+def test_who_fails_leaves_the_others_to_it(open_store: Callable[..., ProgramStore]) -> None:
+    step = Step()
+
+    def lower(shape: StepShape) -> Any:
+        if shape == OTHER:
+            raise ValueError("it cannot be lowered")
+        return step.lower(shape)
+
+    with pytest.raises(ValueError, match="cannot be lowered"):
+        CompileManager(lower, store=open_store()).warm_up((SHAPE, OTHER))
+    for shape in (SHAPE, OTHER):
+        claim = open_store().claim(str(shape))
+        assert claim is not None
+        claim.release()
+    assert step.started(open_store(), SHAPE, OTHER).has(OTHER)
+
+
 def test_shapes_behind_are_shared_too(open_store: Callable[..., ProgramStore]) -> None:
     step, shapes = Step(), tuple(StepShape(rows, rows, 1) for rows in (1, 2, 4, 8, 16))
     managers = [CompileManager(step.lower, store=open_store()) for _ in range(2)]
