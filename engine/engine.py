@@ -29,7 +29,6 @@ from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.scheduler.scheduler import Scheduler
-from octavo.engine.structured.compiler import GrammarCompiler
 from octavo.engine.structured.masks import TokenMasks
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.engine.transcript import Transcript
@@ -174,19 +173,14 @@ class Engine:
         self.core.masks = self.masks
         eos = dict.fromkeys((*self.tokenizer.eos_token_ids, *model.config.eos_token_ids))
         self.eos_token_ids = tuple(eos)
-        self.grammars = GrammarCompiler(
-            self.tokenizer,
-            vocab_size=model.config.vocab_size,
-            eos_token_ids=self.eos_token_ids,
-        )
         self.inputs = InputProcessor(
             self.tokenizer,
             vocab_size=model.config.vocab_size,
             max_model_len=self.max_model_len,
             eos_token_ids=self.eos_token_ids,
             seed=config.seed,
-            grammars=self.grammars,
         )
+        self.grammars = self.inputs.grammars
         self.outputs = OutputProcessor(self.tokenizer, self.core.finish)
         self._num_prompt_tokens = 0
         self._warm_up(progress, on_program)
@@ -230,11 +224,7 @@ class Engine:
         return True
 
     def num_turns(self, of_thread: int) -> int:
-        """A number that changes while the engine gets on.
-
-        Args:
-            of_thread: turns of the thread that drives it.
-        """
+        """A number that changes while it gets on, given the turns of the thread that drives it."""
         return of_thread
 
     def wake(self) -> None:
@@ -376,6 +366,11 @@ class Engine:
             num_step_failures=self.core.num_recoveries,
             num_quarantined=self.core.num_quarantined,
         )
+
+    def held_pages(self) -> tuple[int, float]:
+        """Pages held by live requests, and the share of their places nothing is written to."""
+        load = self.scheduler.load()
+        return load.num_owned_pages, load.kv_waste
 
     def check_integrity(self) -> None:
         """Proves that every page and row is accounted for."""

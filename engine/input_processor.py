@@ -73,7 +73,9 @@ class InputProcessor:
         max_model_len: most tokens of prompt and output together.
         eos_token_ids: the model's end-of-sequence ids.
         seed: seeds requests that bring none.
-        grammars: compiles those of requests; None refuses them.
+
+    Attributes:
+        grammars: compiles what requests keep to.
     """
 
     def __init__(
@@ -84,14 +86,15 @@ class InputProcessor:
         max_model_len: int,
         eos_token_ids: tuple[int, ...],
         seed: int,
-        grammars: GrammarCompiler | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
         self._seeds = random.Random(seed)
-        self._grammars = grammars
+        self.grammars = GrammarCompiler(
+            tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids
+        )
 
     def process(
         self,
@@ -185,9 +188,7 @@ class InputProcessor:
         if wanted is None:
             return None
         assert isinstance(wanted, StructuredOutputsParams)
-        if self._grammars is None:
-            raise InvalidRequestError("structured_outputs", wanted.kind, "not given")
-        return self._grammars.compile(wanted)
+        return self.grammars.compile(wanted)
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):

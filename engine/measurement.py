@@ -54,8 +54,7 @@ def measure(engine: AnyEngine, workload: Sequence[BenchRequest]) -> Measurement:
             _submit(engine, index, workload[index], begun_s)
         for output in engine.step():
             finished[output.request_id] = output
-        load = engine.load()
-        waste.append((load.num_total_pages - load.num_free_pages, load.kv_waste))
+        waste.append(engine.held_pages())
     duration_s = engine.clock.now_s() - begun_s
     engine.check_integrity()
     outputs = [finished[f"bench-{index}"] for index in range(len(workload))]

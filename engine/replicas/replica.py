@@ -167,10 +167,11 @@ class Replica:
                     f"replica {self.index} died {len(deaths)} times in {within_s:.0f} s, "
                     f"the last time as {cause}"
                 )
-            logger.error(
-                "replica %d died (%s): %s", self.index, cause,
-                "starting it again" if error is None else "it is given up",
-            )  # fmt: skip
+            if error is None or self.life > 1:  # else whoever waits for the first start says so
+                logger.error(
+                    "replica %d died (%s): %s", self.index, cause,
+                    "starting it again" if error is None else "it is given up",
+                )  # fmt: skip
             self.is_lost = error is not None
             self._tell(Died(cause, error))
             if error is not None:
@@ -187,10 +188,11 @@ class Replica:
             except OSError as error:
                 return EngineDeadError(f"replica {self.index} could not be started: {error}")
             connection = self._connection
-        assert connection is not None
+            assert connection is not None
+            with contextlib.suppress(OSError):  # it ended already
+                connection.send(self._start)
         final: Exception | None = None
         with contextlib.suppress(EOFError, OSError):
-            connection.send(self._start)
             while True:
                 message: messages.Message = connection.recv()
                 self.num_heard, self.heard_s = self.num_heard + 1, time.monotonic()

@@ -32,7 +32,6 @@ from octavo.engine.replicas.shares import devices_of, make_starts, own_cores
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.sampling_params import RequestOutputKind
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
-from octavo.engine.structured.compiler import GrammarCompiler
 from octavo.engine.transcript import Transcript
 
 logger = logging.getLogger(__name__)
@@ -77,19 +76,14 @@ class ReplicatedEngine:
         self.tokenizer = ready.tokenizer
         self.eos_token_ids = ready.eos_token_ids
         self.compile_s: Mapping[str, float] = ready.compile_s
-        self.grammars = GrammarCompiler(
-            self.tokenizer,
-            vocab_size=self.model_config.vocab_size,
-            eos_token_ids=self.eos_token_ids,
-        )
         self.inputs = InputProcessor(
             self.tokenizer,
             vocab_size=self.model_config.vocab_size,
             max_model_len=self.max_model_len,
             eos_token_ids=self.eos_token_ids,
             seed=config.seed,
-            grammars=self.grammars,
         )
+        self.grammars = self.inputs.grammars
         self._placement = Placement(self.replicas, self.clock)
         self._answers: dict[tuple[int, Question], messages.Answer] = {}
 
@@ -315,6 +309,11 @@ class ReplicatedEngine:
         serving = [replica for replica in self.replicas if not replica.is_lost]
         reports = [replica.report for replica in serving or self.replicas]
         return merge_loads([each for each in reports if each], num_prompt_tokens, priority)
+
+    def held_pages(self) -> tuple[int, float]:
+        """Pages held by live requests, and the share of their places nothing is written to."""
+        load = self.load()
+        return load.num_total_pages - load.num_free_pages, load.kv_waste
 
 
 def _make_replicas(config: EngineConfig, events: SimpleQueue[Event | None]) -> list[Replica]:

@@ -340,7 +340,12 @@ def main(descriptor: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     connection = Connection(descriptor)
     voice, inbox = Voice(connection), Inbox()
-    start: messages.Start = connection.recv()
+    try:
+        start = connection.recv()
+    except EOFError:  # the parent is gone already
+        return
+    if not isinstance(start, messages.Start):
+        return  # told to stop before it began
     threading.Thread(
         target=_listen, args=(connection, inbox), name="octavo-listen", daemon=True
     ).start()

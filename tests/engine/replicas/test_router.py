@@ -35,30 +35,26 @@ def test_what_has_ended_counts_no_more() -> None:
     assert router.choose("next", [8] * 50, 8, among=BOTH) == 0
 
 
-def test_a_prompt_goes_where_its_beginning_is_known() -> None:
+def after_one_each() -> Router:
+    """Replica 1 has seen the prefix and replica 0 something else; both have nothing to do."""
     router = Router(2)
-    router.choose("other", [9] * 10, 1, among=BOTH)
+    assert router.choose("other", [9] * 10, 1, among=BOTH) == 0
     assert router.choose("first", [*PREFIX, 1], 1, among=BOTH) == 1
     for each in ("other", "first"):
         router.ended(each)
-    assert router.choose("second", [*PREFIX, 2], 1, among=BOTH) == 1
+    return router
+
+
+def test_a_prompt_goes_where_its_beginning_is_known() -> None:
+    assert after_one_each().choose("second", [*PREFIX, 2], 1, among=BOTH) == 1
 
 
 def test_another_salt_knows_nothing_of_it() -> None:
-    router = Router(2)
-    router.choose("other", [9] * 10, 1, among=BOTH)
-    router.choose("first", [*PREFIX, 1], 1, among=BOTH)
-    for each in ("other", "first"):
-        router.ended(each)
-    assert router.choose("second", [*PREFIX, 2], 1, cache_salt="x", among=BOTH) == 0
+    assert after_one_each().choose("it", [*PREFIX, 2], 1, cache_salt="x", among=BOTH) == 0
 
 
 def test_nor_does_a_replica_that_lost_its_cache() -> None:
-    router = Router(2)
-    router.choose("other", [9] * 10, 1, among=BOTH)
-    router.choose("first", [*PREFIX, 1], 1, among=BOTH)
-    for each in ("other", "first"):
-        router.ended(each)
+    router = after_one_each()
     router.forget(1)
     assert router.choose("second", [*PREFIX, 2], 1, among=BOTH) == 0
 
