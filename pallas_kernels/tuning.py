@@ -96,14 +96,8 @@ def tuned(key: TuningKey) -> Mapping[str, int] | None:
     Raises:
         InvalidConfigError: a table cannot be read.
     """
-    for directory in directories():
-        tables = _tables(str(directory)).tiles
-        for device in _names(key.device):
-            for cores in dict.fromkeys((key.num_cores, 0)):
-                found = tables.get(replace(key, device=device, num_cores=cores))
-                if found is not None:
-                    return found
-    return None
+    found = _find(key)
+    return None if found is None else found.tiles
 
 
 Span: TypeAlias = tuple[int, int]
@@ -168,7 +162,9 @@ def with_tuned(tiles: Tiles, key: TuningKey) -> Tiles:
 
 def bad_tiles(key: TuningKey, tiles: Mapping[str, int], allowed: str) -> InvalidConfigError:
     """The error for an entry that a kernel cannot take."""
-    where = f"tuning table, {key.backend} {key.part} of {key.device}"
+    found = _find(key)
+    table = "tuning table" if found is None else f"tuning table {found.path}"
+    where = f"{table}, {key.backend} {key.part} of {key.device}"
     return InvalidConfigError(where, dict(tiles), f"{allowed} (`octavo tune` measures anew)")
 
 
@@ -248,11 +244,29 @@ def key_fields(key: TuningKey) -> dict[str, Any]:
     return {name: value for name, value in asdict(key).items() if name != "device"}
 
 
+class _Entry(NamedTuple):
+    """What was measured for a key, and the table that says so."""
+
+    tiles: Mapping[str, int]
+    path: Path
+
+
 class _Tables(NamedTuple):
     """What the tables of a folder say."""
 
-    tiles: dict[TuningKey, Mapping[str, int]]
+    entries: dict[TuningKey, _Entry]
     products: dict[tuple[str, int, str], Products]  # by device, cores and dtype
+
+
+def _find(key: TuningKey) -> _Entry | None:
+    for directory in directories():
+        entries = _tables(str(directory)).entries
+        for device in _names(key.device):
+            for cores in dict.fromkeys((key.num_cores, 0)):
+                found = entries.get(replace(key, device=device, num_cores=cores))
+                if found is not None:
+                    return found
+    return None
 
 
 @functools.lru_cache(maxsize=8)
@@ -261,7 +275,7 @@ def _tables(directory: str) -> _Tables:
     for path in sorted(Path(directory).glob("*.json")):
         try:
             table = json.loads(path.read_text("utf-8"))
-            found.tiles.update(_tiles(table))
+            found.entries.update((key, _Entry(tiles, path)) for key, tiles in _tiles(table))
             found.products.update(_products(table))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             allowed = f"a table that `octavo tune` wrote ({type(error).__name__}: {error})"

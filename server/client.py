@@ -124,6 +124,7 @@ class OctavoClient:
         retry: RetryPolicy | None = RetryPolicy(),  # noqa: B008
         channel: grpc.Channel | None = None,
     ) -> None:
+        check_timeout(timeout_s)
         if channel is None and credentials is None:
             channel = grpc.insecure_channel(target, options=_OPTIONS)
         elif channel is None:
@@ -246,6 +247,7 @@ class AsyncOctavoClient:
         retry: RetryPolicy | None = RetryPolicy(),  # noqa: B008
         channel: grpc.aio.Channel | None = None,
     ) -> None:
+        check_timeout(timeout_s)
         if channel is None and credentials is None:
             channel = grpc.aio.insecure_channel(target, options=_OPTIONS)
         elif channel is None:
@@ -362,7 +364,6 @@ class _Calls:
     def __init__(
         self, channel: Any, timeout_s: float | None, token: str | None, retry: RetryPolicy | None
     ) -> None:
-        check_timeout(timeout_s)
         self.channel = channel
         self._timeout_s = timeout_s
         self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)

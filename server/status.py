@@ -77,7 +77,7 @@ def error_of(call_error: grpc.RpcError) -> OctavoError:
         return _REBUILD[info.reason](text, info.metadata)
     # grpc itself answered: no details.
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        return DeadlineExceededError(text)
+        return DeadlineExceededError(f"timeout_s passed before the answer was complete ({text})")
     if code is grpc.StatusCode.UNAVAILABLE:
         return EngineDeadError(text)
     if code is grpc.StatusCode.UNAUTHENTICATED:

@@ -17,9 +17,12 @@ _PARAMS = frozenset(field.name for field in dataclasses.fields(SamplingParams)) 
 
 
 def add_prompt_args(parser: argparse.ArgumentParser) -> None:
-    """Adds --prompt, --prompts-file and --input."""
+    """Adds prompts as words of their own, --prompt, --prompts-file and --input."""
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt (repeatable)")
+    source.add_argument("words", nargs="*", default=[], metavar="PROMPT", help="prompts")
+    source.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="the same, as an option (repeatable)"
+    )
     source.add_argument(
         "--prompts-file",
         metavar="FILE",
@@ -43,8 +46,8 @@ def read_prompts(
         OSError: the file cannot be read.
     """
     stdin = sys.stdin if stdin is None else stdin
-    if args.prompt is not None:
-        return [(prompt, params) for prompt in args.prompt]
+    if args.words or args.prompt is not None:
+        return [(prompt, params) for prompt in args.words or args.prompt]
     try:
         if args.prompts_file == "-":
             return _read_lines(stdin, params)
@@ -56,7 +59,7 @@ def read_prompts(
         raise InvalidRequestError("prompt", error.object[:40], "text in UTF-8") from None
     if not text:
         raise InvalidRequestError(
-            "prompt", text, "--prompt, --prompts-file, or text on standard input"
+            "prompt", text, "a prompt, --prompts-file, or text on standard input"
         )
     return [(text.removesuffix("\n"), params)]
 

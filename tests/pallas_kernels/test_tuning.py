@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -201,9 +202,10 @@ def test_a_shape_whose_table_is_bad_is_not_called_unsupported(table: Any) -> Non
         kv_dtype=bf16,
     )
     q, pool = (64, 32, 128), (2, 2, 8, 64, 128)
-    table(tuning.tuning_key("mosaic_tpu", "decode", q, bf16, pool, bf16, "TPU v6 lite"), lanes=3)
+    key = tuning.tuning_key("mosaic_tpu", "decode", q, bf16, pool, bf16, "TPU v6 lite")
+    path = table(key, lanes=3)
     for requested in ("auto", "mosaic_tpu"):
-        with pytest.raises(InvalidConfigError, match="tuning table"):
+        with pytest.raises(InvalidConfigError, match=f"tuning table {re.escape(str(path))}"):
             choose_backend(requested, shape, platform="tpu", device_kind="TPU v6 lite")
 
 

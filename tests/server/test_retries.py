@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from octavo.client import (
@@ -16,7 +18,7 @@ from octavo.client import (
     SamplingParams,
 )
 from octavo.engine.errors import InvalidConfigError, StepFailedError
-from octavo.server.retries import Attempts
+from octavo.server.retries import NO_RETRIES, Attempts, check_timeout
 
 TWO = SamplingParams(max_tokens=2)
 
@@ -83,6 +85,12 @@ def test_what_is_no_deadline_is_refused_by_name(timeout_s):
         pytest.raises(InvalidRequestError, match=r"timeout_s.*seconds above 0"),
     ):
         client.generate("Hello", timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("number", [np.float32, np.int64, Fraction])
+def test_seconds_are_numbers_of_any_kind(number):
+    check_timeout(number(2))
+    assert 1 < Attempts(NO_RETRIES, number(2)).timeout_s <= 2
 
 
 def test_calls_are_made_again_until_the_server_takes_them(on_stand):

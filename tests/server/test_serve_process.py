@@ -174,7 +174,7 @@ def test_an_aborted_request_ends_as_cancelled(served):
 
 
 def test_a_deadline_ends_the_request_and_gives_its_pages_back(served):
-    with pytest.raises(DeadlineExceededError):
+    with pytest.raises(DeadlineExceededError, match="timeout_s"):
         served.client.generate(PROMPT, LONG, timeout_s=0.5)
     until(lambda: idle(served))
 

@@ -38,10 +38,22 @@ def test_generate_prints_one_json_object_a_prompt_and_streams_the_same_text(
     assert third["prompt"] is None
     assert third["token_ids"] == first["token_ids"][:4]
 
-    assert main(["generate", "--prompt", "ab", "--ignore-eos", *options]) == 0
+    assert main(["generate", "ab", "--ignore-eos", *options]) == 0
     captured = capsys.readouterr()
     assert captured.out == first["text"] + "\n"
     assert "9 tokens in " in captured.err
+
+
+def test_prompts_are_words_or_an_option_and_not_both(engine_options, capsys):
+    options = ["--max-tokens", "3", *engine_options]
+    words = generate_json(capsys, "ab", "a b c", *options)
+    assert [each["prompt"] for each in words] == ["ab", "a b c"]
+    named = generate_json(capsys, "--prompt", "ab", "--prompt", "a b c", *options)
+    assert [each["token_ids"] for each in named] == [each["token_ids"] for each in words]
+    with pytest.raises(SystemExit) as ended:
+        main(["generate", "ab", "--prompt", "cd", *options])
+    assert ended.value.code == 2
+    assert "argument --prompt: not allowed with argument PROMPT" in capsys.readouterr().err
 
 
 def test_a_batch_skips_bad_lines_only_if_told_to(engine_options, capsys, tmp_path):
