@@ -3,11 +3,12 @@
     python -m benchmarks.aot                         every target whose compiler is installed
     python -m benchmarks.aot v6e h200 --only attention
 
-One process a target, each with a timeout. Fails on an error of a compiler, on register spills, on
-a program that exceeds the device's memory or a core's VMEM, on a step that copies more than a tenth
-of its weights into another layout (`copies.py`), and on a decode program that moves so much, these
-copies included, that less than 80% of the bandwidth is attainable. A TPU program that needs too
-much VMEM and a GPU kernel that needs too much shared memory are errors of the compiler.
+One process a target, each with a timeout. Fails on an error of a compiler, on register spills in a
+hot loop (`hot_loops.py`; without a disassembler, on any), on a program that exceeds the device's
+memory or a core's VMEM, on a step that copies more than a tenth of its weights into another layout
+(`copies.py`), and on a decode program that moves so much, these copies included, that less than 80%
+of the bandwidth is attainable. A TPU program that needs too much VMEM and a GPU kernel that needs
+too much shared memory are errors of the compiler.
 
 Temporaries alone fail nothing: those of a step of 128 rows that may be sampled are a dozen arrays
 of [128, vocabulary], whatever the model's size.
@@ -24,6 +25,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from benchmarks.aot.hot_loops import summary
 from benchmarks.aot.targets import TARGETS, Target
 
 TIMEOUT_S = 1500
@@ -81,7 +83,11 @@ def failure(result: dict[str, Any]) -> str | None:
     if "error" in result:
         return str(result["error"])
     if result.get("spill_bytes"):
-        return f"{result['spill_bytes']} bytes of register spills"
+        spilling = [loop["spills"] for loop in result.get("hot_loops", ()) if loop["spills"]]
+        if spilling:
+            return f"{sum(spilling)} accesses to spilled registers in hot loops"
+        if "hot_loops" not in result:
+            return f"{result['spill_bytes']} bytes of register spills"
     if result.get("over_memory"):
         return "exceeds the device's memory"
     if result.get("vmem_bytes", 0) > result.get("vmem_limit_bytes", 0):
@@ -127,21 +133,23 @@ def on_chip(result: dict[str, Any]) -> str:
 def table(results: list[dict[str, Any]]) -> str:
     """A Markdown table, a row a program, in figures of one device."""
     head = (
-        "| target | program | devices | compile s | registers / spills, VMEM | temp MB "
+        "| target | program | devices | compile s | registers / spills, VMEM "
+        "| rounds of hot loops: issue / tensor / special cycles | temp MB "
         "| weights copied MB | memory GB | least MB | counted MB | least GFLOP "
-        "| floor µs bytes / FLOPs | bound | attainable |\n" + "|---" * 14 + "|"
+        "| floor µs bytes / FLOPs | bound | attainable |\n" + "|---" * 15 + "|"
     )
     rows = []
     for result in results:
         why = failure(result)
         if "compile_s" not in result:
-            rows.append(f"| {result['target']} | {result['case']} | FAILED: {why} |" + " |" * 11)
+            rows.append(f"| {result['target']} | {result['case']} | FAILED: {why} |" + " |" * 12)
             continue
         by_bytes, by_flops = floors_us(result)
         limit = TARGETS[result["target"]].memory_bytes
         rows.append(
             f"| {result['target']} | {result['case']} | {result['num_devices']} "
-            f"| {result['compile_s']:.1f} | {on_chip(result)} | {result['temp_bytes'] / 1e6:.1f} "
+            f"| {result['compile_s']:.1f} | {on_chip(result)} "
+            f"| {summary(result.get('hot_loops', ()))} | {result['temp_bytes'] / 1e6:.1f} "
             f"| {result.get('copied_bytes', 0) / 1e6:.1f} "
             f"| {result['memory_bytes'] / 1e9:.1f} of {limit / 1e9:.0f} "
             f"| {result['bytes'] / 1e6:.1f} | {result['counted_bytes'] / 1e6:.1f} "

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from benchmarks.aot.hot_loops import has_code, hot_loops
 from benchmarks.aot.targets import TARGETS, Target
 
 if TYPE_CHECKING:
@@ -38,9 +39,10 @@ ENVIRONMENT = {
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "-1",
         "MOSAIC_GPU_DUMP_PTXAS": "1",
+        "MOSAIC_GPU_DUMP_SASS": "1",  # by nvdisasm, where there is one
     },
 }
-_SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
+_SPILLS = re.compile(r"stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 
 
@@ -169,13 +171,17 @@ def _stderr() -> Iterator[list[str]]:
             text[0] = file.read().decode(errors="replace")
 
 
-def registers(log: str) -> dict[str, int]:
-    """Most registers and all spilled bytes that ptxas reports; nothing on a TPU."""
+def registers(log: str) -> dict[str, Any]:
+    """Most registers and all spilled bytes that ptxas reports, and the hot loops of the machine
+    code, where it was printed; nothing on a TPU."""
     used = [int(n) for n in _REGISTERS.findall(log)]
     if not used:
         return {}
     spills = sum(int(a) + int(b) for a, b in _SPILLS.findall(log))
-    return {"registers": max(used), "spill_bytes": spills}
+    found: dict[str, Any] = {"registers": max(used), "spill_bytes": spills}
+    if has_code(log):
+        found["hot_loops"] = [loop.as_dict() for loop in hot_loops(log)]
+    return found
 
 
 if __name__ == "__main__":

@@ -137,9 +137,11 @@ def _gpu(case: Attention, layout: PoolLayout, device_kind: str) -> Moved:
             case.rows * keys * token_bytes + (pairs + cuts) * (written + read), case.rows * flops
         )
     if case.chunk:
-        prefill = choose_prefill_tiles(dim, case.itemsize, case.kv_dtype.itemsize, group=case.group)
+        prefill = choose_prefill_tiles(dim, case.itemsize, case.kv_dtype.itemsize)
         padded = 1 << (case.group - 1).bit_length()
-        rows = QUERY_ROWS * prefill_warpgroups(dim)
+        rows = QUERY_ROWS * prefill_warpgroups(
+            dim, is_narrow=case.kv_dtype.itemsize < case.itemsize
+        )
         walked = [_whole(last, prefill.tile) for last in _tile_ends(case, rows // padded)]
         for keys in walked:
             flops = 4 * rows * case.num_kv_heads * dim * keys

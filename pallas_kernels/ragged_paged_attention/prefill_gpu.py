@@ -4,7 +4,8 @@ A work item is a tile of one row's chunk and one KV head: 128 rows of packed que
 grouped heads), 64 for each of two computing warpgroups, while a third copies pages with the bulk
 tensor engine. Both computing warpgroups share every KV tile. They take turns at the tensor cores:
 one multiplies while the other does its softmax (Source: Shah et al., FlashAttention-3, arXiv
-2407.08608). Tiles that every query sees whole are walked without a mask, the rest with one.
+2407.08608). Tiles that every query sees whole are walked without a mask, those before (beyond a
+window) and after them with one.
 
 Each program of the grid takes an equal share of all items' KV tiles (see `shares`) and walks it to
 its end: copies run ahead over the ends of items, and no program is left alone with a long one. An
@@ -65,6 +66,8 @@ from octavo.pallas_kernels.ragged_paged_attention.worklist import (
 from octavo.pallas_kernels.tuning import tuning_key
 
 _MASKED = -1e30
+_LEAST = -1e20
+"""Of the peak that weights are taken from: of a query that has seen nothing yet, all are 0."""
 _LOG2E = math.log2(math.e)
 QUERY_ROWS = 64
 """Rows of packed queries of one warpgroup."""
@@ -100,14 +103,12 @@ def prefill_gpu(
     group = num_heads // num_kv_heads
     # A power of two divides a tile's rows.
     padded = 1 << (group - 1).bit_length()
-    num_wgs = prefill_warpgroups(head_dim)
+    num_wgs = prefill_warpgroups(head_dim, is_narrow=kv.pages.dtype.itemsize < q.dtype.itemsize)
     rows = num_wgs * QUERY_ROWS
     tile = rows // padded
     align = max(1, 8 // padded)
     key = tuning_key("mosaic_gpu", "prefill", q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
-    tiles = tiles or choose_prefill_tiles(
-        head_dim, q.dtype.itemsize, kv.pages.dtype.itemsize, key, group=group
-    )
+    tiles = tiles or choose_prefill_tiles(head_dim, q.dtype.itemsize, kv.pages.dtype.itemsize, key)
 
     packing = pack_prefill(batch, num_tokens, tile=tile, align=align)
     packed = q.reshape(num_tokens, num_kv_heads, group, head_dim)[packing.token]
@@ -314,23 +315,24 @@ def _kernel(
             scores, scale = softcap_scores(scores, params)
             if masked:
                 position, kv_len = position_ref[segment.item], kv_lens_ref[row_ref[segment.item]]
-                key = (step - segment.done + segment.first) * tile + plgpu.broadcasted_iota(
-                    jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA
-                )
+                begin = (step - segment.done + segment.first) * tile
+                key = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA)
                 query = wg * QUERY_ROWS + plgpu.broadcasted_iota(
                     jnp.int32, scores.shape, 0, layout=plgpu.Layout.WGMMA
                 )
-                query = position + lax.shift_right_logical(query, jnp.int32(group.bit_length() - 1))
-                visible = (key <= query) & (key < kv_len)
+                # Of the tile's keys: what is one figure a query is worked out before it meets them.
+                query = lax.shift_right_logical(query, jnp.int32(group.bit_length() - 1))
+                query = query + (position - begin)
+                visible = key < jnp.minimum(query + 1, kv_len - begin)
                 if params.sliding_window is not None:
                     visible &= key > query - params.sliding_window
                 scores = jnp.where(visible, scores, _MASKED)
             new_peak = jnp.maximum(peak, scores.max(axis=1) * scale)
             shrink = jnp.exp2(peak - new_peak)
-            weight = jnp.exp2(scores * scale - lax.broadcast_in_dim(new_peak, scores.shape, [0]))
-            if masked:
-                # A query may see nothing of this tile and nothing before it: its peak is the mask.
-                weight = jnp.where(visible, weight, 0.0)
+            # A query may see nothing of this tile and nothing before it: its peak is the mask. To
+            # mask its weights as well would keep 64 predicates alive, which are packed into bits.
+            base = jnp.maximum(new_peak, _LEAST) if masked else new_peak
+            weight = jnp.exp2(scores * scale - lax.broadcast_in_dim(base, scores.shape, [0]))
             total = total * shrink + weight.sum(axis=1)
             acc = acc * lax.broadcast_in_dim(shrink, acc.shape, [0])
             if kv.scales is not None:
@@ -347,22 +349,31 @@ def _kernel(
             plgpu.barrier_arrive(kv.free[1].at[slot])
             return acc, new_peak, total
 
-        def first_masked(segment: Segment) -> Any:
-            """Tiles before it are seen by every query; with a window, none is sure to be."""
-            if params.sliding_window is not None:
+        def first_whole(segment: Segment) -> Any:
+            """The first tile with nothing beyond a window of the item's last query."""
+            if params.sliding_window is None:
                 return segment.first
+            last = position_ref[segment.item] + num_wgs * QUERY_ROWS // group - 1
+            before = jnp.maximum(last + 1 - params.sliding_window, 0)
+            whole = lax.div(before + (tile - 1), jnp.int32(tile))
+            return jnp.clip(whole, segment.first, segment.end)
+
+        def end_whole(segment: Segment) -> Any:
+            """The first tile after those with nothing beyond the item's first query."""
             seen = jnp.minimum(position_ref[segment.item] + 1, kv_lens_ref[row_ref[segment.item]])
-            return jnp.clip(lax.div(seen, jnp.int32(tile)), segment.first, segment.end)
+            return jnp.clip(lax.div(seen, jnp.int32(tile)), first_whole(segment), segment.end)
 
         def walk_tiles(segment: Segment, masked: bool, first: Any, end: Any, carry: Any) -> Any:
             steps = segment.step(first), segment.step(end)
             return lax.fori_loop(*steps, partial(one_tile, segment, masked), carry)
 
         carry = (acc, peak, total)
-        if params.sliding_window is None:
-            carry = walk_tiles(segment, False, segment.first, first_masked(segment), carry)
+        if params.sliding_window is not None:
+            carry = walk_tiles(segment, True, segment.first, first_whole(segment), carry)
             segment = read()  # again: registers are all in use
-        return walk_tiles(segment, True, first_masked(segment), segment.end, carry)
+        carry = walk_tiles(segment, False, first_whole(segment), end_whole(segment), carry)
+        segment = read()
+        return walk_tiles(segment, True, end_whole(segment), segment.end, carry)
 
     def leave(segment: Segment, carry: Any) -> None:
         acc, peak, total = carry

@@ -91,7 +91,7 @@ def choose_decode_tiles(
         InvalidConfigError: a table asks for more than shared memory holds.
         ValueError: the smallest tiles do not fit.
     """
-    fixed = fixed_bytes("decode", head_dim, itemsize)
+    fixed = fixed_bytes("decode", head_dim, itemsize, is_narrow=kv_itemsize < itemsize)
     if kv_itemsize == itemsize:
         fits = fitting(fixed, head_dim, itemsize, kv_itemsize, 64)
         tiles = DecodeTiles(tile=64, num_stages=max(2, min(4, fits)))
@@ -110,31 +110,27 @@ def choose_prefill_tiles(
     itemsize: int,
     kv_itemsize: int,
     key: TuningKey | None = None,
-    *,
-    group: int = 4,
 ) -> PrefillTiles:
-    """Measured block sizes of `key`, else 128 keys a tile where two stages fit, else 64.
-
-    Of a pool that is widened a tile is 64 keys: with 128 and heads of 64, registers spilled. So
-    they did with 128 keys where fewer than four query heads share a KV head.
+    """Measured block sizes of `key`, else 128 keys a tile where two stages fit (of a pool that is
+    widened, and two raw tiles), else 64.
 
     Args:
         itemsize, kv_itemsize: of queries and of the pool; a pool of single bytes is widened.
-        group: query heads of a KV head.
 
     Raises:
         InvalidConfigError: a table asks for more than shared memory holds.
         ValueError: the smallest tiles do not fit.
     """
-    fixed = fixed_bytes("prefill", head_dim, itemsize)
+    fixed = fixed_bytes("prefill", head_dim, itemsize, is_narrow=kv_itemsize < itemsize)
     if kv_itemsize == itemsize:
-        sizes = (128, 64) if group >= 4 else (64,)
-        wide = [t for t in sizes if fitting(fixed, head_dim, itemsize, kv_itemsize, t) >= 2]
+        wide = [t for t in (128, 64) if fitting(fixed, head_dim, itemsize, kv_itemsize, t) >= 2]
         if not wide:
             raise ValueError(f"head_dim {head_dim}: two tiles of 64 keys exceed {SMEM_BYTES} bytes")
         tiles = PrefillTiles(tile=wide[0], num_stages=2)
     else:
-        tiles = PrefillTiles(tile=64, num_stages=2, num_raw=_raw(fixed, head_dim, itemsize))
+        tile = 128 if fitting(fixed, head_dim, itemsize, kv_itemsize, 128, 2) >= 2 else 64
+        raw = _raw(fixed, head_dim, itemsize, tile)
+        tiles = PrefillTiles(tile=tile, num_stages=2, num_raw=raw)
     tiles = replace(tiles, num_programs=_multiprocessors(key))
     return _tuned(tiles, key, fixed, head_dim, itemsize, kv_itemsize)
 
@@ -143,9 +139,9 @@ def _multiprocessors(key: TuningKey | None) -> int:
     return NUM_MULTIPROCESSORS if key is None else num_multiprocessors(key.device)
 
 
-def _raw(fixed: int, head_dim: int, itemsize: int) -> int:
-    """Raw tiles of a pool of single bytes beside two stages of 64 keys."""
-    raw = fitting(fixed, head_dim, itemsize, 1, 64, 2)
+def _raw(fixed: int, head_dim: int, itemsize: int, tile: int = 64) -> int:
+    """Raw tiles of a pool of single bytes beside two stages."""
+    raw = fitting(fixed, head_dim, itemsize, 1, tile, 2)
     if raw < 1:
         raise ValueError(f"head_dim {head_dim}: two tiles of 64 keys exceed {SMEM_BYTES} bytes")
     return min(MAX_RAW, raw)
@@ -174,21 +170,25 @@ def _tuned(
     return tiles
 
 
-def prefill_warpgroups(head_dim: int) -> int:
+def prefill_warpgroups(head_dim: int, *, is_narrow: bool) -> int:
     """Computing warpgroups of prefill, of 64 query rows each.
 
-    Two, but for heads of 256: with 128 accumulators a thread, no split of the registers over three
-    warpgroups went without spills.
+    Two, but for heads of 256 of a pool that is widened: shared memory has no room for the queries
+    of both beside raw tiles.
     """
-    return 1 if head_dim > 128 else 2
+    return 1 if is_narrow and head_dim > 128 else 2
 
 
-def fixed_bytes(part: Part, head_dim: int, itemsize: int) -> int:
-    """Shared memory of a block's queries and outputs, and of what is small."""
+def fixed_bytes(part: Part, head_dim: int, itemsize: int, *, is_narrow: bool) -> int:
+    """Shared memory of a block's queries and outputs, and of what is small.
+
+    Args:
+        is_narrow: the pool has fewer bytes a number than queries.
+    """
     small, columns = 4096, out_columns(head_dim)
     if part == "decode":
         return 64 * (head_dim * itemsize + columns * 4) + small
-    rows = 64 * prefill_warpgroups(head_dim)
+    rows = 64 * prefill_warpgroups(head_dim, is_narrow=is_narrow)
     return rows * (head_dim + columns) * itemsize + small
 
 

@@ -317,7 +317,7 @@ def _gpu_candidates(part: Part, head_dim: int, itemsize: int, kv_itemsize: int) 
         {"num_programs": each * gpu.num_multiprocessors(tuning_device()), "min_tiles": least}
         for each, least in itertools.product(places, (2, 4, 8))
     ]
-    fixed = gpu.fixed_bytes(part, head_dim, itemsize)
+    fixed = gpu.fixed_bytes(part, head_dim, itemsize, is_narrow=kv_itemsize < itemsize)
     tried = []
     for tile, stages in itertools.product(*grids):
         most = gpu.fitting(fixed, head_dim, itemsize, kv_itemsize, tile, stages)

@@ -123,7 +123,7 @@ def test_spills_overflow_and_errors_fail(
 def test_the_table_shows_registers_and_failures(aot: ModuleType) -> None:
     broken = {"target": "v6e", "case": "prefill", "bytes": 0, "flops": 0, "error": "no room"}
     text = aot.table([GOOD, broken])
-    assert "| h200 | decode | 1 | 2.0 | 125 / 0 B | 1.0 | 0.0 | 5.0 of 141 |" in text
+    assert "| h200 | decode | 1 | 2.0 | 125 / 0 B | - | 1.0 | 0.0 | 5.0 of 141 |" in text
     assert "| 80% |" in text
     assert "| v6e | prefill | FAILED: no room |" in text
 

@@ -97,3 +97,34 @@ def test_prefill_chunks_do_not_write_over_each_other(
     np.testing.assert_allclose(
         np.asarray(got, np.float32)[1:73], np.asarray(want, np.float32)[1:73], atol=TOLERANCE
     )
+
+
+@pytest.mark.parametrize("window", [200, 150, 129, 64, 1])
+@pytest.mark.parametrize("num_programs", [1, 3])
+def test_tiles_wholly_within_a_window_are_walked_without_a_mask(
+    window: int, num_programs: int
+) -> None:
+    """A chunk of 20 behind 370: with a window of 200, of five tiles two are before those that all
+    queries of a tile of 64 see whole, and two after."""
+    from octavo.pallas_kernels.ragged_paged_attention.prefill_gpu import prefill_gpu
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import PrefillTiles
+
+    rng = np.random.default_rng(2)
+    q, _, _, kv, batch = make_case(
+        rng,
+        [(1, 70), (20, 390), (64, 320)],
+        num_tokens=88,
+        num_rows=3,
+        heads=HEADS,
+        head_dim=64,
+        page_size=64,
+        table=448 // 64,
+        dtype="bfloat16",
+    )
+    params = AttentionParams(scale=0.125, sliding_window=window)
+    tiles = PrefillTiles(tile=64, num_stages=2, num_programs=num_programs, min_tiles=1)
+    got = prefill_gpu(q, kv, batch, params, tiles=tiles, interpret=interpreter())
+    want = attend_reference(q, kv, batch, params)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float32)[1:85], np.asarray(want, np.float32)[1:85], atol=TOLERANCE
+    )

@@ -82,8 +82,10 @@ def test_decode_matches_the_reference(
     np.testing.assert_allclose(got, want, atol=TOLERANCE)
 
 
-@pytest.mark.parametrize(("head_dim", "page_size"), [(64, 16), (256, 64)])
-def test_prefill_matches_the_reference(head_dim: int, page_size: int) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "page_size", "tile"), [(64, 16, 64), (64, 16, 128), (64, 128, 128), (256, 64, 64)]
+)
+def test_prefill_matches_the_reference(head_dim: int, page_size: int, tile: int) -> None:
     from octavo.pallas_kernels.ragged_paged_attention.prefill_gpu import prefill_gpu
     from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import PrefillTiles
 
@@ -97,7 +99,7 @@ def test_prefill_matches_the_reference(head_dim: int, page_size: int) -> None:
     )
     params = AttentionParams(scale=head_dim**-0.5, sliding_window=90)
     sinks = some_sinks(2)
-    tiles = PrefillTiles(tile=64, num_stages=1, num_raw=1, num_programs=2, min_tiles=1)
+    tiles = PrefillTiles(tile=tile, num_stages=1, num_raw=1, num_programs=2, min_tiles=1)
     got = prefill_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
     want = attend_reference(q, kv, batch, params, sinks=sinks)
     np.testing.assert_allclose(
@@ -114,7 +116,7 @@ def test_tiles_of_narrow_pools_fit_shared_memory(head_dim: int) -> None:
         tiles = choose(head_dim, 2, 1)
         stage = 2 * tiles.tile * head_dim
         scales = tiles.scale_ring * 2 * 2 * tiles.tile * 4
-        fixed = gpu.fixed_bytes(part, head_dim, 2)
+        fixed = gpu.fixed_bytes(part, head_dim, 2, is_narrow=True)
         needed = fixed + (2 * tiles.num_stages + tiles.num_raw) * stage + scales
         assert tiles.num_raw >= 1
         assert needed <= gpu.SMEM_BYTES
