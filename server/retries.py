@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 from octavo.engine.errors import (
     EngineDeadError,
@@ -73,8 +74,9 @@ def check_timeout(timeout_s: float | None) -> None:
     Raises:
         InvalidRequestError: neither None nor a number of seconds above 0.
     """
-    is_number = isinstance(timeout_s, Real) and not isinstance(timeout_s, bool)
-    if timeout_s is not None and not (is_number and math.isfinite(timeout_s) and timeout_s > 0):
+    given: Any = timeout_s  # whatever the types promise
+    is_number = isinstance(given, Real) and not isinstance(given, bool)
+    if given is not None and not (is_number and math.isfinite(given) and given > 0):
         allowed = "a number of seconds above 0, or None to wait as long as it takes"
         raise InvalidRequestError("timeout_s", timeout_s, allowed)
 
