@@ -130,8 +130,8 @@ def _gpu(case: Attention, layout: PoolLayout, device_kind: str) -> Moved:
         pairs = case.rows * case.num_kv_heads
         cuts = _num_cuts(decode, [keys // decode.tile] * pairs)
         # Parts leave in float32 and are read by the combination, two at least where a row has one.
-        written = (-(-case.group // 8) * 8 * dim + QUERY_ROWS) * 4
-        read = 2 * case.group * (dim + 1) * 4
+        written = decode.num_warpgroups * (-(-case.group // 8) * 8 * dim + QUERY_ROWS) * 4
+        read = 2 * decode.num_warpgroups * case.group * (dim + 1) * 4
         flops = 4 * case.num_kv_heads * QUERY_ROWS * dim * keys
         total += Moved(
             case.rows * keys * token_bytes + (pairs + cuts) * (written + read), case.rows * flops

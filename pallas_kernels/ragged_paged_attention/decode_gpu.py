@@ -3,10 +3,13 @@
 A program a place on the GPU, and to each an equal share of all KV tiles of all rows and heads (see
 `shares`): a long row is cut where shares end, so that all of the GPU's multiprocessors have work
 whatever the lengths are (Source: Flash-Decoding; Dao et al. 2023). One warpgroup copies pages with
-the bulk tensor engine, `num_stages` tiles ahead, over the ends of rows too; another computes: all G
-query heads that share the KV head are rows of one matrix product, padded to the 64 rows that wgmma
-takes. Partial results leave in float32 with their log-sum-exp; a second kernel weighs and adds them
-in the order of their tiles and writes rows as the model reads them (`combine_gpu`).
+the bulk tensor engine, `num_stages` tiles ahead, over the ends of rows too; the others compute: all
+G query heads that share the KV head are rows of one matrix product, padded to the 64 rows that
+wgmma takes. Where there are two, they take the share's tiles in turn, each with sums of its own: a
+tile's products and softmax come one after the other, and one warpgroup alone would be busy about as
+long as its bytes are on their way. Partial results leave in float32 with their log-sum-exp; a
+second kernel weighs and adds them, always in one order, and writes rows as the model reads them
+(`combine_gpu`).
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     DecodeTiles,
     accumulate,
     choose_decode_tiles,
-    out_columns,
+    decode_columns,
     query_key_product,
     softcap_scores,
     tiled_smem,
@@ -100,6 +103,7 @@ def decode_gpu(
     )
     # A program that begins in a row that another began takes a place more than the row's own.
     num_parts = num_rows + -(-tiles.num_programs // num_kv_heads)
+    num_wgs = tiles.num_warpgroups
 
     rows = q if decode_only else q[jnp.minimum(batch.cu_q_lens[:-1], q.shape[0] - 1)]
     rows = rows.reshape(num_rows, num_kv_heads, group, head_dim)
@@ -108,19 +112,23 @@ def decode_gpu(
     call = plgpu.kernel(
         partial(_kernel, params, tiles.tile, table.shape[1], bool(interpret)),
         out_type=(
-            jax.ShapeDtypeStruct((num_kv_heads, num_parts, padded, head_dim), jnp.float32),
-            jax.ShapeDtypeStruct((num_kv_heads, num_parts, QUERY_ROWS), jnp.float32),
+            jax.ShapeDtypeStruct(
+                (num_kv_heads, num_parts * num_wgs, padded, head_dim), jnp.float32
+            ),
+            jax.ShapeDtypeStruct((num_kv_heads, num_parts * num_wgs, QUERY_ROWS), jnp.float32),
         ),
         scratch_types={
-            "q_smem": tiled_smem((QUERY_ROWS, head_dim), q.dtype),
-            "out_smem": plgpu.SMEM((QUERY_ROWS, out_columns(head_dim)), jnp.float32),
-            "lse_smem": plgpu.SMEM((QUERY_ROWS,), jnp.float32),
-            "q_ready": plgpu.Barrier(),
+            "q_smem": tiled_smem((num_wgs, QUERY_ROWS, head_dim), q.dtype),
+            "out_smem": plgpu.SMEM(
+                (num_wgs, QUERY_ROWS, decode_columns(head_dim, num_wgs)), jnp.float32
+            ),
+            "lse_smem": plgpu.SMEM((num_wgs, QUERY_ROWS), jnp.float32),
+            "q_ready": plgpu.Barrier(num_barriers=num_wgs),
             **kv_scratch(tiles, head_dim, kv.page_size, q.dtype, kv.pages.dtype, 1),
         },
         grid=(tiles.num_programs,),
         grid_names=("program",),
-        num_threads=2,
+        num_threads=num_wgs + 1,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         **mosaic_gpu_options(
@@ -151,6 +159,7 @@ def decode_gpu(
         *(() if kv.scales is None else (kv.scales,)),
     )
     begin, stop = part_places(shares, decode_items(batch))
+    begin, stop = begin * num_wgs, stop * num_wgs
     return combine_gpu(
         part, lse, begin, stop, group=group, dtype=q.dtype, sinks=sinks, interpret=interpret
     )
@@ -182,20 +191,21 @@ def _kernel(
     table_ref: Any,  # int32[S · M]
     q_ref: Any,  # [S, Hkv, Gp, D]
     *pool_and_outputs: Any,  # [N, 2, Hkv, P, D], scales [N, 2, Hkv, P] if any; then
-    # float32[Hkv, I, Gp, D] and float32[Hkv, I, 64]
-    q_smem: Any,  # [64, D]
-    out_smem: Any,  # float32[64, columns]
-    lse_smem: Any,  # float32[64]
+    # float32[Hkv, W · I, Gp, D] and float32[Hkv, W · I, 64]
+    q_smem: Any,  # [W, 64, D]
+    out_smem: Any,  # float32[W, 64, columns]
+    lse_smem: Any,  # float32[W, 64]
     q_ready: Any,
     **kv_refs: Any,
 ) -> None:
     *pools, out_ref, lse_ref = pool_and_outputs
     program, wg = lax.axis_index("program"), lax.axis_index("wg")
     padded, head_dim = q_ref.shape[2:]
+    num_wgs = q_smem.shape[0]
     kv = kv_memory(kv_refs)
     walk = ShareWalk(plan_ref=plan_ref, first_ref=first_ref, end_ref=end_ref, program=program)
 
-    @pl.when((walk.num_tiles > 0) & (wg == 1))
+    @pl.when((walk.num_tiles > 0) & (wg == num_wgs))
     def _copies() -> None:
         items = PagedItems(
             pools=tuple(pools), table=table_ref, rows=row_ref, table_pages=table_pages, tile=tile
@@ -205,20 +215,27 @@ def _kernel(
     def one_segment(segment: Segment) -> None:
         row, head = row_ref[segment.item], segment.head
         kv_len = kv_lens_ref[row]
-        plgpu.copy_gmem_to_smem(q_ref.at[row, head], q_smem.at[pl.ds(0, padded)], q_ready)
-        plgpu.barrier_wait(q_ready)
+        plgpu.copy_gmem_to_smem(
+            q_ref.at[row, head], q_smem.at[wg, pl.ds(0, padded)], q_ready.at[wg]
+        )
+        plgpu.barrier_wait(q_ready.at[wg])
+        # Of the share's tiles, every one whose place leaves this warpgroup's number.
+        ahead = lax.rem(wg + num_wgs - lax.rem(segment.done, jnp.int32(num_wgs)), num_wgs)
+        first = segment.first + ahead
+        count = lax.div(jnp.maximum(segment.end - first, 0) + num_wgs - 1, jnp.int32(num_wgs))
 
         by_row = plgpu.Layout.WGMMA.reduce(1)
         peak = plgpu.layout_cast(jnp.full((QUERY_ROWS,), _MASKED, jnp.float32), by_row)
         total = plgpu.layout_cast(jnp.zeros((QUERY_ROWS,), jnp.float32), by_row)
         acc = plgpu.layout_cast(jnp.zeros((QUERY_ROWS, head_dim), jnp.float32), plgpu.Layout.WGMMA)
 
-        def one_tile(index: Any, carry: Any) -> Any:
+        def one_tile(turn: Any, carry: Any) -> Any:
             acc, peak, total = carry
+            index = first + turn * num_wgs
             step = segment.step(index)
             slot = kv.stage(step)
             plgpu.barrier_wait(kv.ready[0].at[slot])
-            scores = query_key_product(q_smem, kv.tiles[0].at[slot], plain)
+            scores = query_key_product(q_smem.at[wg], kv.tiles[0].at[slot], plain)
             plgpu.barrier_arrive(kv.free[0].at[slot])
             if kv.scales is not None:
                 scores = scores * kv.scale_row(step, 0, scores.shape)
@@ -242,26 +259,29 @@ def _kernel(
             plgpu.barrier_arrive(kv.free[1].at[slot])
             return acc, new_peak, total
 
-        acc, peak, total = lax.fori_loop(segment.first, segment.end, one_tile, (acc, peak, total))
+        acc, peak, total = lax.fori_loop(jnp.int32(0), count, one_tile, (acc, peak, total))
+        total = jnp.maximum(total, 1e-30)  # of no tile: zeros, which weigh nothing
         out = acc / lax.broadcast_in_dim(total, acc.shape, [0])
-        place = segment.item + program - head_first_ref[head]
+        place = (segment.item + program - head_first_ref[head]) * num_wgs + wg
         plgpu.wait_smem_to_gmem(0)  # what the segment before left has been read
-        lse_smem[...] = peak + jnp.log2(total)
+        lse_smem[wg] = peak + jnp.log2(total)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(lse_smem, lse_ref.at[head, place])
+        plgpu.copy_smem_to_gmem(lse_smem.at[wg], lse_ref.at[head, place])
         width = out_smem.shape[-1]
         for column in range(0, head_dim, width):
             here = slice(column, column + width)
             if column:
                 plgpu.wait_smem_to_gmem(0)
-            out_smem[...] = out[:, here]
+            out_smem[wg] = out[:, here]
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, padded)], out_ref.at[head, place, :, here])
+            plgpu.copy_smem_to_gmem(
+                out_smem.at[wg, pl.ds(0, padded)], out_ref.at[head, place, :, here]
+            )
 
-    @pl.when((walk.num_tiles > 0) & (wg == 0))
+    @pl.when((walk.num_tiles > 0) & (wg < num_wgs))
     def _compute() -> None:
         # Rows of the tile beyond the group are zeros: their scores are too, and nobody reads them.
-        q_smem[...] = plgpu.layout_cast(
+        q_smem[wg] = plgpu.layout_cast(
             jnp.zeros((QUERY_ROWS, head_dim), q_smem.dtype), plgpu.Layout.WGMMA
         )
         plgpu.commit_smem()

@@ -14,7 +14,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
 from octavo.pallas_kernels.tuning import (
-    Part,
     Tiles,
     TuningKey,
     bad_tiles,
@@ -28,6 +27,8 @@ MULTIPROCESSOR_SMEM_BYTES = 233_472
 NUM_MULTIPROCESSORS = 132
 """Of an H100 or H200 on a board; see `num_multiprocessors`."""
 _FEWER = {"PCIe": 114, "H20": 78}
+SMALL_BYTES = 4096
+"""Of a block's shared memory, for what is small."""
 MAX_RAW = 4
 """Narrow tiles on their way at once: 64 KB at 128 numbers a head, which bandwidth wants."""
 _LOG2E = math.log2(math.e)
@@ -65,7 +66,14 @@ class _KVTiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeTiles(_KVTiles):
-    """Block sizes of decode."""
+    """Block sizes of decode.
+
+    Attributes:
+        num_warpgroups: computing ones, which take tiles in turn. `num_stages` is a multiple of it,
+            so that each stage is always the same one's.
+    """
+
+    num_warpgroups: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +92,9 @@ def choose_decode_tiles(
 ) -> DecodeTiles:
     """Measured block sizes of `key`, else 64 keys a tile and as many stages as memory holds.
 
+    Heads of 96 and 128 have two computing warpgroups: of smaller heads two programs fit on a
+    multiprocessor, and of larger ones the registers of three warpgroups do not.
+
     Args:
         itemsize, kv_itemsize: of queries and of the pool; a pool of single bytes is widened.
 
@@ -91,17 +102,33 @@ def choose_decode_tiles(
         InvalidConfigError: a table asks for more than shared memory holds.
         ValueError: the smallest tiles do not fit.
     """
-    fixed = fixed_bytes("decode", head_dim, itemsize, is_narrow=kv_itemsize < itemsize)
+    num_wgs = 2 if 64 < head_dim <= 128 else 1
+    fixed = decode_fixed_bytes(head_dim, itemsize, num_wgs)
     if kv_itemsize == itemsize:
         fits = fitting(fixed, head_dim, itemsize, kv_itemsize, 64)
-        tiles = DecodeTiles(tile=64, num_stages=max(2, min(4, fits)))
+        tiles = DecodeTiles(tile=64, num_stages=max(2, min(4, fits - fits % num_wgs)))
         # A program takes 128 registers a thread of two warpgroups: half of what there are.
         used = fixed + tiles.num_stages * 2 * tiles.tile * head_dim * itemsize
         places = min(2, MULTIPROCESSOR_SMEM_BYTES // (used + 1024))
     else:
         tiles = DecodeTiles(tile=64, num_stages=2, num_raw=_raw(fixed, head_dim, itemsize))
         places = 1
-    tiles = replace(tiles, num_programs=places * _multiprocessors(key))
+    tiles = replace(tiles, num_programs=places * _multiprocessors(key), num_warpgroups=num_wgs)
+    return _tuned_decode(tiles, key, head_dim, itemsize, kv_itemsize)
+
+
+def _tuned_decode(
+    tiles: DecodeTiles, key: TuningKey | None, head_dim: int, itemsize: int, kv_itemsize: int
+) -> DecodeTiles:
+    if key is None:
+        return tiles
+    wanted = with_tuned(tiles, key)
+    num_wgs = wanted.num_warpgroups
+    if num_wgs > 2 or wanted.num_stages % num_wgs or (num_wgs == 2 and head_dim > 128):
+        sizes = {"num_warpgroups": num_wgs, "num_stages": wanted.num_stages}
+        allowed = "1, or 2 for heads of up to 128 and an even number of stages"
+        raise bad_tiles(key, sizes, allowed)
+    fixed = decode_fixed_bytes(head_dim, itemsize, num_wgs)
     return _tuned(tiles, key, fixed, head_dim, itemsize, kv_itemsize)
 
 
@@ -121,7 +148,7 @@ def choose_prefill_tiles(
         InvalidConfigError: a table asks for more than shared memory holds.
         ValueError: the smallest tiles do not fit.
     """
-    fixed = fixed_bytes("prefill", head_dim, itemsize, is_narrow=kv_itemsize < itemsize)
+    fixed = prefill_fixed_bytes(head_dim, itemsize, is_narrow=kv_itemsize < itemsize)
     if kv_itemsize == itemsize:
         wide = [t for t in (128, 64) if fitting(fixed, head_dim, itemsize, kv_itemsize, t) >= 2]
         if not wide:
@@ -179,17 +206,20 @@ def prefill_warpgroups(head_dim: int, *, is_narrow: bool) -> int:
     return 1 if is_narrow and head_dim > 128 else 2
 
 
-def fixed_bytes(part: Part, head_dim: int, itemsize: int, *, is_narrow: bool) -> int:
-    """Shared memory of a block's queries and outputs, and of what is small.
+def decode_fixed_bytes(head_dim: int, itemsize: int, num_warpgroups: int) -> int:
+    """Shared memory of a decode block's queries and outputs, and of what is small."""
+    columns = decode_columns(head_dim, num_warpgroups)
+    return num_warpgroups * 64 * (head_dim * itemsize + columns * 4) + SMALL_BYTES
+
+
+def prefill_fixed_bytes(head_dim: int, itemsize: int, *, is_narrow: bool) -> int:
+    """Shared memory of a prefill block's queries and outputs, and of what is small.
 
     Args:
         is_narrow: the pool has fewer bytes a number than queries.
     """
-    small, columns = 4096, out_columns(head_dim)
-    if part == "decode":
-        return 64 * (head_dim * itemsize + columns * 4) + small
     rows = 64 * prefill_warpgroups(head_dim, is_narrow=is_narrow)
-    return rows * (head_dim + columns) * itemsize + small
+    return rows * (head_dim + out_columns(head_dim)) * itemsize + SMALL_BYTES
 
 
 def fitting(
@@ -198,7 +228,7 @@ def fitting(
     """Stages that shared memory holds; of a pool that is widened, raw tiles beside `stages`.
 
     Args:
-        fixed: see `fixed_bytes`.
+        fixed: see `decode_fixed_bytes` and `prefill_fixed_bytes`.
     """
     left = SMEM_BYTES - fixed
     if kv_itemsize == itemsize:
@@ -211,6 +241,11 @@ def fitting(
 def out_columns(head_dim: int) -> int:
     """Columns of an output tile that leave at once: all, where shared memory has room."""
     return head_dim if head_dim <= 128 else 64
+
+
+def decode_columns(head_dim: int, num_warpgroups: int) -> int:
+    """Columns of a decode's partial results that leave at once."""
+    return out_columns(head_dim) if num_warpgroups == 1 else min(64, head_dim)
 
 
 def tiled_smem(shape: tuple[int, ...], dtype: Any, row_bytes: int = 128) -> Any:

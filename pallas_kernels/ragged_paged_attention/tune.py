@@ -309,24 +309,35 @@ def _gpu_candidates(part: Part, head_dim: int, itemsize: int, kv_itemsize: int) 
         default = gpu.choose_prefill_tiles(head_dim, itemsize, kv_itemsize)
         grids: Any = ((64, 128), (1, 2, 3, 4))
         places: tuple[int, ...] = (1,)
+        is_narrow = kv_itemsize < itemsize
+        fixed = {0: gpu.prefill_fixed_bytes(head_dim, itemsize, is_narrow=is_narrow)}
     else:
         default = gpu.choose_decode_tiles(head_dim, itemsize, kv_itemsize)
-        grids = ((default.tile,), (1, 2, 3, 4, 5))
+        grids = ((64, 128), (1, 2, 3, 4, 5))
         places = (1, 2)
+        most_wgs = 2 if head_dim <= 128 else 1
+        fixed = {
+            num_wgs: gpu.decode_fixed_bytes(head_dim, itemsize, num_wgs)
+            for num_wgs in range(1, most_wgs + 1)
+        }
     splits = [
         {"num_programs": each * gpu.num_multiprocessors(tuning_device()), "min_tiles": least}
         for each, least in itertools.product(places, (2, 4, 8))
     ]
-    fixed = gpu.fixed_bytes(part, head_dim, itemsize, is_narrow=kv_itemsize < itemsize)
     tried = []
-    for tile, stages in itertools.product(*grids):
-        most = gpu.fitting(fixed, head_dim, itemsize, kv_itemsize, tile, stages)
+    for num_wgs, tile, stages in itertools.product(fixed, *grids):
+        most = gpu.fitting(fixed[num_wgs], head_dim, itemsize, kv_itemsize, tile, stages)
         if kv_itemsize == itemsize:
             raws = [0] if 2 <= stages <= most else []
         else:
             raws = [raw for raw in (1, 2, 4, 6) if raw <= most and stages < 4]
+        named = {"tile": tile, "num_stages": stages}
+        if num_wgs:
+            if stages % num_wgs:
+                continue
+            named["num_warpgroups"] = num_wgs
         tried += [
-            replace(default, tile=tile, num_stages=stages, num_raw=raw, **split)
+            replace(default, **named, num_raw=raw, **split)
             for raw, split in itertools.product(raws, splits)
         ]
     return [default, *(tiles for tiles in tried if tiles != default)]
@@ -339,7 +350,7 @@ _PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "prefill": ("query_tile", "prefill_block"),
     },
     "TpuTiles": {"decode": ("decode_pages",), "prefill": ("prefill_pages", "prefill_tile")},
-    "DecodeTiles": {"decode": _GPU_SIZES},
+    "DecodeTiles": {"decode": (*_GPU_SIZES, "num_warpgroups")},
     "PrefillTiles": {"prefill": _GPU_SIZES},
 }
 """The block sizes that each part has a say in."""

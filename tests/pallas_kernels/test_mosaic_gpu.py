@@ -34,8 +34,15 @@ def interpreter():  # type: ignore[no-untyped-def]
         (256, 64, AttentionParams(scale=0.0625), True),
     ],
 )
+@pytest.mark.parametrize("num_warpgroups", [1, 2])
+@pytest.mark.parametrize("num_programs", [1, 2])
 def test_decode_splits_and_combines(
-    head_dim: int, page_size: int, params: AttentionParams, has_sinks: bool
+    head_dim: int,
+    page_size: int,
+    params: AttentionParams,
+    has_sinks: bool,
+    num_warpgroups: int,
+    num_programs: int,
 ) -> None:
     from octavo.pallas_kernels.ragged_paged_attention.decode_gpu import decode_gpu
     from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import DecodeTiles
@@ -55,8 +62,15 @@ def test_decode_splits_and_combines(
     )
     sinks = jnp.asarray(rng.standard_normal(HEADS[0]), jnp.float32) if has_sinks else None
     # Six tiles over two programs: the first row is cut, and the second program has its end and all
-    # of the last row; two stages, so that they turn over.
-    tiles = DecodeTiles(tile=64, num_stages=2, num_programs=2, min_tiles=1)
+    # of the last row; two stages, so that they turn over. Of two warpgroups the second one begins
+    # the second program's second row.
+    tiles = DecodeTiles(
+        tile=64,
+        num_stages=2,
+        num_programs=num_programs,
+        min_tiles=1,
+        num_warpgroups=num_warpgroups,
+    )
     got = decode_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
     want = attend_reference(q, kv, batch, params, sinks=sinks).astype(jnp.float32)
     np.testing.assert_allclose(got, want, atol=TOLERANCE)

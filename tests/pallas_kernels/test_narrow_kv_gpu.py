@@ -54,6 +54,7 @@ def some_sinks(num_heads: int) -> Any:
         ("fp8", (2, 2), 128, 128, FULL, True),
     ],
 )
+@pytest.mark.parametrize("num_warpgroups", [1, 2])
 def test_decode_matches_the_reference(
     kv_dtype: str,
     heads: tuple[int, int],
@@ -61,6 +62,7 @@ def test_decode_matches_the_reference(
     page_size: int,
     params: AttentionParams,
     has_sinks: bool,
+    num_warpgroups: int,
 ) -> None:
     from octavo.pallas_kernels.ragged_paged_attention.decode_gpu import decode_gpu
     from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import DecodeTiles
@@ -76,7 +78,13 @@ def test_decode_matches_the_reference(
     sinks = some_sinks(heads[0]) if has_sinks else None
     # One program walks four tiles of the first row and two of the last, of every head: stages, raw
     # tiles and scales all turn over, and copies run on from one row to the next.
-    tiles = DecodeTiles(tile=64, num_stages=1, num_raw=2, num_programs=1)
+    tiles = DecodeTiles(
+        tile=64,
+        num_stages=num_warpgroups,
+        num_raw=2,
+        num_programs=1,
+        num_warpgroups=num_warpgroups,
+    )
     got = decode_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
     want = attend_reference(q, kv, batch, params, sinks=sinks).astype(jnp.float32)
     np.testing.assert_allclose(got, want, atol=TOLERANCE)
@@ -116,7 +124,10 @@ def test_tiles_of_narrow_pools_fit_shared_memory(head_dim: int) -> None:
         tiles = choose(head_dim, 2, 1)
         stage = 2 * tiles.tile * head_dim
         scales = tiles.scale_ring * 2 * 2 * tiles.tile * 4
-        fixed = gpu.fixed_bytes(part, head_dim, 2, is_narrow=True)
+        if part == "decode":
+            fixed = gpu.decode_fixed_bytes(head_dim, 2, tiles.num_warpgroups)
+        else:
+            fixed = gpu.prefill_fixed_bytes(head_dim, 2, is_narrow=True)
         needed = fixed + (2 * tiles.num_stages + tiles.num_raw) * stage + scales
         assert tiles.num_raw >= 1
         assert needed <= gpu.SMEM_BYTES

@@ -178,9 +178,13 @@ def test_kernels_for_tpus_and_gpus_find_theirs(table: Any) -> None:
         choose_tpu_tiles(q, bf16, pool, bf16, "TPU v6 lite")
 
     h200 = tuning.tuning_key("mosaic_gpu", "decode", q, bf16, pool, bf16, "NVIDIA H200")
-    table(h200, tile=64, num_stages=3, num_programs=264, min_tiles=2)
+    table(h200, tile=64, num_stages=3, num_programs=264, min_tiles=2, num_warpgroups=1)
     decode = choose_decode_tiles(128, 2, 2, h200)
     assert (decode.num_stages, decode.num_programs, decode.min_tiles) == (3, 264, 2)
+    for sizes in ({"num_warpgroups": 2, "num_stages": 3}, {"num_warpgroups": 3, "num_stages": 3}):
+        table(h200, tile=64, **sizes)
+        with pytest.raises(InvalidConfigError, match="1, or 2 for heads of up to 128 and an even"):
+            choose_decode_tiles(128, 2, 2, h200)
     chunk = tuning.tuning_key("mosaic_gpu", "prefill", q, bf16, pool, bf16, "NVIDIA H200")
     table(chunk, tile=64, num_stages=30)
     with pytest.raises(InvalidConfigError, match="at most 4 stages, which shared memory holds"):
