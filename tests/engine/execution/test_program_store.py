@@ -344,6 +344,26 @@ def test_engines_that_start_together_share_what_there_is_to_compile(
     assert found[0] | found[1] == {str(shape) for shape in shapes}
 
 
+def test_what_others_made_between_the_look_and_the_claim_is_not_made_again(
+    open_store: Callable[..., ProgramStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, late, claim = Step(), open_store(), ProgramStore.claim
+
+    def claim_late(name: str) -> Any:
+        if step.num_lowered == 0:
+            assert step.started(open_store()).has(SHAPE)
+        return claim(late, name)
+
+    monkeypatch.setattr(late, "claim", claim_late)
+    manager = step.started(late)
+    assert step.num_lowered == 1
+    assert step.is_done_by(manager.get(SHAPE))
+    assert manager.stats.from_cache == {str(SHAPE)}
+    freed = open_store().claim(str(SHAPE))
+    assert freed is not None
+    freed.release()
+
+
 def test_who_fails_leaves_the_others_to_it(open_store: Callable[..., ProgramStore]) -> None:
     step = Step()
 
