@@ -12,9 +12,10 @@ EXTRAS ?= test,http,check,plots
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # Tests run in this many processes, four at the most: a module's tests in one of them, which shares
-# its engines. 0 is none but pytest's own.
+# its engines. 0 is none but pytest's own. A process that dies, for lack of memory mostly, ends the run:
+# one started in its place repeats the test that killed it, or waits for ever for its share of the tests.
 TEST_WORKERS ?= logical
-WORKERS := -n $(TEST_WORKERS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+WORKERS := -n $(TEST_WORKERS) --maxprocesses 4 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder
 SOAK_STEPS ?= 1000000
 SOAK_SECONDS ?= 1800
 FUZZ_MESSAGES ?= 100000
