@@ -235,7 +235,7 @@ class EngineCore:
             if not self._survives_bugs:
                 raise
             self.num_bugs += 1
-            news = _take_back(plan)
+            news = self.scheduler.take_back(plan)
             news.extend(self._recover(error, _requests(plan)))
             return news
         self.host_s += self._clock.now_s() - begun_s
@@ -332,22 +332,6 @@ class EngineCore:
 
 def _requests(plan: StepPlan) -> list[Request]:
     return [*plan.decode_rows.requests, *(row.request for row in plan.prefill_rows)]
-
-
-def _take_back(plan: StepPlan) -> News:
-    """Of a step that was committed in part: takes its tokens from the requests that go on, to be
-    computed again, and tells of those that it ended, as nobody else will."""
-    known = [int(start) + 1 for start in plan.decode_rows.starts]
-    known += [row.start + row.num_tokens for row in plan.prefill_rows]
-    news = News()
-    for request, num_known in zip(_requests(plan), known, strict=True):
-        num_output = max(0, num_known - request.num_prompt_tokens)
-        new = tuple(request.output_token_ids[num_output:])
-        if request.status.is_finished:
-            news.items.append(Committed(request, new, None, None, True))
-        else:
-            del request.output_token_ids[num_output:]
-    return news
 
 
 def _ended(request: Request) -> Committed:

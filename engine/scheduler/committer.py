@@ -60,12 +60,28 @@ class Committer:
                 self._kv.register_full_pages(entry.pages, entry.num_committed_tokens)
             scores = None
             if row.prompt_logprobs is not None:
+                dispatched.scored.append((entry, entry.num_scored_prompt_tokens))
                 scores = _new_prompt_scores(entry, chunk.start, row.prompt_logprobs)
             if chunk.samples:
-                news.items.append(self._append(entry, row, 1, scores, now_s))
+                news.items.append(self._append(dispatched, entry, row, 1, scores, now_s))
             elif scores:
                 news.items.append(Committed(request, (), None, scores, False))
         return news
+
+    @staticmethod
+    def take_back(dispatched: Dispatched) -> News:
+        """After `take` failed, however far it came: requests that go on lose what it gave them,
+        which is computed again.
+
+        Returns:
+            News of the requests that it ended.
+        """
+        for request, num_known in dispatched.plan.emitting():
+            if not request.status.is_finished:
+                del request.output_token_ids[num_known - request.num_prompt_tokens :]
+        for entry, num_scored in dispatched.scored:
+            entry.num_scored_prompt_tokens = num_scored
+        return News(dispatched.ended)
 
     def _take_decoded(
         self,
@@ -119,7 +135,7 @@ class Committer:
                 continue
             entry = self._table.find(request)
             if entry is not None:
-                news.items.append(self._append(entry, row, count, None, now_s))
+                news.items.append(self._append(dispatched, entry, row, count, None, now_s))
 
     def _append_one_each(
         self,
@@ -163,10 +179,11 @@ class Committer:
         for index in apart:
             entry = self._table.find(decoding.requests[index])
             if entry is not None and index not in broken:
-                news.items.append(self._append(entry, rows[index], 1, None, now_s))
+                news.items.append(self._append(dispatched, entry, rows[index], 1, None, now_s))
 
     def _append(
         self,
+        dispatched: Dispatched,
         entry: LiveRequest,
         row: RowTokens,
         count: int,
@@ -203,7 +220,10 @@ class Committer:
         elif len(output) >= request.max_tokens:
             self._lengths.observe(request)
             self._table.end(entry, RequestStatus.LENGTH, now_s)
-        return Committed(request, token_ids, logprobs, prompt_scores, not entry.is_live)
+        news = Committed(request, token_ids, logprobs, prompt_scores, not entry.is_live)
+        if news.finished:
+            dispatched.ended.append(news)
+        return news
 
 
 def _new_prompt_scores(

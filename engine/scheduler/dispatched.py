@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.engine.request import Request
+from octavo.engine.scheduler.committed import Committed
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.rows import Rows
 from octavo.engine.scheduler.step_plan import StepPlan
@@ -23,6 +24,9 @@ class Dispatched:
         ending: decode rows, by index, that come to their limit with it, ascending. This and
             `features` are known once `Planner.tidy` was called.
         features: what its time depends on.
+        ended: the last news of requests that its commit ended.
+        scored: records of requests that its commit handed prompt log-probabilities, each with how
+            many they had before.
     """
 
     plan: StepPlan
@@ -31,6 +35,8 @@ class Dispatched:
     prefilling: list[LiveRequest]
     ending: list[int] = field(default_factory=list)
     features: StepFeatures = NO_FEATURES
+    ended: list[Committed] = field(default_factory=list)
+    scored: list[tuple[LiveRequest, int]] = field(default_factory=list)
 
     @property
     def requests(self) -> tuple[Request, ...]:

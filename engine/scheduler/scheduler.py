@@ -108,6 +108,7 @@ class Scheduler:
         self._traces = Traces()
         self._make_books()
         self._dispatched: deque[Dispatched] = deque()
+        self._committed: Dispatched | None = None
         self._last_s = 0.0
         self._deadlines: list[tuple[float, int, LiveRequest]] = []
         self._only: frozenset[str] | None = None
@@ -309,7 +310,7 @@ class Scheduler:
         assert dispatched.plan is plan, "results are committed in dispatch order"
         num_rows = plan.num_rows
         assert len(result.rows) == num_rows, (len(result.rows), num_rows)
-        self._dispatched.popleft()
+        self._committed = self._dispatched.popleft()
         self._table.busy_until_s = now_s + sum(
             self.forecast.step_time.predict_s(later.features) * later.plan.num_steps
             for later in self._dispatched
@@ -317,6 +318,18 @@ class Scheduler:
         if result.duration_s > 0 and num_rows:
             self.forecast.observe_step(dispatched.features, result.duration_s, plan.num_steps)
         return self._committer.take(dispatched, result, now_s)
+
+    def take_back(self, plan: StepPlan) -> News:
+        """After the `commit` of a plan failed, however far it came: requests that go on lose what
+        it gave them. `recover` comes next, and they are computed again.
+
+        Returns:
+            News of the requests that it ended: nobody else tells of them.
+        """
+        committed = self._committed
+        if committed is None or committed.plan is not plan:
+            return News()  # it had not begun
+        return self._committer.take_back(committed)
 
     def recover(self, now_s: float, broken: Collection[str] = ()) -> None:
         """After a step failed: no plan is on its way any more and the device holds nothing, so

@@ -200,6 +200,16 @@ class StepPlan:
     def num_rows(self) -> int:
         return len(self.decode_rows) + len(self.prefill_rows)
 
+    def emitting(self) -> Iterator[tuple[Request, int]]:
+        """Requests of the rows that may emit tokens, each with the prompt and output tokens that
+        it has before. A chunk that does not end at the last known token emits none."""
+        rows = self.decode_rows
+        for request, start in zip(rows.requests, rows.starts.tolist(), strict=True):
+            yield request, start + 1
+        for row in self.prefill_rows:
+            if row.samples:
+                yield row.request, row.start + row.num_tokens
+
 
 class RowTokens(NamedTuple):
     """What one row of a step emitted.
