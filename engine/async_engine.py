@@ -11,7 +11,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sized
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from octavo.engine.any_engine import open_engine
 from octavo.engine.config import EngineConfig
@@ -25,6 +25,7 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import NO_TARGETS, Targets
 from octavo.engine.transcript import Transcript
+from octavo.engine.unserved import Unserved, refuse_unserved
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +143,7 @@ class AsyncEngine:
         output_len_class: str = "",
         tenant: str = "",
         cache_salt: str = "",
+        **unserved: Unpack[Unserved],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams one request's outputs; leaving the iteration early cancels the request.
 
@@ -154,6 +156,7 @@ class AsyncEngine:
             targets: when tokens are wanted, for policies that schedule by it.
             output_len_class: requests of one class are expected to answer at similar length.
             tenant, cache_salt: identity for fairness; isolation of the prefix cache.
+            **unserved: arguments of vLLM that are not served, such as `lora_request`: only None.
 
         Raises:
             InvalidRequestError, DuplicateRequestError: refused at the door.
@@ -161,6 +164,7 @@ class AsyncEngine:
             DeadlineExceededError: the timeout passed.
             StepFailedError, EngineDeadError: the engine failed.
         """
+        refuse_unserved("generate", unserved)
         self._check_alive()
         await self.start()
         prompt = text_or_ids(prompt)

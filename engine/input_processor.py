@@ -33,6 +33,7 @@ def text_or_ids(prompt: PromptLike) -> Prompt:
     """
     if not isinstance(prompt, Mapping):
         return prompt
+    prompt = {name: value for name, value in prompt.items() if value is not None}
     names = [name for name in ("prompt", "prompt_token_ids") if name in prompt]
     if len(prompt) != 1 or not names:
         raise InvalidRequestError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 from tqdm import tqdm
 
@@ -18,6 +18,7 @@ from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.text.tokenizer import Tokenizer
+from octavo.engine.unserved import Unserved, refuse_unserved
 
 Message = Mapping[str, Any]
 PriorityLike = Priority | str | int
@@ -71,6 +72,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: PriorityLike | Sequence[PriorityLike] | None = None,
+        **unserved: Unpack[Unserved],
     ) -> list[RequestOutput]:
         """Generates for all prompts at once.
 
@@ -80,6 +82,7 @@ class LLM:
             sampling_params: for all, or one for each prompt; None takes the defaults.
             use_tqdm: show a bar with the rate of tokens.
             priority: a class for all, or one for each prompt.
+            **unserved: arguments of vLLM that are not served, such as `lora_request`: only None.
 
         Returns:
             One output a prompt, in the prompts' order.
@@ -87,6 +90,7 @@ class LLM:
         Raises:
             InvalidRequestError: a prompt or its parameters can never be served; none has begun.
         """
+        refuse_unserved("generate", unserved)
         listed = _as_prompts(prompts)
         params = _for_each("sampling_params", sampling_params or SamplingParams(), len(listed))
         priorities = _for_each("priority", priority, len(listed))
@@ -131,6 +135,7 @@ class LLM:
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         priority: PriorityLike | Sequence[PriorityLike] | None = None,
+        **unserved: Unpack[Unserved],
     ) -> list[RequestOutput]:
         """Answers one conversation or several, rendered by the model's chat template.
 
@@ -142,6 +147,7 @@ class LLM:
         Raises:
             InvalidRequestError: messages that the template refuses, or a model without one.
         """
+        refuse_unserved("chat", unserved)
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if one else messages
         prompts = [

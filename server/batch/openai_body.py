@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from octavo.engine.errors import InvalidRequestError, shorten
+from octavo.engine.errors import InvalidRequestError
 from octavo.engine.input_processor import Prompt
 from octavo.engine.outputs import RequestOutput
 from octavo.server.http.answers import ChatAnswer, CompletionAnswer, Usage
-from octavo.server.http.protocol import ChatRequest, CompletionRequest
+from octavo.server.http.protocol import ChatRequest, CompletionRequest, refusal
 from octavo.server.http.sampling import (
     Ask,
     chat_ask,
@@ -74,8 +74,7 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
         completion = CompletionRequest.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
-        field = str(first["loc"][0]) if first["loc"] else "body"
-        raise InvalidRequestError(field, shorten(first["input"]), first["msg"]) from None
+        raise refusal(first["type"], first["loc"], first["input"], first["msg"]) from None
     check_model(completion.model, engine)
     prompts = prompts_of(completion.prompt)
     echoes = None

@@ -20,6 +20,7 @@ from octavo.engine.errors import (
     OctavoError,
     OverloadedError,
 )
+from octavo.server.http.protocol import refusal
 from octavo.server.status import reason_of
 
 _TYPES = {
@@ -125,20 +126,10 @@ async def on_invalid_body(request: Request, error: Exception) -> Response:
     """For `add_exception_handler`: names the first field that is wrong, as every error does."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    path = [str(part) for part in first["loc"][1:] if not str(part).startswith("function-")]
     if first["type"] == "json_invalid":
         wrong = InvalidRequestError("body", "this", f"JSON ({first['ctx']['error']})")
-    elif first["type"] == "missing":
-        field = ".".join(path) or "body"
-        wrong = InvalidRequestError(field, None, "given: it is required")
-    elif first["type"] == "extra_forbidden":
-        wrong = InvalidRequestError(path[0], first["input"], "not given: it is not known here")
-    else:
-        # Which branch of a union failed says nothing to whoever wrote the field.
-        field = (path or ["body"])[0]
-        allowed = first["msg"].removeprefix("Input should be ")
-        wrong = InvalidRequestError(field, first["input"], allowed)
-    return error_response(wrong)
+        return error_response(wrong)
+    return error_response(refusal(first["type"], first["loc"][1:], first["input"], first["msg"]))
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:

@@ -1,14 +1,21 @@
 """Bodies of requests: OpenAI's fields, and Octavo's beside them.
 
-A field that is not known is refused, so that nobody believes in an option that does nothing.
+A field that is not known is refused, so that nobody believes in an option that does nothing. A null
+field counts as not given, and so does a field of another server at a value that asks for nothing
+(`known_fields.py`).
 Ranges are checked where they are known: by `SamplingParams` and the engine.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
+
+from octavo.engine.errors import InvalidRequestError
+from octavo.server.http.known_fields import unserved, without_neutral, without_null
 
 _STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}}
@@ -19,13 +26,22 @@ Prompts = Annotated[
 """Text or token ids, or a list of either; checked by hand: a union's errors help nobody."""
 Strings = Annotated[Any, WithJsonSchema({"anyOf": [*_STRINGS["anyOf"], {"type": "null"}]})]
 Integers = Annotated[list[int], FailFast()]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Messages = Annotated[list[dict[str, Any]], FailFast()]
 
 
 class Body(BaseModel):
-    """A JSON object without unknown fields; a number is no string and a string no number."""
+    """A JSON object without unknown fields; a number is no string and a string no number.
+
+    A field that is null is one that is not given, whatever its type.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, body: object) -> object:
+        return without_null(body)
 
 
 class StreamOptions(Body):
@@ -68,6 +84,11 @@ class StructuredOutputs(Body):
 class Generation(Body):
     """What completions and chats have in common."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, body: object) -> object:
+        return without_neutral(body, cls.model_fields)
+
     model: str | None = Field(None, description="The served model's name; any, if not given.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -80,9 +101,17 @@ class Generation(Body):
     seed: int | None = None
     logit_bias: dict[str, float] | None = Field(None, description="Token id -> -100 to 100.")
     response_format: ResponseFormat | None = None
+
+    # Accepted and not used: no answer depends on them.
     user: str | None = Field(None, description="Accepted, not used.")
     metadata: dict[str, Any] | None = Field(None, description="Accepted, not used.")
     store: bool | None = Field(None, description="Accepted, not used: nothing is stored.")
+    prompt_cache_key: str | None = Field(
+        None, description="Accepted, not used: every prompt is looked up in the prefix cache."
+    )
+    prompt_cache_retention: str | None = Field(None, description="Accepted, not used.")
+    safety_identifier: str | None = Field(None, description="Accepted, not used.")
+    session_id: str | None = Field(None, description="Accepted, not used.")
 
     # Octavo's own.
     structured_outputs: StructuredOutputs | None = None
@@ -137,6 +166,9 @@ class ChatRequest(Generation):
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Further names for the model's chat template."
     )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        Field(None, description="Handed to the model's chat template, which may heed it.")
+    )
     add_generation_prompt: bool | None = None
     tools: list[Any] | None = Field(None, description="Refused unless empty.")
     tool_choice: Literal["none", "auto"] | None = None
@@ -158,3 +190,34 @@ class DetokenizeRequest(Body):
     model: str | None = None
     tokens: Integers
     skip_special_tokens: bool = False
+
+
+def refusal(
+    kind: str, place: Sequence[int | str], value: object, message: str
+) -> InvalidRequestError:
+    """Why a body is not one, from what pydantic says of its first fault.
+
+    Args:
+        kind, message: pydantic's.
+        place: names from the body to the field.
+        value: what stands there.
+    """
+    path = [str(part) for part in place if not str(part).startswith("function-")] or ["body"]
+    if kind == "missing":
+        return InvalidRequestError(".".join(path), None, "given: it is required")
+    if kind == "extra_forbidden":
+        return unserved(".".join(path), value, _field_names())
+    # Which branch of a union failed says nothing to whoever wrote the field.
+    return InvalidRequestError(path[0], value, message.removeprefix("Input should be "))
+
+
+@functools.cache
+def _field_names() -> frozenset[str]:
+    """Names that a client may have meant who wrote another one."""
+    bodies = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+    parts = (StreamOptions, ResponseFormat, StructuredOutputs, JsonSchema)
+    return frozenset(
+        field.alias or name
+        for body in (*bodies, *parts)
+        for name, field in body.model_fields.items()
+    )

@@ -80,7 +80,7 @@ def chat_ask(body: ChatRequest, headers: Mapping[str, str]) -> Ask:
     """Of a chat. Raises as `completion_ask`."""
     if body.tools:
         raise InvalidRequestError("tools", "a list", "empty or not given: tools are not served")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("top_logprobs", body.top_logprobs, "given with logprobs = true")
     limit = body.max_completion_tokens
     if limit is not None and body.max_tokens is not None and body.max_tokens != limit:
@@ -121,6 +121,8 @@ def chat_prompt(body: ChatRequest, tokenizer: Tokenizer) -> Callable[[], list[in
         InvalidRequestError: `chat_template_kwargs` names what has a field of its own.
     """
     variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
     for name in ("messages", "add_generation_prompt"):
         if name in variables:
             raise InvalidRequestError("chat_template_kwargs", name, "names other than this one")
@@ -149,7 +151,8 @@ def request_id_of(headers: Mapping[str, str], kind: str) -> str:
 
 
 def _ask(body: Generation, headers: Mapping[str, str], extra: dict[str, Any]) -> Ask:
-    if body.stream_options is not None and not body.stream:
+    wanted = body.stream_options or StreamOptions()
+    if wanted.include_usage and not body.stream:
         raise InvalidRequestError("stream_options", "an object", "given only with stream = true")
     values = {
         name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None
@@ -159,7 +162,6 @@ def _ask(body: Generation, headers: Mapping[str, str], extra: dict[str, Any]) ->
     for name in ("stop", "bad_words"):
         if (value := getattr(body, name)) is not None:
             values[name] = _strings(name, value)
-    wanted = body.stream_options or StreamOptions()
     if wanted.continuous_usage_stats and not wanted.include_usage:
         allowed = "given only with stream_options.include_usage = true"
         raise InvalidRequestError("stream_options.continuous_usage_stats", True, allowed)

@@ -101,6 +101,13 @@ async def test_a_prompt_may_come_by_name(engine: Any) -> None:
         await collect(engine.generate({"ids": ids}, SHORT))
 
 
+async def test_arguments_of_vllm_that_ask_for_nothing_are_taken(engine: Any) -> None:
+    stream = engine.generate("abc", SamplingParams(max_tokens=2), lora_request=None)
+    assert [output async for output in stream][-1].finished
+    with pytest.raises(InvalidRequestError, match="lora_request"):
+        await anext(engine.generate("abc", SamplingParams(max_tokens=2), lora_request="a name"))
+
+
 async def test_deltas_that_wait_for_a_slow_reader_come_as_one(engine: Any, built: Any) -> None:
     params = SamplingParams(
         temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=1,

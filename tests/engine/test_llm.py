@@ -193,6 +193,21 @@ def test_bad_input_is_refused_by_name_and_the_engine_serves_on(llm: Any, case: s
     assert len(llm.generate("still here", GREEDY, use_tqdm=False)) == 1
 
 
+def test_arguments_of_vllm_that_ask_for_nothing_are_taken(llm: Any) -> None:
+    plain = llm.generate("bb", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    nothing = {"lora_request": None, "prompt_adapter_request": None, "tokenization_kwargs": {}}
+    for prompt in ("bb", {"prompt": "bb", "multi_modal_data": None}):
+        output = llm.generate(prompt, GREEDY, use_tqdm=False, **nothing)[0]
+        assert output.outputs[0].token_ids == plain
+    message = [{"role": "user", "content": "x"}]
+    llm.chat(message, GREEDY, use_tqdm=False, **nothing, tools=None)
+    for method, prompt in ((llm.generate, "bb"), (llm.chat, message)):
+        with pytest.raises(InvalidRequestError, match="lora_request"):
+            method(prompt, GREEDY, lora_request=object())
+        with pytest.raises(TypeError, match="'use_tdqm'"):
+            method(prompt, GREEDY, use_tdqm=False)
+
+
 def test_one_bad_prompt_of_a_batch_begins_nothing(llm: Any) -> None:
     with pytest.raises(InvalidRequestError):
         llm.generate(["fine", ""], GREEDY, use_tqdm=False)
