@@ -36,6 +36,8 @@ class OutputProcessor:
         self._end_by_stop_string = end_by_stop_string
         self._parents: dict[str, Transcript] = {}
         self._sequences: dict[str, tuple[Transcript, Draft]] = {}
+        self._token_texts: dict[int, str] = {}
+        """Texts of tokens as log-probabilities show them: a long prompt asks for thousands."""
         self.num_generation_tokens = 0
 
     def __len__(self) -> int:
@@ -227,7 +229,11 @@ class OutputProcessor:
         def text(token: int) -> str | None:
             if not parent.submission.params.detokenize:
                 return None
-            return self._tokenizer.decode([token], skip_special_tokens=False)
+            known = self._token_texts.get(token)
+            if known is None:
+                known = self._tokenizer.decode([token], skip_special_tokens=False)
+                self._token_texts[token] = known
+            return known
 
         top = zip(score.top_token_ids, score.top_logprobs, strict=True)
         entries = {

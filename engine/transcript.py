@@ -82,9 +82,18 @@ class Transcript:
         """Whether `read` gives anything that it did not give before."""
         if self.finished:
             return not self._is_over
+        if not self._has_prompt:
+            return False
         if self._first.has_more:
             return True
         return len(self.sequences) > 1 and any(each.has_news for each in self.sequences)
+
+    @property
+    def _has_prompt(self) -> bool:
+        """Whether the prompt's log-probabilities are whole, if they were asked for. Only the first
+        of several completions gets them, and another may be ahead of it."""
+        scores = self.prompt_logprobs
+        return scores is None or len(scores) >= self._first.request.num_prompt_tokens
 
     def read(self) -> RequestOutput:
         """The state as of now; of a stream of deltas, what came since the last reading.

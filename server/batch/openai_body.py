@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.input_processor import Prompt
 from octavo.engine.outputs import RequestOutput
-from octavo.server.http.answers import ChatAnswer, CompletionAnswer, Usage
+from octavo.server.http.answers import ChatAnswer, CompletionAnswer
 from octavo.server.http.protocol import ChatRequest, CompletionRequest, refusal
 from octavo.server.http.sampling import (
     Ask,
@@ -41,11 +41,9 @@ class Body:
 
     def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
         """OpenAI's object of one output a prompt."""
-        usage, choices = Usage(len(outputs)), []
-        for place, output in enumerate(outputs):
-            usage.saw(place, output)
-            choices += [self.answer.choice(place, completion) for completion in output.outputs]
-        return self.answer.whole(choices, usage)
+        for output in outputs:
+            self.answer.check(output)
+        return self.answer.whole(list(enumerate(outputs)))
 
 
 def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> Body:
@@ -66,10 +64,7 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
             chat = ChatRequest.model_validate(body)
             check_model(chat.model, engine)
             ask, prompts = chat_ask(chat, {}), [chat_prompt(chat, engine.tokenizer)()]
-            num_top = ask.params.logprobs or 0
-            answer = ChatAnswer(
-                name, engine.model_name, ask.params.n, engine.tokenizer, num_top
-            )  # fmt: skip
+            answer = ChatAnswer(name, engine.model_name, ask.params.n, engine.tokenizer, ask.tells)
             return Body(ask=ask, prompts=prompts, answer=answer)
         completion = CompletionRequest.model_validate(body)
     except ValidationError as error:
@@ -77,9 +72,6 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
         raise refusal(first["type"], first["loc"], first["input"], first["msg"]) from None
     check_model(completion.model, engine)
     prompts = prompts_of(completion.prompt)
-    echoes = None
-    if completion.echo:
-        echoes = [p if isinstance(p, str) else engine.tokenizer.decode(p) for p in prompts]
     ask = completion_ask(completion, {})
-    answer = CompletionAnswer(name, engine.model_name, ask.params.n, echoes)
+    answer = CompletionAnswer(name, engine.model_name, ask.params.n, engine.tokenizer, ask.tells)
     return Body(ask=ask, prompts=prompts, answer=answer)

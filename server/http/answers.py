@@ -2,15 +2,55 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from octavo.engine.errors import InvalidRequestError
 from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from octavo.engine.text.tokenizer import Tokenizer
+from octavo.server.http.scores import (
+    Offsets,
+    echoed_scores,
+    finite,
+    joined,
+    prompt_scores,
+    scores_of,
+)
 
-LEAST_LOGPROB = -9999.0
-"""JSON has no infinity."""
+MAX_SCORES = 2**19
+"""Log-probabilities of prompts' tokens in one answer, over all its choices: some 30 MB of JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telling:
+    """What an answer tells besides the text that was generated.
+
+    Attributes:
+        echo: the prompt, before the text.
+        logprobs: likeliest tokens told beside each generated one, and each of a prompt that is
+            echoed; None for no log-probabilities.
+        prompt_logprobs: the same of the prompt's tokens, in a field of its own.
+        token_ids: ids of the prompt's and the generated tokens.
+        skip_special_tokens: whether special tokens are left out of the text.
+        generated: whether the generated token is told: one is always made, also where a client
+            asked for none because it wants the prompt's log-probabilities.
+    """
+
+    echo: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    token_ids: bool = False
+    skip_special_tokens: bool = True
+    generated: bool = True
+
+    @property
+    def scores_prompt(self) -> int | None:
+        """Likeliest tokens to have of each token of the prompt; None if nobody wants them."""
+        echoed = self.logprobs if self.echo else None
+        wanted = [num for num in (echoed, self.prompt_logprobs) if num is not None]
+        return max(wanted, default=None)
 
 
 class Usage:
@@ -45,55 +85,134 @@ class CompletionAnswer:
         request_id: of the answer.
         model: the served model's name.
         n: completions a prompt.
-        echoes: texts that stand before the completions, one a prompt; None without echo.
+        tokenizer: spells tokens.
+        tells: what there is besides the text.
     """
 
     whole_kind = part_kind = "text_completion"
 
     def __init__(
-        self, request_id: str, model: str, n: int, echoes: Sequence[str] | None = None
+        self, request_id: str, model: str, n: int, tokenizer: Tokenizer, tells: Telling
     ) -> None:
         self._head = {"id": request_id, "created": int(time.time()), "model": model}
         self._n = n
-        self._echoes = echoes
-        self._offsets: dict[int, int] = {}
+        self._tokenizer = tokenizer
+        self._tells = tells
+        self._num_scores = 0
+        self._untold: dict[str, Any] = {}
+        """What the next event of a stream has beside its choices."""
+        self._offsets: dict[int, Offsets] = {}
         self._begun: set[int] = set()
         self._ended: set[int] = set()
 
-    def whole(self, choices: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
-        """The unary answer."""
-        choices.sort(key=lambda choice: choice["index"])
+    def whole(self, outputs: list[tuple[int, RequestOutput]]) -> dict[str, Any]:
+        """The unary answer.
+
+        Args:
+            outputs: one a prompt, each with its prompt's place.
+        """
+        usage = Usage(len(outputs))
+        choices = []
+        for place, output in sorted(outputs, key=lambda item: item[0]):
+            output = self._shown(output)
+            usage.saw(place, output)
+            choices += self._choices(place, output)
         return self._head | {
             "object": self.whole_kind, "choices": choices, "usage": usage.as_json()
-        }  # fmt: skip
+        } | self._beside(outputs[0][1])  # fmt: skip
+
+    def check(self, output: RequestOutput) -> None:
+        """Takes note of an output of the unary answer.
+
+        Raises:
+            InvalidRequestError: the answer would have too many log-probabilities.
+        """
+        num_top = self._tells.scores_prompt
+        if num_top is None:
+            return
+        self._num_scores += len(output.prompt_token_ids) * (num_top + 1) * self._n
+        if self._num_scores > MAX_SCORES:
+            allowed = f"at most {MAX_SCORES} of prompts' tokens in one answer"
+            raise InvalidRequestError("logprobs", f"{self._num_scores} numbers", allowed)
+
+    def events(self, place: int, output: RequestOutput, usage: Usage) -> list[dict[str, Any]]:
+        """The choices that an output of a stream has news of.
+
+        Args:
+            usage: counts the output's tokens.
+        """
+        output = self._shown(output)
+        usage.saw(place, output)
+        return self._parts(place, output)
 
     def part(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> dict[str, Any]:
         """One event of a stream."""
-        chunk = self._head | {"object": self.part_kind, "choices": choices}
+        chunk = self._head | {"object": self.part_kind, "choices": choices} | self._untold
+        self._untold = {}
         return chunk if usage is None else chunk | {"usage": usage.as_json()}
 
-    def choice(self, place: int, completion: CompletionOutput) -> dict[str, Any]:
+    def _shown(self, output: RequestOutput) -> RequestOutput:
+        """The output as the client asked for it: without what was generated, if for none."""
+        if self._tells.generated:
+            return output
+        blank = [
+            dataclasses.replace(
+                each, text="", token_ids=[], logprobs=None if each.logprobs is None else [],
+                finish_reason=each.finish_reason and "length", stop_reason=None,
+            )
+            for each in output.outputs
+        ]  # fmt: skip
+        return dataclasses.replace(output, outputs=blank)
+
+    def _beside(self, output: RequestOutput) -> dict[str, Any]:
+        """What stands beside the choices."""
+        return {}
+
+    def _choices(self, place: int, output: RequestOutput) -> list[dict[str, Any]]:
+        return [self._choice(place, output, completion) for completion in output.outputs]
+
+    def _choice(
+        self, place: int, output: RequestOutput, completion: CompletionOutput
+    ) -> dict[str, Any]:
         """A completion, whole or what is new of it."""
         index = place * self._n + completion.index
-        text = completion.text
-        if self._echoes is not None and index not in self._begun:
-            text = self._echoes[place] + text
+        is_first = index not in self._begun
         self._begun.add(index)
-        offset = self._offsets.get(index, 0)
-        self._offsets[index] = offset + len(text)
-        scores = completion.logprobs
-        return {
+        tells, scores = self._tells, completion.logprobs
+        echo = ""
+        if is_first and tells.echo:
+            given, prompt_ids = output.prompt, output.prompt_token_ids
+            echo = self._tokenizer.decode(prompt_ids) if given is None else given
+        told = None
+        if scores is not None:
+            if index not in self._offsets:
+                self._offsets[index] = Offsets(
+                    self._tokenizer, len(echo), skip_special_tokens=tells.skip_special_tokens
+                )
+            told = scores_of(completion.token_ids, scores, self._offsets[index])
+            if is_first and tells.echo:
+                assert output.prompt_logprobs is not None
+                assert tells.logprobs is not None
+                echoed = echoed_scores(
+                    prompt_ids, output.prompt_logprobs, tells.logprobs, self._tokenizer
+                )
+                told = joined(echoed, told)
+        choice: dict[str, Any] = {
             "index": index,
-            "text": text,
-            "logprobs": None if scores is None else _logprobs(completion.token_ids, scores, offset),
+            "text": echo + completion.text,
+            "logprobs": told,
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
+        if is_first:
+            choice |= _of_prompt(tells, output)
+        if tells.token_ids:
+            choice["token_ids"] = completion.token_ids
+        return choice
 
-    def parts(self, place: int, output: RequestOutput) -> list[dict[str, Any]]:
-        """The choices that an output of a stream has news of."""
+    def _parts(self, place: int, output: RequestOutput) -> list[dict[str, Any]]:
         return [
-            self.choice(place, completion)
+            self._choice(place, output, completion)
             for completion in output.outputs
             if self._has_news(place, completion)
         ]
@@ -105,47 +224,40 @@ class CompletionAnswer:
         if completion.finish_reason is not None:
             self._ended.add(index)
             return True
-        return bool(completion.text or completion.logprobs)
+        has_ids = self._tells.token_ids and completion.token_ids
+        return bool(completion.text or completion.logprobs or has_ids)
 
 
 class ChatAnswer(CompletionAnswer):
-    """Objects of /v1/chat/completions.
-
-    Args:
-        tokenizer: spells tokens in bytes.
-        num_top: most likely tokens told beside each token.
-    """
+    """Objects of /v1/chat/completions; arguments as for `CompletionAnswer`."""
 
     whole_kind = "chat.completion"
     part_kind = "chat.completion.chunk"
 
-    def __init__(
-        self, request_id: str, model: str, n: int, tokenizer: Tokenizer, num_top: int
-    ) -> None:
-        super().__init__(request_id, model, n)
-        self._tokenizer = tokenizer
-        self._num_top = num_top
+    def _beside(self, output: RequestOutput) -> dict[str, Any]:
+        return _of_prompt(self._tells, output)
 
-    def choice(self, place: int, completion: CompletionOutput) -> dict[str, Any]:
-        """A whole message."""
-        return self._choice(
-            completion, "message", {"role": "assistant", "content": completion.text}
-        )
+    def _choices(self, place: int, output: RequestOutput) -> list[dict[str, Any]]:
+        return [
+            self._said(completion, "message", {"role": "assistant", "content": completion.text})
+            for completion in output.outputs
+        ]
 
-    def parts(self, place: int, output: RequestOutput) -> list[dict[str, Any]]:
-        """The choices that an output of a stream has news of; the first names the role."""
+    def _parts(self, place: int, output: RequestOutput) -> list[dict[str, Any]]:
         choices = []
         for completion in output.outputs:
             if not self._has_news(place, completion):
                 continue
+            if not self._begun:
+                self._untold = self._beside(output)
             delta = {"content": completion.text} if completion.text else {}
             if completion.index not in self._begun:
                 self._begun.add(completion.index)
                 delta = {"role": "assistant", "content": completion.text}
-            choices.append(self._choice(completion, "delta", delta))
+            choices.append(self._said(completion, "delta", delta))
         return choices
 
-    def _choice(
+    def _said(
         self, completion: CompletionOutput, name: str, said: dict[str, str]
     ) -> dict[str, Any]:
         scores = completion.logprobs
@@ -153,17 +265,18 @@ class ChatAnswer(CompletionAnswer):
         if scores is not None:
             pairs = zip(completion.token_ids, scores, strict=True)
             content = [self._entry(token_id, top) for token_id, top in pairs]
-        return {
+        choice = {
             "index": completion.index,
             name: said,
             "logprobs": None if content is None else {"content": content, "refusal": None},
             "finish_reason": completion.finish_reason,
             "stop_reason": completion.stop_reason,
         }
+        return choice | ({"token_ids": completion.token_ids} if self._tells.token_ids else {})
 
     def _entry(self, token_id: int, scores: TokenLogprobs) -> dict[str, Any]:
         # The chosen token stands among the scores even when it is none of the top ones.
-        top = sorted(scores.items(), key=lambda item: item[1].rank)[: self._num_top]
+        top = sorted(scores.items(), key=lambda item: item[1].rank)[: self._tells.logprobs]
         return self._token(token_id, scores[token_id]) | {
             "top_logprobs": [self._token(*item) for item in top]
         }
@@ -172,35 +285,19 @@ class ChatAnswer(CompletionAnswer):
         raw = self._tokenizer.token_bytes.piece(token_id, first=False)
         return {
             "token": score.decoded_token or "",
-            "logprob": max(score.logprob, LEAST_LOGPROB),
+            "logprob": finite(score),
             "bytes": list(raw),
         }
 
 
-def _logprobs(
-    token_ids: Sequence[int], scores: Sequence[TokenLogprobs], offset: int
-) -> dict[str, Any]:
-    tokens, offsets = [], []
-    for token_id, entry in zip(token_ids, scores, strict=True):
-        tokens.append(entry[token_id].decoded_token or "")
-        offsets.append(offset)
-        offset += len(tokens[-1])
-    return {
-        "tokens": tokens,
-        "token_logprobs": [
-            max(entry[token_id].logprob, LEAST_LOGPROB)
-            for token_id, entry in zip(token_ids, scores, strict=True)
-        ],
-        "top_logprobs": [_by_text(entry) for entry in scores],
-        "text_offset": offsets,
-    }
-
-
-def _by_text(scores: TokenLogprobs) -> dict[str, float]:
-    """Log-probabilities by text; of tokens that spell alike, such as parts of characters, the
-    likeliest."""
-    by_text: dict[str, float] = {}
-    for score in scores.values():
-        text, value = score.decoded_token or "", max(score.logprob, LEAST_LOGPROB)
-        by_text[text] = max(value, by_text.get(text, LEAST_LOGPROB))
-    return by_text
+def _of_prompt(tells: Telling, output: RequestOutput) -> dict[str, Any]:
+    """What was asked for about the prompt, but for its echo."""
+    facts: dict[str, Any] = {}
+    if tells.prompt_logprobs is not None:
+        assert output.prompt_logprobs is not None
+        facts["prompt_logprobs"] = prompt_scores(
+            output.prompt_token_ids, output.prompt_logprobs, tells.prompt_logprobs
+        )
+    if tells.token_ids:
+        facts["prompt_token_ids"] = output.prompt_token_ids
+    return facts

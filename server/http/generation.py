@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -10,9 +11,10 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from octavo.engine.input_processor import Prompt
+from octavo.engine.outputs import RequestOutput
 from octavo.server.front import Front
 from octavo.server.http.answers import ChatAnswer, CompletionAnswer, Usage
-from octavo.server.http.errors import json_response
+from octavo.server.http.errors import encode, encode_long
 from octavo.server.http.protocol import ChatRequest, CompletionRequest
 from octavo.server.http.sampling import (
     Ask,
@@ -47,11 +49,10 @@ def generation_routes(front: Front) -> APIRouter:
         check_model(body.model, engine)
         ask = completion_ask(body, request.headers)
         prompts = prompts_of(body.prompt)
-        echoes = None
-        if body.echo:
-            echoes = [p if isinstance(p, str) else engine.tokenizer.decode(p) for p in prompts]
         request_id = request_id_of(request.headers, "cmpl")
-        answer = CompletionAnswer(request_id, engine.model_name, ask.params.n, echoes)
+        answer = CompletionAnswer(
+            request_id, engine.model_name, ask.params.n, engine.tokenizer, ask.tells
+        )
         return await _respond(front, request, request_id, prompts, ask, answer)
 
     @router.post("/v1/chat/completions")
@@ -65,7 +66,7 @@ def generation_routes(front: Front) -> APIRouter:
         prompt = await asyncio.to_thread(tokenize) if is_long else tokenize()
         request_id = request_id_of(request.headers, "chatcmpl")
         answer = ChatAnswer(
-            request_id, engine.model_name, ask.params.n, engine.tokenizer, ask.params.logprobs or 0
+            request_id, engine.model_name, ask.params.n, engine.tokenizer, ask.tells
         )
         return await _respond(front, request, request_id, [prompt], ask, answer)
 
@@ -93,38 +94,48 @@ async def _respond(
             for place, prompt in enumerate(prompts)
         ]
     )
-    usage = Usage(len(prompts))
     if ask.stream:
-        events = _events(outputs, answer, usage, ask)
+        events = _events(outputs, answer, Usage(len(prompts)), ask)
         first = await unless_gone(request, anext(events))
         if first is not None:
             return EventStream(first, events, headers)
         await events.aclose()
     else:
-        content = await unless_gone(request, _whole(outputs, answer, usage))
+        content = await unless_gone(request, _whole(outputs, answer))
         if content is not None:
-            return json_response(content, headers=headers)
+            return Response(content, headers=headers, media_type="application/json")
     return Response(status_code=CLIENT_CLOSED)
 
 
-async def _whole(
-    outputs: AsyncGenerator[Any, None], answer: CompletionAnswer, usage: Usage
-) -> dict[str, Any]:
-    choices = []
-    async for place, output in outputs:
-        usage.saw(place, output)
-        choices += [answer.choice(place, completion) for completion in output.outputs]
-    return answer.whole(choices, usage)
+async def _whole(outputs: AsyncGenerator[Any, None], answer: CompletionAnswer) -> bytes:
+    whole = []
+    async with contextlib.aclosing(outputs):
+        async for place, output in outputs:
+            answer.check(output)
+            whole.append((place, output))
+    if any(output.prompt_logprobs for _, output in whole):
+        # Thousands of numbers: other answers must not wait for them to be written.
+        return await asyncio.to_thread(lambda: encode_long(answer.whole(whole)))
+    return encode(answer.whole(whole))
 
 
 async def _events(
     outputs: AsyncGenerator[Any, None], answer: CompletionAnswer, usage: Usage, ask: Ask
 ) -> AsyncGenerator[bytes, None]:
+    def next_event(place: int, output: RequestOutput) -> bytes | None:
+        choices = answer.events(place, output, usage)
+        if not choices:
+            return None
+        return event(answer.part(choices, usage if ask.continuous_usage else None))
+
     try:
         async for place, output in outputs:
-            usage.saw(place, output)
-            if choices := answer.parts(place, output):
-                yield event(answer.part(choices, usage if ask.continuous_usage else None))
+            if ask.tells.scores_prompt is None:
+                data = next_event(place, output)
+            else:  # long, see `_whole`
+                data = await asyncio.to_thread(next_event, place, output)
+            if data is not None:
+                yield data
     finally:
         await outputs.aclose()
     if ask.include_usage:

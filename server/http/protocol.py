@@ -130,6 +130,12 @@ class Generation(Body):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
+    prompt_logprobs: int | None = Field(
+        None, ge=0, le=20, description="Likeliest tokens told beside each of the prompt's."
+    )
+    return_token_ids: bool | None = Field(
+        None, description="Ids of the prompt's and of the generated tokens."
+    )
     priority: str | int | None = Field(
         None, description="realtime, high, normal or low, or 0 to 3, 0 served first."
     )
@@ -146,9 +152,11 @@ class CompletionRequest(Generation):
     """POST /v1/completions."""
 
     prompt: Prompts
-    max_tokens: int | None = Field(None, ge=1, description="16, if not given.")
+    max_tokens: int | None = Field(
+        None, ge=0, description="16, if not given; 0 only with echo or prompt_logprobs."
+    )
     logprobs: int | None = Field(None, ge=0, le=20)
-    echo: bool | None = None
+    echo: bool | None = Field(None, description="The prompt, and its logprobs, come first.")
     suffix: str | None = Field(None, description="Refused: no infilling.")
     best_of: int | None = Field(None, description="Only n, or not given.")
 
@@ -158,9 +166,11 @@ class ChatRequest(Generation):
 
     messages: Messages
     max_completion_tokens: int | None = Field(
-        None, ge=1, description="As much as the context allows, if not given."
+        None,
+        ge=0,
+        description="As much as the context allows, if not given; 0 only with prompt_logprobs.",
     )
-    max_tokens: int | None = Field(None, ge=1, description="Old name of max_completion_tokens.")
+    max_tokens: int | None = Field(None, ge=0, description="Old name of max_completion_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     chat_template_kwargs: dict[str, Any] | None = Field(

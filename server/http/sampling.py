@@ -14,6 +14,7 @@ from octavo.engine.input_processor import Prompt
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import Targets
+from octavo.server.http.answers import Telling
 from octavo.server.http.grammar import grammar_of
 from octavo.server.http.protocol import (
     ChatRequest,
@@ -49,6 +50,7 @@ class Ask:
         stream: whether the answer comes piece by piece.
         include_usage: whether a stream ends with the count of tokens.
         continuous_usage: whether each event of a stream tells the count so far, too.
+        tells: what the answer holds besides the text.
     """
 
     params: SamplingParams
@@ -56,6 +58,7 @@ class Ask:
     stream: bool
     include_usage: bool
     continuous_usage: bool
+    tells: Telling
 
 
 def completion_ask(body: CompletionRequest, headers: Mapping[str, str]) -> Ask:
@@ -68,12 +71,15 @@ def completion_ask(body: CompletionRequest, headers: Mapping[str, str]) -> Ask:
         raise InvalidRequestError("suffix", body.suffix, "not given: infilling is not served")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise InvalidRequestError("best_of", body.best_of, f"n ({body.n or 1}), or not given")
-    if body.echo and body.logprobs is not None:
-        raise InvalidRequestError("echo", True, "false, or not together with logprobs")
+    tells = Telling(
+        echo=bool(body.echo), logprobs=body.logprobs, prompt_logprobs=body.prompt_logprobs,
+        token_ids=bool(body.return_token_ids), generated=body.max_tokens != 0,
+        skip_special_tokens=body.skip_special_tokens is not False,
+    )  # fmt: skip
     extra: dict[str, Any] = {"logprobs": body.logprobs}
     if body.max_tokens is not None:
         extra["max_tokens"] = body.max_tokens
-    return _ask(body, headers, extra)
+    return _ask(body, headers, tells, extra)
 
 
 def chat_ask(body: ChatRequest, headers: Mapping[str, str]) -> Ask:
@@ -87,10 +93,13 @@ def chat_ask(body: ChatRequest, headers: Mapping[str, str]) -> Ask:
         raise InvalidRequestError(
             "max_tokens", body.max_tokens, "max_completion_tokens, or not given"
         )
-    extra: dict[str, Any] = {"max_tokens": body.max_tokens if limit is None else limit}
-    if body.logprobs:
-        extra["logprobs"] = body.top_logprobs or 0
-    return _ask(body, headers, extra)
+    limit = body.max_tokens if limit is None else limit
+    num_top = (body.top_logprobs or 0) if body.logprobs else None
+    tells = Telling(
+        logprobs=num_top, prompt_logprobs=body.prompt_logprobs,
+        token_ids=bool(body.return_token_ids), generated=limit != 0,
+    )  # fmt: skip
+    return _ask(body, headers, tells, {"max_tokens": limit, "logprobs": num_top})
 
 
 def prompts_of(value: object) -> list[Prompt]:
@@ -150,13 +159,23 @@ def request_id_of(headers: Mapping[str, str], kind: str) -> str:
     return given
 
 
-def _ask(body: Generation, headers: Mapping[str, str], extra: dict[str, Any]) -> Ask:
+def _ask(
+    body: Generation, headers: Mapping[str, str], tells: Telling, extra: dict[str, Any]
+) -> Ask:
+    if not tells.generated:
+        _check_no_tokens(body, tells)
+        extra["max_tokens"] = 1
+    if tells.prompt_logprobs is not None and body.stream:
+        allowed = "not given with stream = true"
+        raise InvalidRequestError("prompt_logprobs", tells.prompt_logprobs, allowed)
     wanted = body.stream_options or StreamOptions()
     if wanted.include_usage and not body.stream:
         raise InvalidRequestError("stream_options", "an object", "given only with stream = true")
     values = {
         name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None
     } | extra
+    if tells.scores_prompt is not None:
+        values["prompt_logprobs"] = tells.scores_prompt
     if (grammar := grammar_of(body)) is not None:
         values["structured_outputs"] = grammar
     for name in ("stop", "bad_words"):
@@ -179,7 +198,20 @@ def _ask(body: Generation, headers: Mapping[str, str], extra: dict[str, Any]) ->
         stream=bool(body.stream),
         include_usage=wanted.include_usage,
         continuous_usage=wanted.continuous_usage_stats,
+        tells=tells,
     )
+
+
+def _check_no_tokens(body: Generation, tells: Telling) -> None:
+    """Refuses an answer without tokens to whoever asks for nothing of the prompt."""
+    name = "max_completion_tokens"
+    if getattr(body, name, None) is None:
+        name = "max_tokens"
+    if not tells.echo and tells.prompt_logprobs is None:
+        instead = "prompt_logprobs" if isinstance(body, ChatRequest) else "echo or prompt_logprobs"
+        raise InvalidRequestError(name, 0, f"at least 1, or 0 with {instead}")
+    if body.min_tokens:
+        raise InvalidRequestError("min_tokens", body.min_tokens, f"0 with {name} = 0")
 
 
 def _strings(name: str, value: object) -> tuple[str, ...]:

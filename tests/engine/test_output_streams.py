@@ -32,13 +32,13 @@ class Writer:
         self.tokenizer = tokenizer
         self.processor = OutputProcessor(tokenizer, lambda request, stop: None)
 
-    def add(self, name: str, n: int = 1, **params: Any) -> None:
+    def add(self, name: str, n: int = 1, num_prompt: int = 1, **params: Any) -> None:
         params = {"output_kind": RequestOutputKind.DELTA, "n": n, **params}
         checked = SamplingParams(**params)
         sequences = tuple(
             Request(
                 request_id=name if n == 1 else f"{name}#{index}",
-                prompt_token_ids=[1],
+                prompt_token_ids=[1] * num_prompt,
                 sampling_params=checked,
                 seed=0,
                 eos_token_ids=(),
@@ -280,6 +280,25 @@ async def test_a_completion_that_ends_without_a_token_is_told(writer: Writer) ->
     output = await now(stream)
     assert [completion.finish_reason for completion in output.outputs] == [None, "length"]
     assert not output.finished
+
+
+async def test_a_prompts_scores_are_whole_before_anything_is_told(writer: Writer) -> None:
+    """Only the first completion gets them, and the second may be ahead of it."""
+    streams = OutputStreams()
+    stream = streams.open("a", is_delta=True)
+    writer.add("a", n=2, num_prompt=4, prompt_logprobs=0)
+    streams.deliver(writer.write("a#1", "x"), now_s=0.0)
+    await asyncio.sleep(0.01)
+    assert not stream.is_ready
+    request = writer.requests["a#0"]
+    token_id = writer.tokenizer.encode("A", add_special_tokens=False)[0]
+    [score] = commit(request, token_id).logprobs or ()
+    scores = (score,) * (request.num_prompt_tokens - 1)
+    news = [Committed(request, (token_id,), None, scores, False)]
+    streams.deliver(writer.processor.take(news), now_s=0.0)
+    output = await now(stream)
+    assert len(output.prompt_logprobs) == request.num_prompt_tokens
+    assert [completion.text for completion in output.outputs] == ["A", "x"]
 
 
 def test_a_reader_in_another_thread_gets_each_token_once_and_in_order(writer: Writer) -> None:

@@ -63,7 +63,7 @@ def test_a_wrong_value_is_shown_as_it_was_sent(http):
     answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": -3})
     assert answer.status_code == 400
     assert error(answer)["message"] == (
-        "max_tokens = -3 is not allowed: greater than or equal to 1"
+        "max_tokens = -3 is not allowed: greater than or equal to 0"
     )
 
 
