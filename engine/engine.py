@@ -17,7 +17,7 @@ from tqdm import tqdm
 from octavo.engine.clock import Clock, MonotonicClock
 from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
 from octavo.engine.core import EngineCore
-from octavo.engine.errors import DuplicateRequestError, InvalidConfigError
+from octavo.engine.errors import DuplicateRequestError, InvalidConfigError, ModelLoadError
 from octavo.engine.execution.compile_cache import cache_counts, use_compile_cache
 from octavo.engine.execution.executor import DeviceExecutor
 from octavo.engine.execution.host_memory import keep_freed_memory
@@ -28,6 +28,7 @@ from octavo.engine.load import EngineLoad
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority, RequestStatus
+from octavo.engine.sampling_params import MAX_STOP_IDS
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.structured.masks import TokenMasks
 from octavo.engine.text.tokenizer import Tokenizer
@@ -173,6 +174,11 @@ class Engine:
         self.core.masks = self.masks
         eos = dict.fromkeys((*self.tokenizer.eos_token_ids, *model.config.eos_token_ids))
         self.eos_token_ids = tuple(eos)
+        if len(eos) > MAX_STOP_IDS:
+            raise ModelLoadError(
+                f"{config.model} names {len(eos)} end-of-sequence tokens: at most {MAX_STOP_IDS} "
+                "can end a sequence"
+            )
         self.inputs = InputProcessor(
             self.tokenizer,
             vocab_size=model.config.vocab_size,

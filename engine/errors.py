@@ -4,7 +4,8 @@
 
     OctavoError
     ├── InvalidRequestError        a request that can never be served      INVALID_ARGUMENT    400
-    │   └── UnknownModelError      the named model is not the one served   NOT_FOUND           404
+    │   ├── UnknownModelError      the named model is not the one served   NOT_FOUND           404
+    │   └── NothingAllowedError    its own fields forbid every token       INVALID_ARGUMENT    400
     ├── UnauthenticatedError       no token that the server knows          UNAUTHENTICATED     401
     ├── DuplicateRequestError      the request id is already in flight     ALREADY_EXISTS      409
     ├── OverloadedError            a good request, but not now             RESOURCE_EXHAUSTED  429
@@ -61,6 +62,10 @@ class UnknownModelError(InvalidRequestError):
 
     grpc_status = "NOT_FOUND"
     http_status = 404
+
+
+class NothingAllowedError(InvalidRequestError):
+    """The request came to a place at which its own fields forbid every token."""
 
 
 class UnauthenticatedError(OctavoError):

@@ -122,6 +122,7 @@ class EventLog:
         self._write(
             t=now_s, commit=plan.step_id, rows=rows, duration_s=result.duration_s,
             **({"broken": list(result.broken)} if result.broken else {}),
+            **({"barred": list(result.barred)} if result.barred else {}),
             **({"ended": ends} if ends else {}),
         )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.engine.errors import DeadlineExceededError, InvalidRequestError
 from octavo.engine.request import Priority, Request
-from octavo.engine.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
+from octavo.engine.sampling_params import MAX_BAD_WORD_TOKENS, MAX_STOP_IDS, SamplingParams
 from octavo.engine.structured.compiler import GrammarCompiler
 from octavo.engine.structured.grammar import CompiledGrammar
 from octavo.engine.structured.params import StructuredOutputsParams
@@ -140,6 +140,8 @@ class InputProcessor:
         max_tokens = self._max_tokens(len(token_ids), params)
         self._check_ids(params)
         bad_words = self._bad_words(params)
+        eos_token_ids = () if params.ignore_eos else self._eos_token_ids
+        _check_stops(params, bad_words, eos_token_ids)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         sequences = tuple(
             Request(
@@ -147,7 +149,7 @@ class InputProcessor:
                 prompt_token_ids=token_ids,
                 sampling_params=params,
                 seed=(seed + index) % (1 << 63),
-                eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
+                eos_token_ids=eos_token_ids,
                 max_tokens=max_tokens,
                 arrival_s=now_s,
                 priority=Priority.parse(priority),
@@ -246,6 +248,26 @@ class InputProcessor:
                 raise InvalidRequestError(
                     field, token_id, f"token ids from 0 to {self._vocab_size - 1}"
                 )
+
+
+def _check_stops(
+    params: SamplingParams, bad_words: Sequence[Sequence[int]], eos_token_ids: Sequence[int]
+) -> None:
+    """Refuses more stop tokens than a row holds, and a first token that could be none."""
+    stop_ids = {*eos_token_ids, *params.stop_token_ids}
+    if len(stop_ids) > MAX_STOP_IDS:
+        own = MAX_STOP_IDS - len(set(eos_token_ids))
+        raise InvalidRequestError(
+            "stop_token_ids", list(params.stop_token_ids), f"at most {own} besides the model's own"
+        )
+    if params.allowed_token_ids is None:
+        return
+    left = set(params.allowed_token_ids) - {word[0] for word in bad_words if len(word) == 1}
+    if not left or (params.min_tokens and left <= stop_ids):
+        allowed = "at least one token that is no bad word"
+        if params.min_tokens:
+            allowed += f" and does not end the text, as min_tokens is {params.min_tokens}"
+        raise InvalidRequestError("allowed_token_ids", list(params.allowed_token_ids), allowed)
 
 
 def _deadline(timeout_s: float | None, now_s: float) -> float | None:

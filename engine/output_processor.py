@@ -183,6 +183,7 @@ class OutputProcessor:
                 sequence.finish_reason = RequestStatus.STOPPED.value
                 if not item.finished:
                     self._end_by_stop_string(request, stop)
+                request.error = None  # what failed came after its text was over
                 return
         if item.finished:
             self._finish(sequence)

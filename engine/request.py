@@ -186,5 +186,11 @@ class Request:
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Every token id that ends it: the model's and the request's own."""
-        return (*self.eos_token_ids, *self.sampling_params.stop_token_ids)
+        """Every token id that ends it, once: the model's and the request's own."""
+        own = self.sampling_params.stop_token_ids
+        return tuple(dict.fromkeys((*self.eos_token_ids, *own)))
+
+    @property
+    def stop_from(self) -> int:
+        """First position of the sequence at which a stop token may come, and ends it."""
+        return len(self.prompt_token_ids) + self.sampling_params.min_tokens

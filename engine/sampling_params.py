@@ -17,6 +17,8 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKENS = 16
+MAX_STOP_IDS = 24
+"""Different tokens that end a request, the model's own among them."""
 MAX_BAD_WORDS = 64
 MAX_BAD_WORD_TOKENS = 16
 """Of the longest bad word, as the model spells it."""

@@ -22,6 +22,7 @@ from octavo.engine.errors import (
     InvalidConfigError,
     InvalidRequestError,
     ModelLoadError,
+    NothingAllowedError,
     OctavoError,
     OverloadedError,
     QuarantinedError,
@@ -143,6 +144,7 @@ def _plain(kind: type[OctavoError]) -> Callable[[str, Mapping[str, str]], Octavo
 _REBUILD: dict[str, Callable[[str, Mapping[str, str]], OctavoError]] = {
     reason_of(InvalidRequestError): _fielded(InvalidRequestError),
     reason_of(UnknownModelError): _fielded(UnknownModelError),
+    reason_of(NothingAllowedError): _fielded(NothingAllowedError),
     reason_of(InvalidConfigError): _fielded(InvalidConfigError),
     reason_of(DuplicateRequestError): lambda text, data: DuplicateRequestError(data["request_id"]),
     reason_of(OverloadedError): lambda text, data: OverloadedError(

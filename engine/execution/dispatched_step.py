@@ -16,6 +16,7 @@ from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import (
     NO_TOKEN,
     NOT_FINITE,
+    NOTHING_ALLOWED,
     RowTokens,
     StepPlan,
     StepResult,
@@ -54,14 +55,19 @@ class DispatchedStep:
             tokens: that were read.
             duration_s: it ran.
         """
-        broken = self._broken(tokens) if int(np.min(tokens)) == NOT_FINITE else ()
-        return StepResult(rows=self._rows(tokens), duration_s=duration_s, broken=broken)
+        is_marked = int(np.min(tokens)) < NO_TOKEN
+        return StepResult(
+            rows=self._rows(tokens),
+            duration_s=duration_s,
+            broken=self._marked(tokens, NOT_FINITE) if is_marked else (),
+            barred=self._marked(tokens, NOTHING_ALLOWED) if is_marked else (),
+        )
 
-    def _broken(self, tokens: NDArray[np.int32]) -> tuple[int, ...]:
-        """The plan's rows that are not finite."""
+    def _marked(self, tokens: NDArray[np.int32], mark: int) -> tuple[int, ...]:
+        """The plan's rows that hold a mark in place of a token."""
         plan = self.plan
         rows = np.concatenate([self.order, np.arange(len(plan.decode_rows), plan.num_rows)])
-        found = (tokens[:, : plan.num_rows] == NOT_FINITE).any(axis=0)
+        found = (tokens[:, : plan.num_rows] == mark).any(axis=0)
         return tuple(sorted(rows[found].tolist()))
 
     def _rows(self, tokens: NDArray[np.int32]) -> Sequence[RowTokens]:

@@ -24,7 +24,7 @@ from jax import Array, lax
 from numpy.typing import NDArray
 
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.sampling_params import MAX_BAD_WORD_TOKENS
+from octavo.engine.sampling_params import MAX_BAD_WORD_TOKENS, MAX_STOP_IDS
 
 NEEDS_PENALTIES = 1
 """Flag: a presence, frequency or repetition penalty is on; counts and prompt bits are set."""
@@ -35,7 +35,6 @@ HAS_BAD_WORDS = 4
 HAS_MASK = 8
 """Flag: the token mask is set before each step (structured outputs)."""
 
-MAX_STOP_IDS = 24
 MAX_BAD_SEQUENCES = 128
 """Token sequences banned for a request: a bad word is one with and one without a leading space."""
 MAX_BAD_SEQUENCE_TOKENS = MAX_BAD_WORD_TOKENS
@@ -56,8 +55,8 @@ class SamplingRows:
         seed: u32 `[S, 2]`, high and low word.
         presence_penalty, frequency_penalty: f32 `[S]`, 0 is off.
         repetition_penalty: f32 `[S]`, 1 is off.
-        stop_from: i32 `[S]`, first position of the sequence that may hold a stop token: the
-            prompt's length plus `min_tokens`.
+        stop_from: i32 `[S]`, first position of the sequence that may hold a stop token; see
+            `Request.stop_from`.
         stop_ids: i32 `[S, K]`, tokens that stop the row, end of sequence included; -1 is empty.
         num_logprobs: i32 `[S]`, -1 is none asked.
         flags: i32 `[S]`, sum of `NEEDS_PENALTIES`, `HAS_BIAS`, `HAS_BAD_WORDS`, `HAS_MASK`.

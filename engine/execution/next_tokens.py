@@ -25,7 +25,7 @@ from octavo.engine.execution.sampling import (
 )
 from octavo.engine.execution.state import DeviceState
 from octavo.engine.execution.step_spec import StepSpec
-from octavo.engine.scheduler.step_plan import NO_TOKEN, NOT_FINITE
+from octavo.engine.scheduler.step_plan import NO_TOKEN, NOT_FINITE, NOTHING_ALLOWED
 from octavo.models import decoder, screened
 from octavo.models.config import ModelConfig
 
@@ -61,8 +61,9 @@ def next_tokens(
     live: jax.Array,
     samples: jax.Array,
 ) -> tuple[DeviceState, jax.Array, Scores | None]:
-    """The token for `position` of each row that samples; `NO_TOKEN` in the others, `NOT_FINITE` in
-    rows of which the hidden state is not, which stop.
+    """The token for `position` of each row that samples; `NO_TOKEN` in the others. A row whose
+    hidden state is not finite gets `NOT_FINITE` and stops, and one in which every token is
+    forbidden gets `NOTHING_ALLOWED` and stops.
 
     Args:
         hidden: [S, E], each row's last.
@@ -89,7 +90,9 @@ def next_tokens(
             active,
         )
         out = lax.cond(certain.all(), lambda: greedy_output(found), choose)
-    is_stop = (out.tokens[:, None] == rows.stop_ids).any(axis=-1)
+    barred = samples & ~out.allowed
+    # As `find_stop` does on the host: the two must agree on every row.
+    is_stop = (out.tokens[:, None] == rows.stop_ids).any(axis=-1) & (position >= rows.stop_from)
     is_last = position + 1 >= state.max_total_tokens[slot]
     target = or_drop(slot, samples, state)
     logits_state, scores = state.logits, None
@@ -101,10 +104,10 @@ def next_tokens(
     state = replace(
         state,
         last_token=state.last_token.at[target].set(out.tokens, mode="drop"),
-        stopped=state.stopped.at[target].set(is_stop | is_last | broken, mode="drop"),
+        stopped=state.stopped.at[target].set(is_stop | is_last | broken | barred, mode="drop"),
         logits=logits_state,
     )
-    tokens = jnp.where(samples, out.tokens, NO_TOKEN)
+    tokens = jnp.where(barred, NOTHING_ALLOWED, jnp.where(samples, out.tokens, NO_TOKEN))
     return state, jnp.where(broken, NOT_FINITE, tokens), scores
 
 

@@ -133,7 +133,7 @@ def _pack_new_row(row: PrefillRow, index: int, fields: dict[str, np.ndarray]) ->
         "num_computed_tokens": row.start,
         "max_total_tokens": request.max_total_tokens,
         "top_k": params.top_k,
-        "stop_from": request.num_prompt_tokens + params.min_tokens,
+        "stop_from": request.stop_from,
         "num_logprobs": -1 if params.logprobs is None else params.logprobs,
         "flags": row_flags(request),
         "seed_high": _signed(request.seed >> 32),

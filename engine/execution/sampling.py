@@ -53,12 +53,14 @@ class SampleOutput(NamedTuple):
     """What a step's rows got.
 
     Attributes:
-        tokens: i32 `[S]`; of no meaning in inactive rows.
+        tokens: i32 `[S]`; of no meaning in inactive rows, and in those not allowed one.
+        allowed: bool `[S]`, whether the row's parameters leave it any token; true in inactive rows.
         logprob, rank, top_ids, top_logprobs: as in `TokenScores`, of the raw logits; zeros when no
             active row asks for them.
     """
 
     tokens: Array
+    allowed: Array
     logprob: Array
     rank: Array
     top_ids: Array
@@ -117,10 +119,10 @@ def sample(
         return greedy_output(argmax(logits_SV)[0], num_top)
     rows = _silence(rows, active)
     processed_S = needs_processing(rows, positions)
-    tokens = lax.cond(
+    tokens, allowed = lax.cond(
         (processed_S | _draws(rows)).any(),
-        lambda x: _choose(x, processed_S.any(), rows, positions, state, slots),
-        lambda x: argmax(x)[0],
+        lambda x: _choose(x, processed_S, rows, positions, state, slots),
+        lambda x: (argmax(x)[0], jnp.ones_like(active)),
         logits_SV,
     )
     scores: TokenScores = lax.cond(
@@ -129,7 +131,7 @@ def sample(
         lambda x: no_scores(num_rows, num_top),
         logits_SV,
     )
-    return SampleOutput(tokens, *scores)
+    return SampleOutput(tokens, allowed, *scores)
 
 
 def wants_argmax(rows: SamplingRows, positions: Array, active: Array) -> Array:
@@ -144,7 +146,8 @@ def wants_argmax(rows: SamplingRows, positions: Array, active: Array) -> Array:
 
 def greedy_output(tokens: Array, num_top: int = MAX_LOGPROBS) -> SampleOutput:
     """What `sample` returns for rows of which `wants_argmax` is true, given their tokens."""
-    return SampleOutput(tokens, *no_scores(tokens.shape[0], num_top))
+    allowed = jnp.ones(tokens.shape, bool)
+    return SampleOutput(tokens, allowed, *no_scores(tokens.shape[0], num_top))
 
 
 def _silence(rows: SamplingRows, active: Array) -> SamplingRows:
@@ -165,20 +168,22 @@ def _draws(rows: SamplingRows) -> Array:
 
 def _choose(
     logits_SV: Array,
-    any_processed: Array,
+    processed_S: Array,
     rows: SamplingRows,
     positions: Array,
     state: LogitsState,
     slots: Array,
-) -> Array:
+) -> tuple[Array, Array]:
+    """Tokens, and which rows are allowed any."""
     # Weights leave the branches instead of logits: those of untouched rows would be a whole copy.
     greedy_S, max_S, weights_SV = lax.cond(
-        any_processed,
+        processed_S.any(),
         lambda x: _weigh(process(x, rows, positions, state, slots), rows.temperature),
         lambda x: _weigh(x, rows.temperature),
         logits_SV,
     )
-    # A row that bans every token has no weights; its greedy token is as good as any.
+    # A row that forbids every token has no weights to draw by.
+    allowed_S = ~processed_S | (max_S > -jnp.inf)
     draws_S = _draws(rows) & jnp.isfinite(max_S)
     drawn_S = lax.cond(
         draws_S.any(),
@@ -186,7 +191,7 @@ def _choose(
         lambda w: greedy_S,
         weights_SV,
     )
-    return jnp.where(draws_S, drawn_S, greedy_S)
+    return jnp.where(draws_S, drawn_S, greedy_S), allowed_S
 
 
 def _weigh(logits_SV: Array, temperature_S: Array) -> tuple[Array, Array, Array]:

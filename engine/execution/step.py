@@ -49,7 +49,7 @@ class StepOutput:
 
     Attributes:
         tokens: int32[K, S]; `NO_TOKEN` where a row emitted nothing, `NOT_FINITE` where what it
-            computed is infinite or not a number.
+            computed is infinite or not a number, `NOTHING_ALLOWED` where every token is forbidden.
         scores: of the emitted tokens, [K, S]; None in the greedy variant.
         prompt_scores: of the tokens in `score_ids`, [T]; None but in general mixed programs.
     """

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from octavo.engine.execution.logits import MAX_STOP_IDS
+from octavo.engine.sampling_params import MAX_STOP_IDS
 
 Variant = Literal["greedy", "general"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Sequence
 
+from octavo.engine.errors import NothingAllowedError
 from octavo.engine.outputs import RequestMetrics
 from octavo.engine.request import INFLIGHT_STEPS, INFLIGHT_TOKENS, Request, RequestStatus
 from octavo.engine.scheduler.committed import Committed, CommittedRows, News
@@ -43,9 +44,9 @@ class Committer:
             plan's rows, then of the others in that order.
         """
         plan, rows, num_decode = dispatched.plan, result.rows, len(dispatched.decoding)
-        news, broken = News(), result.broken
+        news, broken, barred = News(), result.broken, result.barred
         if num_decode:
-            self._take_decoded(dispatched, rows, broken, news, now_s)
+            self._take_decoded(dispatched, rows, broken, barred, news, now_s)
         prompts = rows.others if isinstance(rows, TokenRows) else rows[num_decode:]
         chunks = zip(dispatched.prefilling, plan.prefill_rows, prompts, strict=True)
         for index, (entry, chunk, row) in enumerate(chunks, num_decode):
@@ -63,7 +64,8 @@ class Committer:
                 dispatched.scored.append((entry, entry.num_scored_prompt_tokens))
                 scores = _new_prompt_scores(entry, chunk.start, row.prompt_logprobs)
             if chunk.samples:
-                news.items.append(self._append(dispatched, entry, row, 1, scores, now_s))
+                count = None if index in barred else 1
+                news.items.append(self._append(dispatched, entry, row, count, scores, now_s))
             elif scores:
                 news.items.append(Committed(request, (), None, scores, False))
         return news
@@ -88,6 +90,7 @@ class Committer:
         dispatched: Dispatched,
         rows: Sequence[RowTokens],
         broken: Collection[int],
+        barred: Collection[int],
         news: News,
         now_s: float,
     ) -> None:
@@ -114,7 +117,7 @@ class Committer:
             num_tokens[slots] *= counts
             columns.num_inflight_tokens -= num_tokens
         if isinstance(rows, TokenRows):
-            self._append_one_each(dispatched, rows, apart, broken, news, now_s)
+            self._append_one_each(dispatched, rows, apart, broken, barred, news, now_s)
             return
         ones_apart, stop_ids = set(apart), self._table.stop_ids.keys()
         for index, (request, row, count) in enumerate(
@@ -135,7 +138,8 @@ class Committer:
                 continue
             entry = self._table.find(request)
             if entry is not None:
-                news.items.append(self._append(dispatched, entry, row, count, None, now_s))
+                planned = None if index in barred else count
+                news.items.append(self._append(dispatched, entry, row, planned, None, now_s))
 
     def _append_one_each(
         self,
@@ -143,6 +147,7 @@ class Committer:
         rows: TokenRows,
         apart: list[int],
         broken: Collection[int],
+        barred: Collection[int],
         news: News,
         now_s: float,
     ) -> None:
@@ -151,10 +156,12 @@ class Committer:
         Args:
             apart: rows that are gone or at their limit.
             broken: rows that emitted nothing of meaning.
+            barred: rows that were allowed no token.
         """
-        if broken:
+        if broken or barred:
             num_decode = len(rows.token_ids)
-            apart = sorted({*apart, *(index for index in broken if index < num_decode)})
+            marked = [index for index in (*broken, *barred) if index < num_decode]
+            apart = sorted({*apart, *marked})
         stop_ids = self._table.stop_ids
         if not stop_ids.keys().isdisjoint(rows.token_ids):
             stops = [index for index, token in enumerate(rows.token_ids) if token in stop_ids]
@@ -179,37 +186,40 @@ class Committer:
         for index in apart:
             entry = self._table.find(decoding.requests[index])
             if entry is not None and index not in broken:
-                news.items.append(self._append(dispatched, entry, rows[index], 1, None, now_s))
+                count = None if index in barred else 1
+                row = rows[index]
+                news.items.append(self._append(dispatched, entry, row, count, None, now_s))
 
     def _append(
         self,
         dispatched: Dispatched,
         entry: LiveRequest,
         row: RowTokens,
-        count: int,
+        count: int | None,
         prompt_scores: tuple[TokenScore, ...] | None,
         now_s: float,
     ) -> Committed:
         """Appends what a sampling row of a live request emitted; ends the request if it is over.
 
         Args:
-            count: tokens the row was planned to emit unless it stopped.
+            count: tokens the row was planned to emit unless it stopped; None if it came to a place
+                at which no token is allowed.
         """
         request = entry.request
         token_ids, logprobs = row.token_ids, row.logprobs
         output = request.output_token_ids
         stop = None
         if not entry.stop_ids.isdisjoint(token_ids):
-            min_tokens = request.sampling_params.min_tokens
-            stop = find_stop(token_ids, len(output), entry.stop_ids, min_tokens)
+            stop = find_stop(token_ids, request.num_tokens, entry.stop_ids, request.stop_from)
             if stop is not None:
                 token_ids = token_ids[: stop + 1]
                 logprobs = logprobs and logprobs[: stop + 1]
-        assert stop is not None or len(token_ids) == count, (token_ids, count)
+        assert stop is not None or count is None or len(token_ids) == count, (token_ids, count)
         output.extend(token_ids)
         metrics = request.metrics
-        metrics.last_token_s = now_s
-        if metrics.first_token_s is None:
+        if token_ids:
+            metrics.last_token_s = now_s
+        if metrics.first_token_s is None and token_ids:
             metrics.first_token_s = now_s
             self._table.columns.begin_output(entry)
         if stop is not None:
@@ -217,6 +227,9 @@ class Committer:
             stop_reason = None if last in request.eos_token_ids else last
             self._lengths.observe(request)
             self._table.end(entry, RequestStatus.STOPPED, now_s, stop_reason=stop_reason)
+        elif count is None:
+            error = nothing_allowed(request)
+            self._table.end(entry, RequestStatus.FAILED, now_s, error=error)
         elif len(output) >= request.max_tokens:
             self._lengths.observe(request)
             self._table.end(entry, RequestStatus.LENGTH, now_s)
@@ -224,6 +237,18 @@ class Committer:
         if news.finished:
             dispatched.ended.append(news)
         return news
+
+
+def nothing_allowed(request: Request) -> NothingAllowedError:
+    """Why a request that came to a place at which it allows no token cannot go on."""
+    params = request.sampling_params
+    limits = ("allowed_token_ids", "bad_words", "min_tokens", "structured_outputs")
+    fields = [name for name in limits if getattr(params, name)]
+    return NothingAllowedError(
+        " with ".join(fields) or "sampling_params",
+        f"no token after {len(request.output_token_ids)} generated",
+        "at least one token at each place",
+    )
 
 
 def _new_prompt_scores(

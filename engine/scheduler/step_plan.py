@@ -265,6 +265,8 @@ class TokenRows(Sequence[RowTokens]):
 NO_TOKEN = -1
 NOT_FINITE = -2
 """In a program's tokens: the row's numbers are not finite."""
+NOTHING_ALLOWED = -3
+"""In a program's tokens: what the request asks for forbids every token at this place."""
 
 
 def _one(token_id: int) -> RowTokens:
@@ -289,12 +291,15 @@ class StepResult:
         rows: one entry a row of the plan, in its order; `TokenRows` where that is enough.
         broken: rows, by index, whose numbers on the device are not finite: what they emitted means
             nothing, and neither does the KV that they wrote.
+        barred: rows, by index, that came to a place at which their request allows no token: what
+            they emitted before it stands, and they stopped there.
         duration_s: device time of the step as seen by the executor, in seconds.
     """
 
     rows: Sequence[RowTokens]
     duration_s: float = 0.0
     broken: tuple[int, ...] = ()
+    barred: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

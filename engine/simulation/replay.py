@@ -149,7 +149,10 @@ class _Player:
     def _commit(self, event: dict[str, Any], now_s: float) -> None:
         rows = tuple(RowTokens(tuple(token_ids)) for token_ids in event["rows"])
         result = StepResult(
-            rows=rows, duration_s=event["duration_s"], broken=tuple(event.get("broken", ()))
+            rows=rows,
+            duration_s=event["duration_s"],
+            broken=tuple(event.get("broken", ())),
+            barred=tuple(event.get("barred", ())),
         )
         committed = self.scheduler.commit(self.plans.pop(event["commit"]), result, now_s)
         self.num_tokens += sum(len(item.new_token_ids) for item in committed)

@@ -8,7 +8,7 @@ from octavo.engine.scheduler.stopping import find_stop
 
 
 @pytest.mark.parametrize(
-    ("token_ids", "num_output", "min_tokens", "expected"),
+    ("token_ids", "position", "stop_from", "expected"),
     [
         ((1, 2, 3), 0, 0, None),
         ((1, 9, 9), 0, 0, 1),
@@ -20,5 +20,5 @@ from octavo.engine.scheduler.stopping import find_stop
         ((), 3, 0, None),
     ],
 )
-def test_the_first_stop_token_from_min_tokens_on(token_ids, num_output, min_tokens, expected):
-    assert find_stop(token_ids, num_output, {8, 9}, min_tokens) == expected
+def test_the_first_stop_token_from_its_position_on(token_ids, position, stop_from, expected):
+    assert find_stop(token_ids, position, {8, 9}, stop_from) == expected
