@@ -72,18 +72,20 @@ def predict(engine: Engine, text: str, window_tokens: int = WINDOW_TOKENS) -> Pr
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
-    for index, window in enumerate(windows):
-        engine.submit(
-            engine.inputs.process(f"accuracy-{index}", window, params, now_s=engine.clock.now_s())
-        )
+    submissions = [
+        engine.inputs.process(None, window, params, now_s=engine.clock.now_s())
+        for window in windows
+    ]
+    for submission in submissions:
+        engine.submit(submission)
     outputs: dict[str, RequestOutput] = {}
     while len(outputs) < len(windows):
-        outputs.update((output.request_id, output) for output in engine.step())
+        outputs.update((output.engine_id, output) for output in engine.step())
     logprobs: list[float] = []
     top_ids: list[int] = []
     scored: list[int] = []
-    for index, window in enumerate(windows):
-        rows = outputs[f"accuracy-{index}"].prompt_logprobs
+    for submission, window in zip(submissions, windows, strict=True):
+        rows = outputs[submission.request_id].prompt_logprobs
         assert rows is not None
         for token, row in zip(window[1:], rows[1:], strict=True):
             assert row is not None

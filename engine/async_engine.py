@@ -7,7 +7,6 @@ import contextlib
 import logging
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sized
 from functools import partial
@@ -16,10 +15,10 @@ from typing import Any, Unpack
 from octavo.engine.any_engine import open_engine
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import engine_config
-from octavo.engine.errors import DuplicateRequestError, EngineDeadError
-from octavo.engine.input_processor import PromptLike, Submission, text_or_ids
+from octavo.engine.errors import EngineDeadError
+from octavo.engine.input_processor import PromptLike, Submission, check_label, text_or_ids
 from octavo.engine.load import EngineLoad
-from octavo.engine.output_streams import OutputStreams, Told
+from octavo.engine.output_streams import OutputStream, OutputStreams, Told
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -143,6 +142,8 @@ class AsyncEngine:
         output_len_class: str = "",
         tenant: str = "",
         cache_salt: str = "",
+        owner: str = "",
+        trace_parent: str = "",
         **unserved: Unpack[Unserved],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams one request's outputs; leaving the iteration early cancels the request.
@@ -150,16 +151,19 @@ class AsyncEngine:
         Args:
             prompt: text or token ids, also as `{"prompt": text}` or `{"prompt_token_ids": ids}`.
             sampling_params: None takes the defaults; `output_kind` says what each output holds.
-            request_id: unique among requests in flight; None makes one.
+            request_id: the client's own name for it, echoed in outputs and need not be unique; None
+                takes the engine's.
             priority: a class, its name or number.
             timeout_s: seconds after which the answer is worthless; the request then fails.
             targets: when tokens are wanted, for policies that schedule by it.
             output_len_class: requests of one class are expected to answer at similar length.
             tenant, cache_salt: identity for fairness; isolation of the prefix cache.
+            owner: the credential that submits it: `abort` takes it from no other.
+            trace_parent: the W3C trace context that the request came with; empty for none.
             **unserved: arguments of vLLM that are not served, such as `lora_request`: only None.
 
         Raises:
-            InvalidRequestError, DuplicateRequestError: refused at the door.
+            InvalidRequestError: refused at the door.
             OverloadedError: refused for lack of capacity, then or while it waited.
             DeadlineExceededError: the timeout passed.
             StepFailedError, EngineDeadError: the engine failed.
@@ -168,14 +172,12 @@ class AsyncEngine:
         self._check_alive()
         await self.start()
         prompt = text_or_ids(prompt)
-        if request_id is None:
-            request_id = uuid.uuid4().hex
-        if request_id in self._streams:
-            raise DuplicateRequestError(request_id)
+        check_label(request_id)
         submitted = finished = False
         params = sampling_params or SamplingParams()
         is_delta = params.output_kind is RequestOutputKind.DELTA
-        stream = self._streams.open(request_id, is_delta=is_delta)
+        engine_id = self.engine.inputs.ids.next()
+        stream = self._streams.open(engine_id, is_delta=is_delta, label=request_id, owner=owner)
         try:
             process = partial(
                 self.engine.inputs.process,
@@ -189,6 +191,8 @@ class AsyncEngine:
                 output_len_class=output_len_class,
                 tenant=tenant,
                 cache_salt=cache_salt,
+                request_id=engine_id,
+                trace_parent=trace_parent,
             )
             # A long prompt takes a while to tokenize, and a grammar to compile: other streams must
             # not wait for it.
@@ -196,8 +200,10 @@ class AsyncEngine:
             is_long |= params.structured_outputs is not None
             submission = await asyncio.to_thread(process) if is_long else process()
             self._check_alive()
-            self._post(lambda: self._submit(submission))
+            self._post(lambda: self._submit(submission, stream))
             submitted = True
+            if stream.is_aborted:  # while its prompt was tokenized
+                self._post(lambda: self._abort(engine_id))
             while not finished:
                 item = await stream.take()
                 if isinstance(item, Exception):
@@ -208,20 +214,26 @@ class AsyncEngine:
                     raise item.error
                 yield item
         finally:
-            self._streams.close(request_id)
+            self._streams.close(stream)
             if submitted and not finished:
-                self._post(lambda: self._abort(request_id))
+                self._post(lambda: self._abort(engine_id))
 
-    async def abort(self, request_id: str) -> bool:
-        """Cancels a request; its stream ends with finish reason "cancelled".
+    async def abort(self, request_id: str, owner: str = "") -> bool:
+        """Cancels every request in flight that goes by this id; their streams end with finish
+        reason "cancelled".
+
+        Args:
+            request_id: as outputs show it: the client's own, or else the engine's.
+            owner: the credential that asks. What another submitted is not found.
 
         Returns:
-            Whether it was in flight.
+            Whether there was any.
         """
-        if request_id not in self._streams:
-            return False
-        self._post(lambda: self._abort(request_id))
-        return True
+        found = self._streams.labelled(request_id, owner)
+        for stream in found:
+            stream.is_aborted = True
+            self._post(partial(self._abort, stream.engine_id))
+        return bool(found)
 
     async def flush_prefix_cache(self) -> tuple[int, int]:
         """Forgets every cached prefix; see `Engine.flush_prefix_cache`.
@@ -310,14 +322,14 @@ class AsyncEngine:
             self._is_told = True
             self._tell(self._deliver)
 
-    def _submit(self, submission: Submission) -> None:
+    def _submit(self, submission: Submission, stream: OutputStream) -> None:
         try:
             self.engine.submit(submission)
         except Exception as error:
-            self._tell(partial(self._streams.put, submission.request_id, error))
+            self._tell(partial(stream.end, error))
 
-    def _abort(self, request_id: str) -> None:
-        self.engine.abort(request_id)
+    def _abort(self, engine_id: str) -> None:
+        self.engine.abort(engine_id)
 
     def _tell(self, callback: Callable[[], None]) -> None:
         assert self._loop is not None

@@ -88,7 +88,7 @@ class EngineCore:
         """Takes a request.
 
         Raises:
-            InvalidRequestError, DuplicateRequestError: it can never be served.
+            InvalidRequestError: it can never be served.
             OverloadedError: not now; DeadlineExceededError: not any more.
             QuarantinedError: its prompt made steps fail a moment ago.
         """

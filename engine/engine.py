@@ -17,7 +17,7 @@ from tqdm import tqdm
 from octavo.engine.clock import Clock, MonotonicClock
 from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
 from octavo.engine.core import EngineCore
-from octavo.engine.errors import DuplicateRequestError, InvalidConfigError, ModelLoadError
+from octavo.engine.errors import InvalidConfigError, ModelLoadError
 from octavo.engine.execution.compile_cache import cache_counts, use_compile_cache
 from octavo.engine.execution.executor import DeviceExecutor
 from octavo.engine.execution.host_memory import keep_freed_memory
@@ -27,7 +27,7 @@ from octavo.engine.input_processor import InputProcessor, Submission
 from octavo.engine.load import EngineLoad
 from octavo.engine.output_processor import OutputProcessor
 from octavo.engine.outputs import RequestOutput
-from octavo.engine.request import Priority, RequestStatus
+from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.sampling_params import MAX_STOP_IDS
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.structured.masks import TokenMasks
@@ -60,6 +60,7 @@ class Engine:
         on_program: told of each program; see `ProgramListener`.
         clock: where time comes from.
         host_memory_bytes: of the host's memory that it may fill; None takes what is available.
+        incarnation: begins the ids of requests; see `RequestIds`.
 
     Raises:
         ModelLoadError: the checkpoint cannot be used.
@@ -74,6 +75,7 @@ class Engine:
         on_program: ProgramListener | None = None,
         clock: Clock | None = None,
         host_memory_bytes: int | None = None,
+        incarnation: str | None = None,
     ) -> None:
         config = config.with_token_budget(SERVING_BATCHED_TOKENS)
         if config.data_parallel_size != 1:
@@ -185,6 +187,7 @@ class Engine:
             max_model_len=self.max_model_len,
             eos_token_ids=self.eos_token_ids,
             seed=config.seed,
+            incarnation=incarnation,
         )
         self.grammars = self.inputs.grammars
         self.outputs = OutputProcessor(self.tokenizer, self.core.finish)
@@ -261,25 +264,22 @@ class Engine:
         self.core.recover(error)
 
     def submit(self, submission: Submission) -> None:
-        """Takes a checked submission.
+        """Takes a checked submission, whole or not at all.
 
         Raises:
-            DuplicateRequestError: its id is in flight.
             InvalidRequestError: a sequence of it could never fit.
         """
-        if submission.request_id in self.outputs:
-            raise DuplicateRequestError(submission.request_id)
-        added = []
+        assert submission.request_id not in self.outputs, submission.request_id
+        added: list[Request] = []
         try:
             for request in submission.sequences:
-                if submission.grammar is not None:
-                    self.masks.open(request, submission.grammar)
                 self.core.add(request)
                 added.append(request)
+                if submission.grammar is not None:
+                    self.masks.open(request, submission.grammar)
         except Exception:
             for request in added:
                 self.core.withdraw(request.request_id)
-            for request in submission.sequences:
                 self.masks.drop(request.request_id)
             raise
         self.outputs.add(submission)
@@ -294,7 +294,7 @@ class Engine:
         """Ends a live submission; its last output is told by the next `step`.
 
         Returns:
-            Whether there was one with this id.
+            Whether there was one with this id, the engine's own.
         """
         ended = [
             self.core.cancel(request.request_id, status, error)

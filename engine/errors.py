@@ -7,7 +7,6 @@
     │   ├── UnknownModelError      the named model is not the one served   NOT_FOUND           404
     │   └── NothingAllowedError    its own fields forbid every token       INVALID_ARGUMENT    400
     ├── UnauthenticatedError       no token that the server knows          UNAUTHENTICATED     401
-    ├── DuplicateRequestError      the request id is already in flight     ALREADY_EXISTS      409
     ├── OverloadedError            a good request, but not now             RESOURCE_EXHAUSTED  429
     ├── DeadlineExceededError      the client's own deadline has passed    DEADLINE_EXCEEDED   504
     ├── InvalidConfigError         engine arguments that cannot work       FAILED_PRECONDITION 500
@@ -73,19 +72,6 @@ class UnauthenticatedError(OctavoError):
 
     grpc_status = "UNAUTHENTICATED"
     http_status = 401
-
-
-class DuplicateRequestError(OctavoError, ValueError):
-    """A request with this id is already in flight."""
-
-    grpc_status = "ALREADY_EXISTS"
-    http_status = 409
-
-    def __init__(self, request_id: str) -> None:
-        self.request_id = request_id
-        super().__init__(
-            f"request_id = {shorten(request_id)} is already in flight: use an id of its own"
-        )
 
 
 class OverloadedError(OctavoError):

@@ -38,7 +38,7 @@ FORMAT = 1
 _REQUEST_FIELDS = (
     "request_id", "prompt_token_ids", "seed", "eos_token_ids", "max_tokens", "arrival_s",
     "priority", "deadline_s", "tenant", "cache_salt", "ttft_target_s", "tpot_target_s",
-    "e2e_target_s", "output_len_class", "known_output_len",
+    "e2e_target_s", "output_len_class", "known_output_len", "label",
 )  # fmt: skip
 _SAMPLING_FIELDS = ("min_tokens", "stop_token_ids", "prompt_logprobs")
 

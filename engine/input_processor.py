@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo.engine.errors import DeadlineExceededError, InvalidRequestError
 from octavo.engine.request import Priority, Request
+from octavo.engine.request_ids import RequestIds
 from octavo.engine.sampling_params import MAX_BAD_WORD_TOKENS, MAX_STOP_IDS, SamplingParams
 from octavo.engine.structured.compiler import GrammarCompiler
 from octavo.engine.structured.grammar import CompiledGrammar
@@ -51,7 +52,7 @@ class Submission:
     """A checked user request: `n` sequences over one prompt.
 
     Attributes:
-        request_id: the caller's id.
+        request_id: the engine's own id; no other submission has or had it.
         prompt: the text, if it was given as text.
         params: as the caller gave them.
         sequences: one engine request a completion, in index order.
@@ -64,6 +65,11 @@ class Submission:
     sequences: tuple[Request, ...]
     grammar: CompiledGrammar | None = None
 
+    @property
+    def shown_id(self) -> str:
+        """What its outputs call it: the client's own id, or the engine's where there is none."""
+        return self.sequences[0].label or self.request_id
+
 
 class InputProcessor:
     """Checks and tokenizes. Holds no state of requests: safe from any thread.
@@ -74,8 +80,10 @@ class InputProcessor:
         max_model_len: most tokens of prompt and output together.
         eos_token_ids: the model's end-of-sequence ids.
         seed: seeds requests that bring none.
+        incarnation: begins every id; see `RequestIds`.
 
     Attributes:
+        ids: makes the ids of submissions.
         grammars: compiles what requests keep to.
     """
 
@@ -87,7 +95,9 @@ class InputProcessor:
         max_model_len: int,
         eos_token_ids: tuple[int, ...],
         seed: int,
+        incarnation: str | None = None,
     ) -> None:
+        self.ids = RequestIds(incarnation)
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
@@ -99,7 +109,7 @@ class InputProcessor:
 
     def process(
         self,
-        request_id: str,
+        label: str | None,
         prompt: PromptLike,
         params: SamplingParams,
         *,
@@ -110,19 +120,22 @@ class InputProcessor:
         output_len_class: str = "",
         tenant: str = "",
         cache_salt: str = "",
+        request_id: str | None = None,
+        trace_parent: str = "",
         compile_grammar: bool = True,
     ) -> Submission:
         """Checks a user's request and makes its sequences; waits until its grammar is compiled.
 
         Args:
-            request_id: the caller's id, 1 to 256 characters.
+            label: the client's own id, 1 to 256 characters; None for none.
             prompt: text or token ids, not empty; see `PromptLike`.
             params: validated sampling parameters.
             now_s: engine clock.
             priority: a class, its name or number.
             timeout_s: seconds from now after which the answer is worthless.
             targets: when tokens are wanted.
-            output_len_class, tenant, cache_salt: see `Request`.
+            output_len_class, tenant, cache_salt, trace_parent: see `Request`.
+            request_id: the engine's id, fresh from `ids`; None takes the next one.
             compile_grammar: False leaves the submission without; it may not be handed to the
                 engine before `grammar_of` has told what it keeps to.
 
@@ -130,10 +143,7 @@ class InputProcessor:
             InvalidRequestError: something can never be served; names the field.
             DeadlineExceededError: the timeout has passed already.
         """
-        if not isinstance(request_id, str) or not 1 <= len(request_id) <= MAX_ID_CHARS:
-            raise InvalidRequestError(
-                "request_id", request_id, f"a string of 1 to {MAX_ID_CHARS} characters"
-            )
+        check_label(label)
         deadline_s = _deadline(timeout_s, now_s)
         prompt = text_or_ids(prompt)
         token_ids = self._tokens(prompt)
@@ -142,6 +152,7 @@ class InputProcessor:
         bad_words = self._bad_words(params)
         eos_token_ids = () if params.ignore_eos else self._eos_token_ids
         _check_stops(params, bad_words, eos_token_ids)
+        request_id = request_id or self.ids.next()
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         sequences = tuple(
             Request(
@@ -161,6 +172,8 @@ class InputProcessor:
                 bad_word_token_ids=bad_words,
                 tenant=tenant,
                 cache_salt=cache_salt,
+                label=label or "",
+                trace_parent=trace_parent,
             )
             for index in range(params.n)
         )
@@ -268,6 +281,14 @@ def _check_stops(
         if params.min_tokens:
             allowed += f" and does not end the text, as min_tokens is {params.min_tokens}"
         raise InvalidRequestError("allowed_token_ids", list(params.allowed_token_ids), allowed)
+
+
+def check_label(label: object) -> None:
+    """Raises InvalidRequestError unless a client's id is None or a string of a sound length."""
+    if label is not None and not (isinstance(label, str) and 1 <= len(label) <= MAX_ID_CHARS):
+        raise InvalidRequestError(
+            "request_id", label, f"a string of 1 to {MAX_ID_CHARS} characters, or not given"
+        )
 
 
 def _deadline(timeout_s: float | None, now_s: float) -> float | None:

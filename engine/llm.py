@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
@@ -94,11 +93,10 @@ class LLM:
         listed = _as_prompts(prompts)
         params = _for_each("sampling_params", sampling_params or SamplingParams(), len(listed))
         priorities = _for_each("priority", priority, len(listed))
-        batch = uuid.uuid4().hex[:8]
         now_s = self.engine.clock.now_s()
         submissions = [
             self.engine.inputs.process(
-                f"{batch}-{index}",
+                None,
                 prompt,
                 each.replace(output_kind=RequestOutputKind.FINAL_ONLY),
                 now_s=now_s,
@@ -116,7 +114,7 @@ class LLM:
             num_tokens = 0
             while len(outputs) < len(submissions):
                 for output in self.engine.step():
-                    outputs[output.request_id] = output
+                    outputs[output.engine_id] = output
                     num_tokens += sum(len(c.token_ids) for c in output.outputs)
                     elapsed_s = max(1e-9, self.engine.clock.now_s() - now_s)
                     bar.set_postfix_str(f"{num_tokens / elapsed_s:.1f} output tok/s", refresh=False)

@@ -44,6 +44,7 @@ def measure(engine: AnyEngine, workload: Sequence[BenchRequest]) -> Measurement:
     before = engine.load()
     begun_s = engine.clock.now_s()
     finished: dict[str, RequestOutput] = {}
+    engine_ids: dict[int, str] = {}
     waste: list[tuple[float, float]] = []
     pending = sorted(range(len(workload)), key=lambda i: workload[i].arrival_s)
     pending.reverse()
@@ -51,13 +52,13 @@ def measure(engine: AnyEngine, workload: Sequence[BenchRequest]) -> Measurement:
         now_s = engine.clock.now_s()
         while pending and begun_s + workload[pending[-1]].arrival_s <= now_s:
             index = pending.pop()
-            _submit(engine, index, workload[index], begun_s)
+            engine_ids[index] = _submit(engine, workload[index], begun_s)
         for output in engine.step():
-            finished[output.request_id] = output
+            finished[output.engine_id] = output
         waste.append(engine.held_pages())
     duration_s = engine.clock.now_s() - begun_s
     engine.check_integrity()
-    outputs = [finished[f"bench-{index}"] for index in range(len(workload))]
+    outputs = [finished[engine_ids[index]] for index in range(len(workload))]
     return Measurement(
         duration_s=duration_s,
         outputs=outputs,
@@ -65,9 +66,10 @@ def measure(engine: AnyEngine, workload: Sequence[BenchRequest]) -> Measurement:
     )
 
 
-def _submit(engine: AnyEngine, index: int, request: BenchRequest, begun_s: float) -> None:
+def _submit(engine: AnyEngine, request: BenchRequest, begun_s: float) -> str:
+    """Hands a request over; returns the engine's id of it."""
     submission = engine.inputs.process(
-        f"bench-{index}",
+        None,
         list(request.prompt_token_ids),
         SamplingParams(
             temperature=0.0,
@@ -78,6 +80,7 @@ def _submit(engine: AnyEngine, index: int, request: BenchRequest, begun_s: float
         now_s=begun_s + request.arrival_s,
     )
     engine.submit(submission)
+    return submission.request_id
 
 
 def _report(

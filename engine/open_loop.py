@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import uuid
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -60,7 +59,7 @@ async def run_open_loop(
     """
     await engine.start()
     loop = asyncio.get_running_loop()
-    begin_s, run_id = loop.time(), uuid.uuid4().hex[:8]
+    begin_s = loop.time()
     gaps_s = array("d")
     rng = random.Random(seed)
     vocab_size = engine.model_config.vocab_size
@@ -85,8 +84,7 @@ async def run_open_loop(
         stream = engine.generate(
             prompt,
             params,
-            # An id of this run's own: a former run's client may have left just now.
-            f"{run_id}-{arrival.request_id}",
+            arrival.request_id,
             priority=traffic.priority,
             targets=Targets(
                 ttft_target_s=traffic.ttft_target_s,

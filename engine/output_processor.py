@@ -103,7 +103,7 @@ class OutputProcessor:
             news = news.items
         for item in news:
             found = self._sequences.get(item.request.request_id)
-            if found is None or found[1].request is not item.request:
+            if found is None:
                 continue
             parent, sequence = found
             if sequence.finish_reason is not None:
@@ -113,7 +113,7 @@ class OutputProcessor:
         told = []
         for parent in touched:
             if None not in [sequence.finish_reason for sequence in parent.sequences]:
-                self.remove(parent.request_id)
+                self.remove(parent.engine_id)
                 parent.finished = True
             elif parent.kind is RequestOutputKind.FINAL_ONLY:
                 continue
@@ -125,7 +125,7 @@ class OutputProcessor:
         known = self._sequences
         for request, token_id in zip(rows.requests, rows.token_ids, strict=True):
             found = known.get(request.request_id)
-            if found is None or found[1].request is not request:
+            if found is None:
                 continue
             parent, sequence = found
             if sequence.finish_reason is not None:

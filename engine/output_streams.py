@@ -27,18 +27,24 @@ class OutputStream:
     """One request's outputs. One coroutine reads it.
 
     Args:
-        request_id: the request's.
+        engine_id: the engine's id of the request.
         is_delta: whether each output holds only what is new: several may then be read as one.
+        label: what the client calls the request.
+        owner: the credential that submitted it; empty for none.
     """
 
     __slots__ = (
-        *("due_s", "is_begun", "is_delta", "is_ready", "request_id"),
+        *("due_s", "engine_id", "is_aborted", "is_begun", "is_delta", "is_ready", "label", "owner"),
         *("_items", "_reader", "_transcript"),
     )
 
-    def __init__(self, request_id: str, *, is_delta: bool) -> None:
-        self.request_id = request_id
+    def __init__(self, engine_id: str, *, is_delta: bool, label: str = "", owner: str = "") -> None:
+        self.engine_id = engine_id
         self.is_delta = is_delta
+        self.label = label
+        self.owner = owner
+        self.is_aborted = False
+        """Whether its end was asked for."""
         self.due_s = 0.0
         """When its reader may be woken again."""
         self.is_begun = False
@@ -55,6 +61,11 @@ class OutputStream:
             self._transcript = item
         else:
             self._items.append(item)
+
+    def end(self, error: Exception) -> None:
+        """Ends it with an exception, behind what came before."""
+        self.put(error)
+        self.release()
 
     def release(self) -> None:
         """Lets the reader take what is there."""
@@ -86,7 +97,9 @@ class OutputStream:
 
 
 class OutputStreams:
-    """The streams of one event loop, by request.
+    """The streams of one event loop, by the engine's ids of their requests.
+
+    An id is never given twice, so no output can reach the stream of another submission.
 
     Args:
         interval_s: least seconds between two wakings of one stream of deltas, see `OutputPace`; 0
@@ -96,6 +109,7 @@ class OutputStreams:
     def __init__(self, interval_s: float = 0.0) -> None:
         self.pace = OutputPace(interval_s)
         self._streams: dict[str, OutputStream] = {}
+        self._by_label: dict[tuple[str, str], dict[OutputStream, None]] = {}
         self._held: dict[OutputStream, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._num_begun = 0
@@ -103,37 +117,40 @@ class OutputStreams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._streams
-
-    def open(self, request_id: str, *, is_delta: bool) -> OutputStream:
-        """A stream for a request that has none."""
-        stream = OutputStream(request_id, is_delta=is_delta)
-        self._streams[request_id] = stream
+    def open(
+        self, engine_id: str, *, is_delta: bool, label: str | None = None, owner: str = ""
+    ) -> OutputStream:
+        """A stream for a new request. Without a label it is known by the engine's id."""
+        label = label or engine_id
+        stream = OutputStream(engine_id, is_delta=is_delta, label=label, owner=owner)
+        self._streams[engine_id] = stream
+        self._by_label.setdefault((owner, label), {})[stream] = None
         return stream
 
-    def close(self, request_id: str) -> None:
+    def close(self, stream: OutputStream) -> None:
         """Forgets a stream; what still comes for it is dropped."""
-        self._held.pop(self._streams.pop(request_id), None)
+        del self._streams[stream.engine_id]
+        self._held.pop(stream, None)
+        alike = self._by_label[stream.owner, stream.label]
+        del alike[stream]
+        if not alike:
+            del self._by_label[stream.owner, stream.label]
 
-    def put(self, request_id: str, error: Exception) -> None:
-        """Ends a stream with an exception."""
-        stream = self._streams.get(request_id)
-        if stream is not None:
-            stream.put(error)
-            stream.release()
+    def labelled(self, label: str, owner: str) -> list[OutputStream]:
+        """Every open stream that one credential submitted under a label."""
+        return list(self._by_label.get((owner, label), ()))
 
     def put_all(self, error: Exception) -> None:
         """Ends every stream with an exception."""
-        for request_id in self._streams:
-            self.put(request_id, error)
+        for stream in self._streams.values():
+            stream.end(error)
 
     def deliver(self, told: Iterable[Told], now_s: float) -> None:
         """Hands on what a step had to tell, at a moment of the event loop's clock."""
         interval_s, streams = self.pace.interval_s(now_s), self._streams
         due: list[OutputStream] = []
         for item in told:
-            stream = streams.get(item.request_id)
+            stream = streams.get(item.engine_id)
             if stream is None or (isinstance(item, Transcript) and not item.has_news):
                 continue
             stream.put(item)

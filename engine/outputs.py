@@ -88,7 +88,7 @@ class RequestOutput:
     """The state of a request, as of one commit.
 
     Attributes:
-        request_id: the caller's id.
+        request_id: the client's own id, or the engine's where the client gave none.
         prompt: the prompt's text, if it was given as text.
         prompt_token_ids: the prompt's token ids.
         prompt_logprobs: one entry a prompt token (None for the first), if asked for.
@@ -97,6 +97,7 @@ class RequestOutput:
         metrics: when things happened.
         num_cached_tokens: prompt tokens that the prefix cache held.
         error: the typed error that ended the request as failed, if any.
+        engine_id: the engine's own id, which no other request has; empty in a client's process.
     """
 
     request_id: str
@@ -108,3 +109,4 @@ class RequestOutput:
     metrics: RequestMetrics
     num_cached_tokens: int = 0
     error: Exception | None = field(default=None)
+    engine_id: str = ""

@@ -71,7 +71,7 @@ class Request:
     plain numbers, strings and lists: a request moves between processes by its fields.
 
     Attributes:
-        request_id: unique among live requests.
+        request_id: the engine's own id (`RequestIds`): no other request has or had it.
         prompt_token_ids: the prompt, ≥ 1 tokens.
         sampling_params: validated parameters.
         seed: resolved sampling seed (never None).
@@ -89,6 +89,9 @@ class Request:
             policies that use such knowledge; None in production.
         bad_word_token_ids: token sequences that may not be generated.
         tenant, cache_salt: identity for fairness; prefix-cache isolation.
+        label: the client's own id, echoed and logged; other requests may carry it too. Empty for
+            none.
+        trace_parent: the W3C trace context that the request came with; empty for none.
 
         status: see `RequestStatus`.
         output_token_ids: tokens committed so far.
@@ -117,6 +120,8 @@ class Request:
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
     tenant: str = ""
     cache_salt: str = ""
+    label: str = ""
+    trace_parent: str = ""
 
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)

@@ -57,19 +57,20 @@ class Transcript:
         sequences: its completions, in index order.
 
     Attributes:
+        engine_id: the submission's.
         finished: whether nothing more comes.
         prompt_logprobs: one entry a prompt token (None for the first), if asked for.
     """
 
     __slots__ = (
-        *("finished", "kind", "prompt_logprobs", "request_id", "sequences", "submission"),
+        *("engine_id", "finished", "kind", "prompt_logprobs", "sequences", "submission"),
         *("_first", "_is_over"),
     )
 
     def __init__(self, submission: Submission, sequences: tuple[Draft, ...]) -> None:
         self.submission = submission
         self.sequences = sequences
-        self.request_id = submission.request_id
+        self.engine_id = submission.request_id
         self.kind = submission.params.output_kind
         self.finished = False
         asked = submission.params.prompt_logprobs is not None
@@ -110,7 +111,7 @@ class Transcript:
                 finished, error = False, None
             self._is_over = finished
         return RequestOutput(
-            request_id=self.request_id,
+            request_id=submission.shown_id,
             prompt=submission.prompt,
             prompt_token_ids=first.prompt_token_ids,
             prompt_logprobs=self.prompt_logprobs,
@@ -122,6 +123,7 @@ class Transcript:
             metrics=first.metrics,
             num_cached_tokens=first.num_cached_tokens,
             error=error,
+            engine_id=self.engine_id,
         )
 
 

@@ -63,7 +63,8 @@ def generate_request(
     Args:
         prompt: text, or token ids.
         sampling_params: how tokens are chosen; None takes the defaults.
-        request_id: unique among requests in flight; None lets the server name it.
+        request_id: your name for it, repeated in its outputs; need not be unique. None lets the
+            server name it.
         model: the served model's name; None is any.
         priority: a class, its name or its number.
         tenant, cache_salt: identity for fairness; prefix-cache isolation.
@@ -189,7 +190,7 @@ class OctavoClient:
             time.sleep(pause_s)
 
     def abort(self, request_id: str) -> bool:
-        """Cancels a request; whether it was in flight."""
+        """Cancels your requests that go by this id; whether any was in flight."""
         message = pb.AbortRequest(request_id=request_id)
         return self._call("Abort", message, pb.AbortResponse).aborted
 
@@ -308,7 +309,7 @@ class AsyncOctavoClient:
             await asyncio.sleep(pause_s)
 
     async def abort(self, request_id: str) -> bool:
-        """Cancels a request; whether it was in flight."""
+        """Cancels your requests that go by this id; whether any was in flight."""
         message = pb.AbortRequest(request_id=request_id)
         return (await self._call("Abort", message, pb.AbortResponse)).aborted
 

@@ -18,8 +18,9 @@ from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import NO_TARGETS, Targets
+from octavo.server.caller import CALLER
 from octavo.server.request_stats import RequestStats, RequestWatch
-from octavo.server.tracing import TRACE_PARENT, RequestTracer
+from octavo.server.tracing import TRACE_PARENT
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
@@ -45,7 +46,6 @@ class Front:
         stuck: set while the engine's thread has been in one step for too long.
         deaf: set when a port has stopped listening though nobody told it to.
         num_inflight: generations being answered.
-        tracer: told which caller's trace a request belongs to, if traces are made.
         stats: what became of requests.
         started_s: monotonic clock at the start.
         last_request_unix_s: when the newest request came; 0 if none did.
@@ -63,7 +63,6 @@ class Front:
         self.stuck = False
         self.deaf = False
         self.num_inflight = 0
-        self.tracer: RequestTracer | None = None
         self.stats = RequestStats()
         self.started_s = time.monotonic()
         self.last_request_unix_s = 0.0
@@ -105,7 +104,7 @@ class Front:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        request_id: str,
+        request_id: str | None,
         *,
         priority: Priority = Priority.NORMAL,
         timeout_s: float | None = None,
@@ -114,6 +113,8 @@ class Front:
         cache_salt: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """`AsyncEngine.generate` behind the door. Leaving the iteration early cancels the request.
+
+        The request belongs to the current `Caller`, which may settle its tenant.
 
         Raises: as `AsyncEngine.generate`; also
             EngineDeadError: loading or draining.
@@ -125,6 +126,8 @@ class Front:
         try:
             engine = self.ready_engine()
             self._check_open()
+            caller = CALLER.get()
+            tenant = caller.tenant_of(tenant)
             if self._request_timeout_s is not None:
                 bounds = (self._request_timeout_s, timeout_s)
                 timeout_s = min(bound for bound in bounds if bound is not None)
@@ -137,9 +140,9 @@ class Front:
                 targets=targets,
                 tenant=tenant,
                 cache_salt=cache_salt,
+                owner=caller.owner,
+                trace_parent=TRACE_PARENT.get() or "",
             )
-            if self.tracer is not None:
-                self.tracer.link(request_id, TRACE_PARENT.get())
             self.num_inflight += 1
             try:
                 async with contextlib.aclosing(stream) as outputs:
@@ -158,6 +161,15 @@ class Front:
             raise
         self._log(request_id, watch, prompt)
 
+    async def abort(self, request_id: str) -> bool:
+        """Cancels the current `Caller`'s requests in flight that go by this id; whether there was
+        any. What others submitted is not found.
+
+        Raises:
+            EngineDeadError: the model is still loading.
+        """
+        return await self.ready_engine().abort(request_id, CALLER.get().owner)
+
     def _check_open(self) -> None:
         if self.draining:
             raise EngineDeadError("the server is draining: ask another one")
@@ -167,7 +179,7 @@ class Front:
 
     def _log(
         self,
-        request_id: str,
+        request_id: str | None,
         watch: RequestWatch,
         prompt: Prompt,
         error: OctavoError | None = None,
@@ -175,12 +187,15 @@ class Front:
         if not request_log.isEnabledFor(logging.INFO):
             return
         fields: dict[str, object] = {
-            "request_id": request_id,
+            "request_id": request_id or "",
+            "engine_id": "",
             "finish_reason": watch.finish_reason,
             "generation_tokens": watch.num_tokens,
         }
         if watch.newest is not None:
             moments = watch.newest.metrics
+            fields["request_id"] = watch.newest.request_id
+            fields["engine_id"] = watch.newest.engine_id
             fields["prompt_tokens"] = len(watch.newest.prompt_token_ids)
             fields["cached_tokens"] = watch.newest.num_cached_tokens
             fields["num_preemptions"] = moments.num_preemptions

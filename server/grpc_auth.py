@@ -11,6 +11,7 @@ from grpc_status import rpc_status
 
 from octavo.engine.errors import OctavoError
 from octavo.server.auth import TokenFile
+from octavo.server.caller import CALLER
 from octavo.server.kserve.service import OPEN_METHODS
 from octavo.server.status import status_of
 
@@ -46,7 +47,7 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return handler
         try:
             header = dict(handler_call_details.invocation_metadata).get("authorization")
-            tokens.check(header if isinstance(header, str) else None)
+            CALLER.set(tokens.check(header if isinstance(header, str) else None))
         except OctavoError as error:
             return _refusing(handler, error)
         return handler

@@ -102,9 +102,9 @@ class OctavoService:
         await self._generate(request, context, None, context.write)
 
     async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
-        """Cancels a request by its id."""
+        """Cancels the caller's requests that go by this id."""
         _check_name("request_id", request.request_id, low=1)
-        return pb.AbortResponse(aborted=await self._front.ready_engine().abort(request.request_id))
+        return pb.AbortResponse(aborted=await self._front.abort(request.request_id))
 
     async def tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         """Token ids of a text."""
@@ -223,9 +223,9 @@ def _prompt(request: pb.GenerateRequest) -> str | list[int]:
     return request.prompt if has_text else list(request.prompt_token_ids.ids)
 
 
-def _request_id(request: pb.GenerateRequest) -> str:
+def _request_id(request: pb.GenerateRequest) -> str | None:
     if not request.HasField("request_id"):
-        return f"grpc-{uuid.uuid4().hex}"
+        return None
     return _check_name("request_id", request.request_id, low=1)
 
 

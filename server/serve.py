@@ -181,9 +181,8 @@ class OctavoServer:
         """Makes spans of the engine's requests with an OpenTelemetry tracer. Before `attach`."""
         endpoint = self._config.otlp_traces_endpoint
         core = engine_of_this_process(engine.engine, "otlp_traces_endpoint", endpoint).core
-        self.front.tracer = RequestTracer(tracer, engine.engine.clock, engine.model_name)
-        before = core.log
-        core.log = self.front.tracer if before is None else Observers(before, self.front.tracer)
+        tracing = RequestTracer(tracer, engine.engine.clock, engine.model_name)
+        core.log = tracing if core.log is None else Observers(core.log, tracing)
 
     async def drain_and_stop(self, *, hurry: asyncio.Event | None = None) -> Ending:
         """Refuses new work, lets what is in flight finish, stops.

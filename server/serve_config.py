@@ -39,8 +39,8 @@ class ServeConfig:
             leave in one message, within up to four times as many while the server's event loop has
             little time left; the first and the last leave at once. 0 sends each as it comes.
         stuck_after_s: seconds in one engine step after which the server calls itself dead.
-        token_file: bearer tokens, one a line, read again when the file changes; none lets everybody
-            in.
+        token_file: bearer tokens, one a line, each with its tenant and a colon before it or alone;
+            read again when the file changes; none lets everybody in.
         admin_token_file: bearer tokens of the admin service alone, as in token_file; none does not
             offer that service.
         profile_dir: where the admin service records JAX profiles; none refuses to.

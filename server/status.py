@@ -17,7 +17,6 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from octavo.engine.errors import (
     DeadlineExceededError,
-    DuplicateRequestError,
     EngineDeadError,
     InvalidConfigError,
     InvalidRequestError,
@@ -123,8 +122,6 @@ def _clean(text: str) -> str:
 def _arguments(error: OctavoError) -> dict[str, str]:
     if isinstance(error, (InvalidRequestError, InvalidConfigError)):
         return {"field": error.field, "value": shorten(error.value), "allowed": error.allowed}
-    if isinstance(error, DuplicateRequestError):
-        return {"request_id": error.request_id}
     if isinstance(error, OverloadedError):
         reason = str(error).rpartition("; try again in ")[0]
         return {"reason": reason, "retry_after_s": repr(error.retry_after_s)}
@@ -146,7 +143,6 @@ _REBUILD: dict[str, Callable[[str, Mapping[str, str]], OctavoError]] = {
     reason_of(UnknownModelError): _fielded(UnknownModelError),
     reason_of(NothingAllowedError): _fielded(NothingAllowedError),
     reason_of(InvalidConfigError): _fielded(InvalidConfigError),
-    reason_of(DuplicateRequestError): lambda text, data: DuplicateRequestError(data["request_id"]),
     reason_of(OverloadedError): lambda text, data: OverloadedError(
         data["reason"], float(data["retry_after_s"])
     ),

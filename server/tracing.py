@@ -17,7 +17,6 @@ Source: the span attributes follow OpenTelemetry's conventions for generative AI
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -33,8 +32,6 @@ from octavo.engine.scheduler.step_plan import StepPlan, StepResult
 
 TRACE_PARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
 """The W3C trace context that the current call came with."""
-MAX_LINKS = 8192
-"""Trace contexts kept for requests that the engine has not told of yet."""
 
 
 @dataclass(slots=True)
@@ -62,24 +59,17 @@ class RequestTracer:
         self._offset_s = time.time() - clock.now_s()
         self._model = model
         self._live: dict[str, _Traced] = {}
-        self._parents: OrderedDict[str, str] = OrderedDict()
-
-    def link(self, request_id: str, traceparent: str | None) -> None:
-        """Puts a coming request under its caller's span. Any thread may call this."""
-        if traceparent:
-            self._parents[request_id] = traceparent
-            while len(self._parents) > MAX_LINKS:
-                self._parents.popitem(last=False)
 
     # What the loop tells.
 
     def added(self, request: Request, now_s: float, refusal: Exception | None) -> None:
         """A request was accepted, or refused."""
-        root = self._begin("octavo.request", request.arrival_s, self._parent(request.request_id))
+        root = self._begin("octavo.request", request.arrival_s, _parent(request))
         root.set_attributes(
             {
                 "gen_ai.request.model": self._model,
-                "gen_ai.request.id": request.request_id,
+                "gen_ai.request.id": request.label or request.request_id,
+                "octavo.engine_id": request.request_id,
                 "gen_ai.request.max_tokens": request.max_tokens,
                 "gen_ai.usage.input_tokens": request.num_prompt_tokens,
                 "octavo.priority": request.priority.name.lower(),
@@ -214,18 +204,19 @@ class RequestTracer:
         context = set_span_in_context(parent) if has_span else parent
         return self._tracer.start_span(name, context=context, start_time=self._ns(now_s))
 
-    def _parent(self, request_id: str) -> Any:
-        """The caller's context; an empty one, and so a trace of its own, if there is none."""
-        from opentelemetry.context import Context
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        header = self._parents.pop(request_id.partition("#")[0], None)
-        if header is None:
-            return Context()
-        return TraceContextTextMapPropagator().extract({"traceparent": header}, Context())
-
     def _ns(self, now_s: float) -> int:
         return int((now_s + self._offset_s) * 1e9)
+
+
+def _parent(request: Request) -> Any:
+    """The caller's context; an empty one, and so a trace of its own, if there is none."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    if not request.trace_parent:
+        return Context()
+    header = {"traceparent": request.trace_parent}
+    return TraceContextTextMapPropagator().extract(header, Context())
 
 
 def exporting_tracer(endpoint: str) -> tuple[Any, Callable[[], None]]:

@@ -95,7 +95,7 @@ class Placement:
             self._router.forget(replica.index)
 
     def submit(self, submission: Submission) -> None:
-        """Gives a submission whose id is not in flight to a replica, or has it wait for one.
+        """Gives a submission to a replica, or has it wait for one.
 
         Raises:
             QuarantinedError: replicas died of its prompt a moment ago.
@@ -133,7 +133,8 @@ class Placement:
         Args:
             where: replica and life.
         """
-        live = self._live.get(output.request_id)
+        request_id = output.engine_id
+        live = self._live.get(request_id)
         if live is None or live.where != where:
             return
         transcript = live.narrator.transcript
@@ -141,9 +142,7 @@ class Placement:
         try:
             live.narrator.take(output)
         except DivergedError:
-            self._replicas[where[0]].send(
-                messages.Abort(output.request_id, RequestStatus.CANCELLED, None)
-            )
+            self._replicas[where[0]].send(messages.Abort(request_id, RequestStatus.CANCELLED, None))
             reason = "its replica died, and another came to other tokens"
             self._end(live, RequestStatus.FAILED, StepFailedError(reason))
             return
@@ -151,8 +150,8 @@ class Placement:
             first = transcript.sequences[0]
             # Who left, or could not be served, says nothing of how long answers are.
             whole = first.finish_reason in ("stop", "length")
-            self._router.ended(output.request_id, len(first.token_ids) if whole else None)
-            self._forget(output.request_id)
+            self._router.ended(request_id, len(first.token_ids) if whole else None)
+            self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
         self._live.pop(request_id, None)
@@ -184,6 +183,7 @@ class Placement:
             first.prompt_token_ids,
             first.max_tokens,
             num_sequences=len(live.submission.sequences),
+            tenant=first.tenant,
             cache_salt=first.cache_salt,
             among=among,
         )

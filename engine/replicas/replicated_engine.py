@@ -14,7 +14,6 @@ from tqdm import tqdm
 from octavo.engine.clock import MonotonicClock
 from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
 from octavo.engine.errors import (
-    DuplicateRequestError,
     EngineDeadError,
     InvalidConfigError,
     ModelLoadError,
@@ -48,13 +47,20 @@ class ReplicatedEngine:
     Args:
         config: engine arguments; `data_parallel_size` is the number of replicas.
         progress: show a bar while programs compile.
+        incarnation: begins the ids of requests, which all replicas share; see `RequestIds`.
 
     Attributes: as those of `Engine`; `limits` are those of one replica.
 
     Raises: as for `Engine`.
     """
 
-    def __init__(self, config: EngineConfig, *, progress: bool = False) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        progress: bool = False,
+        incarnation: str | None = None,
+    ) -> None:
         self.config = config = config.with_token_budget(SERVING_BATCHED_TOKENS)
         self.clock = MonotonicClock()
         self.waited_s = 0.0
@@ -82,6 +88,7 @@ class ReplicatedEngine:
             max_model_len=self.max_model_len,
             eos_token_ids=self.eos_token_ids,
             seed=config.seed,
+            incarnation=incarnation,
         )
         self.grammars = self.inputs.grammars
         self._placement = Placement(self.replicas, self.clock)
@@ -166,12 +173,10 @@ class ReplicatedEngine:
         """Takes a checked submission. A replica that refuses it tells so as its error.
 
         Raises:
-            DuplicateRequestError: its id is in flight.
             InvalidRequestError: a sequence of it could never fit.
             QuarantinedError: replicas died of its prompt a moment ago.
         """
-        if submission.request_id in self._placement:
-            raise DuplicateRequestError(submission.request_id)
+        assert submission.request_id not in self._placement, submission.request_id
         for request in submission.sequences:
             check_can_ever_fit(
                 request,
@@ -189,7 +194,7 @@ class ReplicatedEngine:
         """Ends a live submission; its last output is told by a later `step`.
 
         Returns:
-            Whether there was one with this id.
+            Whether there was one with this id, the engine's own.
         """
         return self._placement.end(request_id, status, error)
 

@@ -54,6 +54,7 @@ class Router:
         max_tokens: int,
         *,
         num_sequences: int = 1,
+        tenant: str = "",
         cache_salt: str = "",
         among: Collection[int],
     ) -> int:
@@ -64,13 +65,13 @@ class Router:
             prompt_token_ids: the prompt.
             max_tokens: most tokens of each sequence's answer.
             num_sequences: answers to it.
-            cache_salt: prompts of another salt share nothing.
+            tenant, cache_salt: prompts of another tenant or salt share nothing.
             among: replicas that can take it, one at least.
 
         Returns:
             The replica that has done with it first; of equals, the first.
         """
-        chunks = _chunks(prompt_token_ids, cache_salt)
+        chunks = _chunks(prompt_token_ids, (tenant, cache_salt))
         num_output = num_sequences * min(float(max_tokens), self._mean_output_len)
 
         def cost(replica: int) -> float:
@@ -124,9 +125,9 @@ class Router:
             known.popitem(last=False)
 
 
-def _chunks(token_ids: Sequence[int], cache_salt: str) -> list[int]:
+def _chunks(token_ids: Sequence[int], salt: tuple[str, str]) -> list[int]:
     """A hash of each whole chunk and all before it; a prompt's last token is always computed."""
-    chained, hashes = hash(cache_salt), []
+    chained, hashes = hash(salt), []
     for start in range(0, len(token_ids) - CHUNK_TOKENS, CHUNK_TOKENS):
         chained = hash((chained, *token_ids[start : start + CHUNK_TOKENS]))
         hashes.append(chained)

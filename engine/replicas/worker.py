@@ -197,11 +197,11 @@ class Worker:
             output = transcript.read()
             output.prompt, output.prompt_token_ids = None, []  # the parent has them
             if output.prompt_logprobs is not None:
-                if output.request_id in self._told_prompts:
+                if output.engine_id in self._told_prompts:
                     output.prompt_logprobs = None
-                self._told_prompts.add(output.request_id)
+                self._told_prompts.add(output.engine_id)
             if output.finished:
-                self._told_prompts.discard(output.request_id)
+                self._told_prompts.discard(output.engine_id)
             if output.error is not None:
                 output.error = sendable(output.error)
             outputs.append(output)
@@ -225,7 +225,7 @@ class Worker:
 def ended(submission: Submission, status: RequestStatus, error: Exception | None) -> RequestOutput:
     """The last word on a submission that generated nothing."""
     return RequestOutput(
-        request_id=submission.request_id,
+        request_id=submission.shown_id,
         prompt=None,
         prompt_token_ids=[],
         prompt_logprobs=None,
@@ -236,6 +236,7 @@ def ended(submission: Submission, status: RequestStatus, error: Exception | None
         finished=True,
         metrics=RequestMetrics(arrival_s=submission.sequences[0].arrival_s),
         error=None if error is None else sendable(error),
+        engine_id=submission.request_id,
     )
 
 

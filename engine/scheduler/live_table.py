@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.kv.held_prefixes import PrefixRun
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import (
@@ -110,9 +109,8 @@ class LiveTable:
         return self._by_id[request.request_id]
 
     def find(self, request: Request) -> LiveRequest | None:
-        """The record of a request, or None if it has ended; its id may be another's by now."""
-        entry = self._by_id.get(request.request_id)
-        return None if entry is None or entry.request is not request else entry
+        """The record of a request, or None if it has ended."""
+        return self._by_id.get(request.request_id)
 
     @property
     def has_places(self) -> bool:
@@ -208,13 +206,8 @@ class LiveTable:
         return entries
 
     def accept(self, request: Request) -> LiveRequest:
-        """Lets a new request wait.
-
-        Raises:
-            DuplicateRequestError: a live request has its id.
-        """
-        if request.request_id in self._by_id:
-            raise DuplicateRequestError(request.request_id)
+        """Lets a new request wait, whose id no other has."""
+        assert request.request_id not in self._by_id, request.request_id
         entry = LiveRequest(request=request, number=self.num_added, pages=self.kv.open(request))
         self.num_added += 1
         self._enter(entry)

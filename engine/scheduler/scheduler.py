@@ -146,7 +146,6 @@ class Scheduler:
 
         Raises:
             InvalidRequestError: it could not be finished even alone.
-            DuplicateRequestError: a live request has its id.
             DeadlineExceededError: its deadline has passed.
             OverloadedError: it could not finish in time at the load of this moment.
         """
@@ -207,7 +206,7 @@ class Scheduler:
         """
         self._planner.tidy()
         entry = self._table.get(request.request_id)
-        if entry is None or entry.request is not request:
+        if entry is None:
             return False
         if status is RequestStatus.STOPPED:
             self.forecast.lengths.observe(request)

@@ -109,9 +109,11 @@ class _Player:
                 return
 
     def _add(self, event: dict[str, Any], now_s: float) -> None:
-        refused = None
+        refused, request = None, request_from_record(event["add"])
+        if self.scheduler.get(request.request_id) is not None:
+            raise _DifferentError(f"request {request.request_id} is added while it is live")
         try:
-            self.scheduler.add(request_from_record(event["add"]), now_s)
+            self.scheduler.add(request, now_s)
         except OctavoError as error:
             refused = type(error).__name__
         _same("refused", event.get("refused"), refused)

@@ -106,7 +106,6 @@ class TokenMasks:
             error = walk.take(token_ids)
             if error is not None:
                 raise error
-        self.drop(request.request_id)
         self._walks[request.request_id] = walk
 
     def drop(self, request_id: str) -> None:
@@ -149,7 +148,7 @@ class TokenMasks:
                 self._done.wait_for(lambda: not self._num_pending[False], POLL_WAIT_S)
             ready = list(self._ready)
             self._ready.clear()
-        # A sequence may have ended meanwhile, and another have its id.
+        # A sequence may have ended meanwhile.
         return [item for walk, item in ready if walk.is_live]
 
     def wait(self) -> None:

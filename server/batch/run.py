@@ -62,10 +62,11 @@ class BatchSummary:
 
 @dataclass(slots=True)
 class _Checked:
-    """A task that can be served, and what the engine takes of it."""
+    """A task that can be served, what the engine takes of it, and how much of that it has taken."""
 
     task: Task
     submissions: list[Submission]
+    num_taken: int = 0
 
 
 @dataclass(slots=True)
@@ -111,6 +112,7 @@ class BatchRun:
         self._compiling: dict[Future[CompiledGrammar | None], _Checked] = {}
         self._ready: deque[_Checked] = deque()
         self._running: dict[int, _Running] = {}
+        self._places: dict[str, tuple[int, int]] = {}
         self._threads = ThreadPoolExecutor(COMPILE_THREADS, thread_name_prefix="octavo-batch")
         self._bad: BadLineError | None = None
         self.summary = BatchSummary()
@@ -206,10 +208,10 @@ class BatchRun:
         try:
             submissions = [
                 self._engine.inputs.process(
-                    f"{task.number}-{place}", prompt, task.params,
+                    None, prompt, task.params,
                     now_s=self._engine.clock.now_s(), compile_grammar=False, **options,
                 )
-                for place, prompt in enumerate(task.prompts)
+                for prompt in task.prompts
             ]  # fmt: skip
         except InvalidRequestError as error:
             self._refuse(task, error)
@@ -237,35 +239,37 @@ class BatchRun:
         self._skips(BadLineError(task.number, error, task.failure(error)))
 
     def _submit(self, checked: _Checked) -> bool:
-        """Hands a task to the engine; whether it was taken, or is done with."""
+        """Hands a task to the engine; whether it was taken, or is done with.
+
+        What an engine that is full has taken of it goes on: the next call hands over the rest.
+        """
+        task = checked.task
+        self._running.setdefault(task.number, _Running(task))
         try:
-            self._submit_all(checked.submissions)
+            while checked.num_taken < len(checked.submissions):
+                submission = checked.submissions[checked.num_taken]
+                self._engine.submit(submission)
+                self._places[submission.request_id] = task.number, checked.num_taken
+                checked.num_taken += 1
         except OverloadedError:
-            if not self._running:
+            if not checked.num_taken:
+                del self._running[task.number]
+            if not self._places:
                 raise
             return False
         except InvalidRequestError as error:
-            self._refuse(checked.task, error)
-            return True
-        self._running[checked.task.number] = _Running(checked.task)
+            del self._running[task.number]
+            for submission in checked.submissions[: checked.num_taken]:
+                if self._places.pop(submission.request_id, None) is not None:
+                    self._engine.abort(submission.request_id)
+            self._refuse(task, error)
         return True
 
-    def _submit_all(self, submissions: list[Submission]) -> None:
-        taken = []
-        try:
-            for submission in submissions:
-                self._engine.submit(submission)
-                taken.append(submission.request_id)
-        except Exception:
-            for request_id in taken:
-                self._engine.abort(request_id)
-            raise
-
     def _take(self, output: RequestOutput) -> None:
-        number, place = map(int, output.request_id.split("-"))
-        running = self._running.get(number)
-        if running is None or not output.finished:
+        if not output.finished or output.engine_id not in self._places:
             return
+        number, place = self._places.pop(output.engine_id)
+        running = self._running[number]
         self.summary.num_tokens += sum(len(c.token_ids) for c in output.outputs)
         running.outputs[place] = output
         if len(running.outputs) < len(running.task.prompts):
@@ -286,9 +290,9 @@ class BatchRun:
     def _abandon(self) -> None:
         """Ends what an exception left in flight, so that the engine serves on."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for number, running in self._running.items():
-            for place in range(len(running.task.prompts)):
-                self._engine.abort(f"{number}-{place}")
+        for request_id in self._places:
+            self._engine.abort(request_id)
+        self._places.clear()
         self._running.clear()
         while self._engine.has_unfinished:
             self._engine.step()

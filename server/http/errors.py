@@ -27,7 +27,6 @@ from octavo.server.status import reason_of
 _TYPES = {
     401: "authentication_error",
     408: "timeout_error",
-    409: "conflict_error",
     429: "rate_limit_error",
     503: "unavailable_error",
     504: "timeout_error",

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine.errors import OctavoError
 from octavo.server.auth import TokenFile
+from octavo.server.caller import CALLER
 from octavo.server.http.errors import (
     INCIDENT,
     body_of,
@@ -79,7 +80,7 @@ class Gate:
         try:
             self._check_header(scope)
             if self._tokens is not None and scope["path"] not in OPEN_PATHS:
-                self._tokens.check(_header(scope, b"authorization"))
+                CALLER.set(self._tokens.check(_header(scope, b"authorization")))
             body.declare(scope)
             TRACE_PARENT.set(_header(scope, b"traceparent"))
             await self._app(scope, body.receive, watched_send)

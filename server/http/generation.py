@@ -84,15 +84,7 @@ async def _respond(
     """The answer, whole or as a stream whose first event is known."""
     headers = {"x-request-id": request_id}
     outputs = merge(
-        [
-            front.generate(
-                prompt,
-                ask.params,
-                request_id if len(prompts) == 1 else f"{request_id}-{place}",
-                **ask.options,
-            )
-            for place, prompt in enumerate(prompts)
-        ]
+        [front.generate(prompt, ask.params, request_id, **ask.options) for prompt in prompts]
     )
     if ask.stream:
         events = _events(outputs, answer, Usage(len(prompts)), ask)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +55,7 @@ class Ask:
         stream: whether the answer comes piece by piece.
         before: what stands before the continuation in the output: the prompt, or nothing.
         wanted: outputs to give.
-        request_id: the engine's name for it.
+        request_id: the client's own id; None if it gave none.
         priority, timeout_s: see `Front.generate`.
     """
 
@@ -65,7 +64,7 @@ class Ask:
     stream: bool
     before: str
     wanted: tuple[str, ...]
-    request_id: str
+    request_id: str | None
     priority: Priority
     timeout_s: float | None
 
@@ -102,8 +101,7 @@ def read_ask(request: pb.ModelInferRequest, *, may_stream: bool) -> Ask:
         stream=stream,
         before="" if excludes else inputs["text_input"],
         wanted=_wanted(request, inputs),
-        # Ids of the protocol need not be unique.
-        request_id=f"kserve-{uuid.uuid4().hex}",
+        request_id=request.id or None,
         priority=options.get("priority", Priority.NORMAL),
         timeout_s=options.get("timeout_s"),
     )

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from octavo.engine.config import EngineConfig
     from octavo.engine.errors import (
         DeadlineExceededError,
-        DuplicateRequestError,
         EngineDeadError,
         InvalidConfigError,
         InvalidRequestError,
@@ -44,7 +43,6 @@ _HOMES = {
     "octavo.engine.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
     "octavo.engine.errors": (
         "DeadlineExceededError",
-        "DuplicateRequestError",
         "EngineDeadError",
         "InvalidConfigError",
         "InvalidRequestError",
@@ -66,7 +64,6 @@ __all__ = [
     "AsyncEngine",
     "CompletionOutput",
     "DeadlineExceededError",
-    "DuplicateRequestError",
     "EngineConfig",
     "EngineDeadError",
     "InvalidConfigError",

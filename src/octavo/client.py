@@ -10,7 +10,6 @@ What goes in and comes out are the engine's own types, and what is raised are it
 
 from octavo.engine.errors import (
     DeadlineExceededError,
-    DuplicateRequestError,
     EngineDeadError,
     InvalidRequestError,
     NothingAllowedError,
@@ -31,7 +30,6 @@ __all__ = [
     "AsyncOctavoClient",
     "CompletionOutput",
     "DeadlineExceededError",
-    "DuplicateRequestError",
     "EngineDeadError",
     "InvalidRequestError",
     "NothingAllowedError",

@@ -14,9 +14,9 @@ import pytest_asyncio
 
 from octavo.engine.errors import (
     DeadlineExceededError,
-    DuplicateRequestError,
     EngineDeadError,
     InvalidRequestError,
+    OverloadedError,
 )
 from octavo.engine.open_loop import run_open_loop
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -138,7 +138,7 @@ async def test_an_error_behind_deltas_does_not_swallow_them(engine: Any, built: 
     parts = [await anext(stream)]
     await until(lambda: not built.has_unfinished)
     await engine.flush_prefix_cache()
-    engine._streams.put("cut", EngineDeadError("the engine was shut down"))
+    engine._streams.put_all(EngineDeadError("the engine was shut down"))
     parts += [part async for part in stream]
     assert sum(len(part.outputs[0].token_ids) for part in parts) == 24
 
@@ -205,14 +205,113 @@ async def test_a_past_deadline_is_refused(engine: Any) -> None:
         await collect(engine.generate("never", SHORT, timeout_s=float("nan")))
 
 
-async def test_an_id_in_flight_is_refused_and_free_again_after(engine: Any, built: Any) -> None:
-    stream = engine.generate("one", LONG, "same")
+async def test_requests_in_flight_may_carry_one_id(engine: Any) -> None:
+    alone = [(await collect(engine.generate(p, SHORT)))[-1].outputs[0] for p in ("one", "two")]
+    both = await asyncio.gather(
+        *(collect(engine.generate(prompt, SHORT, "same")) for prompt in ("one", "two"))
+    )
+    assert [outputs[-1].outputs[0] for outputs in both] == alone
+    assert {output.request_id for outputs in both for output in outputs} == {"same"}
+    assert len({output.engine_id for outputs in both for output in outputs}) == 2
+
+
+async def test_a_request_without_an_id_is_called_by_the_engines(engine: Any) -> None:
+    outputs = await collect(engine.generate("nameless", SHORT))
+    assert outputs[0].request_id == outputs[0].engine_id != ""
+
+
+async def test_an_id_that_was_cancelled_may_be_given_again_at_once(engine: Any) -> None:
+    """Each stream has its own prompt's tokens, whatever came under its id just before."""
+    prompts = [[20 + n, 21 + n, 22 + n] for n in range(60)]
+    alone = [(await collect(engine.generate(p, SHORT)))[-1].outputs[0].token_ids for p in prompts]
+
+    async def again(number: int, prompt: list[int]) -> Any:
+        name = f"x{number % 3}"  # few, so that others carry them meanwhile
+        first = engine.generate([99 + number] * 5, LONG, name)
+        if number % 2:
+            await anext(first)
+        else:
+            begun = asyncio.create_task(anext(first))
+            await asyncio.sleep(0)
+            begun.cancel()
+            await asyncio.gather(begun, return_exceptions=True)
+        await first.aclose()
+        last = (await collect(engine.generate(prompt, SHORT, name)))[-1]
+        assert last.prompt_token_ids == prompt
+        return last.outputs[0].token_ids
+
+    assert await asyncio.gather(*(again(n, p) for n, p in enumerate(prompts))) == alone
+
+
+async def test_abort_ends_all_that_its_owner_has_under_an_id_and_nothing_else(engine: Any) -> None:
+    async def begin(owner: str, name: str = "x") -> Any:
+        stream = engine.generate("mine", LONG, name, owner=owner)
+        await anext(stream)
+        return stream
+
+    mine, too, other, named = [
+        await begin(*who) for who in (("a",), ("a",), ("b",), ("a", "another"))
+    ]
+    assert not await engine.abort("x")
+    assert not await engine.abort("x", "c")
+    assert await engine.abort("x", "a")
+    ends = [(await collect(s))[-1].outputs[0].finish_reason for s in (mine, too, other, named)]
+    assert ends == ["cancelled", "cancelled", "length", "length"]
+    assert not await engine.abort("x", "a")
+
+
+async def test_abort_finds_a_request_by_the_engines_id_where_it_has_no_other(engine: Any) -> None:
+    stream = engine.generate("nameless", LONG, owner="a")
+    shown = (await anext(stream)).request_id
+    assert not await engine.abort(shown, "b")
+    assert await engine.abort(shown, "a")
+    assert (await collect(stream))[-1].outputs[0].finish_reason == "cancelled"
+
+
+async def test_abort_ends_a_request_whose_prompt_is_still_being_tokenized(
+    engine: Any, built: Any, monkeypatch: Any
+) -> None:
+    may_go, has_begun = threading.Event(), threading.Event()
+    process = built.inputs.process
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        has_begun.set()
+        assert may_go.wait(30)
+        return process(*args, **options)
+
+    monkeypatch.setattr(built.inputs, "process", slowly)
+    monkeypatch.setattr("octavo.engine.async_engine.INLINE_PROMPT_SIZE", 1)
+    reading = asyncio.create_task(collect(engine.generate("early", LONG, "early")))
+    assert await asyncio.to_thread(has_begun.wait, 30)
+    assert await engine.abort("early")
+    may_go.set()
+    assert [c.finish_reason for c in (await reading)[-1].outputs] == ["cancelled"]
+
+
+async def test_a_refused_request_leaves_a_gated_one_under_its_id_alone(
+    engine: Any, built: Any, monkeypatch: Any
+) -> None:
+    """A live one whose next mask is being made would wait for ever without it."""
+    gated = SamplingParams(max_tokens=40, seed=1, structured_outputs={"regex": "[a-z]{30}-[0-9]"})
+    alone = (await collect(engine.generate("x", gated)))[-1].outputs[0]
+    stream = engine.generate("x", gated, "a#0")
     await anext(stream)
-    with pytest.raises(DuplicateRequestError):
-        await collect(engine.generate("two", SHORT, "same"))
-    await stream.aclose()
-    await until(lambda: not built.has_unfinished)
-    assert (await collect(engine.generate("three", SHORT, "same")))[-1].finished
+    add, num_added = built.core.add, 0
+
+    def refuse_the_second(request: Any) -> None:
+        nonlocal num_added
+        num_added += 1
+        if num_added == 2:
+            raise OverloadedError("full", 1.0)
+        add(request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(built.core, "add", refuse_the_second)
+        with pytest.raises(OverloadedError):
+            await collect(engine.generate("y", gated.replace(n=3), "a"))
+    assert built.masks.num_live == 1
+    assert built.scheduler.num_running + built.scheduler.num_waiting == 1
+    assert (await collect(stream))[-1].outputs[0] == alone
 
 
 async def test_bad_input_harms_nobody_in_flight(engine: Any) -> None:

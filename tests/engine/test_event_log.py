@@ -43,11 +43,12 @@ def test_an_aborted_request_and_a_failed_step_replay_too(
 ) -> None:
     engine = make_llm().engine
     with start_log(engine.core, engine.config, tmp_path / "log"):
-        for name in ("a", "b"):
-            engine.submit(engine.inputs.process(name, [40, 41], MIXED[0], now_s=0.0))
+        made = [engine.inputs.process(name, [40, 41], MIXED[0], now_s=0.0) for name in "ab"]
+        for submission in made:
+            engine.submit(submission)
         engine.step()
         engine.step()
-        engine.abort("a")
+        engine.abort(made[0].request_id)
         engine.step()
 
         def fail(handle: Any) -> Any:

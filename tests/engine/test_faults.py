@@ -59,7 +59,7 @@ class FaultyExecutor:
 
 def ids_of(plan: StepPlan) -> list[str]:
     requests = [*plan.decode_rows.requests, *(row.request for row in plan.prefill_rows)]
-    return [request.request_id for request in requests]
+    return [request.label for request in requests]
 
 
 def prompts(count: int = 6, seed: int = 3) -> list[list[int]]:
@@ -189,7 +189,7 @@ def test_a_request_that_kills_its_steps_ends_and_no_other(
     def fault(at: str, plan: StepPlan | None) -> None:
         if at != stage or plan is None or "r2" not in ids_of(plan):
             return
-        decodes = "r2" in [request.request_id for request in plan.decode_rows.requests]
+        decodes = "r2" in [request.label for request in plan.decode_rows.requests]
         if when == "at once" or decodes:
             raise RuntimeError("INTERNAL: illegal address")
 
@@ -324,7 +324,7 @@ def test_a_text_that_cannot_be_read_ends_its_request_alone(
 
     def buggy(parent: Any, sequence: Any, item: Any) -> None:
         whole(parent, sequence, item)
-        if item.request.request_id == "r1" and len(sequence.token_ids) > 3:
+        if item.request.label == "r1" and len(sequence.token_ids) > 3:
             raise UnicodeError("a bug")
 
     monkeypatch.setattr(processor, "_take", buggy)
@@ -355,7 +355,9 @@ def test_requests_that_come_during_a_trial_wait_and_are_served(
         engine.step()
     for index, prompt in enumerate(given[3:], 3):
         submit(engine, prompt, f"r{index}")
-    engine.abort("r0")  # one of those on trial leaves
+    first = engine.scheduler.live_requests[0]
+    assert first.label == "r0"
+    engine.abort(first.request_id)  # one of those on trial leaves
     last = {}
     while engine.has_unfinished:
         last |= {output.request_id: output for output in engine.step()}

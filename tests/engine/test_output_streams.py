@@ -216,7 +216,7 @@ async def test_an_error_comes_after_what_was_held_before_it(writer: Writer) -> N
     streams.deliver(writer.write("a", "a"), now_s=0.0)
     await now(stream)
     streams.deliver([*writer.write("a", "b"), *writer.write("a", "c")], now_s=1.0)
-    streams.put("a", EngineDeadError("gone"))
+    stream.end(EngineDeadError("gone"))
     assert text(await now(stream)) == "bc"
     assert isinstance(await now(stream), EngineDeadError)
 
@@ -244,8 +244,8 @@ async def test_a_closed_stream_is_forgotten_even_while_it_is_held(writer: Writer
         streams.deliver(writer.write("a", letter), now_s=asyncio.get_running_loop().time())
     assert text(await now(stream)) == "abc"
     streams.deliver(writer.write("a", "d"), now_s=0.0)
-    streams.close("a")
-    assert "a" not in streams
+    streams.close(stream)
+    assert not len(streams)
     assert not streams
     streams.deliver(writer.write("a", "e"), now_s=0.0)
     await asyncio.sleep(0.01)

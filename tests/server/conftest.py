@@ -23,7 +23,6 @@ import tokenizers
 from safetensors.numpy import save_file
 
 from octavo.engine.config import EngineConfig
-from octavo.engine.errors import DuplicateRequestError
 from octavo.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -38,7 +37,7 @@ class CountingEngine:
 
     Attributes:
         seen: keyword arguments of every `generate`.
-        live: ids of the requests whose stream is open.
+        live: requests whose stream is open, by engine id: owner, and the id that outputs show.
         failure: raised instead of the second token, if set.
         gate: tokens after the first wait for it.
     """
@@ -60,7 +59,7 @@ class CountingEngine:
         self.num_turns = 0
         self.is_in_turn = False
         self.seen: list[dict[str, Any]] = []
-        self.live: set[str] = set()
+        self.live: dict[str, tuple[str, str]] = {}
         self.failure: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -71,8 +70,8 @@ class CountingEngine:
     async def shutdown(self, drain_s: float = 0.0) -> None:
         self.is_ready = False
 
-    async def abort(self, request_id: str) -> bool:
-        return request_id in self.live
+    async def abort(self, request_id: str, owner: str = "") -> bool:
+        return (owner, request_id) in self.live.values()
 
     def load(
         self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL
@@ -95,14 +94,16 @@ class CountingEngine:
         prompt: str | list[int],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        owner: str = "",
+        trace_parent: str = "",
         **rest: Any,
     ) -> AsyncIterator[RequestOutput]:
-        assert request_id is not None
         assert sampling_params is not None
         self.seen.append({"prompt": prompt, "params": sampling_params, "id": request_id, **rest})
-        if request_id in self.live:
-            raise DuplicateRequestError(request_id)
-        self.live.add(request_id)
+        engine_id = f"counting-{len(self.seen)}"
+        request_id = request_id or engine_id
+        self.live[engine_id] = owner, request_id
         try:
             last = sampling_params.max_tokens or 0
             metrics = RequestMetrics(arrival_s=100.0, first_token_s=101.0)
@@ -133,10 +134,11 @@ class CountingEngine:
                     finished=finished,
                     metrics=metrics,
                     num_cached_tokens=1,
+                    engine_id=engine_id,
                 )
                 await asyncio.sleep(0)
         finally:
-            self.live.discard(request_id)
+            del self.live[engine_id]
 
 
 @pytest.fixture

@@ -100,7 +100,7 @@ def built(tiny_model: Path) -> Iterator[Any]:
 
 def stands(engine: Any, state: str) -> bool:
     """Whether the target is in this state now; asked in the engine's thread."""
-    entry = engine.scheduler._table.get(TARGET)
+    entry = next((e for e in engine.scheduler._table if e.request.label == TARGET), None)
     if entry is None:
         return False
     request, has_row = entry.request, entry.request.slot is not None
@@ -195,7 +195,7 @@ class Scene:
         await self.until(self.gate.reached.is_set)
         raw = message(TARGET, 70, 50, 1000.0 if self.event == "deadline" else None)
         target = asyncio.create_task(ask(mine, self.call, raw))
-        await self.until(lambda: TARGET in streams)
+        await self.until(lambda: bool(streams.labelled(TARGET, "")))
         self.gate.go_on_until(lambda: stands(self.engine, self.state))
         await self.until(self.gate.reached.is_set)
         await self.happen(server, others, mine, target, monkeypatch)
@@ -232,7 +232,8 @@ class Scene:
             self.gate.fault = RuntimeError("out of memory")
         elif event == "client gone":
             await mine.close()
-            await self.until(lambda: TARGET not in server.front.engine._streams)  # type: ignore[union-attr]
+            streams = server.front.ready_engine()._streams
+            await self.until(lambda: not streams.labelled(TARGET, ""))
         else:
             drain = asyncio.create_task(server.drain_and_stop())
             await asyncio.sleep(0.02)

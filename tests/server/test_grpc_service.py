@@ -15,7 +15,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from octavo.engine.errors import (
     DeadlineExceededError,
-    DuplicateRequestError,
     EngineDeadError,
     InvalidRequestError,
     OctavoError,
@@ -204,7 +203,6 @@ def test_a_message_over_the_limit_is_refused_with_its_size(on_stand):
     [
         (InvalidRequestError("top_k", -5, "≥ 0"), grpc.StatusCode.INVALID_ARGUMENT),
         (UnknownModelError("model", "x", "'y'"), grpc.StatusCode.NOT_FOUND),
-        (DuplicateRequestError("r1"), grpc.StatusCode.ALREADY_EXISTS),
         (OverloadedError("queue is full", 1.25), grpc.StatusCode.RESOURCE_EXHAUSTED),
         (DeadlineExceededError("too late"), grpc.StatusCode.DEADLINE_EXCEEDED),
         (EngineDeadError("it broke"), grpc.StatusCode.UNAVAILABLE),
@@ -254,7 +252,7 @@ def test_a_closed_stream_ends_its_request(on_stand):
         stand.engine.gate.clear()
         stream = stand.client.stream("x", request_id="r")
         await anext(stream)
-        assert stand.engine.live == {"r"}
+        assert list(stand.engine.live.values()) == [("", "r")]
         await stream.aclose()
         await stand.until(lambda: not stand.engine.live)
 
@@ -320,13 +318,13 @@ def test_the_earlier_of_both_deadlines_counts(on_stand):
     on_stand(scenario)
 
 
-def test_two_requests_in_flight_cannot_share_an_id(on_stand):
+def test_two_requests_in_flight_may_share_an_id(on_stand):
     async def scenario(stand):
         stand.engine.gate.clear()
         stream = stand.client.stream("x", request_id="r")
         await anext(stream)
-        with pytest.raises(DuplicateRequestError, match="'r'"):
-            await stand.client.generate("x", request_id="r")
+        other = await stand.client.generate("x", SamplingParams(max_tokens=1), request_id="r")
+        assert (other.request_id, other.finished) == ("r", True)
         assert await stand.client.abort("r")
         assert not await stand.client.abort("unknown")
         with pytest.raises(InvalidRequestError, match="request_id"):

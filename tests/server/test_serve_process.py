@@ -21,7 +21,6 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from octavo.engine.errors import (
     DeadlineExceededError,
-    DuplicateRequestError,
     InvalidRequestError,
     UnknownModelError,
 )
@@ -188,14 +187,15 @@ def test_a_deadline_in_the_message_is_as_good_as_the_calls(served):
     until(lambda: idle(served))
 
 
-def test_an_id_in_flight_cannot_be_taken_again(served):
+def test_an_id_in_flight_may_be_given_again(served):
+    alone = served.client.generate(PROMPT, SHORT)
     stream = served.client.stream(PROMPT, LONG, request_id="mine")
     next(stream)
-    with pytest.raises(DuplicateRequestError):
-        served.client.generate(PROMPT, SHORT, request_id="mine")
+    beside = served.client.generate(PROMPT, SHORT, request_id="mine")
+    assert beside.request_id == "mine"
+    assert beside.outputs[0].token_ids == alone.outputs[0].token_ids
     stream.close()
     until(lambda: idle(served))
-    assert served.client.generate(PROMPT, SHORT, request_id="mine").finished
 
 
 def status(served: Served, request: pb.GenerateRequest | bytes) -> grpc.RpcError:

@@ -122,7 +122,8 @@ def test_a_preempted_request_says_so_and_resumes(built: Any, spans: Spans) -> No
 def test_a_failed_step_is_an_event_and_a_cancel_an_end(
     built: Any, spans: Spans, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built.submit(built.inputs.process("r", [60] * 40, PARAMS, now_s=built.clock.now_s()))
+    submission = built.inputs.process("r", [60] * 40, PARAMS, now_s=built.clock.now_s())
+    built.submit(submission)
     built.step()
 
     def fail(handle: Any) -> Any:
@@ -132,7 +133,7 @@ def test_a_failed_step_is_an_event_and_a_cancel_an_end(
         patch.setattr(built.executor, "result", fail)
         built.step()
     built.step()
-    built.abort("r")
+    built.abort(submission.request_id)
     while built.has_unfinished:
         built.step()
     assert spans.events() == ["admitted", "recovered", "resumed", "finished"]

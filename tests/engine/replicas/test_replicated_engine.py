@@ -21,7 +21,6 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.errors import (
-    DuplicateRequestError,
     EngineDeadError,
     InvalidConfigError,
     InvalidRequestError,
@@ -163,8 +162,6 @@ def test_what_can_never_be_served_is_refused_and_harms_nobody(pair) -> None:
         pair.submit(pair.inputs.process(name, prompt, params, now_s=pair.clock.now_s()))
 
     submit("r0")
-    with pytest.raises(DuplicateRequestError, match="r0"):
-        submit("r0")
     with pytest.raises(InvalidRequestError, match="max_tokens"):
         submit("r1", max_tokens=5000)
     outputs = []
@@ -174,9 +171,12 @@ def test_what_can_never_be_served_is_refused_and_harms_nobody(pair) -> None:
 
 
 def test_a_request_may_be_ended_early(pair) -> None:
-    for name in ("r0", "r1"):
-        pair.submit(pair.inputs.process(name, name, LONG, now_s=pair.clock.now_s()))
-    assert pair.abort("r0")
+    made = [
+        pair.inputs.process(name, name, LONG, now_s=pair.clock.now_s()) for name in ("r0", "r1")
+    ]
+    for submission in made:
+        pair.submit(submission)
+    assert pair.abort(made[0].request_id)
     assert not pair.abort("nobody")
     last = {}
     while pair.has_unfinished:
@@ -187,9 +187,10 @@ def test_a_request_may_be_ended_early(pair) -> None:
 
 def test_a_request_that_was_ended_is_not_begun_again(pair) -> None:
     def end(output: RequestOutput) -> None:
-        if not output.finished and pair.where("r0") is not None:
-            os.kill(pid_with_work(pair, "r0"), signal.SIGKILL)
-            assert pair.abort("r0")
+        request_id = output.engine_id
+        if not output.finished and pair.where(request_id) is not None:
+            os.kill(pid_with_work(pair, request_id), signal.SIGKILL)
+            assert pair.abort(request_id)
 
     output = run(pair, PROMPTS[:1], LONG, end)[0]
     assert output.outputs[0].finish_reason == "cancelled"
@@ -221,7 +222,7 @@ def test_a_replica_that_dies_costs_time_and_no_token(pair, alone, kind) -> None:
         before = told.get(output.request_id, []) if kind is RequestOutputKind.DELTA else []
         told[output.request_id] = before + token_ids
         if not killed and len(told[output.request_id]) > 5:
-            killed.append(pid_with_work(pair, output.request_id))
+            killed.append(pid_with_work(pair, output.engine_id))
             os.kill(killed[0], signal.SIGKILL)
 
     outputs = run(pair, PROMPTS[:6], LONG.replace(output_kind=kind), take)
@@ -243,8 +244,8 @@ def test_the_request_that_replicas_die_of_is_found_and_its_neighbours_go_on(
         killed: set[int] = set()
 
         def kill(output: RequestOutput) -> None:
-            if output.request_id == "r0" and engine.where("r0") is not None:
-                process_id = pid_with_work(engine, "r0")
+            if output.request_id == "r0" and engine.where(output.engine_id) is not None:
+                process_id = pid_with_work(engine, output.engine_id)
                 if process_id not in killed:
                     killed.add(process_id)
                     os.kill(process_id, signal.SIGKILL)
@@ -307,7 +308,7 @@ async def test_streams_of_an_event_loop_and_a_replica_that_hangs(
             async for output in engine.generate(prompt, params, name):
                 text += output.outputs[0].text
                 if text and name == "r0" and not stopped:
-                    stopped.append(pid_with_work(pair, name))
+                    stopped.append(pid_with_work(pair, output.engine_id))
                     os.kill(stopped[0], signal.SIGSTOP)
             return text
 

@@ -6,7 +6,6 @@ import pytest
 
 from octavo.engine.errors import (
     DeadlineExceededError,
-    DuplicateRequestError,
     InvalidConfigError,
     InvalidRequestError,
 )
@@ -56,16 +55,6 @@ def test_without_chunked_prefill_a_prompt_must_fit_a_step(drive, request_of):
         driver.scheduler.add(request_of(prompt=17), 0.0)
     driver.add(request_of(prompt=16))
     assert [row.num_tokens for row in driver.turn().prefill_rows] == [16]
-
-
-def test_an_id_can_be_used_again_only_after_its_end(drive, request_of):
-    driver = drive()
-    driver.add(request_of("a"))
-    with pytest.raises(DuplicateRequestError):
-        driver.scheduler.add(request_of("a"), 0.0)
-    driver.drain()
-    driver.scheduler.add(request_of("a"), 0.0)
-    assert driver.scheduler.num_waiting == 1
 
 
 def test_a_past_deadline_is_refused(drive, request_of):

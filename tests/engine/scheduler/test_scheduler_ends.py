@@ -59,16 +59,6 @@ def test_a_stop_string_ends_once(drive, request_of):
     assert driver.commit() == []
 
 
-def test_an_ended_request_does_not_end_a_new_one_with_its_id(drive, request_of):
-    driver = drive()
-    old = driver.add(request_of("a"))
-    driver.cancel("a")
-    new = request_of("a")
-    driver.scheduler.add(new, 0.0)
-    assert not driver.scheduler.finish(old, RequestStatus.STOPPED, "x", 0.0)
-    assert driver.scheduler.get("a") is new
-
-
 def test_deadlines_end_waiting_and_running_requests_once_they_have_passed(drive, request_of):
     driver = drive({"max_num_seqs": 1})
     running = driver.add(request_of("running", 4, 8, deadline_s=5.0))

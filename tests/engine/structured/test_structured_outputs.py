@@ -204,7 +204,7 @@ def test_cancelled_and_stopped_sequences_leave_no_matcher(llm: LLM) -> None:
     for _ in range(4):
         llm.engine.step()
     assert llm.engine.masks.num_live == 1
-    assert llm.engine.abort("gone")
+    assert llm.engine.abort(submission.request_id)
     while llm.engine.has_unfinished:
         llm.engine.step()
     assert llm.engine.masks.num_live == 0

@@ -94,7 +94,7 @@ class OctavoServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Abort(self, request, context):
-        """Cancels a request by its id at the next step.
+        """Cancels the caller's requests that go by an id, at the next step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
