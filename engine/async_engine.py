@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sized
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack
 
 from octavo.engine.any_engine import open_engine
 from octavo.engine.config import EngineConfig
@@ -23,10 +26,12 @@ from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import NO_TARGETS, Targets
+from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS
 from octavo.engine.transcript import Transcript
 from octavo.engine.unserved import Unserved, refuse_unserved
 
 logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 LOAD_ATTEMPTS = 100
 """Readings of a load that a busy engine may spoil."""
@@ -34,8 +39,8 @@ INTAKE_SHARE, LEAST_INTAKE_S = 0.5, 0.0003
 """A turn takes in what was asked for so many seconds, or for a share of those that the last turn
 had to spare. Where hundreds of requests come at once, it would else find one more after each, and
 the device would wait for the last of them."""
-INLINE_PROMPT_SIZE = 16_384
-"""Characters or tokens up to which a prompt is checked and tokenized in the event loop itself."""
+TEXT_THREADS, TEXT_NICENESS = 2, 10
+"""Threads that tokenize what takes long, and how far they give way to those that compute tokens."""
 
 
 class AsyncEngine:
@@ -66,10 +71,11 @@ class AsyncEngine:
         self._news: deque[list[Told]] = deque()
         self._is_told = False
         self._wake = threading.Condition()
+        self._text_threads = ThreadPoolExecutor(TEXT_THREADS, "octavo-text", _give_way)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._num_turns = 0
         self.is_in_turn = False
         """Whether it is in one, and not waiting for work."""
@@ -127,6 +133,7 @@ class AsyncEngine:
         with self._wake:
             self._wake.notify()
         self.engine.wake()
+        self._text_threads.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(self._thread.join)
         await asyncio.to_thread(self.engine.close)
 
@@ -196,9 +203,12 @@ class AsyncEngine:
             )
             # A long prompt takes a while to tokenize, and a grammar to compile: other streams must
             # not wait for it.
-            is_long = isinstance(prompt, Sized) and len(prompt) > INLINE_PROMPT_SIZE
-            is_long |= params.structured_outputs is not None
-            submission = await asyncio.to_thread(process) if is_long else process()
+            if params.structured_outputs is not None:
+                submission = await asyncio.to_thread(process)
+            elif self.engine.inputs.takes_long(prompt, params):
+                submission = await self._in_text_thread(process)
+            else:
+                submission = process()
             self._check_alive()
             self._post(lambda: self._submit(submission, stream))
             submitted = True
@@ -217,6 +227,18 @@ class AsyncEngine:
             self._streams.close(stream)
             if submitted and not finished:
                 self._post(lambda: self._abort(engine_id))
+
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a prompt's text; a long text does not hold up the event loop.
+
+        Raises:
+            InvalidRequestError: it is too long for the context, or cannot be tokenized.
+        """
+        work = partial(self.engine.inputs.tokenize, text, add_special_tokens=add_special_tokens)
+        return await self._in_text_thread(work) if len(text) > SHORT_TEXT_CHARS else work()
+
+    async def _in_text_thread(self, work: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._text_threads, work)
 
     async def abort(self, request_id: str, owner: str = "") -> bool:
         """Cancels every request in flight that goes by this id; their streams end with finish
@@ -287,7 +309,7 @@ class AsyncEngine:
                 self._report(self.engine.advance())
                 spare_s = self.engine.waited_s - waited_s
             self.engine.abort_all()
-        except Exception as error:
+        except BaseException as error:  # a panic of a library is no Exception, and ends it as well
             logger.exception("the engine broke")
             self._error = error
             self._tell(self._deliver_death)
@@ -347,3 +369,9 @@ class AsyncEngine:
 
     def _deliver_death(self) -> None:
         self._streams.put_all(EngineDeadError("the engine broke; see its log"))
+
+
+def _give_way() -> None:
+    """Lets other threads go first. Linux alone has a niceness for each thread."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), TEXT_NICENESS)

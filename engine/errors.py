@@ -22,8 +22,16 @@ and the one HTTP status it maps to, so that no front has a table of its own.
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from pathlib import PurePath
 from typing import Any, ClassVar
+
+NOT_FAILURES = (KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError)
+"""Exceptions that end what runs because somebody wants it to end. Any other `BaseException` is a
+failure: a panic in a library's Rust code is one, and no `Exception`."""
+SHOWN_DEPTH = 4
+"""Levels of a value that an error shows."""
 
 
 class OctavoError(Exception):
@@ -148,7 +156,23 @@ def shorten(value: Any, limit: int = 80) -> str:
     """
     if isinstance(value, PurePath):
         return repr(str(value))
-    if isinstance(value, (str, bytes, list, tuple)) and len(value) > limit:
-        value = value[:limit]
-    text = repr(value)
+    try:
+        text = repr(_cut(value, limit, limit))
+    except (ValueError, RecursionError):  # Python writes no number of thousands of digits
+        text = f"a value of type {type(value).__name__}"
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _cut(value: Any, chars: int, parts: int, depth: int = 0) -> Any:
+    """The first parts of a value, so that `repr` of it takes no time whatever its size."""
+    if isinstance(value, (str, bytes)):
+        return value[:chars] if len(value) > chars else value
+    if type(value) not in (list, tuple, dict):
+        return value
+    if depth == SHOWN_DEPTH:
+        return ...
+    within = max(1, parts // 8)
+    if isinstance(value, dict):
+        first = itertools.islice(value.items(), parts)
+        return {_cut(k, chars, within): _cut(v, chars, within, depth + 1) for k, v in first}
+    return type(value)(_cut(item, chars, within, depth + 1) for item in value[:parts])

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 from octavo.engine.errors import DeadlineExceededError, InvalidRequestError
 from octavo.engine.request import Priority, Request
 from octavo.engine.request_ids import RequestIds
-from octavo.engine.sampling_params import MAX_BAD_WORD_TOKENS, MAX_STOP_IDS, SamplingParams
+from octavo.engine.sampling_params import (
+    MAX_BAD_WORD_TOKENS,
+    MAX_STOP_IDS,
+    SamplingParams,
+    are_plain_integers,
+)
 from octavo.engine.structured.compiler import GrammarCompiler
 from octavo.engine.structured.grammar import CompiledGrammar
 from octavo.engine.structured.params import StructuredOutputsParams
 from octavo.engine.targets import NO_TARGETS, Targets
 from octavo.engine.text.bad_words import bad_word_token_sequences
-from octavo.engine.text.tokenizer import Tokenizer
+from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS, Tokenizer
 
 Prompt = str | Sequence[int]
 """A prompt's text, or its token ids."""
@@ -24,6 +29,8 @@ PromptLike = Prompt | Mapping[str, Any]
 """A prompt as users hand it in: also as `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
 
 MAX_ID_CHARS = 256
+SHORT_PROMPT_TOKENS = 16_384
+"""Token ids that take under a millisecond to check."""
 
 
 def text_or_ids(prompt: PromptLike) -> Prompt:
@@ -99,6 +106,7 @@ class InputProcessor:
     ) -> None:
         self.ids = RequestIds(incarnation)
         self._tokenizer = tokenizer
+        _ = tokenizer.token_sizes  # now, while nobody waits for a token
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
@@ -185,6 +193,17 @@ class InputProcessor:
             grammar=self.grammar_of(params) if compile_grammar else None,
         )
 
+    def takes_long(self, prompt: Prompt, params: SamplingParams) -> bool:
+        """Whether an event loop had better not call `process` itself."""
+        if params.structured_outputs is not None:
+            return True
+        text = sum(map(len, params.bad_words))
+        if isinstance(prompt, str):
+            return text + len(prompt) > SHORT_TEXT_CHARS
+        return text > SHORT_TEXT_CHARS or (
+            isinstance(prompt, Sized) and len(prompt) > SHORT_PROMPT_TOKENS
+        )
+
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         sequences = bad_word_token_sequences(self._tokenizer, params.bad_words)
         longest = max(map(len, sequences), default=0)
@@ -206,16 +225,43 @@ class InputProcessor:
         assert isinstance(wanted, StructuredOutputsParams)
         return self.grammars.compile(wanted)
 
+    def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, is_cut: bool = False
+    ) -> list[int]:
+        """A prompt's tokens. Text that cannot fit the context, by its length, is not tokenized.
+
+        Args:
+            add_special_tokens: put BOS and EOS where the model wants them.
+            is_cut: whether a prompt that is too long will be cut to a length that fits.
+
+        Raises:
+            InvalidRequestError: it is too long, or cannot be tokenized.
+        """
+        if not is_cut and isinstance(text, str) and len(text) > SHORT_TEXT_CHARS:
+            least = self._tokenizer.least_tokens(text)
+            if least >= self._max_model_len:
+                raise self._too_long(f"{len(text)} characters, at least {least} tokens")
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def _too_long(self, given: str) -> InvalidRequestError:
+        allowed = (
+            f"at most {self._max_model_len - 1} tokens, one less than the context "
+            f"(max_model_len {self._max_model_len})"
+        )
+        return InvalidRequestError("prompt", given, allowed)
+
     def _tokens(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidRequestError("prompt", prompt, "text that is not empty")
-            token_ids = self._tokenizer.encode(prompt)
+            token_ids = self.tokenize(prompt)
             if not token_ids:
                 raise InvalidRequestError("prompt", prompt, "text that is at least one token")
             return token_ids
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise InvalidRequestError("prompt", prompt, "a string or a list of token ids")
+        if len(prompt) >= self._max_model_len:
+            raise self._too_long(f"{len(prompt)} tokens")
         token_ids = [*prompt]
         if not token_ids:
             raise InvalidRequestError("prompt_token_ids", token_ids, "at least one token id")
@@ -225,12 +271,7 @@ class InputProcessor:
     def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         room = self._max_model_len - num_prompt_tokens
         if room < 1:
-            raise InvalidRequestError(
-                "prompt",
-                f"{num_prompt_tokens} tokens",
-                f"at most {self._max_model_len - 1} tokens, one less than the context "
-                f"(max_model_len {self._max_model_len})",
-            )
+            raise self._too_long(f"{num_prompt_tokens} tokens")
         if params.max_tokens is None:
             if params.min_tokens > room:
                 raise InvalidRequestError(
@@ -252,6 +293,8 @@ class InputProcessor:
         self._check_range("logit_bias", tuple(params.logit_bias or ()))
 
     def _check_range(self, field: str, token_ids: Sequence[int]) -> None:
+        if are_plain_integers(token_ids, 0, self._vocab_size - 1):
+            return
         for token_id in token_ids:
             if (
                 isinstance(token_id, bool)

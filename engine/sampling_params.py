@@ -19,10 +19,15 @@ MAX_STOP_STRING_CHARS = 256
 MAX_STOP_TOKENS = 16
 MAX_STOP_IDS = 24
 """Different tokens that end a request, the model's own among them."""
+MAX_ALLOWED_TOKENS = 16_384
+MAX_LOGIT_BIASES = 4_096
 MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARS = 256
 MAX_BAD_WORD_TOKENS = 16
 """Of the longest bad word, as the model spells it."""
 MAX_SEED = 2**63 - 1
+MAX_ID_DIGITS = 10
+"""Of a token id written as text: no token has more, and Python reads no number of thousands."""
 
 
 class RequestOutputKind(enum.Enum):
@@ -59,9 +64,9 @@ class SamplingParams:
         logprobs: number of top log-probabilities returned with each token (0: only the chosen
             token's own), None for none; ≤ 20.
         prompt_logprobs: the same for the prompt's tokens; ≤ 20.
-        logit_bias: token id -> number in [-100, 100] added to its logit.
-        allowed_token_ids: only these may be generated.
-        bad_words: strings that may not be generated.
+        logit_bias: token id -> number in [-100, 100] added to its logit; at most 4,096.
+        allowed_token_ids: only these may be generated; at most 16,384.
+        bad_words: strings that may not be generated; at most 64, of 256 characters each.
         structured_outputs: a grammar that the text keeps to, as `StructuredOutputsParams` or as a
             mapping of its fields. The grammar says when the text ends: with it there are no
             `min_tokens`, `ignore_eos`, `allowed_token_ids` or `bad_words`.
@@ -170,15 +175,23 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             if not self.allowed_token_ids:
                 raise InvalidRequestError("allowed_token_ids", [], "at least one token id, or None")
-            for token_id in self.allowed_token_ids:
-                _integer("allowed_token_ids", token_id, 0, 2**31 - 1)
+            if len(self.allowed_token_ids) > MAX_ALLOWED_TOKENS:
+                given = f"{len(self.allowed_token_ids)} ids"
+                raise InvalidRequestError(
+                    "allowed_token_ids", given, f"at most {MAX_ALLOWED_TOKENS}"
+                )
+            if not are_plain_integers(self.allowed_token_ids, 0, 2**31 - 1):
+                for token_id in self.allowed_token_ids:
+                    _integer("allowed_token_ids", token_id, 0, 2**31 - 1)
         if len(self.bad_words) > MAX_BAD_WORDS:
             raise InvalidRequestError(
                 "bad_words", f"{len(self.bad_words)} strings", f"at most {MAX_BAD_WORDS}"
             )
         for word in self.bad_words:
-            if not isinstance(word, str) or not word:
-                raise InvalidRequestError("bad_words", word, "strings that are not empty")
+            if not isinstance(word, str) or not 1 <= len(word) <= MAX_BAD_WORD_CHARS:
+                raise InvalidRequestError(
+                    "bad_words", word, f"strings of 1 to {MAX_BAD_WORD_CHARS} characters"
+                )
         if self.structured_outputs is not None:
             self._check_with_grammar()
         for name in (
@@ -202,6 +215,13 @@ class SamplingParams:
                 raise InvalidRequestError(name, getattr(self, name), allowed)
 
 
+def are_plain_integers(values: Sequence[int], low: int, high: int) -> bool:
+    """Whether all are integers of Python's own type within the bounds; quick, whatever they are."""
+    return not values or (
+        set(map(type, values)) == {int} and low <= min(values) <= max(values) <= high
+    )
+
+
 def _integer(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidRequestError(name, value, f"an integer from {low} to {high}")
@@ -216,8 +236,13 @@ def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = 
 
 def _bias(bias: Mapping[Any, float]) -> dict[int, float]:
     checked: dict[int, float] = {}
+    if len(bias) > MAX_LOGIT_BIASES:
+        raise InvalidRequestError(
+            "logit_bias", f"{len(bias)} token ids", f"at most {MAX_LOGIT_BIASES}"
+        )
     for key, value in bias.items():
-        token_id = int(key) if isinstance(key, str) and key.isdecimal() else key
+        is_number = isinstance(key, str) and key.isdecimal() and len(key) <= MAX_ID_DIGITS
+        token_id = int(key) if is_number else key
         _integer("logit_bias", token_id, 0, 2**31 - 1)
         _number("logit_bias", value, -100.0, 100.0)
         checked[token_id] = float(value)

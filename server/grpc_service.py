@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc_status import rpc_status
 
 from octavo.engine.errors import (
+    NOT_FAILURES,
     EngineDeadError,
     InvalidRequestError,
     OctavoError,
@@ -295,9 +296,9 @@ def guarded(handler: Handler) -> Handler:
             return await handler(request, context)
         except OctavoError as error:
             status = status_of(error)
-        except grpc.aio.AbortError:
+        except (grpc.aio.AbortError, *NOT_FAILURES):
             raise
-        except Exception:
+        except BaseException:  # gRPC would leave a call open for ever that raises no Exception
             if context.done():
                 # The client left between two messages: there is no one to answer.
                 return None

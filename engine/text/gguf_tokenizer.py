@@ -8,7 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
-from octavo.engine.errors import ModelLoadError, UnsupportedModelError
+from octavo.engine.errors import NOT_FAILURES, ModelLoadError, UnsupportedModelError
 from octavo.engine.text.pre_tokenizers import byte_level_kind
 from octavo.engine.text.tokenizer_parts import (
     TokenizerParts,
@@ -42,9 +42,9 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
                 f"tokenizer.ggml.model = {model!r} is not allowed: gpt2 or llama"
             )
         _mark_added_tokens(backend, fields)
-    except (UnsupportedModelError, ModelLoadError):
+    except (ModelLoadError, *NOT_FAILURES):
         raise
-    except Exception as error:  # tokenizers raises bare Exception
+    except BaseException as error:  # tokenizers raises bare Exception, and its Rust code panics
         raise ModelLoadError(
             f"the tokenizer.ggml entries contradict each other: {error}"
         ) from error

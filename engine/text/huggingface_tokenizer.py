@@ -10,7 +10,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from octavo.engine.errors import ModelLoadError, UnsupportedModelError
+from octavo.engine.errors import NOT_FAILURES, ModelLoadError, UnsupportedModelError
 from octavo.engine.text.tokenizer_parts import (
     TokenizerParts,
     special_token_ids,
@@ -66,7 +66,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path} does not hold a JSON object")
@@ -76,7 +76,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
+    except NOT_FAILURES:
+        raise
+    except BaseException as error:  # tokenizers raises bare Exception, and its Rust code panics
         raise ModelLoadError(f"{path} is not a sound tokenizer: {error}") from error
 
 
@@ -87,7 +89,9 @@ def _convert(directory: Path) -> tokenizers.Tokenizer:
         converted = AutoTokenizer.from_pretrained(
             str(directory), trust_remote_code=False, local_files_only=True
         )
-    except Exception as error:  # it raises many kinds, some from optional packages
+    except NOT_FAILURES:
+        raise
+    except BaseException as error:  # it raises many kinds, some from optional packages
         raise ModelLoadError(f"{directory} holds no tokenizer that loads: {error}") from error
     backend = getattr(converted, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):

@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.engine.errors import InvalidRequestError, ModelLoadError
+from octavo.engine.errors import NOT_FAILURES, InvalidRequestError, ModelLoadError
 from octavo.engine.text.chat_template import ChatTemplate
 from octavo.engine.text.gguf_tokenizer import build_gguf_tokenizer
 from octavo.engine.text.huggingface_tokenizer import load_huggingface_tokenizer
+from octavo.engine.text.least_tokens import TokenSizes, token_sizes
 from octavo.engine.text.token_bytes import TextAssembler, TokenBytes
 from octavo.engine.text.tokenizer_parts import TokenizerParts
 from octavo.models.loading.gguf_file import GGUFFile
 
 MAX_TOKEN_ID = 2**32 - 1
+SHORT_TEXT_CHARS = 4_096
+"""Characters that take a few milliseconds at most to encode, whatever they are."""
 
 
 class Tokenizer:
@@ -71,7 +74,8 @@ class Tokenizer:
             add_special_tokens: put BOS and EOS where the model wants them.
 
         Raises:
-            InvalidRequestError: not a string, or a string with half a surrogate pair in it.
+            InvalidRequestError: not a string, a string with half a surrogate pair in it, or one
+                that the model's tokenizer fails at.
         """
         if not isinstance(text, str):
             raise InvalidRequestError("prompt", text, "a string")
@@ -80,11 +84,38 @@ class Tokenizer:
         except UnicodeEncodeError:
             raise InvalidRequestError("prompt", text, "valid Unicode text") from None
         own = add_special_tokens and self._affixes is None
-        ids: list[int] = self._backend.encode(text, add_special_tokens=own).ids
+        try:
+            ids = self._encode(text, own)
+        except NOT_FAILURES:
+            raise
+        except BaseException as error:  # a panic of its Rust code is no Exception
+            allowed = f"text that the model's tokenizer can read ({error})"
+            raise InvalidRequestError("prompt", text, allowed) from error
         if add_special_tokens and self._affixes is not None:
             prefix, suffix = self._affixes
             return [*prefix, *ids, *suffix]
         return ids
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) <= SHORT_TEXT_CHARS:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return ids
+        # Of the library's calls, those for batches alone let other threads run meanwhile.
+        batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids = batch[0].ids
+        return ids  # noqa: RET504 (typed as it is above)
+
+    def least_tokens(self, text: str) -> int:
+        """No fewer tokens than these does the text have, by its length; 0 where that says nothing.
+
+        Takes milliseconds for millions of characters.
+        """
+        return 0 if self.token_sizes is None else self.token_sizes.least_tokens(text)
+
+    @functools.cached_property
+    def token_sizes(self) -> TokenSizes | None:
+        """How many bytes of a text one token takes; None for a tokenizer that sets no limit."""
+        return token_sizes(self._backend)
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The tokens' text; bytes that are no character become U+FFFD, unknown ids nothing.

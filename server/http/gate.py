@@ -7,7 +7,7 @@ import contextlib
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.engine.errors import OctavoError
+from octavo.engine.errors import NOT_FAILURES, OctavoError
 from octavo.server.auth import TokenFile
 from octavo.server.caller import CALLER
 from octavo.server.http.errors import (
@@ -96,7 +96,9 @@ class Gate:
                 end = cut_off()
                 text = encode(body_of(end))
                 await _answer(send, end.http_status, text, headers_of(end), body)
-        except Exception:
+        except NOT_FAILURES:
+            raise
+        except BaseException:
             if INCIDENT not in scope:
                 text = incident()
                 if not started:

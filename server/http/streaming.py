@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.engine.errors import OctavoError
+from octavo.engine.errors import NOT_FAILURES, OctavoError
 from octavo.engine.outputs import RequestOutput
 from octavo.server.http.errors import body_of, cut_off, encode, incident
 
@@ -73,7 +73,9 @@ class EventStream(Response):
                 await _send_part(send, data)
         except OctavoError as error:
             await _send_part(send, event(body_of(error)))
-        except Exception:
+        except NOT_FAILURES:
+            raise
+        except BaseException:
             await _send_part(send, b"data: " + incident() + b"\n\n")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -121,7 +123,9 @@ async def merge(
             async with contextlib.aclosing(stream):
                 async for output in stream:
                     queue.put_nowait((place, output))
-        except Exception as error:
+        except NOT_FAILURES:
+            raise
+        except BaseException as error:
             queue.put_nowait(error)
         else:
             queue.put_nowait(None)

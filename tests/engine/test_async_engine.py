@@ -280,7 +280,7 @@ async def test_abort_ends_a_request_whose_prompt_is_still_being_tokenized(
         return process(*args, **options)
 
     monkeypatch.setattr(built.inputs, "process", slowly)
-    monkeypatch.setattr("octavo.engine.async_engine.INLINE_PROMPT_SIZE", 1)
+    monkeypatch.setattr("octavo.engine.input_processor.SHORT_TEXT_CHARS", 1)
     reading = asyncio.create_task(collect(engine.generate("early", LONG, "early")))
     assert await asyncio.to_thread(has_begun.wait, 30)
     assert await engine.abort("early")
