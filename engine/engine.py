@@ -17,7 +17,7 @@ from tqdm import tqdm
 from octavo.engine.clock import Clock, MonotonicClock
 from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
 from octavo.engine.core import EngineCore
-from octavo.engine.errors import InvalidConfigError, ModelLoadError
+from octavo.engine.errors import InvalidConfigError, ModelLoadError, shorten
 from octavo.engine.execution.compile_cache import cache_counts, use_compile_cache
 from octavo.engine.execution.executor import DeviceExecutor
 from octavo.engine.execution.host_memory import keep_freed_memory
@@ -33,6 +33,7 @@ from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.structured.masks import TokenMasks
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.engine.transcript import Transcript
+from octavo.models.config import ModelConfig
 from octavo.models.loading.load import OpenedModel, open_model
 from octavo.models.parameters import num_bytes
 from octavo.models.screened import abstract_screen, can_be_screened
@@ -174,13 +175,7 @@ class Engine:
             self.scheduler, self.executor, self.clock, overlap=config.overlap, survives_bugs=True
         )
         self.core.masks = self.masks
-        eos = dict.fromkeys((*self.tokenizer.eos_token_ids, *model.config.eos_token_ids))
-        self.eos_token_ids = tuple(eos)
-        if len(eos) > MAX_STOP_IDS:
-            raise ModelLoadError(
-                f"{config.model} names {len(eos)} end-of-sequence tokens: at most {MAX_STOP_IDS} "
-                "can end a sequence"
-            )
+        self.eos_token_ids = _eos_token_ids(self.tokenizer, model.config)
         self.inputs = InputProcessor(
             self.tokenizer,
             vocab_size=model.config.vocab_size,
@@ -387,6 +382,22 @@ def _tokenizer(config: EngineConfig, model: OpenedModel) -> Tokenizer:
     if config.tokenizer is None and model.metadata is not None:
         return Tokenizer.from_gguf_metadata(model.metadata)
     return Tokenizer.from_source(config.tokenizer or model.tokenizer_source)
+
+
+def _eos_token_ids(tokenizer: Tokenizer, model: ModelConfig) -> tuple[int, ...]:
+    """The ids that end a text: the tokenizer's, as far as the model can produce them, and its own.
+
+    Raises:
+        ModelLoadError: there are more than a row on a device has room for.
+    """
+    found = dict.fromkeys((*tokenizer.eos_token_ids, *model.eos_token_ids))
+    eos = tuple(token_id for token_id in found if token_id < model.vocab_size)
+    if len(eos) > MAX_STOP_IDS:
+        raise ModelLoadError(
+            f"eos_token_id = {shorten(eos)} of tokenizer and model together is not allowed: "
+            f"at most {MAX_STOP_IDS} token ids can end a text"
+        )
+    return eos
 
 
 def engine_config(model: str | os.PathLike[str] | None, arguments: dict[str, Any]) -> EngineConfig:

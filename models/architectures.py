@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from octavo.engine.errors import ModelLoadError, UnsupportedModelError
-from octavo.models.config import LayerKind, ModelConfig
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+from octavo.models.config import MAX_LAYERS, LayerKind, ModelConfig
 from octavo.models.config_fields import ConfigFields
 from octavo.models.rope_fields import read_rope, read_rope_by_kind
 
@@ -50,16 +50,16 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
 def _architecture(values: Mapping[str, Any]) -> str:
     named = values.get("architectures")
     if isinstance(named, (list, tuple)) and named:
-        if len(named) == 1 and named[0] in ARCHITECTURES:
-            return str(named[0])
+        if len(named) == 1 and isinstance(named[0], str) and named[0] in ARCHITECTURES:
+            return named[0]
         raise UnsupportedModelError(
-            f"config.json: architectures = {named!r} is not supported: one of "
+            f"config.json: architectures = {shorten(named)} is not supported: one of "
             f"{', '.join(ARCHITECTURES)}"
         )
     model_type = values.get("model_type")
-    if model_type not in MODEL_TYPES:
+    if not isinstance(model_type, str) or model_type not in MODEL_TYPES:
         raise UnsupportedModelError(
-            f"config.json: model_type = {model_type!r} is not supported: one of "
+            f"config.json: model_type = {shorten(model_type)} is not supported: one of "
             f"{', '.join(MODEL_TYPES)}"
         )
     return MODEL_TYPES[model_type]
@@ -67,22 +67,22 @@ def _architecture(values: Mapping[str, Any]) -> str:
 
 def _common(fields: ConfigFields) -> dict[str, Any]:
     """What every architecture says in the same words."""
-    hidden, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    head_dim = fields.integer("head_dim", default=0) or hidden // max(num_heads, 1)
+    hidden, num_heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    head_dim = fields.size("head_dim", default=None) or hidden // num_heads
     activation = fields.text("hidden_activation", default=None)
     activation = fields.text("hidden_act", default=None) if activation is None else activation
     dtype = fields.text("dtype", default=None) or fields.text("torch_dtype", default=None)
     return {
-        "vocab_size": fields.integer("vocab_size"),
+        "vocab_size": fields.size("vocab_size"),
         "hidden_size": hidden,
-        "intermediate_size": fields.integer("intermediate_size"),
-        "num_layers": fields.integer("num_hidden_layers"),
+        "intermediate_size": fields.size("intermediate_size"),
+        "num_layers": fields.size("num_hidden_layers", high=MAX_LAYERS),
         "num_heads": num_heads,
-        "num_kv_heads": fields.integer("num_key_value_heads", default=num_heads),
+        "num_kv_heads": fields.size("num_key_value_heads", default=num_heads),
         "head_dim": head_dim,
         "rms_norm_eps": fields.number("rms_norm_eps", default=1e-6),
         "activation": _activation(activation),
-        "max_position_embeddings": fields.integer("max_position_embeddings"),
+        "max_position_embeddings": fields.size("max_position_embeddings"),
         "bos_token_id": fields.token_id("bos_token_id"),
         "eos_token_ids": fields.token_ids("eos_token_id"),
         "checkpoint_dtype": dtype or "float32",
@@ -92,7 +92,7 @@ def _common(fields: ConfigFields) -> dict[str, Any]:
 def _activation(name: str | None) -> str | None:
     if name is not None and name not in _ACTIVATIONS:
         raise UnsupportedModelError(
-            f"config.json: hidden_act = {name!r} is not supported: {', '.join(_ACTIVATIONS)}"
+            f"config.json: hidden_act = {shorten(name)} is not supported: {', '.join(_ACTIVATIONS)}"
         )
     return None if name is None else _ACTIVATIONS[name]
 
@@ -110,7 +110,7 @@ def _llama(fields: ConfigFields, common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mistral(fields: ConfigFields, common: Mapping[str, Any]) -> dict[str, Any]:
-    window = fields.integer("sliding_window", default=None)
+    window = fields.size("sliding_window", default=None)
     kind: LayerKind = "global" if window is None else "sliding"
     return {
         "activation": common["activation"] or "silu",
@@ -161,10 +161,8 @@ def _gemma2(fields: ConfigFields, common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma3(fields: ConfigFields, common: Mapping[str, Any]) -> dict[str, Any]:
-    pattern = fields.integer("_sliding_window_pattern", default=6)
-    pattern = fields.integer("sliding_window_pattern", default=pattern)
-    if pattern < 1:
-        raise ModelLoadError(f"sliding_window_pattern = {pattern} is not allowed: at least 1")
+    pattern = fields.size("_sliding_window_pattern", default=6)
+    pattern = fields.size("sliding_window_pattern", default=pattern)
 
     def default_kind(layer: int) -> LayerKind:
         return "sliding" if (layer + 1) % pattern else "global"
@@ -183,7 +181,7 @@ def _gemma3(fields: ConfigFields, common: Mapping[str, Any]) -> dict[str, Any]:
 def _gemma(fields: ConfigFields, common: Mapping[str, Any]) -> dict[str, Any]:
     """What Gemma 2 and 3 share."""
     fields.ignore("hidden_act")  # `hidden_activation` is the one in force
-    window = fields.integer("sliding_window", default=4096)
+    window = fields.size("sliding_window", default=4096)
     if fields.integer("sliding_window_size", default=window) != window:
         raise ModelLoadError("config.json: sliding_window_size and sliding_window disagree")
     bias = fields.boolean("attention_bias", default=False)
@@ -191,7 +189,9 @@ def _gemma(fields: ConfigFields, common: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelLoadError("config.json lacks head_dim")
     query_width = fields.number("query_pre_attn_scalar", default=256.0)
     if query_width <= 0:
-        raise ModelLoadError(f"query_pre_attn_scalar = {query_width} is not allowed: above 0")
+        raise ModelLoadError(
+            f"config.json: query_pre_attn_scalar = {query_width} is not allowed: above 0"
+        )
     return {
         "activation": common["activation"] or "gelu_tanh",
         "tie_word_embeddings": fields.boolean("tie_word_embeddings", default=True),
@@ -211,10 +211,17 @@ def _layer_kinds(
     named = fields.raw("layer_types")
     if named is None:
         return tuple(default_kind(layer) for layer in range(common["num_layers"]))
-    if not isinstance(named, (list, tuple)) or not all(name in _LAYER_KINDS for name in named):
+    if not isinstance(named, (list, tuple)) or not all(
+        isinstance(name, str) and name in _LAYER_KINDS for name in named
+    ):
         raise UnsupportedModelError(
-            f"config.json: layer_types = {named!r} is not supported: a list of "
+            f"config.json: layer_types = {shorten(named)} is not supported: a list of "
             f"{' and '.join(_LAYER_KINDS)}"
+        )
+    if len(named) != common["num_layers"]:
+        raise ModelLoadError(
+            f"config.json: layer_types = {len(named)} entries is not allowed: "
+            f"{common['num_layers']}, by num_hidden_layers"
         )
     return tuple(_LAYER_KINDS[name] for name in named)
 

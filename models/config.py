@@ -7,17 +7,45 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from octavo.engine.errors import ModelLoadError, UnsupportedModelError
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+
+MAX_SIZE = 2**31 - 1
+"""Largest size of a model, because indices on devices are int32."""
+MAX_LAYERS = 4096
+"""Most layers of a model: far above any that exists, and little to build in vain."""
+MAX_TENSORS = 16 * MAX_LAYERS
+"""Most tensors of a checkpoint: no layer has more than sixteen."""
+MAX_EOS_TOKENS = 24
+"""Most ids that end a text: a row on a device has room for as many."""
+MIN_NUMBER, MAX_NUMBER = 2.0**-126, 3.4028234663852886e38
+"""Smallest and largest positive numbers that float32 holds in full precision."""
 
 LayerKind = Literal["global", "sliding"]
 Activation = Literal["silu", "gelu_tanh"]
 RopeScalingKind = Literal["linear", "llama3", "factors"]
 
 
+def is_integer(value: Any, low: int, high: int) -> bool:
+    """Whether a value is an integer, no flag, from `low` to `high`."""
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _number(name: str, value: Any, low: float, high: float, allowed: str) -> None:
+    # Compared before anything converts it: an integer of 400 digits is no float.
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        raise ModelLoadError(f"{name} = {shorten(value)} is not allowed: {allowed}")
+
+
 def _positive(name: str, value: Any) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
-        raise ModelLoadError(f"{name} = {value!r} is not allowed: a number above 0")
+    _number(name, value, MIN_NUMBER, MAX_NUMBER, "a number above 0 that float32 holds")
+
+
+def _size(name: str, value: Any, high: int = MAX_SIZE) -> None:
+    if not is_integer(value, 1, high):
+        raise ModelLoadError(
+            f"{name} = {shorten(value)} is not allowed: an integer from 1 to {high}"
+        )
 
 
 def _matches_head_dim(factors: tuple[float, ...], head_dim: int) -> None:
@@ -50,10 +78,13 @@ class RopeScaling:
     def __post_init__(self) -> None:
         if self.kind not in get_args(RopeScalingKind):
             raise UnsupportedModelError(
-                f"rope scaling = {self.kind!r} is not supported: "
+                f"rope scaling = {shorten(self.kind)} is not supported: "
                 f"{', '.join(get_args(RopeScalingKind))}"
             )
         _positive("rope scaling factor", self.factor)
+        _positive("low_freq_factor", self.low_freq_factor)
+        _positive("high_freq_factor", self.high_freq_factor)
+        _size("original_max_position", self.original_max_position)
         for factor in self.factors:
             _positive("rope scaling factors", factor)
         if self.kind == "factors" and not self.factors:
@@ -159,9 +190,12 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         for name in _SIZES:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-                raise ModelLoadError(f"{name} = {value!r} is not allowed: an integer of at least 1")
+            _size(name, getattr(self, name), MAX_LAYERS if name == "num_layers" else MAX_SIZE)
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise ModelLoadError(
+                    f"{name} = {shorten(getattr(self, name))} is not allowed: true or false"
+                )
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
                 f"num_kv_heads = {self.num_kv_heads} is not allowed: "
@@ -177,28 +211,54 @@ class ModelConfig:
         _positive("rms_norm_eps", self.rms_norm_eps)
         if self.activation not in get_args(Activation):
             raise UnsupportedModelError(
-                f"activation = {self.activation!r} is not supported: "
+                f"activation = {shorten(self.activation)} is not supported: "
                 f"{' or '.join(get_args(Activation))}"
             )
         if not self.layer_kinds:
             object.__setattr__(self, "layer_kinds", ("global",) * self.num_layers)
-        if len(self.layer_kinds) != self.num_layers or not set(self.layer_kinds) <= set(
-            get_args(LayerKind)
+        known = get_args(LayerKind)  # a tuple, which may be asked about what has no hash
+        if len(self.layer_kinds) != self.num_layers or any(
+            kind not in known for kind in self.layer_kinds
         ):
             raise ModelLoadError(
-                f"layer_kinds = {self.layer_kinds!r} is not allowed: "
+                f"layer_kinds = {shorten(self.layer_kinds)} is not allowed: "
                 f"{self.num_layers} times global or sliding"
             )
-        if "sliding" in self.layer_kinds:
-            _positive("sliding_window", self.sliding_window)
+        if "sliding" in self.layer_kinds or self.sliding_window is not None:
+            _size("sliding_window", self.sliding_window)
         if self.query_scale == 0.0:
             object.__setattr__(self, "query_scale", 1.0 / math.sqrt(self.head_dim))
+        _positive("query_scale", self.query_scale)
         for name in ("attn_logit_softcap", "final_logit_softcap", "embedding_scale"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        _number("norm_offset", self.norm_offset, -MAX_NUMBER, MAX_NUMBER, "a finite number")
+        if not isinstance(self.checkpoint_dtype, str):
+            raise ModelLoadError(
+                f"checkpoint_dtype = {shorten(self.checkpoint_dtype)} is not allowed: text"
+            )
+        self._check_token_ids()
+        if self.rope is None:
+            raise ModelLoadError("rope = None is not allowed: an object")
         for rope in (self.rope, self.local_rope):
             if rope is not None and rope.scaling is not None and rope.scaling.kind == "factors":
                 _matches_head_dim(rope.scaling.factors, self.head_dim)
+
+    def _check_token_ids(self) -> None:
+        if len(self.eos_token_ids) > MAX_EOS_TOKENS:
+            raise ModelLoadError(
+                f"eos_token_id = {shorten(self.eos_token_ids)} is not allowed: "
+                f"at most {MAX_EOS_TOKENS} token ids"
+            )
+        named = [("eos_token_id", token_id) for token_id in self.eos_token_ids]
+        if self.bos_token_id is not None:
+            named.append(("bos_token_id", self.bos_token_id))
+        for name, token_id in named:
+            if not is_integer(token_id, 0, self.vocab_size - 1):
+                raise ModelLoadError(
+                    f"{name} = {shorten(token_id)} is not allowed: 0 to {self.vocab_size - 1}, "
+                    "by vocab_size"
+                )
 
     @property
     def num_queries_per_kv(self) -> int:
@@ -275,8 +335,11 @@ class ModelConfig:
             for name in ("layer_kinds", "eos_token_ids"):
                 fields[name] = tuple(fields.get(name, ()))
             return cls(**fields)
-        except TypeError as error:
-            raise ModelLoadError(f"the stored model configuration is malformed: {error}") from error
+        except ModelLoadError:
+            raise
+        except (TypeError, ValueError) as error:
+            why = shorten(str(error), limit=200)
+            raise ModelLoadError(f"the stored model configuration is malformed: {why}") from error
 
 
 _SIZES = (
@@ -289,4 +352,12 @@ _SIZES = (
     "head_dim",
     "max_position_embeddings",
     "kv_head_copies",
+)
+_FLAGS = (
+    "tie_word_embeddings",
+    "qkv_bias",
+    "attention_out_bias",
+    "mlp_bias",
+    "qk_norm",
+    "post_norms",
 )

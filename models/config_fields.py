@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+from octavo.models.config import MAX_NUMBER, MAX_SIZE, is_integer
 
 HARMLESS = frozenset(
     {
@@ -90,6 +91,17 @@ class ConfigFields:
             return value
         raise self._malformed(name, value, "an integer")
 
+    def size(self, name: str, default: Any = _MISSING, high: int = MAX_SIZE) -> Any:
+        """An integer from 1 to `high`, which things may be built by; `default` as for `integer`.
+
+        Raises:
+            ModelLoadError: as for `integer`, or out of range.
+        """
+        value = self._value(name, default)
+        if value is default or is_integer(value, 1, high):
+            return value
+        raise self._malformed(name, value, f"an integer from 1 to {high}")
+
     def number(self, name: str, default: Any = _MISSING, absent: Any = _MISSING) -> Any:
         """A number; `default` when absent, and `absent` (or else `default`) when null.
 
@@ -103,7 +115,10 @@ class ConfigFields:
         if value is default:
             return value
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
+            # Compared before it is converted: an integer of 400 digits is no float.
+            if -MAX_NUMBER <= value <= MAX_NUMBER:
+                return float(value)
+            raise self._malformed(name, value, "a number that float32 holds")
         raise self._malformed(name, value, "a number")
 
     def boolean(self, name: str, default: bool) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.engine.errors import ModelLoadError, UnsupportedModelError
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.config import Rope, RopeScaling
 from octavo.models.config_fields import ConfigFields
 
@@ -48,7 +48,7 @@ def read_rope_by_kind(fields: ConfigFields) -> tuple[Rope, Rope]:
         unknown = set(parameters) - set(_LAYER_TYPES)
         if unknown:
             raise UnsupportedModelError(
-                f"config.json: rope_parameters of {sorted(unknown)} is not supported: "
+                f"config.json: rope_parameters of {shorten(sorted(unknown))} is not supported: "
                 f"{' and '.join(_LAYER_TYPES)}"
             )
         fields.ignore("rope_theta")
@@ -65,14 +65,16 @@ def _rope(values: Any, theta: float) -> Rope:
     if values is None:
         return Rope(theta=theta)
     if not isinstance(values, Mapping):
-        raise ModelLoadError(f"config.json: rope scaling = {values!r} is not allowed: an object")
+        raise ModelLoadError(
+            f"config.json: rope scaling = {shorten(values)} is not allowed: an object"
+        )
     fields = ConfigFields(values, where="config.json: rope scaling")
     theta = fields.number("rope_theta", default=theta)
     kind = fields.text("rope_type", default=None) or fields.text("type", default="default")
     fields.ignore("type")
     if fields.number("partial_rotary_factor", default=1.0) != 1.0:
         raise UnsupportedModelError(
-            f"config.json: partial_rotary_factor = {values['partial_rotary_factor']} "
+            f"config.json: partial_rotary_factor = {shorten(values['partial_rotary_factor'])} "
             "is not supported: 1"
         )
     scaling = _scaling(fields, kind)
@@ -92,8 +94,8 @@ def _scaling(fields: ConfigFields, kind: str) -> RopeScaling | None:
             factor=fields.number("factor"),
             low_freq_factor=fields.number("low_freq_factor"),
             high_freq_factor=fields.number("high_freq_factor"),
-            original_max_position=fields.integer("original_max_position_embeddings"),
+            original_max_position=fields.size("original_max_position_embeddings"),
         )
     raise UnsupportedModelError(
-        f"config.json: rope_type = {kind!r} is not supported: default, linear or llama3"
+        f"config.json: rope_type = {shorten(kind)} is not supported: default, linear or llama3"
     )

@@ -8,16 +8,19 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers
 
-from octavo.engine.errors import NOT_FAILURES, ModelLoadError, UnsupportedModelError
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.engine.text.pre_tokenizers import byte_level_kind
 from octavo.engine.text.tokenizer_parts import (
     TokenizerParts,
+    refusing_what_fails,
     special_token_ids,
     with_end_of_turn,
 )
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPACE = "▁"  # how SentencePiece spells a space
+MAX_MERGE_CHARS = 1 << 27
+"""Most characters that may be cut and compared to find merges: eight times what Gemma's take."""
 
 
 def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
@@ -32,23 +35,17 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
     """
     fields = _Fields(metadata)
     model = fields.text("model")
-    try:
+    with refusing_what_fails("the tokenizer.ggml entries contradict each other"):
         if model == "gpt2":
             backend, add_bos = _byte_level(fields)
         elif model == "llama":
             backend, add_bos = _sentencepiece(fields)
         else:
             raise UnsupportedModelError(
-                f"tokenizer.ggml.model = {model!r} is not allowed: gpt2 or llama"
+                f"tokenizer.ggml.model = {shorten(model)} is not allowed: gpt2 or llama"
             )
         _mark_added_tokens(backend, fields)
-    except (ModelLoadError, *NOT_FAILURES):
-        raise
-    except BaseException as error:  # tokenizers raises bare Exception, and its Rust code panics
-        raise ModelLoadError(
-            f"the tokenizer.ggml entries contradict each other: {error}"
-        ) from error
-    return _parts(backend, fields, add_bos)
+        return _parts(backend, fields, add_bos)
 
 
 class _Fields:
@@ -69,13 +66,15 @@ class _Fields:
     def text(self, key: str, default: str | None = None) -> str:
         value = self.metadata.get(f"tokenizer.ggml.{key}", default)
         if not isinstance(value, str):
-            raise ModelLoadError(f"tokenizer.ggml.{key} = {value!r} is not allowed: a string")
+            raise ModelLoadError(
+                f"tokenizer.ggml.{key} = {shorten(value)} is not allowed: a string"
+            )
         return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.metadata.get(f"tokenizer.ggml.{key}", default)
         if not isinstance(value, bool):
-            raise ModelLoadError(f"tokenizer.ggml.{key} = {value!r} is not allowed: a bool")
+            raise ModelLoadError(f"tokenizer.ggml.{key} = {shorten(value)} is not allowed: a bool")
         return value
 
     def token_id(self, name: str) -> int | None:
@@ -84,7 +83,8 @@ class _Fields:
             return None
         if type(value) is not int or not 0 <= value < len(self.tokens):
             raise ModelLoadError(
-                f"tokenizer.ggml.{key} = {value!r} is not allowed: 0 to {len(self.tokens) - 1}"
+                f"tokenizer.ggml.{key} = {shorten(value)} is not allowed: "
+                f"0 to {len(self.tokens) - 1}"
             )
         return value
 
@@ -95,7 +95,9 @@ class _Fields:
         for merge in self._list("merges", str):
             left, _, right = merge.partition(" ")
             if not left or not right or " " in right:
-                raise ModelLoadError(f"tokenizer.ggml.merges holds {merge!r}: not two tokens")
+                raise ModelLoadError(
+                    f"tokenizer.ggml.merges holds {shorten(merge)}: not two tokens"
+                )
             pairs.append((left, right))
         return pairs
 
@@ -175,6 +177,12 @@ def _merges_of_vocabulary(
         if not fields.scores:
             raise ModelLoadError("tokenizer.ggml.scores is missing, and there are no merges")
         order = sorted(order, key=lambda index: -fields.scores[index])
+    num_chars = sum(len(token) ** 2 for token in tokens)
+    if num_chars > MAX_MERGE_CHARS:
+        raise ModelLoadError(
+            f"tokenizer.ggml.tokens are too long to find their merges: the squares of their "
+            f"lengths add up to {num_chars}, at most {MAX_MERGE_CHARS} are allowed"
+        )
     merges = []
     for index in order:
         token = tokens[index]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,29 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from octavo.engine.errors import NOT_FAILURES, ModelLoadError, UnsupportedModelError
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.engine.text.tokenizer_parts import (
     TokenizerParts,
+    refusing_what_fails,
     special_token_ids,
+    vocabulary_size,
     with_end_of_turn,
 )
+from octavo.models.config import MAX_EOS_TOKENS, MAX_SIZE, is_integer
+from octavo.models.loading.json_file import check_file_size, read_json, read_text
 
+MAX_TOKENIZER_BYTES = 1 << 27
+"""Largest file of a vocabulary: several times the largest that exist."""
+MAX_TEMPLATE_BYTES = 1 << 20
+
+_VOCABULARY_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "added_tokens.json",
+)
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -33,6 +48,14 @@ def load_huggingface_tokenizer(directory: Path) -> TokenizerParts:
         ModelLoadError: a file is damaged, or the directory has no tokenizer.
         UnsupportedModelError: a tokenizer that exists only as Python code.
     """
+    for name in _VOCABULARY_FILES:
+        if (directory / name).is_file():
+            check_file_size(directory / name, MAX_TOKENIZER_BYTES)
+    with refusing_what_fails(f"{directory} holds no sound tokenizer"):
+        return _load(directory)
+
+
+def _load(directory: Path) -> TokenizerParts:
     config = _read_json(directory / "tokenizer_config.json")
     if (directory / "tokenizer.json").is_file():
         backend = _read_backend(directory / "tokenizer.json")
@@ -51,7 +74,7 @@ def load_huggingface_tokenizer(directory: Path) -> TokenizerParts:
     stated += _generation_eos_ids(directory)
     return TokenizerParts(
         backend=backend,
-        vocab_size=max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1,
+        vocab_size=vocabulary_size(backend),
         bos_token_id=bos,
         eos_token_ids=with_end_of_turn(backend, stated, special_ids),
         special_ids=special_ids,
@@ -62,37 +85,21 @@ def load_huggingface_tokenizer(directory: Path) -> TokenizerParts:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelLoadError(f"{path} does not hold a JSON object")
-    return content
+    return read_json(path) if path.is_file() else {}
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
-    try:
+    with refusing_what_fails(f"{path} is not a sound tokenizer"):
         return tokenizers.Tokenizer.from_file(str(path))
-    except NOT_FAILURES:
-        raise
-    except BaseException as error:  # tokenizers raises bare Exception, and its Rust code panics
-        raise ModelLoadError(f"{path} is not a sound tokenizer: {error}") from error
 
 
 def _convert(directory: Path) -> tokenizers.Tokenizer:
     from transformers import AutoTokenizer  # seconds to import, rarely needed
 
-    try:
+    with refusing_what_fails(f"{directory} holds no tokenizer that loads"):
         converted = AutoTokenizer.from_pretrained(
             str(directory), trust_remote_code=False, local_files_only=True
         )
-    except NOT_FAILURES:
-        raise
-    except BaseException as error:  # it raises many kinds, some from optional packages
-        raise ModelLoadError(f"{directory} holds no tokenizer that loads: {error}") from error
     backend = getattr(converted, "backend_tokenizer", None)
     if not isinstance(backend, tokenizers.Tokenizer):
         raise UnsupportedModelError(f"{directory} has no tokenizer.json and none can be made")
@@ -121,6 +128,7 @@ def _add_missing_tokens(
         stated = sorted((int(token_id), dict(token)) for token_id, token in listed.items())
     except (TypeError, ValueError) as error:
         raise ModelLoadError(f"tokenizer_config.json: added_tokens_decoder: {error}") from error
+    missing = []  # added all at once: each call builds the search for all of them again
     for token_id, token in stated:
         content = token.get("content")
         if not isinstance(content, str) or not content:
@@ -128,11 +136,13 @@ def _add_missing_tokens(
         if backend.token_to_id(content) is None:
             flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
             given = {flag: bool(token[flag]) for flag in flags if flag in token}
-            backend.add_tokens([AddedToken(content, **given)])
-        if backend.token_to_id(content) != token_id:
+            missing.append(AddedToken(content, **given))
+    backend.add_tokens(missing)
+    for token_id, token in stated:
+        if backend.token_to_id(token["content"]) != token_id:
             raise ModelLoadError(
-                f"tokenizer_config.json gives {content!r} the id {token_id}, "
-                f"tokenizer.json {backend.token_to_id(content)}"
+                f"tokenizer_config.json gives {shorten(token['content'])} the id {token_id}, "
+                f"tokenizer.json {backend.token_to_id(token['content'])}"
             )
     known = {token.content for token in backend.get_added_tokens_decoder().values()}
     in_vocabulary = [
@@ -148,10 +158,7 @@ def _add_missing_tokens(
 def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
     path = directory / "chat_template.jinja"
     if path.is_file():
-        try:
-            return path.read_text("utf-8")
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{path} cannot be read: {error}") from error
+        return read_text(path, MAX_TEMPLATE_BYTES)
     template = config.get("chat_template")
     if isinstance(template, list):  # several, each with a name
         named = [item for item in template if isinstance(item, dict)]
@@ -165,9 +172,10 @@ def _generation_eos_ids(directory: Path) -> list[int]:
         if value is None:
             continue
         ids = value if isinstance(value, list) else [value]
-        if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
+        if len(ids) > MAX_EOS_TOKENS or not all(is_integer(each, 0, MAX_SIZE) for each in ids):
             raise ModelLoadError(
-                f"{directory / name}: eos_token_id = {value!r} is not allowed: token ids"
+                f"{directory / name}: eos_token_id = {shorten(value)} is not allowed: "
+                f"a token id, or at most {MAX_EOS_TOKENS} of them"
             )
         return ids
     return []

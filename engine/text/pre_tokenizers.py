@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
-from octavo.engine.errors import UnsupportedModelError
+from octavo.engine.errors import UnsupportedModelError, shorten
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -82,5 +82,5 @@ def byte_level_kind(name: str) -> ByteLevelKind:
         return BYTE_LEVEL_KINDS[name]
     except KeyError:
         raise UnsupportedModelError(
-            f"tokenizer.ggml.pre = {name!r} is not allowed: {', '.join(BYTE_LEVEL_KINDS)}"
+            f"tokenizer.ggml.pre = {shorten(name)} is not allowed: {', '.join(BYTE_LEVEL_KINDS)}"
         ) from None

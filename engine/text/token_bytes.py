@@ -14,7 +14,10 @@ from collections.abc import Iterable
 
 import tokenizers
 
-from octavo.engine.errors import UnsupportedModelError
+from octavo.engine.errors import UnsupportedModelError, shorten
+
+MAX_REPLACEMENT_CHARS = 16
+"""Longest text that a decoder may put in place of another, in every token of a vocabulary."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -81,7 +84,9 @@ class TokenBytes:
             match step:
                 case {"type": "ByteLevel"} if not fused:
                     self._byte_level = True
-                case {"type": "Replace", "pattern": {"String": old}, "content": new} if not fused:
+                case {"type": "Replace", "pattern": {"String": old}, "content": new} if (
+                    not fused and old and len(new) <= MAX_REPLACEMENT_CHARS
+                ):
                     self._replacements.append((old, new))
                 case {"type": "Metaspace", "replacement": mark} if not fused:
                     self._metaspace = mark, step.get("prepend_scheme", "always") != "never"
@@ -93,8 +98,9 @@ class TokenBytes:
                     self.strip_spaces += start
                 case _:
                     raise UnsupportedModelError(
-                        f"the tokenizer's decoder step {step} is not supported: ByteLevel, Replace "
-                        "of a string, Metaspace, ByteFallback, Fuse, then Strip of leading spaces"
+                        f"the tokenizer's decoder step {shorten(step, 300)} is not supported: "
+                        f"ByteLevel, Replace of a string by at most {MAX_REPLACEMENT_CHARS} "
+                        "characters, Metaspace, ByteFallback, Fuse, then Strip of leading spaces"
                     )
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import tokenizers
 
+from octavo.engine.errors import NOT_FAILURES, ModelLoadError, shorten
+
 END_OF_TURN_TOKENS = ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|end|>")
 """Special tokens that end an assistant's turn; a vocabulary that has one always stops at it."""
+
+IDS_PER_TOKEN, SPARE_IDS = 4, 1 << 16
+"""A vocabulary may skip ids, but not many: things are built with an entry for each id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +56,40 @@ def with_end_of_turn(
     turns = (backend.token_to_id(token) for token in END_OF_TURN_TOKENS)
     found = (token_id for token_id in turns if token_id is not None and token_id in special_ids)
     return tuple(dict.fromkeys((*stated, *found)))
+
+
+def vocabulary_size(backend: tokenizers.Tokenizer) -> int:
+    """One more than the largest id of a vocabulary.
+
+    Raises:
+        ModelLoadError: the id is out of all proportion to the number of tokens.
+    """
+    ids = backend.get_vocab(with_added_tokens=True).values()
+    largest = max(ids, default=-1)
+    highest = IDS_PER_TOKEN * len(ids) + SPARE_IDS
+    if largest > highest:
+        raise ModelLoadError(
+            f"the token id {largest} is not allowed: at most {highest} in a vocabulary of "
+            f"{len(ids)} tokens"
+        )
+    return largest + 1
+
+
+@contextmanager
+def refusing_what_fails(where: str) -> Iterator[None]:
+    """Turns whatever the tokenizer libraries raise into one kind of error.
+
+    They raise bare exceptions, and a panic of their Rust code is not even that.
+
+    Args:
+        where: what is being read.
+
+    Raises:
+        ModelLoadError: in place of any other error, but of those that end the process.
+    """
+    try:
+        yield
+    except (ModelLoadError, *NOT_FAILURES):
+        raise
+    except BaseException as error:
+        raise ModelLoadError(f"{where}: {shorten(str(error), 300)}") from error

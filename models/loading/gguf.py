@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -45,7 +46,9 @@ _POST_NORM_NAMES = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
-_LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(\w+)\.(weight|bias)")
+MAX_ROPE_FACTORS = 1 << 12
+"""Most divisors that are read to compare them with the heads: half of the widest head."""
 _INTERLEAVED_ARCHITECTURES = ("llama",)
 """Their Q and K rows are stored for rotary embeddings of adjacent pairs, not of halves."""
 
@@ -78,12 +81,14 @@ class GGUFSource:
             where=str(path),
             vocab_rows=_num_rows(tensors.get("token_embd.weight")),
             tied="output.weight" not in tensors,
-            rope_factors=() if factors is None else tuple(self._dequantized(factors).tolist()),
+            rope_factors=() if factors is None else self._rope_factors(factors),
             checkpoint_dtype=_checkpoint_dtype(tensors),
         )
         architecture = self.file.metadata["general.architecture"]
         self._interleaved = architecture in _INTERLEAVED_ARCHITECTURES
         self._tensors = {self._canonical(name): tensor for name, tensor in tensors.items()}
+        if len(self._tensors) < len(tensors):
+            raise ModelLoadError(f"{path} holds a tensor twice, under two names")
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: tensor.shape for name, tensor in self._tensors.items()}
@@ -125,6 +130,14 @@ class GGUFSource:
         layer, part, kind = match.groups()
         names = _LAYER_NAMES | _POST_NORM_NAMES if self.config.post_norms else _LAYER_NAMES
         return f"{layer_prefix(int(layer))}{names[part]}.{kind}" if part in names else name
+
+    def _rope_factors(self, tensor: GGUFTensor) -> tuple[float, ...]:
+        if math.prod(tensor.shape) > MAX_ROPE_FACTORS:
+            raise ModelLoadError(
+                f"{self.file.path}: {ROPE_FACTORS} of shape {tensor.shape} is not allowed: "
+                f"at most {MAX_ROPE_FACTORS} numbers"
+            )
+        return tuple(self._dequantized(tensor).reshape(-1).tolist())
 
     def _dequantized(self, tensor: GGUFTensor, rows: slice = slice(None)) -> np.ndarray:
         """Rows of a tensor in float32 (of a vector, its elements)."""

@@ -6,8 +6,16 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from octavo.engine.errors import ModelLoadError, UnsupportedModelError
-from octavo.models.config import LayerKind, ModelConfig, Rope, RopeScaling
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+from octavo.models.config import (
+    MAX_LAYERS,
+    MAX_SIZE,
+    LayerKind,
+    ModelConfig,
+    Rope,
+    RopeScaling,
+    is_integer,
+)
 
 _GEMMA2_27B_LAYERS = 46
 _GEMMA3_27B_LAYERS = 62
@@ -58,7 +66,7 @@ class _Metadata:
             value = float(value)
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
             raise ModelLoadError(
-                f"{self.where}: {name} = {value!r} is not allowed: one {kind.__name__}"
+                f"{self.where}: {name} = {shorten(value)} is not allowed: one {kind.__name__}"
             )
         return value
 
@@ -68,12 +76,25 @@ class _Metadata:
             raise ModelLoadError(f"{self.where} lacks the key {self.architecture}.{key}")
         return value
 
+    def size(self, key: str, default: int | None = None, high: int = MAX_SIZE) -> int:
+        """An integer from 1 to `high`, which things may be built by."""
+        name = f"{self.architecture}.{key}"
+        value = self.values.get(name, default)
+        if value is None:
+            raise ModelLoadError(f"{self.where} lacks the key {name}")
+        if not is_integer(value, 1, high):
+            raise ModelLoadError(
+                f"{self.where}: {name} = {shorten(value)} is not allowed: "
+                f"an integer from 1 to {high}"
+            )
+        return int(value)
+
     def refuse_unknown(self, known: frozenset[str]) -> None:
         prefix = self.architecture + "."
         for name, value in self.values.items():
             if name.startswith(prefix) and name[len(prefix) :] not in known and value:
                 raise UnsupportedModelError(
-                    f"{self.where}: the key {name} = {value!r} is not supported"
+                    f"{self.where}: the key {name} = {shorten(value)} is not supported"
                 )
 
 
@@ -101,44 +122,39 @@ def config_from_gguf(
         ModelLoadError: a key that is missing or malformed.
     """
     architecture = metadata.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{where}: general.architecture = {architecture!r} is not supported: "
+            f"{where}: general.architecture = {shorten(architecture)} is not supported: "
             f"{', '.join(_ARCHITECTURES)}"
         )
     known, specifics = _ARCHITECTURES[architecture]
     fields = _Metadata(metadata, architecture, where)
     fields.refuse_unknown(_COMMON_KEYS | known)
-    hidden, num_heads = (
-        fields.need("embedding_length", int),
-        fields.need("attention.head_count", int),
-    )
-    if num_heads < 1:
-        raise ModelLoadError(f"{where}: {architecture}.attention.head_count must be at least 1")
-    head_dim = fields.get("attention.key_length", int, hidden // num_heads)
+    hidden, num_heads = fields.size("embedding_length"), fields.size("attention.head_count")
+    head_dim = fields.size("attention.key_length", max(hidden // num_heads, 1))
     for key in ("attention.value_length", "rope.dimension_count"):
         if fields.get(key, int, head_dim) != head_dim:
             raise UnsupportedModelError(
                 f"{where}: {architecture}.{key} = {fields.get(key, int)} is not supported: "
                 f"{head_dim}, as wide as keys"
             )
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": vocab_rows,
         "hidden_size": hidden,
-        "intermediate_size": fields.need("feed_forward_length", int),
-        "num_layers": fields.need("block_count", int),
+        "intermediate_size": fields.size("feed_forward_length"),
+        "num_layers": fields.size("block_count", high=MAX_LAYERS),
         "num_heads": num_heads,
-        "num_kv_heads": fields.get("attention.head_count_kv", int, num_heads),
+        "num_kv_heads": fields.size("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "rms_norm_eps": _decimal(fields.need("attention.layer_norm_rms_epsilon", float)),
         "tie_word_embeddings": tied,
-        "max_position_embeddings": fields.need("context_length", int),
+        "max_position_embeddings": fields.size("context_length"),
         "rope": Rope(
             theta=fields.get("rope.freq_base", float, 10000.0),
             scaling=_rope_scaling(fields, rope_factors),
         ),
-        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_ids": _eos_token_ids(metadata),
+        "bos_token_id": _token_id(metadata, "tokenizer.ggml.bos_token_id", where),
+        "eos_token_ids": _eos_token_ids(metadata, where),
         "checkpoint_dtype": checkpoint_dtype,
     }
     return ModelConfig(**(common | specifics(fields, common)))
@@ -153,8 +169,8 @@ def _rope_scaling(fields: _Metadata, factors: tuple[float, ...]) -> RopeScaling 
         return RopeScaling(kind="linear", factor=factor or 1.0)
     if kind != "none":
         raise UnsupportedModelError(
-            f"{fields.where}: {fields.architecture}.rope.scaling.type = {kind!r} is not supported: "
-            "none or linear"
+            f"{fields.where}: {fields.architecture}.rope.scaling.type = {shorten(kind)} "
+            "is not supported: none or linear"
         )
     return None
 
@@ -164,9 +180,16 @@ def _decimal(value: float) -> float:
     return float(f"{value:.7g}")
 
 
-def _eos_token_ids(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+def _token_id(metadata: Mapping[str, Any], key: str, where: str) -> int | None:
+    value = metadata.get(key)
+    if value is not None and not is_integer(value, 0, MAX_SIZE):
+        raise ModelLoadError(f"{where}: {key} = {shorten(value)} is not allowed: one token id")
+    return value
+
+
+def _eos_token_ids(metadata: Mapping[str, Any], where: str) -> tuple[int, ...]:
     keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-    found = (metadata.get(key) for key in keys)
+    found = (_token_id(metadata, key, where) for key in keys)
     return tuple(dict.fromkeys(token for token in found if token is not None))
 
 
@@ -198,7 +221,7 @@ def _gemma(fields: _Metadata, common: Mapping[str, Any], num_layers_27b: int) ->
 def _gemma2(fields: _Metadata, common: Mapping[str, Any]) -> dict[str, Any]:
     kinds: list[LayerKind] = ["sliding", "global"]
     return _gemma(fields, common, _GEMMA2_27B_LAYERS) | {
-        "sliding_window": fields.get("attention.sliding_window", int, 4096),
+        "sliding_window": fields.size("attention.sliding_window", 4096),
         "layer_kinds": tuple(kinds[layer % 2] for layer in range(common["num_layers"])),
         "attn_logit_softcap": fields.get("attn_logit_softcapping", float, 50.0),
         "final_logit_softcap": fields.get("final_logit_softcapping", float, 30.0),
@@ -208,7 +231,7 @@ def _gemma2(fields: _Metadata, common: Mapping[str, Any]) -> dict[str, Any]:
 def _gemma3(fields: _Metadata, common: Mapping[str, Any]) -> dict[str, Any]:
     return _gemma(fields, common, _GEMMA3_27B_LAYERS) | {
         "qk_norm": True,
-        "sliding_window": fields.need("attention.sliding_window", int),
+        "sliding_window": fields.size("attention.sliding_window"),
         "layer_kinds": _gemma3_layer_kinds(fields, common["num_layers"]),
         "local_rope": Rope(theta=fields.get("rope.freq_base_swa", float, _GEMMA3_LOCAL_THETA)),
         "final_logit_softcap": fields.get("final_logit_softcapping", float),
@@ -220,10 +243,13 @@ def _gemma3_layer_kinds(fields: _Metadata, num_layers: int) -> tuple[LayerKind, 
     """Every sixth layer is global, unless a key says how often or, layer by layer, which."""
     key = "gemma3.attention.sliding_window_pattern"
     pattern = fields.values.get(key, _GEMMA3_GLOBAL_EVERY)
-    if isinstance(pattern, list):
+    if isinstance(pattern, list) and len(pattern) == num_layers:
         return tuple("sliding" if slides else "global" for slides in pattern)
-    if not isinstance(pattern, int) or pattern < 1:
-        raise ModelLoadError(f"{fields.where}: {key} = {pattern!r} is not allowed: at least 1")
+    if not is_integer(pattern, 1, MAX_SIZE):
+        raise ModelLoadError(
+            f"{fields.where}: {key} = {shorten(pattern)} is not allowed: an integer of at least 1, "
+            f"or {num_layers} flags"
+        )
     return tuple("sliding" if (layer + 1) % pattern else "global" for layer in range(num_layers))
 
 

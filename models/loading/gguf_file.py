@@ -1,6 +1,7 @@
 """The GGUF container: metadata and where each tensor's bytes lie.
 
-Every length in the file is checked against the file's size before it is believed. `gguf.GGUFReader`
+Every length in the file is checked against the file's size, and every count against what a header
+may hold, before anything is built from it. `gguf.GGUFReader`
 is not used because it builds several arrays for each vocabulary entry: seconds for a file whose
 header this reads in tens of milliseconds.
 """
@@ -16,7 +17,8 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from octavo.engine.errors import ModelLoadError, UnsupportedModelError
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+from octavo.models.config import MAX_SIZE, MAX_TENSORS, is_integer
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)
@@ -37,6 +39,12 @@ DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = 2**40
 MAX_DEPTH = 4
+MAX_HEADER_BYTES = 1 << 27
+"""Longest header that is read: several times that of the largest vocabularies. A sparse file may
+claim any length, and each byte of it may become an object."""
+MAX_KEYS = 1 << 16
+MAX_VALUES = 1 << 22
+"""Most entries of all metadata arrays together: four for each token of a million."""
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = {
@@ -100,7 +108,7 @@ class GGUFFile:
         for _ in range(num_keys):
             key = header.string()
             if key in self.metadata:
-                raise header.damaged(f"the key {key!r} appears twice")
+                raise header.damaged(f"the key {shorten(key)} appears twice")
             self.metadata[key] = header.value(header.scalar("<I"))
         self.metadata_span = (start, header.position)
         self.tensors = self._read_tensors(header, num_tensors)
@@ -118,20 +126,24 @@ class GGUFFile:
     def _read_tensors(self, header: _Header, count: int) -> dict[str, GGUFTensor]:
         infos = [header.tensor_info() for _ in range(count)]
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise header.damaged(f"general.alignment = {alignment!r} is not a power of two")
+        if not is_integer(alignment, 1, MAX_SIZE) or alignment & (alignment - 1):
+            raise header.damaged(f"general.alignment = {shorten(alignment)} is not a power of two")
         data_start = -(-header.position // alignment) * alignment
         tensors: dict[str, GGUFTensor] = {}
+        total_bytes = 0
         for name, shape, kind, offset in infos:
             if name in tensors:
-                raise header.damaged(f"the tensor {name!r} appears twice")
+                raise header.damaged(f"the tensor {shorten(name)} appears twice")
             num_bytes = _storage_bytes(header, name, shape, kind)
             end = data_start + offset + num_bytes
             if end > len(self._bytes):
                 raise header.damaged(
-                    f"tensor {name!r} ends at byte {end}, the file at {len(self._bytes)}: "
+                    f"tensor {shorten(name)} ends at byte {end}, the file at {len(self._bytes)}: "
                     "it is truncated or its sizes are wrong"
                 )
+            total_bytes += num_bytes
+            if total_bytes > len(self._bytes):
+                raise header.damaged("its tensors overlap: together they are larger than the file")
             tensors[name] = GGUFTensor(
                 name=name, shape=shape, type=kind, offset=data_start + offset, num_bytes=num_bytes
             )
@@ -152,6 +164,8 @@ class _Header:
         self.path = path
         self.data = data
         self.position = 0
+        self.end = min(len(data), MAX_HEADER_BYTES)
+        self.num_values = 0
 
     def damaged(self, why: str) -> ModelLoadError:
         return ModelLoadError(f"{self.path} is not a sound GGUF file: {why}")
@@ -165,17 +179,24 @@ class _Header:
                 f"version = {version} is not allowed: {' or '.join(map(str, SUPPORTED_VERSIONS))}"
             )
         num_tensors, num_keys = self.scalar("<Q"), self.scalar("<Q")
-        for what, count in (("tensor count", num_tensors), ("key count", num_keys)):
-            if count > len(self.data):
-                raise self.damaged(f"{what} = {count} is more than the file has bytes")
+        self.check_count("tensor count", num_tensors, MAX_TENSORS)
+        self.check_count("key count", num_keys, MAX_KEYS)
         return num_tensors, num_keys
+
+    def check_count(self, what: str, count: int, high: int) -> None:
+        """Refuse a count that the file is too short for, or that no checkpoint needs."""
+        if count > len(self.data):
+            raise self.damaged(f"{what} = {count} is more than the file has bytes")
+        if count > high:
+            raise self.damaged(f"{what} = {count} is not allowed: at most {high}")
 
     def take(self, size: int) -> memoryview:
         end = self.position + size
-        if end > len(self.data):
+        if end > self.end:
+            limit = "the file ends" if self.end == len(self.data) else "no header goes on"
             raise self.damaged(
-                f"its header wants {size} bytes at {self.position}, the file ends at "
-                f"{len(self.data)}: it is truncated or its sizes are wrong"
+                f"its header wants {size} bytes at {self.position}, {limit} at "
+                f"{self.end}: it is truncated or its sizes are wrong"
             )
         taken = self.data[self.position : end]
         self.position = end
@@ -199,8 +220,8 @@ class _Header:
 
     def _array(self, depth: int) -> list[Any]:
         kind, count = self.scalar("<I"), self.scalar("<Q")
-        if count > len(self.data):
-            raise self.damaged(f"an array of {count} entries is more than the file has bytes")
+        self.num_values += count
+        self.check_count("entries of arrays", self.num_values, MAX_VALUES)
         if kind in _SCALARS:
             layout = _SCALARS[kind]
             data = self.take(count * struct.calcsize(layout))
@@ -213,15 +234,15 @@ class _Header:
         name = self.string()
         num_dims = self.scalar("<I")
         if not 1 <= num_dims <= MAX_DIMENSIONS:
-            raise self.damaged(f"tensor {name!r} has {num_dims} dimensions, not 1 to 4")
+            raise self.damaged(f"tensor {shorten(name)} has {num_dims} dimensions, not 1 to 4")
         shape = tuple(self.scalar("<Q") for _ in range(num_dims))[::-1]
         if min(shape) < 1 or math.prod(shape) > MAX_ELEMENTS:
-            raise self.damaged(f"tensor {name!r} has the impossible shape {shape}")
+            raise self.damaged(f"tensor {shorten(name)} has the impossible shape {shape}")
         number, offset = self.scalar("<I"), self.scalar("<Q")
         try:
             kind = GGMLQuantizationType(number)
         except ValueError:
-            raise self.damaged(f"tensor {name!r} has the unknown type {number}") from None
+            raise self.damaged(f"tensor {shorten(name)} has the unknown type {number}") from None
         return name, shape, kind, offset
 
 
@@ -230,13 +251,13 @@ def _storage_bytes(
 ) -> int:
     if kind.name not in SUPPORTED_TYPES:
         raise UnsupportedModelError(
-            f"{header.path}: tensor {name!r} is stored as {kind.name}, "
+            f"{header.path}: tensor {shorten(name)} is stored as {kind.name}, "
             f"which is not supported: {', '.join(SUPPORTED_TYPES)}"
         )
     block_elements, block_bytes = GGML_QUANT_SIZES[kind]
     if shape[-1] % block_elements:
         raise header.damaged(
-            f"tensor {name!r} of {kind.name} has rows of {shape[-1]} elements, "
+            f"tensor {shorten(name)} of {kind.name} has rows of {shape[-1]} elements, "
             f"not a multiple of {block_elements}"
         )
     return math.prod(shape) // block_elements * block_bytes

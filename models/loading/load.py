@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from octavo.engine.errors import InvalidConfigError, ModelLoadError
+from octavo.engine.errors import InvalidConfigError
 from octavo.models.config import ModelConfig
 from octavo.models.loading.assemble import assemble_weights, check_tensors
+from octavo.models.loading.locate import CheckpointKind, locate
 from octavo.models.loading.tensors import TensorSource
-from octavo.models.packaged import PACKAGED_MODELS
 from octavo.models.parameters import abstract_weights
 from octavo.models.quantization import (
     abstract_quantized_weights,
@@ -29,7 +29,6 @@ from octavo.sharding.mesh import make_mesh, tensor_parallel_size
 if TYPE_CHECKING:
     from octavo.models.loading.packed import PackedReader
 
-CheckpointKind = Literal["gguf", "safetensors", "orbax"]
 DTYPES = ("float32", "bfloat16")
 
 
@@ -224,6 +223,7 @@ def _open_orbax(
     stored = dataclasses.replace(stored, checkpoint_dtype=stored_dtype.name)
     config = stored.with_tensor_parallel(tensor_parallel_size(mesh))
     resolved = resolve_dtype(dtype, config, mesh)
+    orbax.check_weights(path, stored)
 
     def read() -> dict[str, Any]:
         weights = orbax.restore_weights(path, config, resolved, mesh)
@@ -241,49 +241,6 @@ def _open_orbax(
         mesh=mesh,
         _read=read,
     )
-
-
-def locate(model: str | Path) -> tuple[Path, CheckpointKind]:
-    """The path that `model` means, and what kind of checkpoint is there.
-
-    Raises:
-        ModelLoadError: nothing is there, or nothing Octavo reads.
-    """
-    packaged = PACKAGED_MODELS.get(str(model))
-    if packaged is not None:
-        return packaged.path(), "gguf"
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path, _directory_kind(path)
-    if not path.exists():
-        raise ModelLoadError(
-            f"model = {str(model)!r} is not a path that exists, and the packaged models are "
-            f"{', '.join(PACKAGED_MODELS)}"
-        )
-    if path.suffix == ".gguf":
-        return path, "gguf"
-    raise ModelLoadError(
-        f"model = {str(model)!r} is not allowed: a .gguf file, or a directory with config.json "
-        f"and safetensors{_pickle_note([path])}"
-    )
-
-
-def _directory_kind(path: Path) -> CheckpointKind:
-    if (path / "octavo_config.json").is_file():
-        return "orbax"
-    if (path / "config.json").is_file():
-        return "safetensors"
-    listed = sorted(entry.name for entry in path.glob("*.gguf"))
-    hint = f"; name one of its files: {', '.join(listed[:3])}" if listed else ""
-    raise ModelLoadError(
-        f"model = {str(path)!r} has no config.json (Hugging Face) and no octavo_config.json "
-        f"(Orbax){hint}{_pickle_note(path.iterdir())}"
-    )
-
-
-def _pickle_note(paths: Any) -> str:
-    pickles = [path.name for path in paths if path.suffix in (".bin", ".pt", ".pth", ".pkl")]
-    return f"; {pickles[0]} is a pickle, which could run code: never read" if pickles else ""
 
 
 def resolve_dtype(dtype: str, config: ModelConfig, mesh: Mesh) -> jnp.dtype:

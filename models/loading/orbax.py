@@ -23,17 +23,18 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from octavo.engine.errors import ModelLoadError
+from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.config import ModelConfig
 from octavo.models.kv_heads import with_kv_heads
 from octavo.models.loading.assemble import check_shapes
 from octavo.models.loading.gguf_file import GGUFFile, write_metadata_only
-from octavo.models.loading.json_file import read_json
+from octavo.models.loading.json_file import MAX_JSON_BYTES, check_file_size, read_json
 from octavo.models.parameters import declare, is_spec
 
 FORMAT_VERSION = 1
 CONFIG_FILE = "octavo_config.json"
 WEIGHTS_DIR = "weights"
+METADATA_FILES = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding")
 TOKENIZER_GGUF = "tokenizer.gguf"
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -99,16 +100,47 @@ def read_config(directory: Path) -> tuple[ModelConfig, jnp.dtype]:
     document = read_json(path)
     if document.get("format_version") != FORMAT_VERSION:
         raise ModelLoadError(
-            f"{path}: format_version = {document.get('format_version')!r} is not allowed: "
+            f"{path}: format_version = {shorten(document.get('format_version'))} is not allowed: "
             f"{FORMAT_VERSION}"
         )
     if document.get("dtype") not in DTYPES:
         raise ModelLoadError(
-            f"{path}: dtype = {document.get('dtype')!r} is not allowed: {' or '.join(DTYPES)}"
+            f"{path}: dtype = {shorten(document.get('dtype'))} is not allowed: "
+            f"{' or '.join(DTYPES)}"
         )
     if not isinstance(document.get("model"), dict):
         raise ModelLoadError(f"{path} lacks model")
     return ModelConfig.from_dict(document["model"]), jnp.dtype(document["dtype"])
+
+
+def check_weights(directory: Path, config: ModelConfig) -> None:
+    """Refuse a checkpoint directory that does not hold exactly the arrays of its model.
+
+    Nothing is built by the sizes that a configuration claims before this has passed; also, a
+    restore that fails leaves Orbax's other reads running.
+
+    Args:
+        directory: the checkpoint.
+        config: its model, as stored.
+
+    Raises:
+        ModelLoadError: arrays are missing, unknown, damaged, or of other shapes.
+    """
+    path = directory.resolve() / WEIGHTS_DIR
+    for name in METADATA_FILES:
+        if (path / name).is_file():
+            check_file_size(path / name, MAX_JSON_BYTES)
+    with ocp.StandardCheckpointer() as checkpointer:
+        try:
+            found = {
+                name: tuple(array.shape)
+                for name, array in checkpointer.metadata(path).item_metadata.tree.items()
+            }
+        except Exception as error:  # Orbax raises whatever its storage raised
+            raise ModelLoadError(f"{path} is not a sound Orbax checkpoint: {error}") from error
+    specs = jax.tree.flatten_with_path(declare(config, jnp.dtype("float32")), is_leaf=is_spec)[0]
+    expected = {_path_name(keys): spec.shape for keys, spec in specs}
+    check_shapes(found, expected, where=str(path))
 
 
 def restore_weights(
@@ -117,13 +149,13 @@ def restore_weights(
     """Read the weights of a checkpoint directory onto a mesh.
 
     Args:
-        directory: the checkpoint.
+        directory: a checkpoint that passed `check_weights`.
         config: its model, with KV heads copied for the mesh.
         dtype: of the weights wanted; another one than stored is converted.
         mesh: where they go.
 
     Raises:
-        ModelLoadError: arrays are missing, damaged, or not of the shapes the config says.
+        ModelLoadError: arrays are damaged.
     """
     stored = config.without_kv_head_copies()
     specs = declare(stored, dtype)
@@ -133,21 +165,9 @@ def restore_weights(
         is_leaf=is_spec,
     )
     path = directory.resolve() / WEIGHTS_DIR
-    flat = _flatten(wanted)
     with ocp.StandardCheckpointer() as checkpointer:
         try:
-            stored_shapes = {
-                name: tuple(array.shape)
-                for name, array in checkpointer.metadata(path).item_metadata.tree.items()
-            }
-        except Exception as error:  # Orbax raises whatever its storage raised
-            raise ModelLoadError(f"{path} is not a sound Orbax checkpoint: {error}") from error
-        # Asked first, because a failing restore leaves Orbax's other reads running.
-        check_shapes(
-            stored_shapes, {name: leaf.shape for name, leaf in flat.items()}, where=str(path)
-        )
-        try:
-            arrays = checkpointer.restore(path, flat)
+            arrays = checkpointer.restore(path, _flatten(wanted))
         except Exception as error:
             raise ModelLoadError(f"{path} cannot be restored: {error}") from error
     weights: dict[str, Any] = jax.tree.map(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.architectures import config_from_hf
-from octavo.models.config import ModelConfig
+from octavo.models.config import MAX_TENSORS, ModelConfig
 from octavo.models.config_fields import ConfigFields
 from octavo.models.loading.json_file import read_json
 from octavo.models.loading.tensors import Index
@@ -22,6 +23,8 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+MAX_HEADER_BYTES = 1 << 24
+"""Longest header that is parsed: 256 bytes for each of `MAX_TENSORS` tensors."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 
 
@@ -33,7 +36,8 @@ class SafetensorsSource:
         norms_include_offset: False: Hugging Face stores w of 1 + w.
 
     Raises (on construction):
-        ModelLoadError: a file is missing, damaged, of a wrong dtype, or outside the directory.
+        ModelLoadError: a file is missing, damaged, of a wrong dtype, outside the directory, or
+            lists too many tensors.
         UnsupportedModelError: an architecture or field that is not supported.
     """
 
@@ -61,22 +65,29 @@ class SafetensorsSource:
 
     def _open(self, path: Path) -> dict[str, str]:
         """Map a shard and note its tensors. Returns name -> stored dtype."""
+        _check_header_length(path)
         try:
             shard = safe_open(path, framework="np")
             names = list(shard.keys())
         except (SafetensorError, OSError) as error:
             raise ModelLoadError(f"{path} is not a sound safetensors file: {error}") from error
+        num_tensors = len(self._files) + len(names)
+        if num_tensors > MAX_TENSORS:
+            raise ModelLoadError(
+                f"{path}: {num_tensors} tensors is not allowed: at most {MAX_TENSORS} in all shards"
+            )
         dtypes: dict[str, str] = {}
         for name in names:
             if name in self._files:
-                raise ModelLoadError(f"{path}: the tensor {name!r} is also in another shard")
+                raise ModelLoadError(f"{path}: the tensor {shorten(name)} is also in another shard")
             view = shard.get_slice(name)
             dtypes[name] = view.get_dtype()
             self._files[name], self._shapes[name] = shard, tuple(view.get_shape())
         for name, dtype in dtypes.items():
             if dtype not in DTYPES and not name.endswith((".attn.bias", ".masked_bias")):
                 raise ModelLoadError(
-                    f"{path}: the dtype of {name} = {dtype} is not allowed: {', '.join(DTYPES)}"
+                    f"{path}: the dtype of {shorten(name)} = {dtype} is not allowed: "
+                    f"{', '.join(DTYPES)}"
                 )
         return dtypes
 
@@ -152,9 +163,27 @@ def _inside(directory: Path, name: str) -> Path:
     roots = [directory.resolve()]
     if roots[0].parent.name == "snapshots":
         roots.append(roots[0].parent.parent / "blobs")
-    path = (directory / name).resolve()
+    try:
+        path = (directory / name).resolve()
+        is_file = path.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, with a NUL, a circle of links
+        raise refusal from None
     if not any(path.is_relative_to(root) for root in roots):
         raise refusal
-    if not path.is_file():
+    if not is_file:
         raise ModelLoadError(f"the shard {shorten(name)} is missing from {directory}")
     return path
+
+
+def _check_header_length(path: Path) -> None:
+    """Refuse a header that is too long to be parsed; the library refuses other lies."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise ModelLoadError(f"{path} cannot be read: {error}") from error
+    if len(start) == 8 and MAX_HEADER_BYTES < struct.unpack("<Q", start)[0] < path.stat().st_size:
+        raise ModelLoadError(
+            f"{path} is not a sound safetensors file: its header is longer than "
+            f"{MAX_HEADER_BYTES} bytes"
+        )

@@ -90,7 +90,7 @@ def test_a_chunked_layer_type_is_refused_by_name(tiny_values):
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"hidden_size": "32"}, "hidden_size = '32' is not allowed: an integer"),
         ({"num_hidden_layers": True}, "num_hidden_layers = True"),
-        ({"num_attention_heads": 0}, "num_heads = 0"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0"),
         ({"num_key_value_heads": 3}, "num_kv_heads = 3 is not allowed: a divisor"),
         ({"head_dim": 15}, "head_dim = 15 is not allowed: an even number"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps = -1.0"),

@@ -167,3 +167,37 @@ def test_a_missing_source_is_refused(directory: Path) -> None:
     directory.mkdir()
     with pytest.raises(ModelLoadError, match="no tokenizer"):
         Tokenizer.from_source(directory)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"model_max_length": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        '{"eos_token": "\\ud800"}',
+        '{"chat_template": "\\udfff"}',
+        '{"added_tokens_decoder": {"' + "9" * 5000 + '": {"content": "x"}}}',
+    ],
+)
+def test_a_configuration_that_nothing_can_handle_is_refused(directory: Path, text: str) -> None:
+    (directory / "tokenizer_config.json").write_text(text)
+    with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json"):
+        Tokenizer.from_source(directory)
+
+
+def test_many_added_tokens_are_added_at_once(directory: Path) -> None:
+    first = Tokenizer.from_source(directory).vocab_size
+    listed = {str(first + i): {"content": f"<extra {i}>", "special": True} for i in range(20_000)}
+    _write(directory, "tokenizer_config.json", {"added_tokens_decoder": listed})
+    tokenizer = Tokenizer.from_source(directory)
+    assert tokenizer.token_to_id("<extra 19999>") == first + 19_999
+
+
+def test_ids_that_skip_a_few_numbers_are_taken(directory: Path) -> None:
+    document = json.loads((directory / "tokenizer.json").read_text())
+    document["model"]["vocab"]["Ġab"] = 5000
+    _write(directory, "tokenizer.json", document)
+    assert Tokenizer.from_source(directory).vocab_size == 5001
+    document["model"]["vocab"]["Ġab"] = 2**32 - 1
+    _write(directory, "tokenizer.json", document)
+    with pytest.raises(ModelLoadError, match="the token id 4294967295 is not allowed"):
+        Tokenizer.from_source(directory)

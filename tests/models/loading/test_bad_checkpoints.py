@@ -96,6 +96,38 @@ class TestSafetensors:
         index_of(directory, {"x": shard})
         refused(directory, "a .safetensors file inside")
 
+    @pytest.mark.parametrize(
+        "shard", ["a\0b.safetensors", "a" * 5000 + ".safetensors", "\ud800.safetensors"]
+    )
+    def test_a_shard_name_that_no_file_can_have(self, tiny_checkpoint, shard):
+        directory = tiny_checkpoint("llama")
+        index_of(directory, {"x": shard})
+        refused(directory, "model.safetensors.index.json" if "\ud800" in shard else "the shard")
+
+    def test_a_shard_that_is_a_circle_of_links(self, tiny_checkpoint):
+        directory = tiny_checkpoint("llama")
+        (directory / "circle.safetensors").symlink_to("circle.safetensors")
+        index_of(directory, {"x": "circle.safetensors"})
+        refused(directory, "circle.safetensors")
+
+    @pytest.mark.parametrize(
+        ("name", "changes", "words"),
+        [
+            ("llama", {"rms_norm_eps": 10**400}, "rms_norm_eps"),
+            ("llama3", {"rope_scaling": {"rope_type": "linear", "factor": 10**400}}, "factor"),
+            ("llama", {"architectures": [[1]]}, "architectures = [[1]]"),
+            ("llama", {"architectures": None, "model_type": ["llama"]}, "model_type = ['llama']"),
+            ("qwen2", {"layer_types": [["full_attention"]] * 3}, "layer_types"),
+            ("qwen2", {"layer_types": ["full_attention"]}, "layer_types = 1 entries"),
+            ("llama", {"eos_token_id": [10**30]}, "eos_token_id"),
+            ("llama", {"eos_token_id": list(range(25))}, "at most 24"),
+            ("llama", {"bos_token_id": 96}, "bos_token_id = 96 is not allowed: 0 to 95"),
+            ("mistral", {"sliding_window": 2**40}, "sliding_window"),
+        ],
+    )
+    def test_a_value_that_python_cannot_handle(self, tiny_checkpoint, name, changes, words):
+        refused(tiny_checkpoint(name, **changes), words)
+
     def test_a_shard_that_links_out_of_the_directory(self, tiny_checkpoint, tmp_path):
         directory = tiny_checkpoint("llama")
         outside = tmp_path / "outside.safetensors"
@@ -228,6 +260,26 @@ class TestGGUF:
         path = damaged(tiny_gguf("llama"), key, key.replace(b"llama", b"ollam"))
         refused(path, "lacks the key", key.decode())
 
+    @pytest.mark.parametrize("name", ["blk.00.attn_v.weight", "blk.0.attn_v.weight"])
+    def test_a_tensor_under_two_names(self, tiny_gguf, name):
+        twin = "model.layers.0.self_attn.v_proj.weight"
+
+        def add(writer):
+            writer.add_tensor(twin, np.ones((32, 32), np.float32))
+
+        path = tiny_gguf("llama", add)
+        old = struct.pack("<Q", 19) + b"blk.0.attn_v.weight"
+        path = damaged(path, old, struct.pack("<Q", len(name)) + name.encode())
+        refused(path, "under two names" if name == "blk.0.attn_v.weight" else "blk.00.attn_v")
+
+    def test_an_end_of_text_that_is_a_list(self, tiny_gguf):
+        key = b"tokenizer.ggml.eos_token_id" + struct.pack("<I", 4)
+        old = key + struct.pack("<I", 2)
+        new = key[:-4] + struct.pack("<IIQ", 9, 4, 2) + struct.pack("<II", 2, 3)
+        path = damaged(tiny_gguf("llama"), old, new)
+        path.write_bytes(path.read_bytes() + bytes(64))  # the padding has moved
+        refused(path, "tokenizer.ggml.eos_token_id = [2, 3] is not allowed: one token id")
+
 
 class TestOrbax:
     @pytest.fixture
@@ -268,6 +320,17 @@ class TestOrbax:
     def test_a_destination_in_use(self, saved):
         with pytest.raises(ModelLoadError, match="a new or empty directory"):
             save_model(load_model(saved), saved)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, "~no-such-user-here/model", "\ud800"])
+def test_a_name_that_no_path_can_have(name):
+    refused(name, "is not a path that exists")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "model.gguf")
+    refused(tmp_path / "model.gguf", "a .gguf file")
 
 
 def test_a_name_that_is_nothing():
