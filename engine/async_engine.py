@@ -27,6 +27,7 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import NO_TARGETS, Targets
 from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS
+from octavo.engine.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.engine.transcript import Transcript
 from octavo.engine.unserved import Unserved, refuse_unserved
 
@@ -151,6 +152,7 @@ class AsyncEngine:
         cache_salt: str = "",
         owner: str = "",
         trace_parent: str = "",
+        tokenization: Tokenization = AS_THE_MODEL_WANTS,
         **unserved: Unpack[Unserved],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams one request's outputs; leaving the iteration early cancels the request.
@@ -167,6 +169,7 @@ class AsyncEngine:
             tenant, cache_salt: identity for fairness; isolation of the prefix cache.
             owner: the credential that submits it: `abort` takes it from no other.
             trace_parent: the W3C trace context that the request came with; empty for none.
+            tokenization: special tokens and truncation of the prompt.
             **unserved: arguments of vLLM that are not served, such as `lora_request`: only None.
 
         Raises:
@@ -200,6 +203,7 @@ class AsyncEngine:
                 cache_salt=cache_salt,
                 request_id=engine_id,
                 trace_parent=trace_parent,
+                tokenization=tokenization,
             )
             # A long prompt takes a while to tokenize, and a grammar to compile: other streams must
             # not wait for it.

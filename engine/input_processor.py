@@ -22,6 +22,7 @@ from octavo.engine.structured.params import StructuredOutputsParams
 from octavo.engine.targets import NO_TARGETS, Targets
 from octavo.engine.text.bad_words import bad_word_token_sequences
 from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS, Tokenizer
+from octavo.engine.tokenization import AS_THE_MODEL_WANTS, Tokenization
 
 Prompt = str | Sequence[int]
 """A prompt's text, or its token ids."""
@@ -60,7 +61,7 @@ class Submission:
 
     Attributes:
         request_id: the engine's own id; no other submission has or had it.
-        prompt: the text, if it was given as text.
+        prompt: the text, if it was given as text and nothing of it was cut off.
         params: as the caller gave them.
         sequences: one engine request a completion, in index order.
         grammar: what they keep to, if anything.
@@ -130,6 +131,7 @@ class InputProcessor:
         cache_salt: str = "",
         request_id: str | None = None,
         trace_parent: str = "",
+        tokenization: Tokenization = AS_THE_MODEL_WANTS,
         compile_grammar: bool = True,
     ) -> Submission:
         """Checks a user's request and makes its sequences; waits until its grammar is compiled.
@@ -154,7 +156,9 @@ class InputProcessor:
         check_label(label)
         deadline_s = _deadline(timeout_s, now_s)
         prompt = text_or_ids(prompt)
-        token_ids = self._tokens(prompt)
+        most = tokenization.most_tokens(self._max_model_len, params.max_tokens)
+        given_ids = self._tokens(prompt, tokenization, most)
+        token_ids = tokenization.cut(given_ids, most)
         max_tokens = self._max_tokens(len(token_ids), params)
         self._check_ids(params)
         bad_words = self._bad_words(params)
@@ -187,7 +191,7 @@ class InputProcessor:
         )
         return Submission(
             request_id=request_id,
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=prompt if isinstance(prompt, str) and token_ids is given_ids else None,
             params=params,
             sequences=sequences,
             grammar=self.grammar_of(params) if compile_grammar else None,
@@ -250,17 +254,21 @@ class InputProcessor:
         )
         return InvalidRequestError("prompt", given, allowed)
 
-    def _tokens(self, prompt: Prompt) -> list[int]:
+    def _tokens(self, prompt: Prompt, tokenization: Tokenization, most: int | None) -> list[int]:
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidRequestError("prompt", prompt, "text that is not empty")
-            token_ids = self.tokenize(prompt)
+            token_ids = self.tokenize(
+                tokenization.shortened(prompt, most, self._tokenizer),
+                add_special_tokens=tokenization.add_special_tokens,
+                is_cut=most is not None,
+            )
             if not token_ids:
                 raise InvalidRequestError("prompt", prompt, "text that is at least one token")
             return token_ids
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise InvalidRequestError("prompt", prompt, "a string or a list of token ids")
-        if len(prompt) >= self._max_model_len:
+        if most is None and len(prompt) >= self._max_model_len:
             raise self._too_long(f"{len(prompt)} tokens")
         token_ids = [*prompt]
         if not token_ids:

@@ -132,6 +132,9 @@ class LLM:
         *,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         priority: PriorityLike | Sequence[PriorityLike] | None = None,
         **unserved: Unpack[Unserved],
     ) -> list[RequestOutput]:
@@ -140,6 +143,9 @@ class LLM:
         Args:
             messages: a conversation ({"role", "content"} each) or a list of them.
             add_generation_prompt: end with the opening of the assistant's turn.
+            continue_final_message: end within the last message, for the model to go on with it.
+            chat_template: Jinja source in place of the model's own.
+            chat_template_kwargs: further names for the template.
             Others as for `generate`.
 
         Raises:
@@ -149,7 +155,13 @@ class LLM:
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if one else messages
         prompts = [
-            self.tokenizer.encode_chat(conversation, add_generation_prompt=add_generation_prompt)
+            self.tokenizer.encode_chat(
+                conversation,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                **(chat_template_kwargs or {}),
+            )
             for conversation in conversations
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)

@@ -18,6 +18,7 @@ from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import NO_TARGETS, Targets
+from octavo.engine.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.server.caller import CALLER
 from octavo.server.request_stats import RequestStats, RequestWatch
 from octavo.server.tracing import TRACE_PARENT
@@ -111,6 +112,7 @@ class Front:
         targets: Targets = NO_TARGETS,
         tenant: str = "",
         cache_salt: str = "",
+        tokenization: Tokenization = AS_THE_MODEL_WANTS,
     ) -> AsyncGenerator[RequestOutput, None]:
         """`AsyncEngine.generate` behind the door. Leaving the iteration early cancels the request.
 
@@ -142,6 +144,7 @@ class Front:
                 cache_salt=cache_salt,
                 owner=caller.owner,
                 trace_parent=TRACE_PARENT.get() or "",
+                tokenization=tokenization,
             )
             self.num_inflight += 1
             try:

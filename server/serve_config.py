@@ -38,6 +38,8 @@ class ServeConfig:
         stream_interval_ms: tokens of a stream that come within so many milliseconds of one another
             leave in one message, within up to four times as many while the server's event loop has
             little time left; the first and the last leave at once. 0 sends each as it comes.
+        trust_request_chat_template: whether a chat over HTTP may bring a `chat_template` of its
+            own: a program, run in a sandbox.
         stuck_after_s: seconds in one engine step after which the server calls itself dead.
         token_file: bearer tokens, one a line, each with its tenant and a colon before it or alone;
             read again when the file changes; none lets everybody in.
@@ -58,6 +60,7 @@ class ServeConfig:
     max_concurrent_requests: int = 2048
     request_timeout_s: float | None = None
     receive_timeout_s: float = 30.0
+    trust_request_chat_template: bool = False
     drain_timeout_s: float = 30.0
     keepalive_s: float = 30.0
     stream_interval_ms: float = 5.0

@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo.engine.errors import NOT_FAILURES, InvalidRequestError, ModelLoadError
 from octavo.engine.text.chat_template import ChatTemplate
+from octavo.engine.text.final_message import before_mark, with_mark
 from octavo.engine.text.gguf_tokenizer import build_gguf_tokenizer
 from octavo.engine.text.huggingface_tokenizer import load_huggingface_tokenizer
 from octavo.engine.text.least_tokens import TokenSizes, token_sizes
@@ -145,6 +146,8 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template: str | None = None,
         **variables: Any,
     ) -> str:
         """The prompt for a conversation, as the model's template writes it.
@@ -152,32 +155,55 @@ class Tokenizer:
         Args:
             messages: {"role": …, "content": text or a list of text parts} each.
             add_generation_prompt: end with the opening of the assistant's turn.
+            continue_final_message: end within the last message, for the model to go on with it.
+            chat_template: Jinja source in place of the model's own.
             variables: passed to the template (`tools`, `documents`, its own switches).
 
         Raises:
             InvalidRequestError: the messages are malformed or the template refuses them, or the
                 model has no template.
         """
-        if self._template is None:
+        template = self._template
+        if chat_template is not None:
+            template = self._own_template(chat_template)
+        if continue_final_message and add_generation_prompt:
+            allowed = "false together with continue_final_message"
+            raise InvalidRequestError("add_generation_prompt", True, allowed)
+        if template is None:
             raise InvalidRequestError(
                 "messages", messages, "a plain prompt, because this model has no chat template"
             )
-        return self._template.render(
-            messages, add_generation_prompt=add_generation_prompt, **variables
-        )
+        if continue_final_message:
+            messages = with_mark(messages)
+        text = template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
+        return before_mark(text) if continue_final_message else text
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
+        add_special_tokens: bool = False,
         **variables: Any,
     ) -> list[int]:
-        """`apply_chat_template`, encoded; the template itself writes BOS. Raises the same."""
+        """`apply_chat_template`, encoded. Raises the same.
+
+        Args:
+            add_special_tokens: put BOS and EOS where the model wants them; most templates write
+                them themselves.
+            Others as for `apply_chat_template`.
+        """
         text = self.apply_chat_template(
             messages, add_generation_prompt=add_generation_prompt, **variables
         )
-        return self.encode(text, add_special_tokens=False)
+        return self.encode(text, add_special_tokens=add_special_tokens)
+
+    def _own_template(self, source: str) -> ChatTemplate:
+        try:
+            return ChatTemplate(source, self._named_tokens)
+        except ModelLoadError as error:
+            allowed = f"a chat template in Jinja's language ({error.__cause__})"
+            raise InvalidRequestError("chat_template", source, allowed) from None
 
     @functools.cached_property
     def _template(self) -> ChatTemplate | None:

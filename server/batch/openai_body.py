@@ -17,6 +17,7 @@ from octavo.server.http.sampling import (
     chat_ask,
     chat_prompt,
     check_model,
+    check_template,
     completion_ask,
     prompts_of,
 )
@@ -63,6 +64,7 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
         if url == "/v1/chat/completions":
             chat = ChatRequest.model_validate(body)
             check_model(chat.model, engine)
+            check_template(chat, is_trusted=False)
             ask, prompts = chat_ask(chat, {}), [chat_prompt(chat, engine.tokenizer)()]
             answer = ChatAnswer(name, engine.model_name, ask.params.n, engine.tokenizer, ask.tells)
             return Body(ask=ask, prompts=prompts, answer=answer)

@@ -34,7 +34,8 @@ def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASG
     app.add_exception_handler(OctavoError, on_octavo_error)
     app.add_exception_handler(RequestValidationError, on_invalid_body)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.include_router(generation_routes(front))
+    trusts = config.trust_request_chat_template
+    app.include_router(generation_routes(front, trust_request_chat_template=trusts))
     app.include_router(information_routes(front))
     return Gate(
         app,

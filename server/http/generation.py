@@ -21,6 +21,7 @@ from octavo.server.http.sampling import (
     chat_ask,
     chat_prompt,
     check_model,
+    check_template,
     completion_ask,
     prompts_of,
     request_id_of,
@@ -38,8 +39,12 @@ LONG_CHAT_CHARS = 16_384
 """Characters of messages above which the event loop does not render and tokenize them itself."""
 
 
-def generation_routes(front: Front) -> APIRouter:
-    """The routes that generate."""
+def generation_routes(front: Front, *, trust_request_chat_template: bool = False) -> APIRouter:
+    """The routes that generate.
+
+    Args:
+        trust_request_chat_template: whether a chat may bring a template of its own.
+    """
     router = APIRouter()
 
     @router.post("/v1/completions")
@@ -61,8 +66,10 @@ def generation_routes(front: Front) -> APIRouter:
         engine = front.ready_engine()
         check_model(body.model, engine)
         ask = chat_ask(body, request.headers)
+        check_template(body, is_trusted=trust_request_chat_template)
         tokenize = chat_prompt(body, engine.tokenizer)
         is_long = sum(len(str(message)) for message in body.messages) > LONG_CHAT_CHARS
+        is_long |= body.chat_template is not None
         prompt = await asyncio.to_thread(tokenize) if is_long else tokenize()
         request_id = request_id_of(request.headers, "chatcmpl")
         answer = ChatAnswer(

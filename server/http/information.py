@@ -17,7 +17,7 @@ from octavo.server.front import Front
 from octavo.server.http.errors import error_body, json_response
 from octavo.server.http.metrics import CONTENT_TYPE, Exposition
 from octavo.server.http.protocol import DetokenizeRequest, TokenizeRequest
-from octavo.server.http.sampling import check_model
+from octavo.server.http.sampling import chat_prompt, check_model
 
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
@@ -66,11 +66,11 @@ def information_routes(front: Front) -> APIRouter:
 
         def work() -> list[int]:
             if body.messages is not None:
-                return engine.tokenizer.encode_chat(
-                    body.messages, add_generation_prompt=body.add_generation_prompt
-                )
+                return chat_prompt(body, engine.tokenizer)()
             assert body.prompt is not None
-            return engine.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens)
+            return engine.tokenizer.encode(
+                body.prompt, add_special_tokens=body.add_special_tokens is not False
+            )
 
         tokens = await asyncio.to_thread(work)
         return json_response(

@@ -133,6 +133,19 @@ class Generation(Body):
     prompt_logprobs: int | None = Field(
         None, ge=0, le=20, description="Likeliest tokens told beside each of the prompt's."
     )
+    add_special_tokens: bool | None = Field(
+        None,
+        description="BOS and EOS where the model wants them: true for texts, if not given, and "
+        "false for chats, whose template writes them.",
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        description="Most tokens of the prompt that are kept; -1 for as many as the context has "
+        "beside max_tokens.",
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Where a longer prompt is cut: left, if not given, keeps its end."
+    )
     return_token_ids: bool | None = Field(
         None, description="Ids of the prompt's and of the generated tokens."
     )
@@ -179,7 +192,17 @@ class ChatRequest(Generation):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         Field(None, description="Handed to the model's chat template, which may heed it.")
     )
-    add_generation_prompt: bool | None = None
+    add_generation_prompt: bool | None = Field(
+        None, description="True, if not given, unless continue_final_message is."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="The answer goes on with the last message."
+    )
+    chat_template: str | None = Field(
+        None,
+        description="In place of the model's own; refused unless the server trusts requests' "
+        "templates.",
+    )
     tools: list[Any] | None = Field(None, description="Refused unless empty.")
     tool_choice: Literal["none", "auto"] | None = None
 
@@ -190,8 +213,12 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = Field(
+        None, description="True for a prompt, if not given, and false for messages."
+    )
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeRequest(Body):

@@ -14,6 +14,7 @@ from octavo.engine.input_processor import Prompt
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import Targets
+from octavo.engine.tokenization import Tokenization
 from octavo.server.http.answers import Telling
 from octavo.server.http.grammar import grammar_of
 from octavo.server.http.protocol import (
@@ -21,6 +22,7 @@ from octavo.server.http.protocol import (
     CompletionRequest,
     Generation,
     StreamOptions,
+    TokenizeRequest,
 )
 from octavo.server.slo_headers import read_targets
 
@@ -32,6 +34,11 @@ if TYPE_CHECKING:
 MAX_PROMPTS = 128
 MAX_NAME_CHARS = 256
 MAX_CHAT_LOGPROBS = 20
+MAX_TEMPLATE_CHARS = 65_536
+_OWN_FIELDS = (
+    *("messages", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
+    *("chat_template", "self"),
+)
 
 _SAME_NAMES = (
     *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"),
@@ -123,22 +130,49 @@ def prompts_of(value: object) -> list[Prompt]:
     return value
 
 
-def chat_prompt(body: ChatRequest, tokenizer: Tokenizer) -> Callable[[], list[int]]:
+def chat_prompt(
+    body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer
+) -> Callable[[], list[int]]:
     """What renders and tokenizes a chat's messages.
 
     Raises:
         InvalidRequestError: `chat_template_kwargs` names what has a field of its own.
     """
+    assert body.messages is not None
     variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
+    if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
-    for name in ("messages", "add_generation_prompt"):
+    for name in _OWN_FIELDS:
         if name in variables:
             raise InvalidRequestError("chat_template_kwargs", name, "names other than this one")
-    generates = body.add_generation_prompt is not False
+    goes_on = bool(body.continue_final_message)
+    generates = body.add_generation_prompt
     return partial(
-        tokenizer.encode_chat, body.messages, add_generation_prompt=generates, **variables
+        tokenizer.encode_chat,
+        body.messages,
+        add_generation_prompt=not goes_on if generates is None else generates,
+        continue_final_message=goes_on,
+        add_special_tokens=bool(body.add_special_tokens),
+        chat_template=getattr(body, "chat_template", None),
+        **variables,
     )
+
+
+def check_template(body: ChatRequest, *, is_trusted: bool) -> None:
+    """Refuses a template of the request's own, unless requests' templates are trusted.
+
+    Raises:
+        InvalidRequestError: it has one, or one that is too long.
+    """
+    source = body.chat_template
+    if source is None:
+        return
+    if not is_trusted:
+        allowed = "not given: this server does not trust requests' templates"
+        raise InvalidRequestError("chat_template", source, allowed)
+    if len(source) > MAX_TEMPLATE_CHARS:
+        allowed = f"at most {MAX_TEMPLATE_CHARS} characters"
+        raise InvalidRequestError("chat_template", f"{len(source)} characters", allowed)
 
 
 def check_model(model: str | None, engine: AsyncEngine | AnyEngine) -> None:
@@ -191,6 +225,11 @@ def _ask(
         "targets": _targets(headers),
         "tenant": _name("tenant", body.tenant),
         "cache_salt": _name("cache_salt", body.cache_salt),
+        "tokenization": Tokenization(
+            add_special_tokens=body.add_special_tokens is not False,
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            truncation_side=body.truncation_side or "left",
+        ),
     }
     return Ask(
         params=SamplingParams(**values, output_kind=kind),

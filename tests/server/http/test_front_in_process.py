@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.engine.errors import InvalidConfigError, OverloadedError, StepFailedError
 from octavo.engine.request import Priority
 from octavo.engine.targets import Targets
+from octavo.engine.tokenization import Tokenization
 from octavo.server.serve import HEALTH_PERIOD_S, OctavoServer
 from octavo.server.serve_config import ServeConfig
 
@@ -56,6 +57,7 @@ def test_every_header_and_field_reaches_the_engine(on_stand):
             "skip_special_tokens": False, "include_stop_str_in_output": True, "user": "u",
             "n": 2, "temperature": 0.4, "top_p": 0.5, "seed": 0, "presence_penalty": 0.1,
             "frequency_penalty": -0.2, "logit_bias": {"5": -1.5},
+            "truncate_prompt_tokens": 9, "truncation_side": "right",
         }  # fmt: skip
         async with client_of(stand) as client:
             answer = await client.post("/v1/completions", json=body, headers=headers)
@@ -66,6 +68,7 @@ def test_every_header_and_field_reaches_the_engine(on_stand):
             "prompt": "x", "id": answer.headers["x-request-id"], "priority": Priority.REALTIME,
             "timeout_s": 5.0, "tenant": "t", "cache_salt": "s",
             "targets": Targets(ttft_target_s=0.25, tpot_target_s=0.04, e2e_target_s=9.0),
+            "tokenization": Tokenization(truncate_prompt_tokens=9, truncation_side="right"),
         }  # fmt: skip
         assert (params.top_k, params.min_p, params.repetition_penalty) == (3, 0.1, 1.2)
         assert (params.min_tokens, params.stop_token_ids, params.stop) == (1, (5,), ("a", "b"))
