@@ -257,8 +257,9 @@ class AsyncEngine:
         """
         found = self._streams.labelled(request_id, owner)
         for stream in found:
-            stream.is_aborted = True
-            self._post(partial(self._abort, stream.engine_id))
+            if not stream.is_aborted:
+                stream.is_aborted = True
+                self._post(partial(self._abort, stream.engine_id))
         return bool(found)
 
     async def flush_prefix_cache(self) -> tuple[int, int]:

@@ -117,15 +117,14 @@ class TokenFile:
             tenant, token = _parse(line)
             # Never the token itself.
             if len(token) < MIN_TOKEN_CHARS or not token.isascii():
-                raise self._refuse(number, f"tokens of at least {MIN_TOKEN_CHARS} ASCII characters")
+                allowed = f"tokens of at least {MIN_TOKEN_CHARS} ASCII characters"
+                raise self._refuse(allowed, number)
             if len(tenant) > MAX_TENANT_CHARS or not tenant.isprintable():
                 allowed = f"names of tenants of at most {MAX_TENANT_CHARS} printable characters"
-                raise self._refuse(number, allowed)
+                raise self._refuse(allowed, number)
             before = lines.setdefault(_digest(token), (number, tenant))
             if before[1] != tenant:
-                raise self._refuse(
-                    number, f"tokens of one tenant each; line {before[0]} has it too"
-                )
+                raise self._refuse("a token once, or of one tenant", before[0], number)
         if not lines:
             raise InvalidConfigError(
                 "token_file", str(self._path), "a file with at least one token"
@@ -138,8 +137,9 @@ class TokenFile:
             for digest, (_, tenant) in lines.items()
         }
 
-    def _refuse(self, number: int, allowed: str) -> InvalidConfigError:
-        return InvalidConfigError("token_file", f"{self._path}, line {number}", allowed)
+    def _refuse(self, allowed: str, *numbers: int) -> InvalidConfigError:
+        lines = f"line{'s' * (len(numbers) > 1)} {' and '.join(map(str, numbers))}"
+        return InvalidConfigError("token_file", self._path, f"{allowed}; see {lines}")
 
 
 def _parse(line: str) -> tuple[str, str]:

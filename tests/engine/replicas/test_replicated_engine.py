@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -289,6 +290,73 @@ def test_replicas_that_die_too_often_are_given_up(
         assert not engine.is_usable
     finally:
         engine.close()
+
+
+@contextlib.asynccontextmanager
+async def in_an_event_loop(
+    pair: ReplicatedEngine, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[AsyncEngine]:
+    """A front over the replicas, which stay for the other tests."""
+    from octavo.engine import async_engine
+
+    monkeypatch.setattr(async_engine, "open_engine", lambda config, progress: pair)
+    engine = AsyncEngine()
+    yield engine
+    engine._stopping = True  # its thread ends, and the replicas do not
+    with engine._wake:
+        engine._wake.notify()
+    engine.engine.wake()
+    assert engine._thread is not None
+    await asyncio.to_thread(engine._thread.join)
+
+
+async def test_an_id_that_was_cancelled_may_be_given_again_at_once(
+    pair, alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while one replica dies and starts again: ids are the parent's."""
+    prompts = [f"the {n}th prompt, which differs" for n in range(60)]
+    expected = [output.outputs[0].token_ids for output in run(alone, prompts, GREEDY)]
+    killed: list[int] = []
+    seen: list[str] = []
+
+    async def again(engine: AsyncEngine, number: int) -> list[int]:
+        name = f"x{number % 5}"
+        first = engine.generate("an old one", LONG, name)
+        begun = await anext(first)
+        if number == 30:
+            killed.append(pid_with_work(pair, begun.engine_id))
+            os.kill(killed[0], signal.SIGKILL)
+        await first.aclose()
+        async for output in engine.generate(prompts[number], GREEDY, name):
+            assert (output.request_id, output.prompt) == (name, prompts[number])
+        seen.extend((begun.engine_id, output.engine_id))
+        return output.outputs[0].token_ids
+
+    async with in_an_event_loop(pair, monkeypatch) as engine, asyncio.timeout(WAIT_S):
+        assert await asyncio.gather(*(again(engine, n) for n in range(60))) == expected
+    assert killed
+    assert len(set(seen)) == 120
+
+
+async def test_abort_ends_all_that_its_owner_has_under_an_id_on_every_replica(
+    pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def end(engine: AsyncEngine, owner: str, begun: asyncio.Barrier) -> str | None:
+        params = LONG.replace(output_kind=RequestOutputKind.DELTA)
+        stream = engine.generate("a prompt", params, "x", owner=owner)
+        last = await anext(stream)
+        await begun.wait()
+        async for output in stream:
+            last = output
+        return last.outputs[0].finish_reason
+
+    async with in_an_event_loop(pair, monkeypatch) as engine, asyncio.timeout(WAIT_S):
+        begun = asyncio.Barrier(9)
+        ends = [asyncio.create_task(end(engine, owner, begun)) for owner in "aaaabbbb"]
+        await begun.wait()
+        assert not await engine.abort("x", "c")
+        assert await engine.abort("x", "a")
+        assert await asyncio.gather(*ends) == ["cancelled"] * 4 + ["length"] * 4
 
 
 async def test_streams_of_an_event_loop_and_a_replica_that_hangs(
