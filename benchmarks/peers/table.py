@@ -21,6 +21,7 @@ HEADER = (
     "TTFT p50 / p99 ms",
     "TPOT p50 / p99 ms",
     "first token s",
+    "settled s",
     "same outputs",
 )
 
@@ -94,6 +95,7 @@ def _row(
         _percentiles(results, batch, "ttft_ms"),
         _percentiles(results, batch, "tpot_ms"),
         _show(_median(results, _top("start_to_first_token_s"))),
+        _show(_median(results, _top("start_to_settled_s"))),
         "–" if same is None else f"{same:.0%}",
     )
 

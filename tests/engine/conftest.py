@@ -95,6 +95,36 @@ def _tokenizer() -> tokenizers.Tokenizer:
 
 
 @pytest.fixture(scope="session")
+def first_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The packaged model's first two layers, as a checkpoint: what packed weights compile to takes
+    a second a layer."""
+    from octavo.models.packaged import PACKAGED_MODELS
+
+    packaged = PACKAGED_MODELS["smollm2-135m"]
+    if not packaged.is_installed():
+        pytest.skip("smollm2-135m is not installed")
+    gguf = pytest.importorskip("gguf")
+    path, num_layers = tmp_path_factory.mktemp("first_layers") / "model.gguf", 2
+    whole = gguf.GGUFReader(packaged.path())
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, field in whole.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        value = num_layers if name == "llama.block_count" else field.contents()
+        kind, *of = field.types
+        writer.add_key_value(name, value, kind, of[0] if of else None)
+    for tensor in whole.tensors:
+        block, *parts = tensor.name.split(".")
+        if block != "blk" or int(parts[0]) < num_layers:
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return str(path)
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Llama with a byte tokenizer."""
     return write_tiny_model(tmp_path_factory.mktemp("tiny_llama"))

@@ -22,7 +22,6 @@ from octavo.engine.scheduler.policies.policy import Policy, cheaper_by_swap
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.simulation.replay import replay
 from octavo.models.packaged import PACKAGED_MODELS
-from octavo.pallas_kernels.packed_linear import PackedWeight, PanelWeight
 
 MODEL = "smollm2-135m"
 PROMPTS = [
@@ -67,57 +66,6 @@ def tokens(
 ) -> list[list[int]]:
     outputs = llm.generate(prompts, params, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
-
-
-@pytest.fixture(scope="module")
-def first_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The packaged model's first four layers, as a checkpoint: what packed weights compile to takes
-    a second a layer."""
-    gguf = pytest.importorskip("gguf")
-    path, num_layers = tmp_path_factory.mktemp("first_layers") / "model.gguf", 4
-    whole = gguf.GGUFReader(PACKAGED_MODELS[MODEL].path())
-    writer = gguf.GGUFWriter(path, "llama")
-    for name, field in whole.fields.items():
-        if name.startswith("GGUF.") or name == "general.architecture":
-            continue
-        value = num_layers if name == "llama.block_count" else field.contents()
-        kind, *of = field.types
-        writer.add_key_value(name, value, kind, of[0] if of else None)
-    for tensor in whole.tensors:
-        block, *parts = tensor.name.split(".")
-        if block != "blk" or int(parts[0]) < num_layers:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return str(path)
-
-
-def test_tokens_do_not_depend_on_whether_weights_are_packed(
-    make_llm: Callable[..., Any], first_layers: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What steps of one row and of two read, packed weights (two rows in panels) by a native
-    attention or float32 ones by products; prompts read float32 ones."""
-    # However many rows this machine's table finds faster so.
-    monkeypatch.setattr("octavo.engine.engine.choose_packed_rows", lambda _: 4)
-    llm = make_llm(model=first_layers, max_num_seqs=2, warm_up="full")
-    executor = llm.engine.executor
-    one, two, quick = executor.lattice.decode
-    assert [(shape.num_rows, shape.packed) for shape in (one, two)] == [(1, True), (2, True)]
-    assert (quick.num_rows, quick.packed, quick.quick) == (2, False, True)
-    forms = [type(executor.weights.of(shape)["lm_head"]) for shape in (one, two)]
-    assert forms == [PackedWeight, PanelWeight]
-    assert executor.programs.has(one)
-    assert executor.programs.has(two)
-    assert not executor.programs.has(quick)
-    executor.programs.warm_up(executor.lattice.shapes)
-    # So few layers repeat themselves when they choose greedily.
-    params = PARAMS.replace(temperature=1.0, seed=1)
-    said = tokens(llm, params)
-    assert all(len(set(text)) > 5 for text in said)
-    executor.lattice = dataclasses.replace(executor.lattice, decode=(quick,))
-    assert tokens(llm, params) == said
 
 
 def recorded(llm: Any, path: Path) -> tuple[list[list[int]], list[dict[str, Any]]]:

@@ -1,0 +1,143 @@
+"""Greedy tokens of real GGUF weights in every weight variant that ships, alone and in a batch.
+
+Programs of different sizes and variants add the products of a sum in different orders, so logits
+move by their rounding. Tokens of a prompt must be the same up to a position where the model itself
+is undecided within that rounding: `TIE` nats between its two likeliest tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from octavo.engine.sampling_params import SamplingParams
+from octavo.pallas_kernels import tuning
+from octavo.pallas_kernels.compat import multiplies_bfloat16
+from octavo.pallas_kernels.eigen_linear import EigenWeight
+from octavo.pallas_kernels.packed_linear import PackedWeight, PanelWeight
+from octavo.pallas_kernels.sliced_linear import SlicedWeight
+
+TIE = 1e-3
+"""Logits of these weights are up to 35 and agree within 1e-3 between frameworks: the tolerance of
+tests/models/test_real_models.py."""
+NUM_PROMPTS, NUM_ROWS = 24, 2
+PARAMS = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
+PLAIN = {"packed_weights": False, "sliced_weights": False, "screened_argmax": False}
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {
+    "plain": ({}, {}),
+    "block-quantized": ({"packed": NUM_ROWS}, {"packed_weights": True}),
+    "int8-split": ({"sliced": [1, 32]}, {"sliced_weights": True}),
+    "bounded argmax": ({"screened": [1, 32]}, {"screened_argmax": True}),
+    "bounded argmax, Eigen's products": (
+        {"library": "eigen", "screened": [1, 32]},
+        {"screened_argmax": True},
+    ),
+}
+"""By name: what a tuning table says, and engine arguments."""
+
+
+def make_prompts(tokenizer: Any) -> list[list[int]]:
+    """Windows of English and, every other one, random tokens."""
+    rng = np.random.default_rng(3)
+    text = resources.files("octavo.engine").joinpath("accuracy_text.txt").read_text("utf-8")
+    ids = tokenizer.encode(text)
+    made = []
+    for index in range(NUM_PROMPTS):
+        length = int(rng.integers(4, 40))
+        start = int(rng.integers(0, len(ids) - length))
+        drawn = rng.integers(256, 40_000, size=length).tolist()
+        made.append(ids[start : start + length] if index % 2 else drawn)
+    return made
+
+
+@pytest.fixture
+def write_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Writes the tuning table that engines read."""
+    monkeypatch.setenv("OCTAVO_TUNING_DIR", str(tmp_path))
+
+    def write(entry: dict[str, Any]) -> None:
+        row = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": "ynnpack", **entry}
+        tuning.write_table(tmp_path / "mine.json", {"device": tuning.tuning_device()}, [], [row])
+        tuning.forget_tables()
+
+    yield write
+    tuning.forget_tables()
+
+
+def make_llm(model: str, num_rows: int, **changes: Any) -> Any:
+    from octavo import LLM
+
+    return LLM(
+        model, progress=False, dtype="float32", max_num_seqs=num_rows, max_num_batched_tokens=32,
+        max_model_len=64, num_kv_pages=64, enable_prefix_caching=False, **PLAIN | changes,
+    )  # fmt: skip
+
+
+class Served(NamedTuple):
+    """What a request was given alone: at each position the token, and the gap in nats between the
+    two likeliest ones."""
+
+    prompt: list[int]
+    tokens: list[int]
+    gaps: list[float]
+
+
+@pytest.fixture(scope="module")
+def alone(first_layers: str) -> list[Served]:
+    """Prompts and their tokens by plain float32 weights, one request at a time."""
+    llm = make_llm(first_layers, 1, warm_up="coarse")
+    found = []
+    for prompt in make_prompts(llm.tokenizer):
+        output = llm.generate(prompt, PARAMS.replace(logprobs=2), use_tqdm=False)[0].outputs[0]
+        tops = [sorted((s.logprob for s in at.values()), reverse=True) for at in output.logprobs]
+        found.append(Served(prompt, list(output.token_ids), [top[0] - top[1] for top in tops]))
+    llm.close()
+    return found
+
+
+def kinds_read(llm: Any) -> set[type]:
+    """The classes of the linear layers' weights that the engine's programs read."""
+    executor = llm.engine.executor
+    trees = [executor.weights.of(shape) for shape in executor.lattice.shapes]
+    return {type(tree["layers"][0]["w_down"]) for tree in trees}
+
+
+EXPECTED: dict[str, set[type]] = {
+    "block-quantized": {PackedWeight, PanelWeight},
+    "int8-split": {SlicedWeight},
+    "bounded argmax, Eigen's products": {EigenWeight},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tokens_differ_only_where_the_model_is_undecided(
+    variant: str,
+    write_table: Any,
+    first_layers: str,
+    alone: list[Served],
+) -> None:
+    entry, changes = VARIANTS[variant]
+    if "screened" in entry and not multiplies_bfloat16():
+        pytest.skip("this JAX multiplies bfloat16 slowly: no engine screens")
+    write_table(entry)
+    llm = make_llm(first_layers, NUM_ROWS, warm_up="full", **changes)
+    assert kinds_read(llm) >= EXPECTED.get(variant, set())
+    reads = [
+        llm.engine.executor.weights.reads_screen(s) for s in llm.engine.executor.lattice.shapes
+    ]
+    assert any(reads) == ("screened" in entry)
+    outputs = llm.generate([each.prompt for each in alone], PARAMS, use_tqdm=False)
+    llm.close()
+    llm.engine.check_integrity()
+    num_same = 0
+    for one, output in zip(alone, outputs, strict=True):
+        pairs = zip(one.tokens, output.outputs[0].token_ids, strict=True)
+        first = next((index for index, (a, b) in enumerate(pairs) if a != b), None)
+        num_same += first is None
+        assert first is None or one.gaps[first] < TIE, (first, one.gaps[first])
+    assert num_same >= 0.9 * NUM_PROMPTS
