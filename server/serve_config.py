@@ -28,6 +28,9 @@ class ServeConfig:
         max_message_bytes: largest gRPC message and HTTP body accepted.
         max_header_bytes: largest HTTP header accepted.
         max_concurrent_requests: most requests in flight; more are refused at once.
+        max_connections: most connections of each port, fewer where the limit of open files says
+            so. When HTTP holds them all, the one that has waited longest for its client makes room
+            for a new one.
         request_timeout_s: most seconds a request may take; none sets no limit.
         receive_timeout_s: seconds in which an HTTP header, and then its body, must arrive, and a
             gRPC client's first frames and each call's message.
@@ -58,6 +61,7 @@ class ServeConfig:
     max_message_bytes: int = 4 * 1024 * 1024
     max_header_bytes: int = 64 * 1024
     max_concurrent_requests: int = 2048
+    max_connections: int = 8192
     request_timeout_s: float | None = None
     receive_timeout_s: float = 30.0
     trust_request_chat_template: bool = False
@@ -82,6 +86,7 @@ class ServeConfig:
         _integer("max_message_bytes", self.max_message_bytes, 1024, 2**31 - 1)
         _integer("max_header_bytes", self.max_header_bytes, 1024, 2**31 - 1)
         _integer("max_concurrent_requests", self.max_concurrent_requests, 1, 10**6)
+        _integer("max_connections", self.max_connections, 16, 10**6)
         if self.request_timeout_s is not None:
             _seconds("request_timeout_s", self.request_timeout_s, above_zero=True)
         _seconds("drain_timeout_s", self.drain_timeout_s, above_zero=False)

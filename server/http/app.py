@@ -14,7 +14,7 @@ from octavo.server.http.errors import on_bug, on_http_exception, on_invalid_body
 from octavo.server.http.gate import Gate
 from octavo.server.http.generation import generation_routes
 from octavo.server.http.information import information_routes
-from octavo.server.serve_config import ServeConfig
+from octavo.server.serve_config import SPARE_CALLS, ServeConfig
 from octavo.server.server_info import octavo_version
 
 
@@ -42,5 +42,6 @@ def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASG
         tokens=tokens,
         max_header_bytes=config.max_header_bytes,
         max_body_bytes=config.max_message_bytes,
+        max_calls=config.max_concurrent_requests + SPARE_CALLS,
         receive_timeout_s=config.receive_timeout_s,
     )

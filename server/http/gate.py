@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+from collections import OrderedDict
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.engine.errors import NOT_FAILURES, OctavoError
+from octavo.engine.errors import NOT_FAILURES, InvalidRequestError, OctavoError
 from octavo.server.auth import TokenFile
+from octavo.server.call_limit import CallLimit
 from octavo.server.caller import CALLER
+from octavo.server.http.connection import EXTENSION, LANES, Connection
 from octavo.server.http.errors import (
     INCIDENT,
     body_of,
@@ -24,20 +26,28 @@ from octavo.server.tracing import TRACE_PARENT
 OPEN_PATHS = frozenset(("/", "/health", "/ready"))
 """Needs no token: what load balancers ask, and the status page, which holds no figures itself."""
 
-DISCARD_BYTES = 64 * 1024 * 1024
-DISCARD_S = 2.0
-"""Of a refused body that are read and dropped, so that its sender comes to read the answer."""
+MOST_ARRIVING = 64
+"""Bodies of the largest size whose bytes may be held, together, before they are complete."""
 
 
 class _RefusedError(BaseException):
-    """A header or body that is too large or too slow; carries the answer.
+    """A header or body that is too large, too slow or too much; carries the answer.
 
     Not an `Exception`: the framework would take it for a body that does not parse.
     """
 
-    def __init__(self, status: int, message: str, code: str) -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
+    def __init__(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+        super().__init__(content)
+        self.status, self.content, self.headers = status, content, headers
+
+
+def _refused(status: int, message: str, code: str) -> _RefusedError:
+    content = encode(error_body(status, message, code=code))
+    return _RefusedError(status, content, {"connection": "close"})
+
+
+def _refused_as(error: OctavoError) -> _RefusedError:
+    return _RefusedError(error.http_status, encode(body_of(error)), headers_of(error))
 
 
 class Gate:
@@ -47,6 +57,7 @@ class Gate:
         app: what lies behind.
         tokens: that open the server; None lets everybody in.
         max_header_bytes, max_body_bytes: largest accepted.
+        max_calls: requests, whole ones, that are answered at once. `LANES` are free of it.
         receive_timeout_s: seconds in which a body must arrive.
     """
 
@@ -57,9 +68,12 @@ class Gate:
         tokens: TokenFile | None,
         max_header_bytes: int,
         max_body_bytes: int,
+        max_calls: int,
         receive_timeout_s: float,
     ) -> None:
         self._app = app
+        self._calls = CallLimit(max_calls)
+        self._arriving = _Arriving(MOST_ARRIVING * max_body_bytes)
         self._tokens = tokens
         self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
@@ -76,7 +90,8 @@ class Gate:
             started = True
             await send(message)
 
-        body = _Body(receive, self._max_body_bytes, self._receive_timeout_s)
+        limit = None if scope["path"] in LANES else self._calls
+        body = _Body(receive, self._max_body_bytes, self._receive_timeout_s, self._arriving, limit)
         try:
             self._check_header(scope)
             if self._tokens is not None and scope["path"] not in OPEN_PATHS:
@@ -85,51 +100,88 @@ class Gate:
             TRACE_PARENT.set(_header(scope, b"traceparent"))
             await self._app(scope, body.receive, watched_send)
         except OctavoError as error:
-            text = encode(body_of(error))
-            await _answer(send, error.http_status, text, headers_of(error), body)
-        except _RefusedError as error:
-            text = encode(error_body(error.status, str(error), code=error.code))
-            await _answer(send, error.status, text, {"connection": "close"}, body)
+            await _answer(scope, send, _refused_as(error))
+        except _RefusedError as refused:
+            await _answer(scope, send, refused)
         except asyncio.CancelledError:
             # The server stops, and the time to finish is over.
             if not started:
-                end = cut_off()
-                text = encode(body_of(end))
-                await _answer(send, end.http_status, text, headers_of(end), body)
+                await _answer(scope, send, _refused_as(cut_off()))
         except NOT_FAILURES:
             raise
         except BaseException:
             if INCIDENT not in scope:
                 text = incident()
                 if not started:
-                    await _answer(send, 500, text, {}, body)
+                    await _answer(scope, send, _RefusedError(500, text, {}))
+        finally:
+            body.close()
 
     def _check_header(self, scope: Scope) -> None:
         size = sum([len(key) + len(value) + 4 for key, value in scope["headers"]])
         if size + len(scope.get("raw_path") or b"") + len(scope["query_string"]) > (
             self._max_header_bytes
         ):
-            raise _RefusedError(
+            raise _refused(
                 431, f"the header has more than {self._max_header_bytes} bytes", "header_too_large"
             )
+        if sum(key == b"authorization" for key, _ in scope["headers"]) > 1:
+            raise InvalidRequestError("authorization", "several fields", "at most one field")
+
+
+class _Arriving:
+    """Bounds the bytes of all bodies that are not complete: the oldest one makes room.
+
+    Args:
+        max_bytes: of all of them together.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._bodies: OrderedDict[_Body, int] = OrderedDict()
+
+    def add(self, body: _Body, num_bytes: int) -> None:
+        """More of a body has come."""
+        self._bodies[body] = self._bodies.get(body, 0) + num_bytes
+        self._num_bytes += num_bytes
+        while self._num_bytes > self._max_bytes and len(self._bodies) > 1:
+            oldest = next(iter(self._bodies))
+            self.remove(oldest)
+            oldest.expire()
+
+    def remove(self, body: _Body) -> None:
+        """The body is complete, or nobody waits for it any more."""
+        self._num_bytes -= self._bodies.pop(body, 0)
 
 
 class _Body:
-    """Counts and times a body while it is received."""
+    """Counts and times a body while it is received, and counts its request once it is complete."""
 
-    def __init__(self, receive: Receive, max_bytes: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        max_bytes: int,
+        timeout_s: float,
+        arriving: _Arriving,
+        limit: CallLimit | None,
+    ) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
+        self._arriving = arriving
+        self._limit = limit
         self._num_bytes = 0
         self._end_s: float | None = None
-        self._done = False
+        self._wait: asyncio.Timeout | None = None
+        self._done = self._counted = False
 
     def declare(self, scope: Scope) -> None:
         """Takes note of the length that the header declares."""
         header = _header(scope, b"content-length")
         if header is None:
-            self._done = _header(scope, b"transfer-encoding") is None
+            if _header(scope, b"transfer-encoding") is None:
+                self._complete()
         elif header.isdecimal() and int(header) > self._max_bytes:
             raise self._too_large(header)
 
@@ -137,36 +189,53 @@ class _Body:
         """The next message, for the application."""
         if self._done:
             return await self._receive()
-        loop = asyncio.get_running_loop()
         if self._end_s is None:
-            self._end_s = loop.time() + self._timeout_s
+            self._end_s = asyncio.get_running_loop().time() + self._timeout_s
         try:
-            async with asyncio.timeout_at(self._end_s):
-                message = await self._next()
+            async with asyncio.timeout_at(self._end_s) as self._wait:
+                message = await self._receive()
         except TimeoutError:
             self._done = True  # there is nothing to wait for any more
-            raise _RefusedError(
+            raise _refused(
                 408, f"the body did not arrive within {self._timeout_s:g} s", "request_timeout"
             ) from None
+        finally:
+            self._wait = None
+        size = len(message.get("body", b""))
+        self._num_bytes += size
         if self._num_bytes > self._max_bytes:
             raise self._too_large(f"more than {self._max_bytes}")
+        if message.get("more_body", False):
+            self._arriving.add(self, size)
+        else:
+            self._complete()
         return message
 
-    async def discard(self) -> None:
-        """Reads what is left of it, within limits."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(DISCARD_S):
-                while not self._done and self._num_bytes < DISCARD_BYTES:
-                    await self._next()
+    def expire(self) -> None:
+        """Waits no longer: its time is over early."""
+        self._end_s = asyncio.get_running_loop().time()
+        if self._wait is not None:
+            self._wait.reschedule(self._end_s)
 
-    async def _next(self) -> Message:
-        message = await self._receive()
-        self._num_bytes += len(message.get("body", b""))
-        self._done = not message.get("more_body", False)
-        return message
+    def close(self) -> None:
+        """Its request is answered."""
+        self._arriving.remove(self)
+        if self._counted and self._limit is not None:
+            self._limit.leave()
+        self._counted = False
+
+    def _complete(self) -> None:
+        self._done = True
+        self._arriving.remove(self)
+        if self._limit is not None and not self._counted:
+            try:
+                self._limit.enter()
+            except OctavoError as error:
+                raise _refused_as(error) from None
+            self._counted = True
 
     def _too_large(self, size: str) -> _RefusedError:
-        return _RefusedError(
+        return _refused(
             413,
             f"the body has {size} bytes: at most {self._max_bytes} are accepted",
             "request_too_large",
@@ -180,16 +249,25 @@ def _header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def _answer(
-    send: Send, status: int, content: bytes, headers: dict[str, str], body: _Body
-) -> None:
-    """Answers before the application could; what is left of the request's body is dropped first.
+async def _answer(scope: Scope, send: Send, refused: _RefusedError) -> None:
+    """Answers before the application could.
 
-    A connection closed with bytes unread is reset, and the answer is lost with it.
+    If part of the request's body is still to come, the connection closes: nothing of it is parsed,
+    only dropped for a while, since a connection that is closed with bytes unread is reset, and the
+    answer is lost with it.
     """
-    given = {"content-type": "application/json", "content-length": str(len(content)), **headers}
+    extension = scope.get("extensions", {}).get(EXTENSION, {})
+    connection: Connection | None = extension.get("connection")
+    must_drop = connection is not None and not connection.body_arrived
+    given = {
+        "content-type": "application/json",
+        "content-length": str(len(refused.content)),
+        **refused.headers,
+        **({"connection": "close"} if must_drop else {}),
+    }
     raw = [(key.encode(), value.encode()) for key, value in given.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": content, "more_body": True})
-    await body.discard()
+    await send({"type": "http.response.start", "status": refused.status, "headers": raw})
+    await send({"type": "http.response.body", "body": refused.content, "more_body": True})
+    if must_drop and connection is not None:
+        await connection.drop_input()
     await send({"type": "http.response.body", "body": b""})

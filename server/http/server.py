@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 from collections.abc import Iterator
 
@@ -11,10 +12,13 @@ import uvicorn
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.server.auth import TokenFile
+from octavo.server.file_limit import most_connections
 from octavo.server.front import Front
+from octavo.server.http.acceptor import Acceptor, Waiting
 from octavo.server.http.app import make_app
-from octavo.server.http.connection import timed_protocol
-from octavo.server.serve_config import SPARE_CALLS, ServeConfig
+from octavo.server.http.connection import Connection
+from octavo.server.http.turns import Turns
+from octavo.server.serve_config import ServeConfig
 
 BACKLOG = 2048
 
@@ -30,21 +34,29 @@ class HttpServer:
 
     def __init__(self, config: ServeConfig, front: Front, tokens: TokenFile | None) -> None:
         self._config = config
+        waiting = Waiting()
+        protocol = functools.partial(
+            Connection,
+            header_timeout_s=config.receive_timeout_s,
+            max_header_bytes=config.max_header_bytes,
+            turns=Turns(),
+            waiting=waiting,
+        )
         self._server = _Server(
+            config,
+            waiting,
             uvicorn.Config(
                 make_app(config, front, tokens),
-                http=timed_protocol(config.receive_timeout_s),
+                http=protocol,  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
                 backlog=BACKLOG,
-                limit_concurrency=config.max_concurrent_requests + SPARE_CALLS,
                 timeout_keep_alive=max(1, round(config.keepalive_s)),
-                h11_max_incomplete_event_size=config.max_header_bytes,
                 **config.uvicorn_tls(),
-            )
+            ),
         )
         self._task: asyncio.Task[None] | None = None
 
@@ -93,8 +105,37 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
-    """Leaves the process's signals to whoever runs the loop."""
+    """Accepts with an `Acceptor`, and leaves the process's signals to whoever runs the loop."""
+
+    def __init__(self, serving: ServeConfig, waiting: Waiting, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._serving = serving
+        self._waiting = waiting
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+
+        def make_protocol() -> asyncio.Protocol:
+            kind = self.config.http_protocol_class
+            protocol: asyncio.Protocol = kind(
+                config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+            )  # type: ignore[call-arg]
+            return protocol
+
+        self.servers = [
+            Acceptor(
+                listener,
+                make_protocol,
+                tls=self.config.ssl,
+                open_connections=self.server_state.connections,
+                most=most_connections(self._serving.max_connections),
+                waiting=self._waiting,
+                handshake_timeout_s=self._serving.receive_timeout_s,
+            )  # type: ignore[misc]
+            for listener in sockets or ()
+        ]
+        self.started = True

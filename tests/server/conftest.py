@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -23,6 +24,7 @@ import tokenizers
 from safetensors.numpy import save_file
 
 from octavo.engine.config import EngineConfig
+from octavo.engine.load import EngineLoad
 from octavo.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -73,21 +75,18 @@ class CountingEngine:
     async def abort(self, request_id: str, owner: str = "") -> bool:
         return (owner, request_id) in self.live.values()
 
-    def load(
-        self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL
-    ) -> SimpleNamespace:
-        names = "num_waiting num_preemptions prompt_tokens generation_tokens num_cached_pages"
-        names += " num_projected_pages num_rejected num_swaps num_steps"
-        counters = dict.fromkeys([*names.split(), "prefix_cache_queries", "prefix_cache_hits"], 0)
-        return SimpleNamespace(
-            queues={priority: QueueLoad(num_waiting=2, oldest_s=0.5, num_prompt_tokens=9)},
-            predicted_ttft_s=num_prompt_tokens / 4,
-            num_running=len(self.live),
-            num_free_pages=8 - len(self.live),
-            num_total_pages=8,
-            kv_cache_usage=len(self.live) / 8,
-            **counters,
-        )
+    def load(self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL) -> EngineLoad:
+        figures: dict[str, Any] = {field.name: 0 for field in dataclasses.fields(EngineLoad)}
+        figures |= {
+            "queues": {priority: QueueLoad(num_waiting=2, oldest_s=0.5, num_prompt_tokens=9)},
+            "predicted_ttft_s": num_prompt_tokens / 4,
+            "num_running": len(self.live),
+            "num_free_pages": 8 - len(self.live),
+            "num_total_pages": 8,
+            "kv_cache_usage": len(self.live) / 8,
+            "steps_by_tokens": (0, 0),
+        }
+        return EngineLoad(**figures)
 
     async def generate(
         self,

@@ -1,0 +1,163 @@
+"""Takes HTTP connections: a few at a time, at most so many, and calmly when descriptors run out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sized
+
+ACCEPT_S = 0.002
+"""Seconds of one turn of the event loop that accepting may take."""
+PAUSE_S = 0.2
+"""Without accepting, when the system has no descriptor or memory for another connection."""
+WARN_EVERY_S = 60.0
+_EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+
+_log = logging.getLogger(__name__)
+
+
+class Waiting:
+    """Connections that wait for their client: no request of theirs is being answered.
+
+    They are what an idle or hostile client can pile up, so they are what makes room: the one that
+    has waited longest is closed first. Ordered by when the wait began.
+    """
+
+    def __init__(self) -> None:
+        self._closers: OrderedDict[Hashable, Callable[[], object]] = OrderedDict()
+
+    def begin(self, connection: Hashable, close: Callable[[], object]) -> None:
+        """The connection waits from now on; `close` ends it."""
+        self._closers[connection] = close
+        self._closers.move_to_end(connection)
+
+    def end(self, connection: Hashable) -> None:
+        """The connection waits no more, or is closed."""
+        self._closers.pop(connection, None)
+
+    def close_oldest(self) -> bool:
+        """Closes the one that has waited longest. Returns whether there was one."""
+        if not self._closers:
+            return False
+        self._closers.popitem(last=False)[1]()
+        return True
+
+
+class Acceptor:
+    """Accepts on a listening socket until it is closed; stands in for asyncio's server.
+
+    asyncio's own accepts a whole backlog in one turn of the loop, and where descriptors run out it
+    logs a traceback for each place in the backlog.
+
+    Args:
+        listener: bound and listening; closed by whoever made it.
+        make_protocol: of a connection.
+        tls: None without TLS.
+        open_connections: kept by the protocols: those that were made and are not lost.
+        most: connections open at once.
+        waiting: those that can make room.
+        handshake_timeout_s: seconds that TLS may take to begin.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        *,
+        tls: ssl.SSLContext | None,
+        open_connections: Sized,
+        most: int,
+        waiting: Waiting,
+        handshake_timeout_s: float,
+    ) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._make_protocol = make_protocol
+        self._tls = tls
+        self._most = most
+        self._waiting = waiting
+        self._handshake_timeout_s = handshake_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._open = open_connections
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._resume: asyncio.TimerHandle | None = None
+        self._next_warning_s = -WARN_EVERY_S
+        self._closed = False
+        self._listen()
+
+    def close(self) -> None:
+        """Accepts no more. Connections that are open stay."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._resume is not None:
+            self._resume.cancel()
+        self._loop.remove_reader(self._listener)
+        for task in self._handshakes:
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """Returns when no handshake is in progress any more."""
+        await asyncio.gather(*self._handshakes, return_exceptions=True)
+
+    def _listen(self) -> None:
+        self._resume = None
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        end_s = time.perf_counter() + ACCEPT_S
+        while time.perf_counter() < end_s:
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                self._pause(error)
+                return
+            if len(self._open) + len(self._handshakes) >= self._most:
+                self._warn(f"HTTP holds {self._most} connections, its most: idle ones make room")
+                if not self._waiting.close_oldest():
+                    connection.close()
+                    continue
+            task = self._loop.create_task(self._connect(connection))
+            self._handshakes.add(task)
+            task.add_done_callback(self._handshakes.discard)
+
+    async def _connect(self, connection: socket.socket) -> None:
+        """Makes the connection's transport and protocol, with TLS its handshake."""
+        connection.setblocking(False)
+        task = asyncio.current_task()
+        assert task is not None
+        self._waiting.begin(task, task.cancel)
+        timeout_s = None if self._tls is None else self._handshake_timeout_s
+        try:
+            await self._loop.connect_accepted_socket(
+                self._make_protocol, connection, ssl=self._tls, ssl_handshake_timeout=timeout_s
+            )
+        except (OSError, asyncio.CancelledError):
+            # No TLS, or the client left, or it makes room: there is no one to tell.
+            with contextlib.suppress(OSError):
+                connection.close()
+        finally:
+            self._waiting.end(task)
+
+    def _pause(self, error: OSError) -> None:
+        self._warn(f"HTTP cannot accept connections ({error}): idle ones make room")
+        self._waiting.close_oldest()
+        self._loop.remove_reader(self._listener)
+        self._resume = self._loop.call_later(PAUSE_S, self._listen)
+
+    def _warn(self, text: str) -> None:
+        """Logs a warning, at most one a minute: what calls for it comes thousands of times."""
+        now_s = time.monotonic()
+        if now_s >= self._next_warning_s:
+            self._next_warning_s = now_s + WARN_EVERY_S
+            _log.warning("%s", text)
