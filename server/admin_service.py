@@ -47,7 +47,9 @@ class AdminService:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                name: grpc.unary_unary_rpc_method_handler(guarded(handler), parser(kind), serialize)
+                name: grpc.unary_unary_rpc_method_handler(
+                    guarded(handler, self._front.stats), parser(kind), serialize
+                )
                 for name, (kind, handler) in methods.items()
             },
         )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health
-from grpc_status import rpc_status
 
-from octavo.engine.errors import OctavoError
+from octavo.engine.errors import InvalidRequestError, OctavoError
 from octavo.server.auth import TokenFile
 from octavo.server.caller import CALLER
+from octavo.server.grpc_refusal import refuse
 from octavo.server.kserve.service import OPEN_METHODS
-from octavo.server.status import status_of
+from octavo.server.request_stats import RequestStats
 
 _OPEN = (f"/{health.SERVICE_NAME}/", *OPEN_METHODS)
 """Load balancers ask for health without a token."""
@@ -25,10 +25,17 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     Args:
         tokens: that open the server; None lets everybody in.
         apart: tokens of services by name; these open them, and `tokens` do not.
+        stats: counts refusals; None counts none.
     """
 
-    def __init__(self, tokens: TokenFile | None, apart: Mapping[str, TokenFile] = {}) -> None:
+    def __init__(
+        self,
+        tokens: TokenFile | None,
+        apart: Mapping[str, TokenFile] = {},
+        stats: RequestStats | None = None,
+    ) -> None:
         self._tokens = tokens
+        self._stats = stats
         self._apart = {f"/{service}/": of_service for service, of_service in apart.items()}
 
     async def intercept_service(
@@ -43,22 +50,28 @@ class TokenInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         for prefix, of_service in self._apart.items():
             if method.startswith(prefix):
                 tokens = of_service
-        if tokens is None:
-            return handler
         try:
-            header = dict(handler_call_details.invocation_metadata).get("authorization")
-            CALLER.set(tokens.check(header if isinstance(header, str) else None))
+            header = _authorization(handler_call_details.invocation_metadata or ())
+            if tokens is not None:
+                CALLER.set(tokens.check(header))
         except OctavoError as error:
-            return _refusing(handler, error)
+            return _refusing(handler, error, self._stats)
         return handler
 
 
-def _refusing(handler: Any, error: OctavoError) -> Any:
-    """A handler of the same kind that answers with the error's status."""
-    status = rpc_status.to_status(status_of(error))
+def _authorization(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """The one value of that name; servers differ in which of several they read."""
+    values = [value for key, value in metadata if key == "authorization"]
+    if len(values) > 1:
+        raise InvalidRequestError("authorization", "several values", "at most one value")
+    return values[0] if values and isinstance(values[0], str) else None
 
-    async def refuse(request: Any, context: Any) -> None:
-        await context.abort_with_status(status)
+
+def _refusing(handler: Any, error: OctavoError, stats: RequestStats | None) -> Any:
+    """A handler of the same kind that answers with the error's status."""
+
+    async def run(request: Any, context: Any) -> None:
+        await refuse(context, error, stats)
 
     kinds = {
         (False, False): grpc.unary_unary_rpc_method_handler,
@@ -66,4 +79,4 @@ def _refusing(handler: Any, error: OctavoError) -> Any:
         (True, False): grpc.stream_unary_rpc_method_handler,
         (True, True): grpc.stream_stream_rpc_method_handler,
     }
-    return kinds[handler.request_streaming, handler.response_streaming](refuse)
+    return kinds[handler.request_streaming, handler.response_streaming](run)

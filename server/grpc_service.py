@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import grpc
 from google.protobuf.message import DecodeError, Message
-from grpc_status import rpc_status
 
 from octavo.engine.errors import (
     NOT_FAILURES,
@@ -30,12 +29,13 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import Targets
 from octavo.server.front import Front
+from octavo.server.grpc_refusal import has_left, refuse
 from octavo.server.output_message import OutputEncoder
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
+from octavo.server.request_stats import RequestStats
 from octavo.server.sampling_message import sampling_params_from_message
 from octavo.server.server_info import model_info, server_info
 from octavo.server.slo_headers import KINDS, read_targets
-from octavo.server.status import status_of
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
@@ -73,11 +73,13 @@ class OctavoService:
             "GetLoad": (pb.GetLoadRequest, self.get_load),
         }
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(guarded(handler), parser(kind), serialize)
+            name: grpc.unary_unary_rpc_method_handler(
+                guarded(handler, self._front.stats), parser(kind), serialize
+            )
             for name, (kind, handler) in unary.items()
         }
         methods["GenerateStream"] = grpc.unary_stream_rpc_method_handler(
-            guarded(self.generate_stream), parser(pb.GenerateRequest), serialize
+            guarded(self.generate_stream, self._front.stats), parser(pb.GenerateRequest), serialize
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -286,25 +288,29 @@ def serialize(message: Message) -> bytes:
     return data
 
 
-def guarded(handler: Handler) -> Handler:
-    """The handler with its errors turned into statuses."""
+def guarded(handler: Handler, stats: RequestStats | None = None) -> Handler:
+    """The handler with its errors turned into statuses.
+
+    Args:
+        handler: of a call.
+        stats: counts refusals; None counts none.
+    """
 
     async def run(request: Any, context: Any) -> Any:
         try:
             if isinstance(request, InvalidRequestError):
                 raise request
             return await handler(request, context)
-        except OctavoError as error:
-            status = status_of(error)
+        except OctavoError as typed:
+            error = typed
         except (grpc.aio.AbortError, *NOT_FAILURES):
             raise
-        except BaseException:  # gRPC would leave a call open for ever that raises no Exception
-            if context.done():
-                # The client left between two messages: there is no one to answer.
-                return None
+        except BaseException as raised:  # gRPC would leave a call open for ever otherwise
+            if await has_left(context, raised):
+                raise asyncio.CancelledError from None  # there is no one to answer
             incident = uuid.uuid4().hex[:12]
-            _log.exception("incident %s", incident)
-            status = status_of(OctavoError(f"internal error, incident {incident} in the log"))
-        return await context.abort_with_status(rpc_status.to_status(status))
+            _log.error("incident %s", incident, exc_info=raised)
+            error = OctavoError(f"internal error, incident {incident} in the log")
+        return await refuse(context, error, stats)
 
     return run

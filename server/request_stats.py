@@ -60,8 +60,10 @@ class RequestStats:
         ttft_s, tpot_s, e2e_s, queue_s, prefill_s, decode_s: of requests that ended well.
         itl_s: between a completion's tokens; those that came in one message share its wait evenly.
         prompt_tokens, generation_tokens: by request, of those that ended well.
+        num_failed: requests that ended in an error, refused ones with them.
         ends: requests that began and ended, by finish reason.
-        refusals: requests that ended in an error, by its kind ("overloaded", "invalid_request").
+        refusals: answers that are errors, by kind ("overloaded", "invalid_request"): each protocol
+            counts those that it gives.
         slo: (class, target, met) -> requests that had the target.
         good_requests, good_tokens: by class, of requests that ended well within all their targets.
     """
@@ -76,15 +78,17 @@ class RequestStats:
         self.decode_s = Histogram(REQUEST_S)
         self.prompt_tokens = Histogram(NUM_TOKENS)
         self.generation_tokens = Histogram(NUM_TOKENS)
+        self.num_failed = 0
         self.ends: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self.slo: Counter[tuple[str, str, bool]] = Counter()
         self.good_requests: Counter[str] = Counter()
         self.good_tokens: Counter[str] = Counter()
 
-    def refused(self, error: OctavoError) -> None:
-        """Counts a refusal by the kind of its error."""
-        self.refusals[reason_of(type(error)).lower()] += 1
+    def refused(self, error: OctavoError | str) -> None:
+        """Counts a refusal by the kind of its error; by its name if a protocol alone knows it."""
+        kind = error if isinstance(error, str) else reason_of(type(error)).lower()
+        self.refusals[kind] += 1
 
 
 class RequestWatch:
@@ -142,7 +146,7 @@ class RequestWatch:
         if self.finish_reason is None:
             is_late = isinstance(error, DeadlineExceededError)
             self.finish_reason = "deadline" if is_late else "failed"
-            self._stats.refused(error)
+            self._stats.num_failed += 1
             self._count_targets(None)
 
     def cancelled(self) -> None:

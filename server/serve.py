@@ -29,13 +29,17 @@ from octavo.engine.observers import Observers
 from octavo.server.admin_service import SERVICE as ADMIN_SERVICE
 from octavo.server.admin_service import AdminService
 from octavo.server.auth import TokenFile
+from octavo.server.file_limit import most_connections, raise_file_limit
 from octavo.server.front import Front
 from octavo.server.grpc_auth import TokenInterceptor
 from octavo.server.grpc_first_message import FirstMessageInterceptor
+from octavo.server.grpc_health import HealthService
+from octavo.server.grpc_limits import CallLimitInterceptor
 from octavo.server.grpc_service import SERVICE, OctavoService
 from octavo.server.interpreter_share import prefer_engine_thread
 from octavo.server.kserve.service import SERVICE as INFERENCE_SERVICE
 from octavo.server.kserve.service import InferenceService
+from octavo.server.ports import check_bindable
 from octavo.server.serve_config import SPARE_CALLS, ServeConfig
 from octavo.server.tracing import RequestTracer, TraceInterceptor, exporting_tracer
 from octavo.server.watchdog import LoopAlarm, Watchdog
@@ -112,15 +116,22 @@ class OctavoServer:
         self._credentials = config.grpc_credentials()
         endpoint = config.otlp_traces_endpoint
         self._tracing = None if endpoint is None else exporting_tracer(endpoint)
-        self._health = health.aio.HealthServicer()
+        stats = self.front.stats
+        self._health = HealthService(stats)
         self._grpc = grpc.aio.server(
-            options=config.channel_options(),
+            options=[
+                *config.channel_options(),
+                (
+                    "grpc.max_allowed_incoming_connections",
+                    most_connections(config.max_connections),
+                ),
+            ],
             interceptors=(
-                TokenInterceptor(tokens, apart),
+                TokenInterceptor(tokens, apart, stats),
                 TraceInterceptor(),
-                FirstMessageInterceptor(config.receive_timeout_s),
+                FirstMessageInterceptor(config.receive_timeout_s, stats),
+                CallLimitInterceptor(config.max_concurrent_requests + SPARE_CALLS, stats),
             ),
-            maximum_concurrent_rpcs=config.max_concurrent_requests + SPARE_CALLS,
         )
         services = (OctavoService(self.front), InferenceService(self.front))
         self._grpc.add_generic_rpc_handlers(tuple(service.handlers() for service in services))
@@ -144,21 +155,31 @@ class OctavoServer:
         Raises:
             InvalidConfigError: an address cannot be bound.
         """
-        await self._set_serving(False)
+        self._set_serving(False)
         config = self._config
         host = f"[{config.host}]" if ":" in config.host else config.host
         address = f"{host}:{config.grpc_port}"
+        wrong = InvalidConfigError(
+            "grpc_port", address, "an address of this machine whose port is free"
+        )
+        try:
+            # gRPC writes lines of its own to standard error before it says that it cannot bind.
+            check_bindable(config.host, config.grpc_port)
+        except OSError as error:
+            raise wrong from error
         try:
             if self._credentials is None:
                 port = self._grpc.add_insecure_port(address)
             else:
                 port = self._grpc.add_secure_port(address, self._credentials)
         except RuntimeError as error:
-            raise InvalidConfigError(
-                "grpc_port", address, "an address of this machine whose port is free"
-            ) from error
+            raise wrong from error
         await self._grpc.start()
-        http = None if self._http is None else await self._http.start()
+        try:
+            http = None if self._http is None else await self._http.start()
+        except InvalidConfigError:
+            await self._grpc.stop(0)
+            raise
         return Addresses(grpc=f"{host}:{port}", http=http)
 
     async def attach(self, engine: AsyncEngine) -> None:
@@ -173,7 +194,7 @@ class OctavoServer:
         await engine.start()
         prefer_engine_thread()
         self.front.engine = engine
-        await self._set_serving(self.front.is_ready)
+        self._set_serving(self.front.is_ready)
         self._grpc_ended = asyncio.create_task(self._grpc.wait_for_termination())
         self._watch = asyncio.create_task(self._watch_engine(engine))
 
@@ -193,7 +214,7 @@ class OctavoServer:
         Returns: how the engine ended.
         """
         self.front.draining = True
-        await self._health.enter_graceful_shutdown()
+        self._health.enter_graceful_shutdown()
         await self._idle(self._config.drain_timeout_s, hurry)
         if self.front.num_inflight:
             _log.warning("cutting off %d requests", self.front.num_inflight)
@@ -237,7 +258,7 @@ class OctavoServer:
             try:
                 self.front.stuck = watchdog.look()
                 self.front.deaf = not self._is_listening()
-                await self._set_serving(self.front.is_ready)
+                self._set_serving(self.front.is_ready)
             except Exception:
                 _log.exception("the engine's health could not be read")
             await asyncio.sleep(HEALTH_PERIOD_S)
@@ -247,13 +268,13 @@ class OctavoServer:
         grpc_ended = self._grpc_ended is not None and self._grpc_ended.done()
         return not grpc_ended and (self._http is None or self._http.is_listening)
 
-    async def _set_serving(self, serving: bool) -> None:
+    def _set_serving(self, serving: bool) -> None:
         if self._serving and not serving and not self.front.draining:
             _log.error("health is NOT_SERVING: %s", self.front.failing or "the engine is not ready")
         self._serving = serving
         status = health_pb2.HealthCheckResponse.ServingStatus
         for name in ("", SERVICE, INFERENCE_SERVICE):
-            await self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
+            self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
 
 def _http_server(config: ServeConfig, front: Front, tokens: TokenFile | None) -> HttpServer:
@@ -285,6 +306,7 @@ async def serve(
         InvalidConfigError: an address cannot be bound.
         OctavoError: whatever `make_engine` raised.
     """
+    raise_file_limit()
     server = OctavoServer(config, log_prompts=log_prompts)
     addresses = await server.bind()
     with _Signals() as signals:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     import grpc
 
 SPARE_CALLS = 1024
-"""Calls above the limit of requests that may be open: health, load and metrics among them."""
+"""Calls above the limit of requests that may be open: load and tokenizing among them."""
+IDLE_CONNECTION_MS = 300_000
+"""Without a call, after which a gRPC connection is closed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +117,9 @@ class ServeConfig:
             # connection: the default allows one ping in 5 minutes and then hangs up.
             ("grpc.http2.min_ping_interval_without_data_ms", 5000),
             ("grpc.http2.max_ping_strikes", 10),
+            # A client without a call is asked to come again when it has one, which clients of
+            # gRPC do unseen.
+            ("grpc.max_connection_idle_ms", IDLE_CONNECTION_MS),
             # TLS, and HTTP/2's first frames, must come in this time.
             ("grpc.server_handshake_timeout_ms", int(self.receive_timeout_s * 1000)),
         ]

@@ -14,8 +14,10 @@ from collections.abc import Callable, Hashable, Sized
 
 ACCEPT_S = 0.002
 """Seconds of one turn of the event loop that accepting may take."""
-PAUSE_S = 0.2
+PAUSE_S = 0.1
 """Without accepting, when the system has no descriptor or memory for another connection."""
+TIGHT_S = 60.0
+"""After that, during which fewer connections are held than there were then."""
 WARN_EVERY_S = 60.0
 _EXHAUSTED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 
@@ -87,6 +89,7 @@ class Acceptor:
         self._open = open_connections
         self._handshakes: set[asyncio.Task[None]] = set()
         self._resume: asyncio.TimerHandle | None = None
+        self._tight, self._tight_until_s = most, 0.0
         self._next_warning_s = -WARN_EVERY_S
         self._closed = False
         self._listen()
@@ -106,6 +109,10 @@ class Acceptor:
         """Returns when no handshake is in progress any more."""
         await asyncio.gather(*self._handshakes, return_exceptions=True)
 
+    @property
+    def _num_open(self) -> int:
+        return len(self._open) + len(self._handshakes)
+
     def _listen(self) -> None:
         self._resume = None
         self._loop.add_reader(self._listener, self._accept)
@@ -122,8 +129,9 @@ class Acceptor:
                     raise
                 self._pause(error)
                 return
-            if len(self._open) + len(self._handshakes) >= self._most:
-                self._warn(f"HTTP holds {self._most} connections, its most: idle ones make room")
+            most = self._tight if time.monotonic() < self._tight_until_s else self._most
+            if self._num_open >= most:
+                self._warn(f"HTTP holds {most} connections, its most: idle ones make room")
                 if not self._waiting.close_oldest():
                     connection.close()
                     continue
@@ -151,7 +159,11 @@ class Acceptor:
 
     def _pause(self, error: OSError) -> None:
         self._warn(f"HTTP cannot accept connections ({error}): idle ones make room")
-        self._waiting.close_oldest()
+        num_open = self._num_open
+        self._tight = max(1, num_open * 3 // 4)
+        self._tight_until_s = time.monotonic() + TIGHT_S
+        for _ in range(num_open - self._tight):
+            self._waiting.close_oldest()
         self._loop.remove_reader(self._listener)
         self._resume = self._loop.call_later(PAUSE_S, self._listen)
 

@@ -40,6 +40,7 @@ def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASG
     return Gate(
         app,
         tokens=tokens,
+        stats=front.stats,
         max_header_bytes=config.max_header_bytes,
         max_body_bytes=config.max_message_bytes,
         max_calls=config.max_concurrent_requests + SPARE_CALLS,

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from octavo.server.http.acceptor import Waiting
 from octavo.server.http.errors import encode, error_body
 from octavo.server.http.turns import Turns
+from octavo.server.request_stats import RequestStats
 
 EXTENSION = "octavo.connection"
 """Of a request's ASGI scope: its connection."""
@@ -75,6 +76,7 @@ class Connection(HttpToolsProtocol):
         max_header_bytes: largest header.
         turns: shares the event loop.
         waiting: connections without a request in progress.
+        stats: counts refusals.
         args: uvicorn's own.
     """
 
@@ -85,6 +87,7 @@ class Connection(HttpToolsProtocol):
         max_header_bytes: int,
         turns: Turns,
         waiting: Waiting,
+        stats: RequestStats,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -92,9 +95,11 @@ class Connection(HttpToolsProtocol):
         self._max_header_bytes = max_header_bytes
         self._turns = turns
         self._waiting = waiting
+        self._stats = stats
         self._header_timer: asyncio.TimerHandle | None = None
         self._pending = bytearray()
         self._in_header = True
+        self._begun = False  # the header, that is
         self._after_upgrade = False  # the parser is told of the same message again
         self._header_bytes = self._num_headers = 0
         self._raw_body_bytes = self._body_bytes = 0
@@ -201,6 +206,7 @@ class Connection(HttpToolsProtocol):
             return
         if len(self.pipeline) >= MOST_PIPELINED:
             raise _malformed(f"more than {MOST_PIPELINED} requests wait for their answers")
+        self._begun = True
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -248,7 +254,7 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade() and self._has_body():
             return  # it is still to come
-        self._in_header = True
+        self._in_header, self._begun = True, False
         self._header_bytes = self._num_headers = 0
         self._is_chunked = False
         self._waiting.end(self)
@@ -262,7 +268,7 @@ class Connection(HttpToolsProtocol):
         self._waiting.begin(self, self.transport.abort)
         if not self._in_header:  # the answer did not wait for the body: nobody wants it
             self._close_after_drop()
-        elif self._pending:
+        elif self._begun or self._pending:
             self._start_timer()
 
     # Refusals
@@ -291,6 +297,7 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, error: _RefusedError) -> None:
         """Answers what cannot be parsed, and closes. An answer in progress goes before it."""
+        self._stats.refused(error.code)
         self._pending.clear()
         cycle = self.cycle
         if self._is_answering:
@@ -309,6 +316,8 @@ class Connection(HttpToolsProtocol):
         self._close_after_drop()
 
     def _close_after_drop(self) -> None:
+        self._dropped_bytes = 0
+
         async def close() -> None:
             await self.drop_input()
             self.transport.close()

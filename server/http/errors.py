@@ -41,6 +41,8 @@ PIECE_ITEMS = 256
 """Of a list that are written at once."""
 INCIDENT = "octavo.incident"
 """Of a request's scope: its incident is logged already."""
+REFUSAL = "octavo.refusal"
+"""Of a request's scope: the kind of the error that answers it, for the metrics."""
 
 _log = logging.getLogger(__name__)
 
@@ -142,12 +144,14 @@ def incident() -> bytes:
 async def on_bug(request: Request, error: Exception) -> Response:
     """For `add_exception_handler`: what nobody raised on purpose."""
     request.scope[INCIDENT] = True
+    request.scope[REFUSAL] = "internal"
     return Response(incident(), 500, media_type="application/json")
 
 
 async def on_octavo_error(request: Request, error: Exception) -> Response:
     """For `add_exception_handler`."""
     assert isinstance(error, OctavoError)
+    request.scope[REFUSAL] = reason_of(type(error)).lower()
     return error_response(error)
 
 
@@ -157,11 +161,13 @@ async def on_invalid_body(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         wrong = InvalidRequestError("body", "this", f"JSON ({first['ctx']['error']})")
-        return error_response(wrong)
-    return error_response(refusal(first["type"], first["loc"][1:], first["input"], first["msg"]))
+    else:
+        wrong = refusal(first["type"], first["loc"][1:], first["input"], first["msg"])
+    return await on_octavo_error(request, wrong)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
     """For `add_exception_handler`: no such path, no such method, a body that cannot be read."""
     assert isinstance(error, HTTPException)
+    request.scope[REFUSAL] = _HTTP_CODES.get(error.status_code, "http_error")
     return json_response(body_of_http(error), error.status_code, dict(error.headers or {}))

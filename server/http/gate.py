@@ -14,6 +14,7 @@ from octavo.server.caller import CALLER
 from octavo.server.http.connection import EXTENSION, LANES, Connection
 from octavo.server.http.errors import (
     INCIDENT,
+    REFUSAL,
     body_of,
     cut_off,
     encode,
@@ -21,6 +22,8 @@ from octavo.server.http.errors import (
     headers_of,
     incident,
 )
+from octavo.server.request_stats import RequestStats
+from octavo.server.status import reason_of
 from octavo.server.tracing import TRACE_PARENT
 
 OPEN_PATHS = frozenset(("/", "/health", "/ready"))
@@ -36,18 +39,19 @@ class _RefusedError(BaseException):
     Not an `Exception`: the framework would take it for a body that does not parse.
     """
 
-    def __init__(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+    def __init__(self, status: int, kind: str, content: bytes, headers: dict[str, str]) -> None:
         super().__init__(content)
-        self.status, self.content, self.headers = status, content, headers
+        self.status, self.kind, self.content, self.headers = status, kind, content, headers
 
 
 def _refused(status: int, message: str, code: str) -> _RefusedError:
     content = encode(error_body(status, message, code=code))
-    return _RefusedError(status, content, {"connection": "close"})
+    return _RefusedError(status, code, content, {"connection": "close"})
 
 
 def _refused_as(error: OctavoError) -> _RefusedError:
-    return _RefusedError(error.http_status, encode(body_of(error)), headers_of(error))
+    kind = reason_of(type(error)).lower()
+    return _RefusedError(error.http_status, kind, encode(body_of(error)), headers_of(error))
 
 
 class Gate:
@@ -56,6 +60,7 @@ class Gate:
     Args:
         app: what lies behind.
         tokens: that open the server; None lets everybody in.
+        stats: counts refusals.
         max_header_bytes, max_body_bytes: largest accepted.
         max_calls: requests, whole ones, that are answered at once. `LANES` are free of it.
         receive_timeout_s: seconds in which a body must arrive.
@@ -66,6 +71,7 @@ class Gate:
         app: ASGIApp,
         *,
         tokens: TokenFile | None,
+        stats: RequestStats,
         max_header_bytes: int,
         max_body_bytes: int,
         max_calls: int,
@@ -75,6 +81,7 @@ class Gate:
         self._calls = CallLimit(max_calls)
         self._arriving = _Arriving(MOST_ARRIVING * max_body_bytes)
         self._tokens = tokens
+        self._stats = stats
         self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
         self._receive_timeout_s = receive_timeout_s
@@ -113,9 +120,11 @@ class Gate:
             if INCIDENT not in scope:
                 text = incident()
                 if not started:
-                    await _answer(scope, send, _RefusedError(500, text, {}))
+                    await _answer(scope, send, _RefusedError(500, "internal", text, {}))
         finally:
             body.close()
+            if REFUSAL in scope and scope["path"] not in LANES:
+                self._stats.refused(scope[REFUSAL])
 
     def _check_header(self, scope: Scope) -> None:
         size = sum([len(key) + len(value) + 4 for key, value in scope["headers"]])
@@ -265,6 +274,7 @@ async def _answer(scope: Scope, send: Send, refused: _RefusedError) -> None:
         **refused.headers,
         **({"connection": "close"} if must_drop else {}),
     }
+    scope[REFUSAL] = refused.kind
     raw = [(key.encode(), value.encode()) for key, value in given.items()]
     await send({"type": "http.response.start", "status": refused.status, "headers": raw})
     await send({"type": "http.response.body", "body": refused.content, "more_body": True})

@@ -41,6 +41,7 @@ class HttpServer:
             max_header_bytes=config.max_header_bytes,
             turns=Turns(),
             waiting=waiting,
+            stats=front.stats,
         )
         self._server = _Server(
             config,

@@ -13,7 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.engine.errors import NOT_FAILURES, OctavoError
 from octavo.engine.outputs import RequestOutput
-from octavo.server.http.errors import body_of, cut_off, encode, incident
+from octavo.server.http.errors import REFUSAL, body_of, cut_off, encode, incident
+from octavo.server.status import reason_of
 
 DONE = b"data: [DONE]\n\n"
 CLIENT_CLOSED = 499
@@ -56,15 +57,16 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends until the events end or the client leaves."""
         async with contextlib.aclosing(self._events):
-            task = asyncio.ensure_future(self._send_all(send))
+            task = asyncio.ensure_future(self._send_all(scope, send))
             try:
                 await _race(task, receive)
             except asyncio.CancelledError:
                 # The server stops, and the time to finish is over.
+                scope[REFUSAL] = reason_of(type(cut_off())).lower()
                 await _send_part(send, event(body_of(cut_off())))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_all(self, send: Send) -> None:
+    async def _send_all(self, scope: Scope, send: Send) -> None:
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
         await _send_part(send, self._first)
@@ -72,10 +74,12 @@ class EventStream(Response):
             async for data in self._events:
                 await _send_part(send, data)
         except OctavoError as error:
+            scope[REFUSAL] = reason_of(type(error)).lower()
             await _send_part(send, event(body_of(error)))
         except NOT_FAILURES:
             raise
         except BaseException:
+            scope[REFUSAL] = "internal"
             await _send_part(send, b"data: " + incident() + b"\n\n")
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -65,7 +65,7 @@ def model_statistics(engine: AsyncEngine, front: Front) -> pb.ModelStatistics:
         execution_count=engine.load().num_steps,
         inference_stats=pb.InferStatistics(
             success=success,
-            fail=pb.StatisticDuration(count=stats.refusals.total()),
+            fail=pb.StatisticDuration(count=stats.num_failed),
             queue=_duration(stats.queue_s),
             compute_infer=_duration(stats.prefill_s, stats.decode_s),
         ),

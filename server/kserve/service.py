@@ -61,11 +61,15 @@ class InferenceService:
             "ModelStatistics": (pb.ModelStatisticsRequest, self.model_statistics),
         }
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(guarded(handler), parser(kind), serialize)
+            name: grpc.unary_unary_rpc_method_handler(
+                guarded(handler, self._front.stats), parser(kind), serialize
+            )
             for name, (kind, handler) in unary.items()
         }
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
-            guarded(self.model_stream_infer), parser(pb.ModelInferRequest), serialize
+            guarded(self.model_stream_infer, self._front.stats),
+            parser(pb.ModelInferRequest),
+            serialize,
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
@@ -173,6 +177,7 @@ class InferenceService:
                     response.parameters[FINAL].bool_param = output.finished
                     await write(pb.ModelStreamInferResponse(infer_response=response))
         except OctavoError as error:
+            self._front.stats.refused(error)
             message = pb.ModelStreamInferResponse(error_message=f"{error.grpc_status}: {error}")
             message.infer_response.id = request_id
             message.infer_response.parameters[FINAL].bool_param = True

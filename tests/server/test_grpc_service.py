@@ -270,30 +270,6 @@ def test_a_cancelled_unary_call_ends_its_request(on_stand):
     on_stand(scenario)
 
 
-def test_more_calls_than_the_most_are_refused_at_once(on_stand, monkeypatch):
-    async def scenario(stand):
-        stub = health_pb2_grpc.HealthStub(stand.channel)
-        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(2)]
-        for watch in watches:
-            assert (await watch.read()).status == SERVING
-        error = await raw_error(stand, pb.GenerateRequest(prompt="x").SerializeToString())
-        assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert not stand.engine.seen
-        for watch in watches:
-            watch.cancel()
-        async with asyncio.timeout(20):
-            while True:
-                try:
-                    await stand.channel.unary_unary("/octavo.v1.OctavoService/GetLoad")(b"")
-                    break
-                except grpc.aio.AioRpcError:
-                    await asyncio.sleep(0.01)
-        assert (await stand.client.generate("x")).finished
-
-    monkeypatch.setattr(serve, "SPARE_CALLS", 1)
-    on_stand(scenario, max_concurrent_requests=1)
-
-
 def test_the_calls_deadline_is_the_requests(on_stand):
     async def scenario(stand):
         stand.engine.gate.clear()

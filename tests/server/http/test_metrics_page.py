@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.engine.errors import OverloadedError
+from octavo.engine.errors import OverloadedError, StepFailedError
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.targets import Targets
@@ -135,7 +137,57 @@ def test_a_request_refused_for_load_missed_its_targets():
 
     with pytest.raises(OverloadedError):
         asyncio.run(read())
-    assert front.stats.refusals == {"overloaded": 1}
+    assert front.stats.num_failed == 1
     assert front.stats.slo == {("realtime", "ttft", False): 1}
     assert front.num_inflight == 0
     assert not front.stats.good_requests
+
+
+def test_every_refusal_that_is_given_is_counted_and_once(on_stand, tmp_path):
+    (tmp_path / "tokens").write_text("token-0123456789")
+    good = {"authorization": "Bearer token-0123456789"}
+
+    async def scenario(stand):
+        stats, given = stand.server.front.stats, Counter[str]()
+        async with httpx.AsyncClient(base_url=stand.http, headers=good, timeout=20) as client:
+            bodies = [
+                ({"prompt": "x", "temperature": -1}, "invalid_request"),
+                ({"prompt": "x", "unknown": 1}, "invalid_request"),
+                ({"prompt": "x", "model": "another"}, "unknown_model"),
+                ({"prompt": ["x", "y", "z"], "model": "another"}, "unknown_model"),
+            ]
+            for body, reason in bodies:
+                assert (await client.post("/v1/completions", json=body)).status_code >= 400
+                given[reason] += 1
+            assert (await client.post("/v1/completions", content=b"{")).status_code == 400
+            assert (await client.get("/nowhere")).status_code == 404
+            assert (await client.get("/v1/completions")).status_code == 405
+            assert (await client.get("/v1/load", headers={"authorization": "x"})).status_code == 401
+            large = await client.post("/tokenize", content=b" " * (5 << 20))
+            assert large.status_code == 413
+            given.update(("invalid_request", "not_found", "method_not_allowed"))
+            given.update(("unauthenticated", "request_too_large"))
+            stand.engine.failure = StepFailedError("this one")
+            ask = {"prompt": "x", "max_tokens": 3}
+            assert (await client.post("/v1/completions", json=ask)).status_code == 500
+            late = await client.post("/v1/completions", json=ask | {"stream": True})
+            assert (late.status_code, "step_failed" in late.text) == (200, True)
+            many = await client.post("/v1/completions", json=ask | {"prompt": ["x", "y", "z"]})
+            assert many.status_code == 500
+            given["step_failed"] += 3
+            stand.engine.failure = ValueError("a bug")
+            assert (await client.post("/v1/completions", json=ask)).status_code == 500
+            given["internal"] += 1
+            assert (await client.get("/health")).status_code == 200
+        method = stand.channel.unary_unary("/octavo.v1.OctavoService/Generate")
+        for message, metadata, reason in (
+            (b"", [], "unauthenticated"),
+            (b"", list(good.items()), "invalid_request"),
+            (b"\xff", list(good.items()), "invalid_request"),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await method(message, metadata=metadata)
+            given[reason] += 1
+        assert stats.refusals == given
+
+    on_stand(scenario, http_port=0, token_file=str(tmp_path / "tokens"))
