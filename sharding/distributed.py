@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import jax
 
 COORDINATOR_ENV = "OCTAVO_COORDINATOR"
+COORDINATOR_BIND_ENV = "OCTAVO_COORDINATOR_BIND"
 NUM_PROCESSES_ENV = "OCTAVO_NUM_PROCESSES"
 PROCESS_ID_ENV = "OCTAVO_PROCESS_ID"
 
@@ -17,17 +18,24 @@ def initialize(
     num_processes: int | None = None,
     process_id: int | None = None,
     environ: Mapping[str, str] | None = None,
+    *,
+    coordinator_bind_address: str | None = None,
 ) -> bool:
     """Join the other hosts, if there are any. Call it before anything touches a device.
 
     Arguments win over the environment (`OCTAVO_COORDINATOR`, `OCTAVO_NUM_PROCESSES`,
-    `OCTAVO_PROCESS_ID`). With none of them, or with one process, nothing is done.
+    `OCTAVO_PROCESS_ID`, `OCTAVO_COORDINATOR_BIND`). With none of them, or with one
+    process, nothing is done.
 
     Args:
         coordinator_address: "host:port" of process 0, reachable from all.
         num_processes: how many processes take part.
         process_id: this one's number, 0 ≤ id < num_processes.
         environ: the environment to read; None reads the process's own.
+        coordinator_bind_address: "host:port" that process 0 listens on; None takes
+            `coordinator_address`. Whoever reaches it can join the run and needs no token. It has to
+            be given where the others reach process 0 by an address that its host does not have
+            (a Kubernetes service, for one).
 
     Returns:
         Whether this process is now one of several.
@@ -45,12 +53,27 @@ def initialize(
         raise ValueError(f"num_processes = {count!r} is not allowed: an integer of at least 1")
     if count == 1:
         return False
-    if address is None or ":" not in address:
-        raise ValueError(f"coordinator_address = {address!r} is not allowed: host:port")
+    address = _host_and_port("coordinator_address", address)
+    bind = coordinator_bind_address or env.get(COORDINATOR_BIND_ENV) or address
+    bind = _host_and_port("coordinator_bind_address", bind)
     if index is None or not 0 <= index < count:
         raise ValueError(f"process_id = {index!r} is not allowed: 0 to {count - 1}")
-    jax.distributed.initialize(coordinator_address=address, num_processes=count, process_id=index)
+    jax.distributed.initialize(
+        coordinator_address=address,
+        num_processes=count,
+        process_id=index,
+        # JAX would listen on every interface of the host.
+        coordinator_bind_address=bind,
+    )
     return True
+
+
+def _host_and_port(name: str, address: str | None) -> str:
+    host, _, port = (address or "").rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16):
+        raise ValueError(f"{name} = {address!r} is not allowed: host:port")
+    assert address is not None
+    return address
 
 
 def _integer(env: Mapping[str, str], name: str) -> int | None:

@@ -7,6 +7,7 @@ under keys that need no text, in the same folder: `program_store.py`.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import threading
@@ -15,6 +16,9 @@ from typing import Any
 
 import jax
 from jax import monitoring
+from jax.experimental.compilation_cache import compilation_cache
+
+from octavo.engine.execution.trusted_folder import who_else_writes
 
 logger = logging.getLogger(__name__)
 
@@ -27,22 +31,52 @@ _THRESHOLDS = {
 """Small programs too: the many of a start add up to seconds."""
 
 
+TRUST_ENV = "OCTAVO_TRUST_COMPILE_CACHE"
+"""1: a cache folder is used whoever may write to it, as in a container with one user."""
+
+
 def use_compile_cache(directory: str | None) -> None:
-    """Keeps compiled programs on disk between runs, unless JAX was told where to already.
+    """Keeps compiled programs on disk between runs: where JAX was told to, or else here.
+
+    What is in the folder is run. If others than this user and root could have put it there, the
+    process goes without a cache and says so in its log.
 
     Args:
-        directory: folder, made if missing; None changes nothing.
+        directory: folder, made if missing for this user alone; None makes none.
     """
-    if directory is None or jax.config.jax_compilation_cache_dir:
+    told = jax.config.jax_compilation_cache_dir
+    directory = told or directory
+    if directory is None or "://" in directory:
         return
     try:
-        os.makedirs(directory, exist_ok=True)
+        _make_folder(Path(directory))
+        why = None if os.environ.get(TRUST_ENV) == "1" else _who_else_writes(Path(directory))
     except OSError as error:
-        logger.warning("no compile cache: %s", error)
+        why = str(error)
+    if why is not None:
+        logger.warning(
+            "no compile cache: %s. Its programs would be run; %s=1 uses it all the same",
+            why,
+            TRUST_ENV,
+        )
+        if told:
+            jax.config.update("jax_compilation_cache_dir", None)
+            compilation_cache.reset_cache()  # a program compiled before may have opened it
+        return
+    if told:
         return
     jax.config.update("jax_compilation_cache_dir", directory)
     for name, value in _THRESHOLDS.items():
         jax.config.update(name, value)
+
+
+_who_else_writes = functools.cache(who_else_writes)
+"""Asked once of each folder: a sound one stays sound, and has thousands of files to look at."""
+
+
+def _make_folder(folder: Path) -> None:
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def cache_folder() -> Path | None:

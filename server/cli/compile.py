@@ -53,9 +53,12 @@ def run(args: argparse.Namespace) -> int:
 
     begun_s, cores = time.perf_counter(), own_cores()
     arguments = engine_args(args)
-    use_compile_cache(_configs("serve", arguments)[0].resolved_compile_cache_dir())
+    directory = _configs("serve", arguments)[0].resolved_compile_cache_dir()
+    use_compile_cache(directory)
     if cache_size()[0] is None:
-        raise InvalidConfigError("compile_cache_dir", "", "a folder to fill")
+        raise InvalidConfigError(
+            "compile_cache_dir", directory or "", "a folder to fill that no other user can write to"
+        )
     programs = []
     counts = cache_counts()
     for use in dict.fromkeys(args.uses or USES[:1]):
