@@ -37,7 +37,8 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 FAULTY = ("benchmarks.faulty_server",)
 NUM_CLIENTS, NUM_PROMPTS = 8, 24
 POISON = 200
-STUCK_S, SLOW_S = 0.4, 1.2
+STUCK_S, SLOW_S = 0.8, 1.4
+"""A turn of twice `STUCK_S` would be given up for good."""
 APART_S = 0.4
 TRUTH_S = 1.0
 """Health may be untrue for so long."""

@@ -42,6 +42,8 @@ had to spare. Where hundreds of requests come at once, it would else find one mo
 the device would wait for the last of them."""
 TEXT_THREADS, TEXT_NICENESS = 2, 10
 """Threads that tokenize what takes long, and how far they give way to those that compute tokens."""
+ALIVE_PERIOD_S = 1.0
+"""How often whoever waits for an answer of the engine's thread looks whether it lives."""
 
 
 class AsyncEngine:
@@ -77,7 +79,9 @@ class AsyncEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
         self._error: BaseException | None = None
-        self._num_turns = 0
+        self.num_turns = 0
+        """Turns that its thread has begun: while it is in one, the number says whether it gets on.
+        Replicas are no part of it: one that hangs is killed, see `HangWatch`."""
         self.is_in_turn = False
         """Whether it is in one, and not waiting for work."""
 
@@ -91,12 +95,6 @@ class AsyncEngine:
     @stream_interval_s.setter
     def stream_interval_s(self, seconds: float) -> None:
         self._streams.pace.least_s = seconds
-
-    @property
-    def num_turns(self) -> int:
-        """A number that changes while the engine gets on: turns that its thread has begun, or, of
-        several replicas, what the one has told that was silent for longest."""
-        return self.engine.num_turns(self._num_turns)
 
     @property
     def is_ready(self) -> bool:
@@ -120,6 +118,13 @@ class AsyncEngine:
             self._loop = asyncio.get_running_loop()
             self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
             self._thread.start()
+
+    def give_up(self, error: EngineDeadError) -> None:
+        """Ends every stream with an error and takes no more, as the engine's thread hangs: for
+        good, even if the thread comes back. To be called from the event loop."""
+        if self._error is None:
+            self._error, self._stopping = error, True
+            self._streams.put_all(error)
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
         """Refuses new requests, gives those in flight `drain_s` seconds, then stops."""
@@ -278,7 +283,10 @@ class AsyncEngine:
             self._tell(lambda: None if future.done() else future.set_result(flushed))
 
         self._post(flush)
-        return await future
+        while not future.done():  # nobody answers for an engine that breaks or hangs
+            await asyncio.wait({future}, timeout=ALIVE_PERIOD_S)
+            self._check_alive()
+        return future.result()
 
     def load(self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL) -> EngineLoad:
         """How busy the engine is, and how soon a request of this size and class would speak; safe
@@ -308,7 +316,7 @@ class AsyncEngine:
         try:
             while not self._stopping:
                 self._wait_for_work()
-                self._num_turns, self.is_in_turn = self._num_turns + 1, True
+                self.num_turns, self.is_in_turn = self.num_turns + 1, True
                 self._take_in(max(LEAST_INTAKE_S, INTAKE_SHARE * spare_s))
                 waited_s = self.engine.waited_s
                 self._report(self.engine.advance())

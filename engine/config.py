@@ -79,6 +79,9 @@ class EngineConfig:
             host's cores, or with `tensor_parallel_size` GPUs, of its own. `max_num_seqs`, KV memory
             and the like are those of each. On a CPU, one for each core gives the most tokens a
             second, and each takes memory for weights of its own.
+        replica_timeout_s: seconds without a sign of life, or in one turn of its loop, after which a
+            replica hangs: its process is killed and started again, and its requests go on
+            elsewhere. Longer than any step.
         seed: seeds requests that bring none, and random weights.
         attention_backend: "auto", "xla", "reference", "mosaic_tpu" or "mosaic_gpu"; a kernel that
             cannot take the model on this device is refused when the engine is built.
@@ -116,6 +119,7 @@ class EngineConfig:
     overlap: bool = True
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
+    replica_timeout_s: float = 60.0
     seed: int = 0
     attention_backend: str = "auto"
     warm_up: WarmUp = "early"
@@ -167,6 +171,10 @@ class EngineConfig:
             )
         if self.warm_up not in get_args(WarmUp):
             raise InvalidConfigError("warm_up", self.warm_up, " or ".join(get_args(WarmUp)))
+        if not self.replica_timeout_s > 0:
+            raise InvalidConfigError(
+                "replica_timeout_s", self.replica_timeout_s, "a number of seconds above 0"
+            )
         if not 0 < self.gpu_memory_utilization <= 1:
             raise InvalidConfigError(
                 "gpu_memory_utilization", self.gpu_memory_utilization, "a number in (0, 1]"

@@ -227,10 +227,6 @@ class Engine:
         """Whether it can serve; one that cannot any more raises as it advances."""
         return True
 
-    def num_turns(self, of_thread: int) -> int:
-        """A number that changes while it gets on, given the turns of the thread that drives it."""
-        return of_thread
-
     def wake(self) -> None:
         """Ends a wait of `advance` for anything but a device; from any thread."""
 

@@ -24,7 +24,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from octavo.engine.any_engine import engine_of_this_process
-from octavo.engine.errors import InvalidConfigError
+from octavo.engine.errors import EngineDeadError, InvalidConfigError
 from octavo.engine.observers import Observers
 from octavo.server.admin_service import SERVICE as ADMIN_SERVICE
 from octavo.server.admin_service import AdminService
@@ -252,11 +252,14 @@ class OctavoServer:
             await asyncio.sleep(0.02)
 
     async def _watch_engine(self, engine: AsyncEngine) -> None:
-        watchdog = Watchdog(engine, self._config.stuck_after_s)
+        gap_s = LOOP_PERIODS * HEALTH_PERIOD_S
+        watchdog = Watchdog(engine, self._config.stuck_after_s, longest_gap_s=gap_s)
         while True:
             self._alarm.turned()
             try:
                 self.front.stuck = watchdog.look()
+                if watchdog.hangs:
+                    engine.give_up(EngineDeadError("the engine hangs in a step; see its log"))
                 self.front.deaf = not self._is_listening()
                 self._set_serving(self.front.is_ready)
             except Exception:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+END_AFTER = 2
+"""A turn of so many times as long as one may take never ends, as far as anybody can tell."""
+
 
 class Watchdog:
     """Compares the engine's turns between looks.
@@ -23,6 +27,8 @@ class Watchdog:
         engine: to be watched.
         stuck_after_s: seconds in one turn after which it is stuck. Longer than any step, and than a
             compilation that a step waits for.
+        longest_gap_s: seconds that count at the most between two looks: a pause of the whole
+            process, which keeps it from looking too, is not held against the engine.
         clock: seconds.
         file: stacks of all threads are written there, once each time it gets stuck; None takes
             standard error.
@@ -33,33 +39,43 @@ class Watchdog:
         engine: AsyncEngine,
         stuck_after_s: float,
         *,
+        longest_gap_s: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
         file: TextIO | None = None,
     ) -> None:
         self._engine = engine
         self._stuck_after_s = stuck_after_s
+        self._longest_gap_s = longest_gap_s
         self._clock = clock
         self._file = file
         self._num_turns = -1
-        self._since_s = clock()
+        self._looked_s = clock()
+        self._in_turn_s = 0.0
         self._stuck = False
 
     def look(self) -> bool:
         """Whether the engine is stuck now. To be called every now and then."""
         num_turns, now_s = self._engine.num_turns, self._clock()
+        self._in_turn_s += min(now_s - self._looked_s, self._longest_gap_s)
+        self._looked_s = now_s
         if num_turns != self._num_turns or not self._engine.is_in_turn:
-            self._num_turns, self._since_s = num_turns, now_s
+            self._num_turns, self._in_turn_s = num_turns, 0.0
             if self._stuck:
                 _log.warning("the engine's thread moves again")
             self._stuck = False
-        elif not self._stuck and now_s - self._since_s > self._stuck_after_s:
+        elif not self._stuck and self._in_turn_s > self._stuck_after_s:
             self._stuck = True
             _log.critical(
                 "the engine's thread has been in one turn for %.0f s: stacks follow",
-                now_s - self._since_s,
+                self._in_turn_s,
             )
             faulthandler.dump_traceback(self._file or sys.stderr, all_threads=True)
         return self._stuck
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it has been stuck for as long again: it will not come back."""
+        return self._stuck and self._in_turn_s > END_AFTER * self._stuck_after_s
 
 
 class LoopAlarm:

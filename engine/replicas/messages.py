@@ -147,6 +147,17 @@ class LoadReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """The process lives: told every now and then, from its start on, by a thread of its own.
+
+    Attributes:
+        stuck_s: how long the engine has been in one turn; 0 while it has no work.
+    """
+
+    stuck_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What the method returned, or raised."""
 
@@ -169,4 +180,4 @@ class Broke:
     error: Exception
 
 
-Message = Building | Ready | NotBuilt | News | LoadReport | Answer | Logged | Broke
+Message = Beat | Building | Ready | NotBuilt | News | LoadReport | Answer | Logged | Broke

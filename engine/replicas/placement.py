@@ -78,12 +78,6 @@ class Placement:
         """Ids of the submissions that have not ended."""
         return list(self._live)
 
-    @property
-    def busy(self) -> list[Replica]:
-        """Replicas that have something under way; from any thread."""
-        indices = {live.where[0] for live in list(self._live.values())} - {_NO_LIFE[0]}
-        return [self._replicas[index] for index in indices]
-
     def where(self, request_id: str) -> Replica | None:
         """The replica that has a request; None where none has."""
         live = self._live.get(request_id)
@@ -173,10 +167,12 @@ class Placement:
 
     def _place(self, request_id: str, live: _Live) -> None:
         """Gives a submission to a replica, or has it wait for one."""
-        among = [replica.index for replica in self._replicas if replica.ready is not None]
-        if not among:
+        ready = [replica for replica in self._replicas if replica.ready is not None]
+        if not ready:
             self._waiting.append(request_id)
             return
+        # Those that are late with a sign of life may hang.
+        among = [replica.index for replica in ready if not replica.is_quiet]
         first = live.submission.sequences[0]
         chosen = self._router.choose(
             request_id,
@@ -185,7 +181,7 @@ class Placement:
             num_sequences=len(live.submission.sequences),
             tenant=first.tenant,
             cache_salt=first.cache_salt,
-            among=among,
+            among=among or [replica.index for replica in ready],
         )
         live.where = (chosen, self._replicas[chosen].send(messages.Submit(live.submission)))
 

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -79,7 +80,9 @@ class Replica:
         ready: what it said when it was; None while it is not.
         report: its newest load report; there is one before it is ready.
         is_lost: whether it died and will not be started again.
-        num_heard, heard_s: messages from it, and when the last one came (monotonic clock).
+        num_heard: messages from it.
+        stuck_s: how long its engine has been in one turn, as it last said.
+        is_quiet: whether it has been silent for longer than it should; `HangWatch` says so.
     """
 
     def __init__(
@@ -95,16 +98,18 @@ class Replica:
         self.report: messages.LoadReport | None = None
         self.is_lost = False
         self.num_heard = 0
-        self.heard_s = time.monotonic()
+        self.stuck_s = 0.0
+        self.is_quiet = False
         self._start = start
         self._environment = environment
         self._events = events
         self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
         self._lock = threading.Lock()
         self._is_closed = False
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._connection: Connection | None = None
+        self._outbox: SimpleQueue[bytes | None] | None = None
+        self._hang: tuple[subprocess.Popen[bytes], str] | None = None
         self._keeper = threading.Thread(
             target=self._keep, name=f"octavo-replica-{index}", daemon=True
         )
@@ -116,19 +121,29 @@ class Replica:
     @property
     def process_id(self) -> int | None:
         """Of its process; None before there is one."""
-        return None if self._process is None else self._process.pid
+        return None if self.process is None else self.process.pid
 
     def send(self, command: messages.Command) -> int:
-        """Sends a command to a replica that is ready.
+        """Sends a command to a replica that is ready. Never waits: one that hangs does not read.
 
         Returns:
-            The life that it went to. If that has ended, `Died` tells of it: nothing is raised.
+            The life that it goes to. If that has ended, `Died` tells of it: nothing is raised.
         """
+        data = bytes(ForkingPickler.dumps(command))
         with self._lock:
-            if self._connection is not None:
-                with contextlib.suppress(OSError):
-                    self._connection.send(command)
+            if self._outbox is not None:
+                self._outbox.put(data)
             return self.life
+
+    def kill(self, process: subprocess.Popen[bytes], cause: str) -> None:
+        """Ends one of its processes, if that is there still, whatever it is doing; any thread may.
+
+        Args:
+            process: which.
+            cause: as a phrase.
+        """
+        self._hang = process, cause
+        process.kill()
 
     def stop(self) -> None:
         """Tells it to end, not to be started again; `join` waits."""
@@ -141,7 +156,7 @@ class Replica:
 
     def join(self) -> None:
         """Waits until its process has ended, and kills it if it takes too long."""
-        process = self._process
+        process = self.process
         if process is None:
             return
         try:
@@ -159,7 +174,9 @@ class Replica:
             error = self._live()
             if self._is_closed:
                 return
-            cause = f"its process {_ending(self._process)}" if error is None else str(error)
+            cause = f"its process {_ending(self.process)}" if error is None else str(error)
+            if self._hang is not None and self._hang[0] is self.process:
+                cause = self._hang[1]
             deaths.append(time.monotonic())
             within_s = deaths[-1] - deaths[0]
             if error is None and len(deaths) == deaths.maxlen and within_s < DEATHS_WITHIN_S:
@@ -187,16 +204,24 @@ class Replica:
                 self._spawn()
             except OSError as error:
                 return EngineDeadError(f"replica {self.index} could not be started: {error}")
-            connection = self._connection
-            assert connection is not None
-            with contextlib.suppress(OSError):  # it ended already
-                connection.send(self._start)
+            ours = self._socket
+            assert ours is not None
+            connection, outbox = Connection(os.dup(ours.fileno())), SimpleQueue[bytes | None]()
+            outbox.put(bytes(ForkingPickler.dumps(self._start)))
+            self._outbox = outbox
+        sender = threading.Thread(
+            target=_send_all, args=(Connection(os.dup(ours.fileno())), outbox),
+            name=f"octavo-send-{self.index}", daemon=True,
+        )  # fmt: skip
+        sender.start()
         final: Exception | None = None
         with contextlib.suppress(EOFError, OSError):
             while True:
                 message: messages.Message = connection.recv()
-                self.num_heard, self.heard_s = self.num_heard + 1, time.monotonic()
+                self.num_heard += 1
                 match message:
+                    case messages.Beat(stuck_s):
+                        self.stuck_s = stuck_s
                     case messages.Logged(record):
                         _log(record, self.index)
                     case messages.LoadReport():
@@ -212,8 +237,10 @@ class Replica:
                         self._tell(message)
         self.ready = None
         with self._lock:
+            outbox.put(None)
+            self._outbox = None
+            self.stuck_s = 0.0
             connection.close()
-            self._connection = None
             if self._socket is not None:
                 self._socket.close()
                 self._socket = None
@@ -225,19 +252,26 @@ class Replica:
         ours, theirs = socket.socketpair()
         root = str(Path(octavo.__file__).parents[1])
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", BOOT, root, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **self._environment},
             )
-        self._socket, self._connection = ours, Connection(os.dup(ours.fileno()))
+        self._socket = ours
 
     def _tell(
         self,
         message: messages.Ready | messages.News | messages.Building | messages.Answer | Died,
     ) -> None:
         self._events.put(Event(self.index, self.life, message))
+
+
+def _send_all(connection: Connection, outbox: SimpleQueue[bytes | None]) -> None:
+    """Sends what comes to one process, until it has ended."""
+    with connection, contextlib.suppress(OSError):
+        while (data := outbox.get()) is not None:
+            connection.send_bytes(data)
 
 
 def _ending(process: subprocess.Popen[bytes] | None) -> str:

@@ -23,6 +23,7 @@ from octavo.engine.input_processor import InputProcessor, Submission
 from octavo.engine.load import EngineLoad
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.replicas import messages
+from octavo.engine.replicas.hang_watch import HangWatch
 from octavo.engine.replicas.merged_load import merge_loads
 from octavo.engine.replicas.messages import Question
 from octavo.engine.replicas.placement import Placement
@@ -35,14 +36,17 @@ from octavo.engine.transcript import Transcript
 
 logger = logging.getLogger(__name__)
 
+TURN_S = 1.0
+"""Longest wait of a turn for news: whoever counts turns sees that the thread lives."""
+
 
 class ReplicatedEngine:
     """Engines in processes of their own, to be used as one `Engine`. One thread drives it.
 
-    Each request goes to the replica that has done with it first (`Router`). One whose process dies
-    is started again, and what it had under way goes to the others, from the beginning: readers see
-    a pause. A request fails only if it then came to other tokens, or if replicas are found to die
-    of it.
+    Each request goes to the replica that has done with it first (`Router`). One whose process dies,
+    or hangs and is killed (`HangWatch`), is started again, and what it had under way goes to the
+    others, from the beginning: readers see a pause. A request fails only if it then came to other
+    tokens, or if replicas are found to die of it.
 
     Args:
         config: engine arguments; `data_parallel_size` is the number of replicas.
@@ -66,7 +70,9 @@ class ReplicatedEngine:
         self.waited_s = 0.0
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self.replicas = _make_replicas(config, self._events)
-        self._finalizer = weakref.finalize(self, _stop, self.replicas)
+        self.hang_watch = HangWatch(self.replicas, config.replica_timeout_s)
+        self._finalizer = weakref.finalize(self, _stop, self.replicas, self.hang_watch)
+        self.hang_watch.start()
         try:
             ready = self._build(progress)
         except BaseException:
@@ -143,17 +149,6 @@ class ReplicatedEngine:
         """Whether a replica serves, or is being started again."""
         return not all(replica.is_lost for replica in self.replicas)
 
-    def num_turns(self, of_thread: int) -> int:
-        """A number that changes while the replica that was silent for longest gets on.
-
-        Args:
-            of_thread: turns of the thread that drives this engine.
-        """
-        silent = min(self._placement.busy, key=lambda replica: replica.heard_s, default=None)
-        if silent is None:
-            return of_thread
-        return silent.num_heard * len(self.replicas) + silent.index
-
     def wake(self) -> None:
         """Ends a wait of `advance`; from any thread."""
         self._events.put(None)
@@ -218,18 +213,18 @@ class ReplicatedEngine:
         if not self.has_unfinished:
             return []
         if not self._placement.touched:
-            self._take_event(wait=True)
-        while self._take_event(wait=False):
+            self._take_event(wait_s=TURN_S)
+        while self._take_event():
             pass
         touched, self._placement.touched = self._placement.touched, {}
         final_only = RequestOutputKind.FINAL_ONLY
         return [each for each in touched if each.finished or each.kind is not final_only]
 
-    def _take_event(self, *, wait: bool) -> bool:
-        """Takes in the next event; whether there was one."""
+    def _take_event(self, *, wait_s: float = 0.0) -> bool:
+        """Takes in the next event, if one comes in so many seconds; whether one did."""
         begun_s = time.monotonic()
         try:
-            event = self._events.get(block=wait)
+            event = self._events.get(block=wait_s > 0, timeout=wait_s)
         except Empty:
             return False
         finally:
@@ -277,7 +272,7 @@ class ReplicatedEngine:
             self._answers.pop((replica.index, question), None)
             replica.send(messages.Ask(question))
         while not all((replica.index, question) in self._answers for replica in asked):
-            self._take_event(wait=True)
+            self._take_event(wait_s=TURN_S)
         answers = [self._answers.pop((replica.index, question)) for replica in asked]
         for answer in answers:
             if answer.error is not None:
@@ -330,8 +325,9 @@ def _make_replicas(config: EngineConfig, events: SimpleQueue[Event | None]) -> l
     ]
 
 
-def _stop(replicas: Sequence[Replica]) -> None:
+def _stop(replicas: Sequence[Replica], watch: HangWatch) -> None:
     for replica in replicas:
         replica.stop()
     for replica in replicas:
         replica.join()
+    watch.close()

@@ -27,6 +27,7 @@ from octavo.engine.errors import InvalidConfigError, StepFailedError
 from octavo.engine.input_processor import Submission
 from octavo.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.engine.replicas import messages
+from octavo.engine.replicas.hang_watch import beat_period_s
 from octavo.engine.replicas.messages import Question
 from octavo.engine.request import Priority, RequestStatus
 
@@ -108,6 +109,10 @@ class Worker:
         self._told_prompts: set[str] = set()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="octavo-apart")
         self._reported_s = 0.0
+        self.num_turns = 0
+        """Turns of the loop that have begun."""
+        self.is_in_turn = False
+        """Whether it is in one, and not waiting for work."""
 
     def run(self) -> None:
         """Serves until the inbox is closed."""
@@ -116,9 +121,11 @@ class Worker:
             commands = inbox.take(wait=False)
             if not (commands or engine.has_unfinished):
                 self.report_load()  # a last word before it waits
+                self.is_in_turn = False
                 commands = inbox.take(wait=True)
             if inbox.is_closed:
                 return
+            self.num_turns, self.is_in_turn = self.num_turns + 1, True
             for command in commands:
                 self._do(command)
             self._tell(engine.advance())
@@ -306,6 +313,44 @@ def _keep_to(cores: tuple[int, ...]) -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
+class Pulse:
+    """Tells the parent that the process lives, and whether its engine gets on.
+
+    Seconds are counted by its own looks: what the whole process was stopped for is not among them.
+
+    Args:
+        voice: where that goes.
+        period_s: seconds between two looks.
+
+    Attributes:
+        worker: whose turns are looked at; None while the engine is being built.
+    """
+
+    def __init__(self, voice: Voice, period_s: float) -> None:
+        self._voice = voice
+        self._period_s = period_s
+        self._num_turns = 0
+        self._stuck_s = 0.0
+        self.worker: Worker | None = None
+
+    def start(self) -> None:
+        """Tells from now on, from a thread that ends with the process."""
+        threading.Thread(target=self._run, name="octavo-pulse", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            self._voice.tell(messages.Beat(self._look()))
+            time.sleep(self._period_s)
+
+    def _look(self) -> float:
+        worker = self.worker
+        if worker is None or not worker.is_in_turn or worker.num_turns != self._num_turns:
+            self._num_turns, self._stuck_s = 0 if worker is None else worker.num_turns, 0.0
+        else:
+            self._stuck_s += self._period_s
+        return self._stuck_s
+
+
 def _ready(engine: Engine) -> messages.Ready:
     return messages.Ready(
         platform=engine.platform,
@@ -350,6 +395,8 @@ def main(descriptor: int) -> None:
     threading.Thread(
         target=_listen, args=(connection, inbox), name="octavo-listen", daemon=True
     ).start()
+    pulse = Pulse(voice, beat_period_s(start.config.replica_timeout_s))
+    pulse.start()
     root = logging.getLogger()
     root.setLevel(start.log_level)
     root.handlers[:] = [_LogSender(voice)]
@@ -367,6 +414,7 @@ def main(descriptor: int) -> None:
     worker = Worker(engine, inbox, voice)
     worker.report_load()
     voice.tell(_ready(engine))
+    pulse.worker = worker
     try:
         worker.run()
     except Exception as error:

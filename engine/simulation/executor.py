@@ -183,13 +183,15 @@ class SimulatedExecutor:
             clock.advance(host.plan_s + host.plan_row_s * plan.num_rows)
         begin_s = max(clock.now_s(), self._free_s)
         seconds = self._step_time.seconds(work) * self._faults.stretch() if plan.num_rows else 0.0
+        hang_s = self._faults.hang_s() if plan.num_rows else 0.0
+        seconds = hang_s or seconds
         self._free_s = begin_s + seconds
         self.busy_s += seconds
         self.num_steps += 1
         self.num_prefill_tokens += work.num_prefill_tokens
         if plan.copy_outs or plan.copy_ins:
             self._begin_transfers(plan, begin_s)
-        fails, token_ids = self._faults.step_fails(), self._decode(plan)
+        fails, token_ids = self._faults.step_fails() or hang_s > 0, self._decode(plan)
         step = SimulatedStep(plan, begin_s, self._free_s, fails, token_ids)
         if self._on_step is not None:
             self._on_step(step)

@@ -17,6 +17,9 @@ class Faults:
         slow_step_factor: ≥ 1.
         step_noise: standard deviation of the logarithm of every step's duration.
         failed_step_share: steps whose result is an error; the device's state is lost with it.
+        hung_step_share: steps that never end: they are given up after `hung_step_s`, and the
+            device's state is lost with them.
+        hung_step_s: seconds until a hung step is given up.
         failed_transfer_share: page copies that end without their pages.
         stuck_transfer_share: page copies that fail only after `stuck_transfer_s`.
         stuck_transfer_s: seconds until a stuck copy is given up.
@@ -27,6 +30,8 @@ class Faults:
     slow_step_factor: float = 5.0
     step_noise: float = 0.0
     failed_step_share: float = 0.0
+    hung_step_share: float = 0.0
+    hung_step_s: float = 60.0
     failed_transfer_share: float = 0.0
     stuck_transfer_share: float = 0.0
     stuck_transfer_s: float = 5.0
@@ -79,6 +84,8 @@ class FaultSource:
         self._transfers = random.Random(f"transfers {seed}")
         self._has_slow = faults.slow_step_share > 0 or faults.step_noise > 0
         self._has_failed = faults.failed_step_share > 0
+        self._has_hung = faults.hung_step_share > 0
+        self._hangs = random.Random(f"hangs {seed}")
 
     def stretch(self) -> float:
         """What the next step's duration is multiplied by."""
@@ -92,6 +99,12 @@ class FaultSource:
     def step_fails(self) -> bool:
         """Whether the next step fails."""
         return self._has_failed and self._steps.random() < self._faults.failed_step_share
+
+    def hang_s(self) -> float:
+        """Seconds after which the next step is given up; 0 if it ends."""
+        if self._has_hung and self._hangs.random() < self._faults.hung_step_share:
+            return self._faults.hung_step_s
+        return 0.0
 
     def transfer(self) -> tuple[bool, float]:
         """Whether the next copy succeeds, and the seconds it is late."""

@@ -91,6 +91,8 @@ def draw_scenario(number: int) -> Scenario:
         slow_step_share=rng.choice((0.0, 0.05)),
         step_noise=rng.choice((0.0, 0.2)),
         failed_step_share=rng.choice((0.0, 0.0, 0.01)),
+        hung_step_share=(0.0, 0.0, 0.01)[number // 3 % 3],
+        hung_step_s=1.0,
         failed_transfer_share=rng.choice((0.0, 0.2)),
         stuck_transfer_share=rng.choice((0.0, 0.1)),
         stuck_transfer_s=0.5,

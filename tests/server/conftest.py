@@ -42,6 +42,7 @@ class CountingEngine:
         live: requests whose stream is open, by engine id: owner, and the id that outputs show.
         failure: raised instead of the second token, if set.
         gate: tokens after the first wait for it.
+        given_up: what streams end with at their next token, once it was given up.
     """
 
     model_name = "counting"
@@ -64,6 +65,11 @@ class CountingEngine:
         self.live: dict[str, tuple[str, str]] = {}
         self.failure: Exception | None = None
         self.gate = asyncio.Event()
+        self.gate.set()
+        self.given_up: Exception | None = None
+
+    def give_up(self, error: Exception) -> None:
+        self.is_healthy, self.given_up = False, error
         self.gate.set()
 
     async def start(self) -> None:
@@ -109,6 +115,8 @@ class CountingEngine:
             for k in range(1, last + 1):
                 if k > 1:
                     await self.gate.wait()
+                    if self.given_up is not None:
+                        raise self.given_up
                     if self.failure is not None:
                         raise self.failure
                 finished = k == last

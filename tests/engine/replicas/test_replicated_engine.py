@@ -42,6 +42,8 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 LONG = GREEDY.replace(max_tokens=300)
 PROMPTS = [f"{'so ' * n}the {n}th prompt" for n in range(12)]
 WAIT_S = 120.0
+HANG_S = 4.0
+"""Silence after which a replica hangs, in tests of that; it beats once a second."""
 
 
 @pytest.fixture(autouse=True)
@@ -359,41 +361,127 @@ async def test_abort_ends_all_that_its_owner_has_under_an_id_on_every_replica(
         assert await asyncio.gather(*ends) == ["cancelled"] * 4 + ["length"] * 4
 
 
-async def test_streams_of_an_event_loop_and_a_replica_that_hangs(
+@pytest.mark.parametrize(
+    ("how_many", "kind"),
+    [("one", RequestOutputKind.DELTA), ("all", RequestOutputKind.CUMULATIVE)],
+)
+def test_a_replica_that_hangs_is_killed_and_its_streams_go_on(
+    pair, alone, monkeypatch: pytest.MonkeyPatch, caplog, how_many: str, kind
+) -> None:
+    monkeypatch.setattr(pair.hang_watch, "_timeout_s", HANG_S)
+    expected = [output.outputs[0].token_ids for output in run(alone, PROMPTS[:6], LONG)]
+    lives = [replica.life for replica in pair.replicas]
+    told: dict[str, list[int]] = {}
+    stopped: list[int] = []
+
+    def take(output: RequestOutput) -> None:
+        token_ids = output.outputs[0].token_ids
+        before = told.get(output.request_id, []) if kind is RequestOutputKind.DELTA else []
+        told[output.request_id] = before + token_ids
+        if not stopped and len(told[output.request_id]) > 5:
+            hung = [pair.where(output.engine_id)] if how_many == "one" else pair.replicas
+            stopped.extend(replica.process_id for replica in hung)
+            for process_id in stopped:
+                os.kill(process_id, signal.SIGSTOP)
+
+    outputs = run(pair, PROMPTS[:6], LONG.replace(output_kind=kind), take)
+    assert [told[f"r{index}"] for index in range(6)] == expected
+    assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
+    until(pair, lambda: all(replica.ready for replica in pair.replicas))
+    assert sum(replica.life for replica in pair.replicas) == sum(lives) + len(stopped)
+    assert "it hung: nothing was heard of it for" in caplog.text
+    assert not any(is_there(process_id) for process_id in stopped)
+
+
+def test_a_replica_that_hangs_while_it_starts_is_started_again(
+    pair, alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair.hang_watch, "_timeout_s", HANG_S)
+    first = pair.replicas[0]
+    life, num_heard = first.life, first.num_heard
+    os.kill(first.process_id, signal.SIGKILL)
+    until(pair, lambda: first.life > life and first.num_heard > num_heard)
+    assert first.ready is None
+    os.kill(first.process_id, signal.SIGSTOP)
+    assert said(run(pair, PROMPTS[:4], GREEDY)) == said(run(alone, PROMPTS[:4], GREEDY))
+    until(pair, lambda: first.life == life + 2 and first.ready)
+
+
+def test_a_hung_replica_holds_up_neither_new_requests_nor_who_sends_them(
+    pair, alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does not read fills its socket: nobody may wait for that."""
+    prompts = [[20 + n] * 40 for n in range(100)]
+    wordy = GREEDY.replace(stop=[chr(9000 + n) * 256 for n in range(16)])  # 12 kB of each request
+    expected = said(run(alone, prompts[:4], wordy))
+    first, second = pair.replicas
+    os.kill(first.process_id, signal.SIGSTOP)
+    until(pair, lambda: first.is_quiet)
+    assert said(run(pair, prompts[:4], wordy)) == expected  # at once: nobody was killed for it
+    assert first.ready is not None
+    monkeypatch.setattr(second, "is_quiet", True)  # as if both were: then either is as good
+    made = [
+        pair.inputs.process(f"q{index}", prompt, wordy, now_s=pair.clock.now_s())
+        for index, prompt in enumerate(prompts)
+    ]
+    for submission in made:
+        pair.submit(submission)
+    assert {pair.where(submission.request_id).index for submission in made} == {0, 1}
+    monkeypatch.setattr(pair.hang_watch, "_timeout_s", HANG_S)
+    last = {}
+    while pair.has_unfinished:
+        last |= {output.request_id: output for output in pair.step()}
+    assert {len(output.outputs[0].token_ids) for output in last.values()} == {20}
+    assert said([last[f"q{index}"] for index in range(4)]) == expected
+
+
+def test_an_engine_that_hangs_in_a_step_is_killed_though_its_process_lives(
+    pair, alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What its process says of its turns is heard."""
+    first = pair.replicas[0]
+    life = first.life
+    pair.hang_watch.look(0.0)
+    monkeypatch.setattr(first, "stuck_s", pair.hang_watch._timeout_s - 1)
+    pair.hang_watch.look(0.0)
+    assert first.process.poll() is None
+    monkeypatch.setattr(first, "stuck_s", pair.hang_watch._timeout_s)
+    pair.hang_watch.look(0.0)
+    assert said(run(pair, PROMPTS[:4], GREEDY)) == said(run(alone, PROMPTS[:4], GREEDY))
+    until(pair, lambda: first.life == life + 1 and first.ready)
+
+
+async def test_streams_of_an_event_loop_and_a_replica_that_is_slow(
     pair, alone, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from octavo.engine import async_engine
-
-    monkeypatch.setattr(async_engine, "open_engine", lambda config, progress: pair)
-    engine = AsyncEngine()
+    """A pause that is shorter than a hang harms nobody, and the server is no less alive for it."""
     expected = [output.outputs[0].text for output in run(alone, PROMPTS[:4], LONG)]
-    with (tmp_path / "stacks").open("w") as stacks:
-        watchdog, stopped = Watchdog(engine, 0.5, file=stacks), []
+    stopped: list[int] = []
+    async with in_an_event_loop(pair, monkeypatch) as engine:
+        with (tmp_path / "stacks").open("w") as stacks:
+            watchdog = Watchdog(engine, 5.0, file=stacks)
 
-        async def read(prompt: str, name: str) -> str:
-            text = ""
-            params = LONG.replace(output_kind=RequestOutputKind.DELTA)
-            async for output in engine.generate(prompt, params, name):
-                text += output.outputs[0].text
-                if text and name == "r0" and not stopped:
-                    stopped.append(pid_with_work(pair, output.engine_id))
-                    os.kill(stopped[0], signal.SIGSTOP)
-            return text
+            async def read(prompt: str, name: str) -> str:
+                text = ""
+                params = LONG.replace(output_kind=RequestOutputKind.DELTA)
+                async for output in engine.generate(prompt, params, name):
+                    text += output.outputs[0].text
+                    if text and name == "r0" and not stopped:
+                        stopped.append(pid_with_work(pair, output.engine_id))
+                        os.kill(stopped[0], signal.SIGSTOP)
+                return text
 
-        reads = [asyncio.create_task(read(prompt, f"r{n}")) for n, prompt in enumerate(PROMPTS[:4])]
-        async with asyncio.timeout(WAIT_S):
-            while not watchdog.look():
-                await asyncio.sleep(0.05)
-            os.kill(stopped[0], signal.SIGCONT)
-            assert await asyncio.gather(*reads) == expected
-            while watchdog.look():
-                await asyncio.sleep(0.05)
-    assert await engine.flush_prefix_cache() != (0, 0)
-    engine._stopping = True  # its thread ends, and the replicas stay for the other tests
-    with engine._wake:
-        engine._wake.notify()
-    engine.engine.wake()
-    await asyncio.to_thread(engine._thread.join)
+            reads = [asyncio.create_task(read(PROMPTS[n], f"r{n}")) for n in range(4)]
+            async with asyncio.timeout(WAIT_S):
+                while not (stopped and pair.has_unfinished):
+                    await asyncio.sleep(0.05)
+                num_turns = engine.num_turns
+                while engine.num_turns < num_turns + 3:
+                    assert not watchdog.look()
+                    await asyncio.sleep(0.05)
+                os.kill(stopped[0], signal.SIGCONT)
+                assert await asyncio.gather(*reads) == expected
+        assert await engine.flush_prefix_cache() != (0, 0)
 
 
 def test_processes_go_with_their_parent(model: Path) -> None:

@@ -172,6 +172,20 @@ def test_failed_steps_cost_time_and_hardly_anybody_an_answer(
     assert faulty.busy_s > whole.busy_s
 
 
+def test_hung_steps_are_given_up_and_their_requests_go_on(
+    make_scheduler: Callable[..., Scheduler], chats: Callable[..., list[Arrival]]
+) -> None:
+    def play(faults: Faults) -> SimulationReport:
+        return simulate(chats(), make_scheduler(), NIYAMA_STEP_TIME, faults=faults, seed=5)
+
+    whole, hung = play(Faults()), play(Faults(hung_step_share=0.04, hung_step_s=7.0))
+    num_hangs = hung.num_faults[0]
+    assert num_hangs > 3
+    assert hung.busy_s > 7.0 * num_hangs  # what a step computes depends on who has come by then
+    assert [record.status for record in whole.records].count("failed") == 0
+    assert [record.status for record in hung.records].count("failed") <= num_hangs // 10
+
+
 def test_slow_steps_make_a_run_longer(make_scheduler: Callable[..., Scheduler]) -> None:
     slow = Faults(slow_step_share=1.0, slow_step_factor=4.0)
     record = simulate([one()], make_scheduler(), STEP, faults=slow).records[0]

@@ -149,6 +149,25 @@ def test_a_stuck_engine_is_dead_until_it_moves(on_stand):
                     await asyncio.sleep(0.05)
             assert await status(client, "/ready") == 200
 
+    on_stand(scenario, http_port=0, stuck_after_s=0.8)
+
+
+def test_a_stuck_engine_that_does_not_move_is_given_up(on_stand):
+    async def scenario(stand):
+        async with client_of(stand) as client:
+            stand.engine.gate.clear()
+            call = asyncio.create_task(
+                client.post("/v1/completions", json={"model": "counting", "prompt": "a"})
+            )
+            while not stand.engine.live:
+                await asyncio.sleep(0.01)
+            stand.engine.is_in_turn = True
+            async with asyncio.timeout(40 * HEALTH_PERIOD_S):
+                answer = await call
+            assert answer.status_code == 503
+            assert "the engine hangs in a step" in answer.json()["error"]["message"]
+            assert await status(client, "/health") == 503
+
     on_stand(scenario, http_port=0, stuck_after_s=0.2)
 
 
