@@ -109,7 +109,9 @@ def _structured_outputs(message: pb.StructuredOutputs) -> StructuredOutputsParam
     values = {name: getattr(message, name) for name in optional if message.HasField(name)}
     if message.choice:
         values["choice"] = tuple(message.choice)
-    return StructuredOutputsParams(**values, disable_any_whitespace=message.disable_any_whitespace)
+    for name in ("disable_any_whitespace", "disable_additional_properties"):
+        values[name] = getattr(message, name)
+    return StructuredOutputsParams(**values)
 
 
 def _output_kind(value: int) -> RequestOutputKind:

@@ -30,6 +30,10 @@ MASK_FUEL = 100_000
 """Work on expressions for one mask: about 7 ms."""
 MASK_ITEMS = 50_000
 """Items of the parser for one mask: about 3 ms."""
+WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
+"""Between the parts of JSON, where a request says nothing: a small model that may write as much of
+it as it likes writes nothing else until its tokens are used up. Enough to indent by.
+Source: llama.cpp's JSON grammars."""
 
 Mask = NDArray[np.uint32]
 """One bit a token, uint32[ceil(vocabulary / 32)], the first token lowest: whether it may come."""
@@ -110,10 +114,8 @@ def _source(params: StructuredOutputsParams) -> str:
     schema = '{"type": "object"}' if params.json is None else str(params.json)
     if params.disable_any_whitespace:
         return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})
-    if params.whitespace_pattern is not None:
-        pattern = params.whitespace_pattern
-        return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": pattern})
-    return LLMatcher.grammar_from_json_schema(schema)
+    pattern = params.whitespace_pattern or WHITESPACE
+    return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": pattern})
 
 
 def _refused(name: str, params: StructuredOutputsParams, why: str) -> InvalidRequestError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
+from octavo.engine.structured.closed import closed
 
 FIELD = "structured_outputs"
 MAX_SCHEMA_CHARS = 131_072
@@ -34,7 +35,10 @@ class StructuredOutputsParams:
         grammar: a context-free grammar in Lark's or GBNF's syntax; it begins at `start` or `root`.
         json_object: true for any JSON object.
         disable_any_whitespace: no white space between the parts of JSON.
-        whitespace_pattern: regular expression of the white space between the parts of JSON.
+        disable_additional_properties: objects of the schema have no properties but those it names,
+            where it says nothing of others.
+        whitespace_pattern: regular expression of the white space between the parts of JSON; if not
+            given, a space, or a line break or two and up to 20 blanks.
         asked_as: the field in which a user of another protocol gave it, for errors.
 
     Raises:
@@ -47,6 +51,7 @@ class StructuredOutputsParams:
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     asked_as: str = field(default="", compare=False, repr=False)
 
@@ -66,7 +71,7 @@ class StructuredOutputsParams:
         self._check_text("regex", MAX_REGEX_CHARS)
         self._check_text("grammar", MAX_GRAMMAR_CHARS)
         self._check_text("whitespace_pattern", MAX_WHITESPACE_CHARS)
-        for name in ("json_object", "disable_any_whitespace"):
+        for name in ("json_object", "disable_any_whitespace", "disable_additional_properties"):
             if getattr(self, name) not in (None, True, False):
                 raise self._invalid(name, getattr(self, name), "true or false")
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
@@ -156,7 +161,7 @@ class StructuredOutputsParams:
         if not isinstance(schema, Mapping | bool):
             raise self._invalid("json", schema, "a JSON schema: an object")
         _check_depth(schema, too_deep)
-        return text
+        return json.dumps(closed(schema)) if self.disable_additional_properties else text
 
 
 def _check_depth(value: object, error: InvalidRequestError) -> None:

@@ -51,4 +51,7 @@ def _of_format(wanted: ResponseFormat) -> dict[str, Any]:
         return {"json_object": True}
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
         raise InvalidRequestError("response_format.json_schema", None, "an object with a schema")
-    return {"json": wanted.json_schema.schema_}
+    return {
+        "json": wanted.json_schema.schema_,
+        "disable_additional_properties": bool(wanted.json_schema.strict),
+    }

@@ -59,7 +59,10 @@ class JsonSchema(Body):
     name: str | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: bool | None = Field(None, description="Accepted: every schema is kept to.")
+    strict: bool | None = Field(
+        None,
+        description="Objects have no properties but those they name. Every schema is kept to.",
+    )
 
 
 class ResponseFormat(Body):
@@ -78,6 +81,7 @@ class StructuredOutputs(Body):
     grammar: str | None = Field(None, description="In Lark's or GBNF's syntax.")
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
     whitespace_pattern: str | None = None
 
 

@@ -294,3 +294,41 @@ def test_a_grammar_too_complex_to_follow_ends_its_request_alone(
     assert isinstance(outputs[0].error, InvalidRequestError)
     assert "follow" in str(outputs[0].error)
     assert outputs[1].outputs[0].finish_reason in ("stop", "length")
+
+
+OPEN_ANSWER = {
+    "type": "object",
+    "properties": {
+        "yes": {"type": "boolean"},
+        "why": {"type": "object", "properties": {"code": {"enum": [1, 2]}}, "required": ["code"]},
+        "list": {"type": "array", "items": {"type": "boolean"}, "minItems": 3, "maxItems": 3},
+    },
+    "required": ["yes", "why", "list"],
+}
+"""Of a size that nothing but white space and keys of its own can make long."""
+
+
+@pytest.mark.parametrize("favourites", [" \n\t\r", '",', "\n ", 'abc"'], ids=range(4))
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_a_model_that_loves_space_and_new_keys_comes_to_an_end(
+    llm: LLM, favourites: str, temperature: float
+) -> None:
+    tokens = {llm.tokenizer.encode(letter)[-1]: 100.0 for letter in favourites}
+    grammar = {"json": OPEN_ANSWER, "disable_additional_properties": True}
+    asked = params(grammar, logit_bias=tokens, temperature=temperature, max_tokens=460)
+    [output] = llm.generate("answer: ", asked, use_tqdm=False)
+    completion = output.outputs[0]
+    assert completion.finish_reason == "stop", completion.text
+    assert set(json.loads(completion.text)) == {"yes", "why", "list"}
+    jsonschema.validate(json.loads(completion.text), OPEN_ANSWER)
+
+
+@pytest.mark.parametrize("indent", [None, 0, 1, 2, 4, "\t"])
+def test_json_may_be_written_as_people_indent_it(llm: LLM, indent: int | str | None) -> None:
+    value = {"yes": True, "why": {"code": 1}, "list": [True, False, True]}
+    text = json.dumps(value, indent=indent)
+    grammar = {"json": OPEN_ANSWER, "disable_additional_properties": True}
+    compiled = llm.engine.inputs.grammars.compile(StructuredOutputsParams(**grammar))
+    matcher = compiled.matcher.deep_copy()
+    assert matcher.consume_tokens(llm.tokenizer.encode(text)), text
+    assert matcher.is_accepting()
