@@ -52,6 +52,10 @@ soak-server: venv ## keep a live server at 1.5 times its capacity for half an ho
 guidellm: venv ## have GuideLLM, a benchmark client that nobody here wrote, measure a live server
 	@tools/check_guidellm.sh $(BIN)/python
 
+.PHONY: routers
+routers: venv ## have routers that nobody here wrote spread requests over two live servers
+	@tools/check_routers.sh $(BIN)/python
+
 .PHONY: fuzz
 fuzz: venv ## send a live server 100,000 messages that no sane client sends
 	@$(BIN)/python -m benchmarks.fuzz --messages $(FUZZ_MESSAGES) $(ARGS)

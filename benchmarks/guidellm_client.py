@@ -71,7 +71,7 @@ def measure(guidellm: str, url: str, model: Path, kind: str) -> dict[str, Any]:
     data = {
         "prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS, "samples": NUM_REQUESTS
     }  # fmt: skip
-    command = [guidellm, "benchmark", "--target", url, "--processor", str(model)]
+    command = [guidellm, "benchmark", "run", "--target", url, "--processor", str(model)]
     command += ["--data", json.dumps(data), "--rate-type", "concurrent", "--rate", str(NUM_STREAMS)]
     command += ["--max-requests", str(NUM_REQUESTS), "--random-seed", "1", "--disable-progress"]
     command += ["--output-path", str(report)]
