@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import ssl
 from dataclasses import dataclass
@@ -53,6 +54,12 @@ class ServeConfig:
         profile_dir: where the admin service records JAX profiles; none refuses to.
         otlp_traces_endpoint: OTLP collector (gRPC) that traces of requests are sent to, such as
             http://localhost:4317; none makes no traces.
+        allowed_origins: origins whose pages may call the HTTP API from a browser: a JSON list, such
+            as ["https://chat.example"], or ["*"] for all of them; none allows no other origin's.
+        allowed_methods: methods that such pages may use, a JSON list.
+        allowed_headers: header fields that such pages may set, a JSON list.
+        allow_credentials: let such pages send cookies and the browser's own credentials. A bearer
+            token that a page sets itself needs only allowed_headers.
         tls_cert, tls_key: certificate chain and its key, PEM files, given together.
         tls_client_ca: certificates that sign clients' own, PEM file; clients must then show one.
     """
@@ -75,6 +82,10 @@ class ServeConfig:
     admin_token_file: str | None = None
     profile_dir: str | None = None
     otlp_traces_endpoint: str | None = None
+    allowed_origins: str | None = None
+    allowed_methods: str = '["*"]'
+    allowed_headers: str = '["*"]'
+    allow_credentials: bool = False
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
@@ -95,10 +106,37 @@ class ServeConfig:
         _number("stream_interval_ms", self.stream_interval_ms, 0.0, 1000.0)
         for name in ("receive_timeout_s", "keepalive_s", "stuck_after_s"):
             _seconds(name, getattr(self, name), above_zero=True)
+        self.cross_origin()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidConfigError("tls_key", self.tls_key, "given together with tls_cert")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise InvalidConfigError("tls_client_ca", self.tls_client_ca, "given with tls_cert")
+
+    def cross_origin(self) -> dict[str, Any] | None:
+        """Arguments of Starlette's `CORSMiddleware`; None if no other origin is allowed.
+
+        Raises:
+            InvalidConfigError: a list is none, or every origin would get credentials.
+        """
+        lists = {
+            name: _texts(name, getattr(self, name))
+            for name in ("allowed_origins", "allowed_methods", "allowed_headers")
+        }
+        origins = lists["allowed_origins"]
+        if self.allow_credentials and "*" in origins:
+            # The middleware would name each page's own origin: any site could act as its visitor.
+            raise InvalidConfigError(
+                "allow_credentials", True, "given with allowed_origins by name"
+            )
+        if not origins:
+            return None
+        return {
+            "allow_origins": origins,
+            "allow_methods": lists["allowed_methods"],
+            "allow_headers": lists["allowed_headers"],
+            "allow_credentials": self.allow_credentials,
+            "expose_headers": ["x-request-id", "retry-after", "retry-after-ms"],
+        }
 
     def channel_options(self) -> list[tuple[str, int]]:
         """gRPC server options."""
@@ -170,6 +208,24 @@ class ServeConfig:
             except (OSError, ssl.SSLError) as error:
                 allowed = f"PEM certificates ({error})"
                 raise InvalidConfigError("tls_client_ca", self.tls_client_ca, allowed) from error
+
+
+def _texts(name: str, value: str | None) -> list[str]:
+    """The texts of a JSON list, or the value itself if it looks like none."""
+    if value is None:
+        return []
+    allowed = 'a JSON list of texts, such as ["*"]'
+    if not isinstance(value, str):
+        raise InvalidConfigError(name, value, allowed)
+    if not value.lstrip().startswith(("[", "{", '"')):
+        return [value.strip()]
+    try:
+        texts = json.loads(value)
+    except ValueError as error:
+        raise InvalidConfigError(name, value, allowed) from error
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise InvalidConfigError(name, value, allowed)
+    return texts
 
 
 def _integer(name: str, value: Any, low: int, high: int) -> None:

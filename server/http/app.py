@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from octavo.engine.errors import OctavoError
@@ -37,7 +38,7 @@ def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASG
     trusts = config.trust_request_chat_template
     app.include_router(generation_routes(front, trust_request_chat_template=trusts))
     app.include_router(information_routes(front))
-    return Gate(
+    gate = Gate(
         app,
         tokens=tokens,
         stats=front.stats,
@@ -46,3 +47,6 @@ def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASG
         max_calls=config.max_concurrent_requests + SPARE_CALLS,
         receive_timeout_s=config.receive_timeout_s,
     )
+    cross_origin = config.cross_origin()
+    # In front of the gate: a browser asks for leave without a token, and reads refusals, too.
+    return gate if cross_origin is None else CORSMiddleware(gate, **cross_origin)
