@@ -27,7 +27,7 @@ from octavo.server.request_stats import RequestStats
 
 EXTENSION = "octavo.connection"
 """Of a request's ASGI scope: its connection."""
-LANES = ("/health", "/ready", "/metrics")
+LANES = ("/health", "/ready", "/ping", "/metrics")
 """Paths that are answered although everything else is full."""
 HEAD_SLICE, BODY_SLICE = 2048, 16384
 """Bytes that are parsed at once: of a header, which a refused body may follow; of a body."""

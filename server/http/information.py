@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from octavo.server.http.errors import error_body, json_response
 from octavo.server.http.metrics import CONTENT_TYPE, Exposition
 from octavo.server.http.protocol import DetokenizeRequest, TokenizeRequest
 from octavo.server.http.sampling import chat_prompt, check_model
+from octavo.server.server_info import octavo_version, server_info
 
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
@@ -107,6 +109,42 @@ def information_routes(front: Front) -> APIRouter:
             return json_response({"status": "ready"})
         return json_response(error_body(503, _why_not_ready(front), code="not_ready"), 503)
 
+    @router.get("/ping")
+    @router.post("/ping")
+    async def ping() -> Response:
+        """As `/health`, under the name that hosting platforms ask for."""
+        return await health()
+
+    @router.get("/version")
+    async def version() -> Response:
+        """The server's version."""
+        return json_response({"version": octavo_version()})
+
+    @router.get("/server_info")
+    async def about() -> Response:
+        """Versions, devices and what the engine was started with."""
+        facts = server_info(
+            front.ready_engine(),
+            uptime_s=time.monotonic() - front.started_s,
+            draining=front.draining,
+        )
+        names = facts.DESCRIPTOR.fields_by_name
+        return json_response({name: _plain(getattr(facts, name)) for name in names})
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        """The special tokens and the chat template, for clients that tokenize by `/tokenize`."""
+        tokenizer = front.ready_engine().tokenizer
+        bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_ids
+        return json_response(
+            {
+                "tokenizer_class": "Octavo",
+                "bos_token": None if bos is None else tokenizer.id_to_token(bos),
+                "eos_token": tokenizer.id_to_token(eos[0]) if eos else None,
+                "chat_template": tokenizer.chat_template,
+            }
+        )
+
     @router.get("/v1/load")
     async def load(request: Request) -> Response:
         """Queues and pages, and when a request of the asked size and class would first speak.
@@ -136,6 +174,10 @@ def information_routes(front: Front) -> APIRouter:
         return Response(exposition.render(), headers={"content-type": CONTENT_TYPE})
 
     return router
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _why_not_ready(front: Front) -> str:

@@ -112,6 +112,9 @@ def test_without_a_good_token_nobody_gets_in(guarded, token):
 def test_health_needs_no_token(guarded):
     with guarded.http(None) as client:
         assert client.get("/health").status_code == client.get("/ready").status_code == 200
+        assert client.get("/ping").status_code == 200
+        for path in ("/version", "/server_info", "/tokenizer_info"):
+            assert client.get(path).status_code == 401
     with guarded.channel(None) as channel:
         answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
