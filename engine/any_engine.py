@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.engine.config import EngineConfig, of_one_engine
+from octavo.engine.early_checks import check_early
 from octavo.engine.engine import Engine
 from octavo.engine.replicas.replicated_engine import ReplicatedEngine
 
@@ -17,6 +18,7 @@ def open_engine(config: EngineConfig, *, progress: bool = False) -> AnyEngine:
 
     Raises: as for `Engine`.
     """
+    check_early(config)
     if config.data_parallel_size == 1:
         return Engine(config, progress=progress)
     return ReplicatedEngine(config, progress=progress)

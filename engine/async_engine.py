@@ -24,7 +24,11 @@ from octavo.engine.load import EngineLoad
 from octavo.engine.output_streams import OutputStream, OutputStreams, Told
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
-from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.sampling_params import (
+    RequestOutputKind,
+    SamplingParams,
+    as_sampling_params,
+)
 from octavo.engine.targets import NO_TARGETS, Targets
 from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS
 from octavo.engine.tokenization import AS_THE_MODEL_WANTS, Tokenization
@@ -189,7 +193,7 @@ class AsyncEngine:
         prompt = text_or_ids(prompt)
         check_label(request_id)
         submitted = finished = False
-        params = sampling_params or SamplingParams()
+        params = as_sampling_params(sampling_params)
         is_delta = params.output_kind is RequestOutputKind.DELTA
         engine_id = self.engine.inputs.ids.next()
         stream = self._streams.open(engine_id, is_delta=is_delta, label=request_id, owner=owner)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -405,7 +406,9 @@ def engine_config(model: str | os.PathLike[str] | None, arguments: dict[str, Any
     known = EngineConfig.__dataclass_fields__
     for name, value in arguments.items():
         if name not in known:
-            raise InvalidConfigError(name, value, f"an engine argument: {', '.join(known)}")
+            near = difflib.get_close_matches(name, known, 1, 0.7)
+            hint = f"did you mean {near[0]}?" if near else "see EngineConfig"
+            raise InvalidConfigError(name, value, f"the name of an engine argument; {hint}")
     if model is None:
         return EngineConfig(**arguments)
     return EngineConfig(model=os.fspath(model), **arguments)

@@ -15,7 +15,11 @@ from octavo.engine.errors import InvalidRequestError
 from octavo.engine.input_processor import PromptLike
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
-from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.sampling_params import (
+    RequestOutputKind,
+    SamplingParams,
+    as_sampling_params,
+)
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.engine.unserved import Unserved, refuse_unserved
 
@@ -91,7 +95,10 @@ class LLM:
         """
         refuse_unserved("generate", unserved)
         listed = _as_prompts(prompts)
-        params = _for_each("sampling_params", sampling_params or SamplingParams(), len(listed))
+        params = [
+            as_sampling_params(each, "a SamplingParams, or a list of one for each prompt")
+            for each in _for_each("sampling_params", sampling_params, len(listed))
+        ]
         priorities = _for_each("priority", priority, len(listed))
         now_s = self.engine.clock.now_s()
         submissions = [

@@ -247,3 +247,20 @@ def _bias(bias: Mapping[Any, float]) -> dict[int, float]:
         _number("logit_bias", value, -100.0, 100.0)
         checked[token_id] = float(value)
     return checked
+
+
+def as_sampling_params(given: object, allowed: str = "a SamplingParams, or None") -> SamplingParams:
+    """What a caller of the Python API handed in.
+
+    Args:
+        given: parameters; None takes the defaults.
+        allowed: what the caller may hand in, for the error.
+
+    Raises:
+        InvalidRequestError: anything else, such as a dict of them.
+    """
+    if given is None:
+        return SamplingParams()
+    if not isinstance(given, SamplingParams):
+        raise InvalidRequestError("sampling_params", given, allowed)
+    return given

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.server.cli.engine_args import add_engine_args, engine_args
+from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
 
 MODES = ("int8/auto", "fp8/auto", "none/bfloat16", "none/int8", "none/fp8", "int8/int8", "fp8/fp8")
 BASELINE = {"dtype": "float32", "quantization": "none", "kv_cache_dtype": "auto"}
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidConfigError("text", path, "a file in UTF-8") from error
 
     def measure(changes: dict[str, Any]) -> Any:
-        engine = _engine(engine_args(args) | changes)
+        engine = _engine(checked_engine_args(args) | changes)
         try:
             return predict(engine, text, args.window), engine.model_name
         finally:

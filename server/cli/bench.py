@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.engine.simulation.workload import parse_range, random_workload, trace_workload
 from octavo.server.cli import accuracy, bench_serve, goodput
-from octavo.server.cli.engine_args import add_engine_args, engine_args
+from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
 
 if TYPE_CHECKING:
     from octavo.engine.any_engine import AnyEngine
@@ -71,7 +71,7 @@ def _engine(args: argparse.Namespace, **changes: Any) -> tuple[AnyEngine, float]
     from octavo.engine.engine import engine_config
 
     # Steady figures: nothing compiles behind while the clock runs.
-    config = engine_config(None, {"warm_up": "full"} | engine_args(args) | changes)
+    config = engine_config(None, {"warm_up": "full"} | checked_engine_args(args) | changes)
     engine = open_engine(config, progress=sys.stderr.isatty())
     return engine, time.perf_counter() - begun_s
 

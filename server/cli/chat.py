@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
-from octavo.server.cli.engine_args import add_engine_args, engine_args
+from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
 from octavo.server.cli.sampling_args import add_sampling_args, sampling_params
 
 if TYPE_CHECKING:
@@ -36,11 +36,12 @@ def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)
     if params.n != 1:
         raise InvalidRequestError("n", params.n, "1 in a conversation")
+    # One conversation is one row.
+    arguments: dict[str, Any] = {"max_num_seqs": 1} | checked_engine_args(args)
     from octavo.engine.async_engine import AsyncEngine
     from octavo.engine.config import EngineConfig
 
-    # Outside of the event loop, so that Ctrl-C ends the loading. One conversation is one row.
-    arguments: dict[str, Any] = {"max_num_seqs": 1} | engine_args(args)
+    # Outside of the event loop, so that Ctrl-C ends the loading.
     engine = AsyncEngine(EngineConfig(**arguments), progress=not args.quiet)
     asyncio.run(_chat(engine, args, params.replace(output_kind=RequestOutputKind.DELTA)))
     return 0

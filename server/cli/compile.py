@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from octavo.server.cli.engine_args import add_engine_args, engine_args
+from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
 from octavo.server.cli.sizes import show_bytes
 
 if TYPE_CHECKING:
@@ -47,12 +47,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         InvalidConfigError: there is no cache to fill.
     """
+    arguments = checked_engine_args(args)
     from octavo.engine.errors import InvalidConfigError
     from octavo.engine.execution.compile_cache import cache_counts, cache_size, use_compile_cache
     from octavo.engine.replicas.shares import own_cores
 
     begun_s, cores = time.perf_counter(), own_cores()
-    arguments = engine_args(args)
     directory = _configs("serve", arguments)[0].resolved_compile_cache_dir()
     use_compile_cache(directory)
     if cache_size()[0] is None:

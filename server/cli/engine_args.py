@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from octavo.engine.config import EngineConfig
+from octavo.engine.early_checks import check_early
 from octavo.server.cli.dataclass_args import add_dataclass_args, given_args
 from octavo.server.cli.settings import read_environment
 
@@ -38,3 +39,15 @@ def engine_args(args: argparse.Namespace) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(EngineConfig)} - args.engine_args_left_out
     heard = read_environment(os.environ, dict.fromkeys(names, EngineConfig))
     return heard | given_args(args, EngineConfig, _PREFIX)
+
+
+def checked_engine_args(args: argparse.Namespace) -> dict[str, Any]:
+    """As `engine_args`; what cannot work at all is refused before JAX is imported.
+
+    Raises:
+        InvalidConfigError: as for `engine_args`, or a value that cannot work.
+        ModelLoadError: there is no such model.
+    """
+    given = engine_args(args)
+    check_early(EngineConfig(**given))
+    return given

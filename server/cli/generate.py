@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
-from octavo.server.cli.engine_args import add_engine_args, engine_args
+from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
 from octavo.server.cli.prompts import Prompt, add_prompt_args, read_prompts
 from octavo.server.cli.sampling_args import add_sampling_args, sampling_params
 
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name):
             raise InvalidConfigError(name, getattr(args, name), "given together with --input")
     prompts = read_prompts(args, sampling_params(args))
-    arguments = sized_for(sum(params.n for _, params in prompts), engine_args(args))
+    arguments = sized_for(sum(params.n for _, params in prompts), checked_engine_args(args))
     if len(prompts) == 1 and prompts[0][1].n == 1 and not args.json:
         engine, load_s = _load_streaming(arguments, args.quiet)
         asyncio.run(_stream(engine, *prompts[0], load_s=load_s, quiet=args.quiet))
@@ -90,12 +90,12 @@ def _from_file(args: argparse.Namespace) -> int:
         ) from error
     if os.path.exists(args.output) and os.path.samefile(args.input, args.output):
         raise InvalidConfigError("output", args.output, "another file than --input")
-    defaults = sampling_params(args)
+    defaults, arguments = sampling_params(args), checked_engine_args(args)
     with open(args.input, "rb"), ResultsFile(args.output, overwrite=args.overwrite) as results:
         from octavo.engine.llm import LLM
         from octavo.server.batch.run import BatchRun
 
-        llm = LLM(progress=not args.quiet, **engine_args(args))
+        llm = LLM(progress=not args.quiet, **arguments)
         try:
             batch = BatchRun(
                 llm.engine, args.input, results,

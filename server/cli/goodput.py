@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.server.cli.engine_args import add_engine_args, engine_args
+from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
 from octavo.server.cli.simulation_args import (
     add_setting_args,
     quiet_faults,
@@ -287,7 +287,7 @@ async def _live(args: argparse.Namespace) -> dict[str, Any]:
 
     rates = _rates(args) or [args.rate or 1.0]
     setting, _ = setting_from(args)
-    given = engine_args(args)
+    given = checked_engine_args(args)
     given["overlap"] = not args.no_overlap
     given |= {
         name: getattr(args, name)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from octavo import __version__
 from octavo.engine.errors import InvalidConfigError, InvalidRequestError, OctavoError
+from octavo.server.cli.suggesting_parser import parse_args, suggestion
 
 COMMANDS = {
     "generate": "generate text from prompts",
@@ -52,12 +53,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="octavo", description="Serve large language models.")
     parser.add_argument("--version", action="version", version=f"octavo {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    if chosen is not None and chosen not in COMMANDS:
+        near = suggestion(chosen, COMMANDS) or f": one of {', '.join(COMMANDS)}"
+        parser.error(f"unknown command {chosen!r}{near}")
     for name, summary in COMMANDS.items():
         if module is not None and name == chosen:
             module.add_parser(subparsers)
         else:
             subparsers.add_parser(name, help=summary)
-    args = parser.parse_args(argv)
+    args = parse_args(parser, argv)
     assert module is not None, args
     try:
         return int(module.run(args) or 0)

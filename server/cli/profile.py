@@ -14,7 +14,7 @@ import shlex
 import sys
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.server.cli.engine_args import add_engine_args, engine_args
+from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             raise InvalidConfigError(name, getattr(args, name), f"an integer of at least {least}")
 
     is_terminal = sys.stderr.isatty()
-    engine = Engine(engine_config(None, engine_args(args)), progress=is_terminal)
+    engine = Engine(engine_config(None, checked_engine_args(args)), progress=is_terminal)
     with tqdm(total=100, desc="Profiling", disable=not is_terminal) as bar:
         profile = profile_engine(
             engine,

@@ -52,6 +52,7 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until told to stop; 0."""
     from octavo.engine.config import of_one_engine
+    from octavo.engine.early_checks import check_early
     from octavo.server.cli.settings import SECTIONS, read_settings
     from octavo.server.logs import start_logging
 
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         given |= given_args(args, kind, _PREFIX)
     settings = read_settings(given, os.environ, args.config or os.environ.get(CONFIG_VARIABLE))
     start_logging(settings.log)
+    check_early(settings.engine)
     of_one_engine(settings.engine, "record", args.record)
     for name in ("otlp_traces_endpoint", "profile_dir"):
         of_one_engine(settings.engine, name, getattr(settings.serve, name))

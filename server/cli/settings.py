@@ -14,6 +14,7 @@ from typing import Any
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfigError
 from octavo.server.cli.dataclass_args import is_optional, kind_of
+from octavo.server.cli.suggesting_parser import suggestion
 from octavo.server.logs import LogConfig
 from octavo.server.serve_config import ServeConfig
 
@@ -80,7 +81,8 @@ def _read_file(path: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     for key, value in content.items():
         name = str(key).replace("-", "_")
         if name not in kinds:
-            raise InvalidConfigError(str(key), value, f"a setting: {', '.join(sorted(kinds))}")
+            near = suggestion(name, kinds) or "; `octavo serve --help` lists them"
+            raise InvalidConfigError(str(key), value, f"the name of a setting{near}")
         values[name] = _typed(kinds[name], name, value)
     return values
 

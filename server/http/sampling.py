@@ -92,7 +92,7 @@ def completion_ask(body: CompletionRequest, headers: Mapping[str, str]) -> Ask:
 def chat_ask(body: ChatRequest, headers: Mapping[str, str]) -> Ask:
     """Of a chat. Raises as `completion_ask`."""
     if body.tools:
-        raise InvalidRequestError("tools", "a list", "empty or not given: tools are not served")
+        raise InvalidRequestError("tools", body.tools, "empty or not given: tools are not served")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("top_logprobs", body.top_logprobs, "given with logprobs = true")
     limit = body.max_completion_tokens

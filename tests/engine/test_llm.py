@@ -11,7 +11,7 @@ import pytest
 from octavo.engine.engine import engine_config
 from octavo.engine.errors import InvalidConfigError, InvalidRequestError, QuarantinedError
 from octavo.engine.execution.logits import set_masks, set_row
-from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.sampling_params import SamplingParams, as_sampling_params
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -290,3 +290,18 @@ def test_a_request_that_can_never_fit_the_pool_is_refused(make_llm: Callable[...
     with pytest.raises(InvalidRequestError):
         llm.generate([[20] * 60], GREEDY, use_tqdm=False)
     assert len(llm.generate([[20] * 20], GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 12
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 3}, {}, "greedy", 3, [{"max_tokens": 3}]])
+def test_what_is_no_sampling_params_is_refused_by_name(llm: Any, params: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"sampling_params = .*: a SamplingParams, or"):
+        llm.generate("a", params, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match=r"sampling_params = .*: a SamplingParams, or"):
+        llm.chat([{"role": "user", "content": "a"}], params, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match=r"sampling_params = .*: a SamplingParams"):
+        as_sampling_params(params)  # as AsyncEngine.generate takes them
+
+
+def test_an_unknown_argument_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InvalidConfigError, match=r"max_model_length.*did you mean max_model_len"):
+        engine_config(None, {"max_model_length": 3})

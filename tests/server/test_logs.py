@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -59,3 +62,19 @@ def test_a_name_of_several_lines_stays_one_line(caplog, counting_engine):
         [line] = lines(caplog, formatter)
         assert len(line.splitlines()) == 1
         assert "forged" in line
+
+
+@pytest.mark.parametrize(("level", "told"), [("info", False), ("warning", False), ("debug", True)])
+def test_devices_that_are_not_there_are_told_of_at_debug_alone(level: str, told: bool) -> None:
+    program = (
+        "import logging, sys; from octavo.server.logs import LogConfig, start_logging; "
+        "start_logging(LogConfig(log_level=sys.argv[1])); import jax; "
+        "logging.getLogger('octavo.request').info('ours'); jax.devices()"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, level], capture_output=True, text=True, check=True,
+        env=environ,
+    )  # fmt: skip
+    assert ("xla_bridge" in done.stderr) == told
+    assert ("ours" in done.stderr) == (level != "warning")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 from octavo.engine.config import EngineConfig
-from octavo.engine.errors import InvalidRequestError
+from octavo.engine.early_checks import check_cores
+from octavo.engine.errors import InvalidConfigError, InvalidRequestError
 from octavo.engine.sampling_params import SamplingParams
 from octavo.server.cli.chat import Conversation
 from octavo.server.cli.engine_args import add_engine_args, engine_args
@@ -252,3 +254,58 @@ def test_help_imports_nothing_heavy(command):
     )
     assert done.returncode == 0, done.stderr
     assert "usage: octavo" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["generate", "--promt", "x"], "unrecognized arguments: --promt; did you mean --prompt?"),
+        (["serve", "--htp-port", "80"], "did you mean --http-port?"),
+        (["bench", "throughput", "--num-promts", "3"], "did you mean --num-prompts?"),
+        (["generate", "x", "--entirely-else"], "unrecognized arguments: --entirely-else"),
+        (["genrate", "x"], "unknown command 'genrate'; did you mean generate?"),
+        (["zzz"], "unknown command 'zzz': one of generate, chat"),
+    ],
+)
+def test_a_misspelt_word_is_refused_with_the_nearest(argv, words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+def test_what_cannot_work_is_refused_before_jax_is_imported(tmp_path):
+    program = """
+import sys
+from octavo.server.cli.main import main
+status = main(sys.argv[1:])
+slow = {"jax", "transformers", "tokenizers"} & set(sys.modules)
+print(status, *slow)
+"""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    bad = [
+        (["--model", "no-such-model"], "1", "'no-such-model' is not a path that exists"),
+        (["--model", str(tmp_path)], "1", "has no config.json"),
+        (["--model", str(model), "--tokenizer", "gone"], "1", "tokenizer = 'gone'"),
+        (["--model", str(model), "--data-parallel-size", "9999"], "2", "number of cores"),
+    ]
+    for command in (["generate", "x"], ["generate", "--input", __file__, "--output", "/dev/null"],
+                    ["chat"], ["serve"], ["compile"]):  # fmt: skip
+        for options, status, words in bad:
+            done = subprocess.run(
+                [sys.executable, "-c", program, *command, *options], capture_output=True,
+                text=True, check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            )  # fmt: skip
+            assert done.stdout.split() == [status]
+            assert words in done.stderr
+            assert len(done.stderr.splitlines()) == 1
+
+
+def test_more_replicas_than_cores_are_refused_where_there_is_only_a_cpu():
+    many = EngineConfig(data_parallel_size=10_000)
+    with pytest.raises(InvalidConfigError, match=r"data_parallel_size = 10000 .* number of cores"):
+        check_cores(many, {"JAX_PLATFORMS": "cpu"})
+    check_cores(many, {"JAX_PLATFORMS": "cuda,cpu"})
+    check_cores(EngineConfig(), {"JAX_PLATFORMS": "cpu"})

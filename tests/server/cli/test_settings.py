@@ -66,7 +66,7 @@ def test_a_bad_variable_is_named(environ, named):
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("max_num_seq: 3", "max_num_seq = 3 is not allowed: a setting: .*max_num_seqs"),
+        ("max_num_seq: 3", "max_num_seq = 3 is not allowed: .*; did you mean max_num_seqs"),
         ("max_num_seqs: many", "max_num_seqs = 'many'"),
         ("max_num_seqs: 2.5", "max_num_seqs = 2.5"),
         ("max_num_seqs: true", "max_num_seqs = True"),

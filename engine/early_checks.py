@@ -1,0 +1,64 @@
+"""What can be refused before JAX is imported, a model read or a process started."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfigError, ModelLoadError, shorten
+from octavo.models.loading.locate import locate
+
+
+def check_early(config: EngineConfig) -> None:
+    """Refuses arguments that cannot work on this machine, in milliseconds. Imports no JAX.
+
+    Raises:
+        ModelLoadError: there is no such model, or no such tokenizer.
+        InvalidConfigError: more replicas than a CPU has cores for.
+    """
+    locate(config.model)
+    if config.tokenizer is not None:
+        _check_tokenizer(config.tokenizer)
+    check_cores(config, os.environ)
+
+
+def check_cores(config: EngineConfig, environ: Mapping[str, str]) -> None:
+    """Refuses more replicas than cores where they are sure to run on a CPU.
+
+    Args:
+        environ: of the process; it may name the platform.
+
+    Raises:
+        InvalidConfigError: there are fewer cores.
+    """
+    size = config.data_parallel_size
+    if size == 1 or not hasattr(os, "sched_getaffinity") or not _is_cpu(environ):
+        return
+    num_cores = len(os.sched_getaffinity(0))
+    if size > num_cores:
+        raise InvalidConfigError(
+            "data_parallel_size", size, f"1 to {num_cores}, the number of cores there are"
+        )
+
+
+def _is_cpu(environ: Mapping[str, str]) -> bool:
+    """Whether JAX can find nothing but a CPU here, without it being asked."""
+    named = environ.get("JAX_PLATFORMS") or environ.get("JAX_PLATFORM_NAME")
+    if named:
+        return named.lower() == "cpu"
+    has_plugin = bool(importlib.metadata.entry_points(group="jax_plugins"))
+    has_plugin |= importlib.util.find_spec("jax_plugins") is not None
+    return not has_plugin and importlib.util.find_spec("libtpu") is None
+
+
+def _check_tokenizer(tokenizer: str) -> None:
+    try:
+        Path(tokenizer).stat()
+    except (OSError, ValueError):
+        raise ModelLoadError(
+            f"tokenizer = {shorten(tokenizer, 400)} is neither a directory nor a file"
+        ) from None
