@@ -57,7 +57,8 @@ class RequestStats:
     """Counts since the start. Not thread-safe: the event loop alone feeds and reads it.
 
     Attributes:
-        ttft_s, tpot_s, e2e_s, queue_s, prefill_s, decode_s: of requests that ended well.
+        ttft_s: of requests with a first token; of those whose answer comes whole, once it came.
+        tpot_s, e2e_s, queue_s, prefill_s, decode_s: of requests that ended well.
         itl_s: between a completion's tokens; those that came in one message share its wait evenly.
         prompt_tokens, generation_tokens: by request, of those that ended well.
         num_failed: requests that ended in an error, refused ones with them.
@@ -108,7 +109,7 @@ class RequestWatch:
 
     __slots__ = (
         *("finish_reason", "newest", "num_tokens"),
-        *("_is_delta", "_last_s", "_priority", "_stats", "_targets"),
+        *("_has_begun", "_is_delta", "_last_s", "_priority", "_stats", "_targets"),
     )
 
     def __init__(
@@ -118,6 +119,7 @@ class RequestWatch:
         self._priority = priority.name.lower()
         self._targets = targets
         self._is_delta = is_delta
+        self._has_begun = False
         self._last_s: float | None = None
         self.num_tokens = 0
         self.finish_reason: str | None = None
@@ -129,7 +131,11 @@ class RequestWatch:
         num_tokens = sum([len(completion.token_ids) for completion in output.outputs])
         num_new = num_tokens if self._is_delta else num_tokens - self.num_tokens
         self.num_tokens += num_new
-        now_s = output.metrics.last_token_s
+        first_s, now_s = output.metrics.first_token_s, output.metrics.last_token_s
+        if num_tokens and first_s is not None and not self._has_begun:
+            # Now, and not at its end, which may be minutes away.
+            self._has_begun = True
+            self._stats.ttft_s.observe(first_s - output.metrics.arrival_s)
         if num_new and now_s is not None:
             since_s, num_waits = self._last_s, num_new
             if since_s is None:  # each completion's first token is no wait between tokens
@@ -172,7 +178,6 @@ class RequestWatch:
         if begun_s is not None:
             stats.queue_s.observe(max(begun_s - moments.arrival_s, 0.0))
         if first_s is not None and last_s is not None:
-            stats.ttft_s.observe(first_s - moments.arrival_s)
             stats.e2e_s.observe(last_s - moments.arrival_s)
             stats.decode_s.observe(last_s - first_s)
             if begun_s is not None:

@@ -25,6 +25,19 @@ if TYPE_CHECKING:
 
 GOALS = ("ttft", "tpot", "e2el")
 
+UNITS = {
+    "completed": "requests",
+    "failed": "requests",
+    "duration": "s",
+    "total_input_tokens": "tokens",
+    "total_output_tokens": "tokens",
+    "request_throughput": "requests/s",
+    "request_goodput": "requests/s",
+    "output_throughput": "tokens/s",
+    "total_token_throughput": "tokens/s",
+}
+"""Of the figures whose names do not say."""
+
 
 def add_parser(kinds: Any) -> None:
     """Adds `serve` to what `bench` measures."""
@@ -96,12 +109,24 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report))
     else:
-        for name, value in report.items():
-            print(f"{name:24} {value:.4g}" if isinstance(value, float) else f"{name:24} {value}")
+        print(as_text(report))
     errors = [item.error for item in sent if item.error is not None]
     if errors:
         print(f"octavo: {len(errors)} requests failed, the first: {errors[0]}", file=sys.stderr)
     return int(bool(errors))
+
+
+def as_text(report: dict[str, Any]) -> str:
+    """A line a figure: its name, its value and its unit."""
+    lines = []
+    for name, value in report.items():
+        number = f"{value:.4g}" if isinstance(value, float) else str(value)
+        lines.append(f"{name:24} {number:>10} {_unit(name)}")
+    return "\n".join(lines)
+
+
+def _unit(name: str) -> str:
+    return "ms" if name.endswith("_ms") else UNITS[name]
 
 
 def _target(args: argparse.Namespace) -> Target:

@@ -53,6 +53,16 @@ def test_a_requests_times_come_from_its_own_moments(is_delta):
     assert (stats.good_requests, stats.good_tokens) == ({"high": 1}, {"high": 5})
 
 
+def test_a_first_token_is_counted_when_it_comes():
+    stats = RequestStats()
+    request = watch(stats)
+    request.saw(output(1, 11.0, None))
+    assert (sum(stats.ttft_s.counts), stats.ttft_s.sum) == (1, 1.0)
+    request.saw(output(1, 13.0, None))
+    request.cancelled()
+    assert sum(stats.ttft_s.counts) == 1
+
+
 @pytest.mark.parametrize("num_completions", [1, 2])
 def test_tokens_that_came_with_the_first_have_waited_for_each_other(num_completions):
     stats = RequestStats()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import http.server
+import json
 import re
 import shutil
 import struct
 import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 NAMES = ("chromium", "google-chrome", "chromium-headless-shell")
+PAGE = Path(__file__).parents[3] / "server" / "http" / "status_page.html"
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -41,6 +47,65 @@ def test_a_browser_shows_the_load(live):
     assert re.search(r"<td>refused: overloaded</td><td>\d+</td>", page)
     for name in ("rates", "busies", "step-times"):
         assert re.search(rf'<polyline id="{name}"[^>]* points="[\d., ]+"', page)
+
+
+class SlowServer(http.server.BaseHTTPRequestHandler):
+    """The page, over a server with steps of six seconds; its last request ended long ago."""
+
+    looks = 0
+
+    def do_GET(self) -> None:
+        kind, body = "application/json", b"{}"
+        if self.path == "/":
+            kind, body = "text/html", PAGE.read_bytes()
+        elif self.path == "/v1/models":
+            body = b'{"data": [{"id": "slow"}]}'
+        elif self.path == "/v1/load":
+            names = "num_total_pages num_free_pages num_cached_pages num_projected_pages"
+            names += " padding_waste device_idle_share host_s_per_step compiles_after_ready"
+            load = dict.fromkeys(names.split(), 1) | {"num_running": 1, "num_waiting": 0}
+            body = json.dumps(load | {"predicted_ttft_s": 6.0, "queues": {}}).encode()
+        elif self.path == "/metrics":
+            type(self).looks += 1
+            kind, body = "text/plain", self.metrics(type(self).looks // 3).encode()
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    @staticmethod
+    def metrics(num_steps: int) -> str:
+        first = "octavo:time_to_first_token_seconds"
+        values = {
+            "octavo:generation_tokens_total": 600 * num_steps,
+            "octavo:engine_steps_total": num_steps,
+            "octavo:device_busy_seconds_total": 6 * num_steps,
+            f'{first}_bucket{{le="4.0"}}': 0,
+            f'{first}_bucket{{le="8.0"}}': 5,
+            f'{first}_bucket{{le="+Inf"}}': 5,
+            f"{first}_count": 5,
+        }
+        return "".join(f"{name} {value}\n" for name, value in values.items())
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.parametrize("budget_ms", [23_000, 25_000, 27_000])
+def test_steps_of_seconds_make_tokens_a_second(budget_ms):
+    SlowServer.looks = 0
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SlowServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = SimpleNamespace(http=f"http://127.0.0.1:{server.server_port}")
+        page = _chromium(url, f"--virtual-time-budget={budget_ms}", "--dump-dom").stdout
+        server.shutdown()
+    rate = float(re.search(r'id="rate">([\d.]+)<', page)[1])
+    assert 50 <= rate <= 200  # 100, but for where the looks fall
+    assert re.search(r'id="step">6\.00 s<', page)
+    assert 'id="latency-when">since the start<' in page
+    assert "<td>first token</td><td>6.00 s</td><td>7.80 s</td>" in page
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")

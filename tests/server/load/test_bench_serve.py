@@ -8,7 +8,7 @@ import pytest
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.simulation.workload import random_workload
-from octavo.server.cli.bench_serve import with_arrivals
+from octavo.server.cli.bench_serve import as_text, with_arrivals
 from octavo.server.cli.main import main
 from octavo.server.load.figures import Sent, summarize
 
@@ -99,3 +99,17 @@ def test_requests_that_the_server_refuses_are_counted_and_reported(live, capsys,
 def test_bad_arguments_are_named(arguments, field, capsys):
     assert main(["bench", "serve", *arguments]) == 2
     assert field in capsys.readouterr().err
+
+
+def test_every_figure_is_printed_with_its_unit():
+    sent = [Sent(num_prompt=3, num_output=2, sent_s=0.0, token_s=[0.5, 1.0], ended_s=1.0)]
+    report = summarize(sent, {"ttft": 1000.0})
+    units = {}
+    for line in as_text(report).splitlines():
+        name, _, unit = line.split()
+        units[name] = unit
+    assert set(units) == set(report)
+    assert units["request_throughput"] == units["request_goodput"] == "requests/s"
+    assert units["output_throughput"] == "tokens/s"
+    assert units["duration"] == "s"
+    assert {units[name] for name in report if name.endswith("_ms")} == {"ms"}
