@@ -24,6 +24,7 @@ from octavo.engine.errors import (
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import Targets
+from octavo.engine.tokenization import AS_THE_MODEL_WANTS
 from octavo.server import serve
 from octavo.server.interpreter_share import LOOP_SLACK_S, SWITCH_S, timer_slack_s
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
@@ -109,6 +110,7 @@ def test_every_field_of_a_request_reaches_the_engine(on_stand):
                 "prompt": [1, 2], "params": params, "id": "r", "priority": Priority.HIGH,
                 "timeout_s": None, "tenant": "t", "cache_salt": "s",
                 "targets": Targets(ttft_target_s=0.005, tpot_target_s=0.006, e2e_target_s=7.0),
+                "tokenization": AS_THE_MODEL_WANTS,
             }
         ]  # fmt: skip
 
