@@ -177,7 +177,11 @@ class OutputProcessor:
             )
             if sequence.detokenizer is None or hidden:
                 continue
-            stop = self._add_text(sequence, sequence.detokenizer.append_one(token_id))
+            text = sequence.detokenizer.append_one(token_id)
+            if len(sequence.token_ids) <= parent.submission.params.min_tokens:
+                sequence.text += text  # no stop may come yet, by a string no more than by a token
+                continue
+            stop = self._add_text(sequence, text)
             if stop is not None:
                 sequence.stop_reason = stop
                 sequence.finish_reason = RequestStatus.STOPPED.value
