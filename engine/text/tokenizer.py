@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import tokenizers
 
 from octavo.engine.errors import NOT_FAILURES, InvalidRequestError, ModelLoadError
 from octavo.engine.text.chat_template import ChatTemplate
@@ -66,6 +69,28 @@ class Tokenizer:
     def from_gguf_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
         """The tokenizer of a GGUF file that is open already. Raises as `from_source`."""
         return cls(build_gguf_tokenizer(metadata))
+
+    def save(self, directory: Path) -> None:
+        """Writes the tokenizer as Hugging Face's files, which `transformers` reads too.
+
+        Args:
+            directory: an existing one; tokenizer.json and tokenizer_config.json are written.
+        """
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        if self._affixes is not None:
+            prefix, suffix = ([self._backend.id_to_token(i) for i in ids] for ids in self._affixes)
+            ids = [i for affix in self._affixes for i in affix]
+            backend.post_processor = tokenizers.processors.TemplateProcessing(
+                single=[*prefix, "$A", *suffix],
+                pair=[*prefix, "$A", "$B", *suffix],
+                special_tokens=[(self._backend.id_to_token(i), i) for i in dict.fromkeys(ids)],
+            )
+        backend.save(str(directory / "tokenizer.json"))
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._named_tokens}
+        if self.chat_template is not None:
+            config["chat_template"] = self.chat_template
+        text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+        (directory / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The text's token ids; special tokens written out in it are recognised.

@@ -47,6 +47,7 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
+    "config.json",  # by which `transformers` knows the tokenizer's class
 )
 DTYPES = ("float32", "bfloat16")
 

@@ -34,6 +34,11 @@ def run(args: argparse.Namespace) -> int:
         raise InvalidConfigError("DST", str(target), "a new or empty directory")
     from octavo.models.loading.load import load_model, save_model
 
-    save_model(load_model(args.source, args.dtype), target)
+    model = load_model(args.source, args.dtype)
+    save_model(model, target)
+    if model.kind == "gguf":  # whose tokenizer is read as it is, and by nothing else
+        from octavo.engine.text.tokenizer import Tokenizer
+
+        Tokenizer.from_source(model.tokenizer_source).save(target)
     print(f"wrote {target}")
     return 0

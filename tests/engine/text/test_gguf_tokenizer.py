@@ -162,3 +162,20 @@ def test_unknown_kinds_are_refused_by_name(
     byte_level_metadata[f"tokenizer.ggml.{key}"] = value
     with pytest.raises(UnsupportedModelError, match=value):
         Tokenizer.from_gguf_metadata(byte_level_metadata)
+
+
+@pytest.mark.parametrize("metadata", ["llama_metadata", "byte_level_metadata"])
+def test_saved_files_give_the_same_tokens_here_and_in_transformers(
+    metadata: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    own = request.getfixturevalue(metadata) | {"tokenizer.chat_template": "{{ messages[0] }}"}
+    tokenizer = Tokenizer.from_gguf_metadata(own)
+    tokenizer.save(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+    again = Tokenizer.from_source(tmp_path)
+    for text in ("ab", "a b 12", "abc<|im_end|>ab"):
+        assert theirs(text)["input_ids"] == again.encode(text) == tokenizer.encode(text)
+    assert again.eos_token_ids == tokenizer.eos_token_ids
+    assert again.chat_template == theirs.chat_template == tokenizer.chat_template

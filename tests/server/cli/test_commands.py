@@ -107,3 +107,19 @@ def test_models_lists_the_default_model_and_architectures(capsys):
     assert "LlamaForCausalLM" in listed["architectures"]
     assert main(["models"]) == 0
     assert "smollm2-135m" in capsys.readouterr().out
+
+
+def test_converted_checkpoints_hold_a_tokenizer_that_transformers_opens(
+    tiny_model, capsys, tmp_path
+):
+    from transformers import AutoTokenizer
+
+    from octavo.engine.text.tokenizer import Tokenizer
+
+    target = tmp_path / "converted"
+    assert main(["convert", str(tiny_model), str(target)]) == 0
+    own = Tokenizer.from_source(tiny_model)
+    theirs = AutoTokenizer.from_pretrained(str(target))
+    assert theirs("ab c")["input_ids"] == own.encode("ab c")
+    assert theirs.chat_template == own.chat_template
+    assert Tokenizer.from_source(target).encode("ab c") == own.encode("ab c")
