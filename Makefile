@@ -60,6 +60,10 @@ routers: venv ## have routers that nobody here wrote spread requests over two li
 fuzz: venv ## send a live server 100,000 messages that no sane client sends
 	@$(BIN)/python -m benchmarks.fuzz --messages $(FUZZ_MESSAGES) $(ARGS)
 
+.PHONY: hostile
+hostile: venv ## attack a live server beside one sane stream, and say who stood still (ARGS=--shared on a shared machine)
+	@$(BIN)/python -m benchmarks.hostile.run $(ARGS)
+
 .PHONY: check
 check: venv proto-check ## lint, format, types, import layers, generated code
 	$(BIN)/ruff check .
