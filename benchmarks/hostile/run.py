@@ -153,11 +153,12 @@ def hostile_server(tiny: bool) -> Iterator[tuple[Server, Addresses, Path]]:
         path = Path(folder)
         (path / "tokens").write_text(TOKEN)
         args = ["--token-file", str(path / "tokens"), "--max-concurrent-requests", "64"]
+        args += ["--warm-up", "coarse", "--no-fail-on-compile"]
         if tiny:
             write_tiny_model(path)
         else:
-            args += ["--model", "smollm2-135m", *PACKAGED, "--warm-up", "coarse"]
-            args += ["--no-fail-on-compile", "--max-num-batched-tokens", "512"]
+            args += ["--model", "smollm2-135m", *PACKAGED]
+            args += ["--max-num-batched-tokens", "512"]
         with serving(path, args) as server:
             to = Addresses(http=server.http, grpc=server.grpc)
             yield server, to, path / "server.log"

@@ -8,11 +8,10 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_MS = 2000.0
-"""Test processes share few cores, and any of them may be scheduled for hundreds of milliseconds. What
-this slice is for stood still for seconds, or for ever; `make hostile` holds the real bound."""
+"""Test processes share few cores, and any of them may wait for hundreds of milliseconds. What this
+slice is for stood still for seconds, or for ever; `make hostile` holds the real bound."""
 NAMES = (
-    "silent connections", "half a body", "one-byte chunks", "two framings", "health watches",
-    "clients that leave",
+    "silent connections", "one-byte chunks", "two framings", "health watches", "clients that leave",
 )  # fmt: skip
 
 
