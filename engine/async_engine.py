@@ -241,13 +241,21 @@ class AsyncEngine:
             if submitted and not finished:
                 self._post(lambda: self._abort(engine_id))
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a prompt's text; a long text does not hold up the event loop.
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, is_cut: bool = False
+    ) -> list[int]:
+        """The tokens of a text; a long one does not hold up the event loop.
+
+        Args:
+            add_special_tokens: put BOS and EOS where the model wants them.
+            is_cut: whether it need not fit the context as it is.
 
         Raises:
             InvalidRequestError: it is too long for the context, or cannot be tokenized.
         """
-        work = partial(self.engine.inputs.tokenize, text, add_special_tokens=add_special_tokens)
+        work = partial(
+            self.engine.inputs.tokenize, text, add_special_tokens=add_special_tokens, is_cut=is_cut
+        )
         return await self._in_text_thread(work) if len(text) > SHORT_TEXT_CHARS else work()
 
     async def _in_text_thread(self, work: Callable[[], _T]) -> _T:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from octavo.engine.errors import EngineDeadError, OctavoError, OverloadedError
+from octavo.engine.errors import EngineDeadError, InvalidRequestError, OctavoError, OverloadedError
 from octavo.engine.input_processor import Prompt
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import NO_TARGETS, Targets
+from octavo.engine.text.tokenizer import NO_TEMPLATE
 from octavo.engine.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.server.caller import CALLER
+from octavo.server.chat_renderer import ChatRenderer
 from octavo.server.request_stats import RequestStats, RequestWatch
 from octavo.server.tracing import TRACE_PARENT
 
@@ -47,6 +49,7 @@ class Front:
         stuck: set while the engine's thread has been in one step for too long.
         deaf: set when a port has stopped listening though nobody told it to.
         num_inflight: generations being answered.
+        renderer: renders chats; made for the first one if it was not before.
         stats: what became of requests.
         started_s: monotonic clock at the start.
         last_request_unix_s: when the newest request came; 0 if none did.
@@ -64,6 +67,7 @@ class Front:
         self.stuck = False
         self.deaf = False
         self.num_inflight = 0
+        self.renderer: ChatRenderer | None = None
         self.stats = RequestStats()
         self.started_s = time.monotonic()
         self.last_request_unix_s = 0.0
@@ -90,6 +94,24 @@ class Front:
         """Whether new requests are served."""
         engine = self.engine
         return engine is not None and engine.is_ready and self.is_alive and not self.draining
+
+    async def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        names: Mapping[str, Any],
+        template: str | None = None,
+    ) -> str:
+        """The prompt for a conversation, rendered in another process; see `ChatRenderer.render`.
+
+        Raises: as `ChatRenderer.render`; also
+            InvalidRequestError: the model has no chat template.
+        """
+        tokenizer = self.ready_engine().tokenizer
+        if template is None and tokenizer.chat_template is None:
+            raise InvalidRequestError("messages", messages, NO_TEMPLATE)
+        if self.renderer is None:
+            self.renderer = ChatRenderer(tokenizer.chat_template or "", tokenizer.named_tokens)
+        return await self.renderer.render(messages, names, template)
 
     def ready_engine(self) -> AsyncEngine:
         """The engine.

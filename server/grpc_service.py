@@ -36,6 +36,7 @@ from octavo.server.request_stats import RequestStats
 from octavo.server.sampling_message import sampling_params_from_message
 from octavo.server.server_info import model_info, server_info
 from octavo.server.slo_headers import KINDS, read_targets
+from octavo.server.texts import detokenize_ids, tokenize_text
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
@@ -114,9 +115,7 @@ class OctavoService:
         engine = self._front.ready_engine()
         _check_model(request, engine)
         special = not request.HasField("add_special_tokens") or request.add_special_tokens
-        token_ids = await asyncio.to_thread(
-            engine.tokenizer.encode, request.text, add_special_tokens=special
-        )
+        token_ids = await tokenize_text(engine, "text", request.text, add_special_tokens=special)
         return pb.TokenizeResponse(token_ids=token_ids)
 
     async def detokenize(
@@ -125,13 +124,9 @@ class OctavoService:
         """Text of token ids."""
         engine = self._front.ready_engine()
         _check_model(request, engine)
-        vocab_size = engine.model_config.vocab_size
-        for token_id in request.token_ids:
-            if not 0 <= token_id < vocab_size:
-                raise InvalidRequestError("token_ids", token_id, f"ids from 0 to {vocab_size - 1}")
         skip = not request.HasField("skip_special_tokens") or request.skip_special_tokens
-        text = await asyncio.to_thread(
-            engine.tokenizer.decode, list(request.token_ids), skip_special_tokens=skip
+        text = await detokenize_ids(
+            engine, "token_ids", request.token_ids, skip_special_tokens=skip
         )
         return pb.DetokenizeResponse(text=text)
 
@@ -197,7 +192,7 @@ class OctavoService:
         if kind is not None:
             params = params.replace(output_kind=kind)
         stream = self._front.generate(
-            _prompt(request),
+            _prompt(request, engine.max_model_len),
             params,
             _request_id(request),
             priority=_priority(request),
@@ -216,14 +211,20 @@ def _encoder(engine: AsyncEngine, params: SamplingParams) -> OutputEncoder:
     return OutputEncoder(engine.model_name, is_delta=params.output_kind is RequestOutputKind.DELTA)
 
 
-def _prompt(request: pb.GenerateRequest) -> str | list[int]:
+def _prompt(request: pb.GenerateRequest, max_model_len: int) -> str | list[int]:
     has_text, has_tokens = request.HasField("prompt"), request.HasField("prompt_token_ids")
     if has_text == has_tokens:
         given = "both" if has_text else "neither"
         raise InvalidRequestError(
             "prompt", given, "exactly one of prompt (text) and prompt_token_ids"
         )
-    return request.prompt if has_text else list(request.prompt_token_ids.ids)
+    if has_text:
+        return request.prompt
+    ids = request.prompt_token_ids.ids
+    if len(ids) >= max_model_len:
+        allowed = f"fewer than max_model_len ({max_model_len})"
+        raise InvalidRequestError("prompt_token_ids", f"{len(ids)} tokens", allowed)
+    return list(ids)
 
 
 def _request_id(request: pb.GenerateRequest) -> str | None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from functools import lru_cache
 from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
-from octavo.engine.structured.params import StructuredOutputsParams
+from octavo.engine.sampling_params import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKENS,
+    RequestOutputKind,
+    SamplingParams,
+)
+from octavo.engine.structured.params import MAX_CHOICES, StructuredOutputsParams
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
 REMEMBERED_BYTES, NUM_REMEMBERED = 256, 1024
@@ -32,7 +41,12 @@ _SCALARS = (
     "skip_special_tokens",
     "include_stop_str_in_output",
 )
-_LISTS = ("stop", "stop_token_ids", "bad_words")
+_LISTS = {
+    "stop": MAX_STOP_STRINGS,
+    "stop_token_ids": MAX_STOP_TOKENS,
+    "bad_words": MAX_BAD_WORDS,
+}
+"""Name -> most entries: longer lists are not made Python's own first."""
 
 _KINDS = {
     RequestOutputKind.CUMULATIVE: pb.OUTPUT_KIND_CUMULATIVE,
@@ -87,7 +101,10 @@ def _read(message: pb.SamplingParams) -> SamplingParams:
     values: dict[str, Any] = {
         name: getattr(message, name) for name in _SCALARS if message.HasField(name)
     }
-    values.update({name: tuple(getattr(message, name)) for name in _LISTS})
+    for name, most in _LISTS.items():
+        items = getattr(message, name)
+        _check_count(name, items, most)
+        values[name] = tuple(items)
     if message.unlimited_tokens:
         if message.HasField("max_tokens"):
             raise InvalidRequestError(
@@ -95,8 +112,10 @@ def _read(message: pb.SamplingParams) -> SamplingParams:
             )
         values["max_tokens"] = None
     if message.logit_bias:
+        _check_count("logit_bias", message.logit_bias, MAX_LOGIT_BIASES)
         values["logit_bias"] = dict(message.logit_bias)
     if message.HasField("allowed_token_ids"):
+        _check_count("allowed_token_ids", message.allowed_token_ids.ids, MAX_ALLOWED_TOKENS)
         values["allowed_token_ids"] = tuple(message.allowed_token_ids.ids)
     if message.HasField("structured_outputs"):
         values["structured_outputs"] = _structured_outputs(message.structured_outputs)
@@ -108,10 +127,16 @@ def _structured_outputs(message: pb.StructuredOutputs) -> StructuredOutputsParam
     optional = ("json", "regex", "grammar", "json_object", "whitespace_pattern")
     values = {name: getattr(message, name) for name in optional if message.HasField(name)}
     if message.choice:
+        _check_count("structured_outputs.choice", message.choice, MAX_CHOICES)
         values["choice"] = tuple(message.choice)
     for name in ("disable_any_whitespace", "disable_additional_properties"):
         values[name] = getattr(message, name)
     return StructuredOutputsParams(**values)
+
+
+def _check_count(name: str, items: Sized, most: int) -> None:
+    if len(items) > most:
+        raise InvalidRequestError(name, f"{len(items)} entries", f"at most {most}")
 
 
 def _output_kind(value: int) -> RequestOutputKind:

@@ -29,6 +29,7 @@ from octavo.engine.observers import Observers
 from octavo.server.admin_service import SERVICE as ADMIN_SERVICE
 from octavo.server.admin_service import AdminService
 from octavo.server.auth import TokenFile
+from octavo.server.chat_renderer import ChatRenderer
 from octavo.server.file_limit import most_connections, raise_file_limit
 from octavo.server.front import Front
 from octavo.server.grpc_auth import TokenInterceptor
@@ -191,6 +192,10 @@ class OctavoServer:
         engine.stream_interval_s = self._config.stream_interval_ms / 1e3
         if self._tracing is not None:
             self.trace(engine, self._tracing[0])
+        tokenizer = engine.tokenizer
+        if tokenizer.chat_template is not None:
+            self.front.renderer = ChatRenderer(tokenizer.chat_template, tokenizer.named_tokens)
+            await self.front.renderer.start()
         await engine.start()
         prefer_engine_thread()
         self.front.engine = engine
@@ -227,6 +232,8 @@ class OctavoServer:
         await asyncio.gather(*stops)
         # Calls that were cut off are cancelled by now: their requests end before the engine does.
         await self._idle(STOP_GRACE_S)
+        if self.front.renderer is not None:
+            self.front.renderer.close()
         engine = self.front.engine
         if engine is None:
             return Ending.WHOLE

@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from octavo.engine.errors import InvalidRequestError, ModelLoadError
+from octavo.engine.text.final_message import before_mark, with_mark
 
 _MESSAGES_ALLOWED = 'a list of {"role": string, "content": string or list of text parts}'
 _CONTENT_ALLOWED = 'a string, or a list of {"type": "text", "text": string}'
@@ -46,14 +47,16 @@ class ChatTemplate:
         self._named_tokens = dict(named_tokens)
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
+        except Exception as error:  # one that is nested too deep fails in the compiler
             raise ModelLoadError(f"the chat template does not parse: {error}") from error
 
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **variables: Any,
     ) -> str:
         """The prompt for a conversation.
@@ -61,21 +64,52 @@ class ChatTemplate:
         Args:
             messages: role and content each; a content's text parts are joined by newlines.
             add_generation_prompt: end with the opening of the assistant's turn.
+            continue_final_message: end within the last message, which the answer goes on with;
+                only without `add_generation_prompt`.
             variables: further names for the template; `tools` and `documents` are None if absent.
 
         Raises:
             InvalidRequestError: malformed messages, or the template refuses them or fails.
         """
+        if continue_final_message:
+            if add_generation_prompt:
+                allowed = "false together with continue_final_message"
+                raise InvalidRequestError("add_generation_prompt", True, allowed)
+            text = self.render(with_mark(messages), add_generation_prompt=False, **variables)
+            return before_mark(text)
         conversation = check_messages(messages)
         names: dict[str, Any] = {"tools": None, "documents": None, **self._named_tokens}
         names.update(variables)
         names.update(messages=conversation, add_generation_prompt=add_generation_prompt)
         try:
-            return self._template.render(names)
+            try:
+                return self._template.render(names)
+            except TypeError:
+                # Some templates ask whether a message that calls tools has no content, and others
+                # join its content to other words.
+                if all(message["content"] is not None for message in conversation):
+                    raise
+                names["messages"] = [m | {"content": m["content"] or ""} for m in conversation]
+                return self._template.render(names)
         except Exception as error:  # a template can fail in any way that an expression can
             raise InvalidRequestError(
-                "messages", messages, f"what the model's chat template accepts ({error})"
+                "messages",
+                messages,
+                f"what the model's chat template accepts ({error or type(error).__name__})",
             ) from error
+
+
+def template_of_request(source: str, named_tokens: Mapping[str, str]) -> ChatTemplate:
+    """A template that a request brings.
+
+    Raises:
+        InvalidRequestError: the source is not a template.
+    """
+    try:
+        return ChatTemplate(source, named_tokens)
+    except ModelLoadError as error:
+        allowed = f"a chat template in Jinja's language ({error.__cause__})"
+        raise InvalidRequestError("chat_template", source, allowed) from error
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

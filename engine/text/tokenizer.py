@@ -11,8 +11,7 @@ from typing import Any
 import tokenizers
 
 from octavo.engine.errors import NOT_FAILURES, InvalidRequestError, ModelLoadError
-from octavo.engine.text.chat_template import ChatTemplate
-from octavo.engine.text.final_message import before_mark, with_mark
+from octavo.engine.text.chat_template import ChatTemplate, template_of_request
 from octavo.engine.text.gguf_tokenizer import build_gguf_tokenizer
 from octavo.engine.text.huggingface_tokenizer import load_huggingface_tokenizer
 from octavo.engine.text.least_tokens import TokenSizes, token_sizes
@@ -21,6 +20,7 @@ from octavo.engine.text.tokenizer_parts import TokenizerParts
 from octavo.models.loading.gguf_file import GGUFFile
 
 MAX_TOKEN_ID = 2**32 - 1
+NO_TEMPLATE = "a plain prompt, because this model has no chat template"
 SHORT_TEXT_CHARS = 4_096
 """Characters that take a few milliseconds at most to encode, whatever they are."""
 
@@ -34,13 +34,14 @@ class Tokenizer:
         eos_token_ids: the tokens that end a generation, the main one first.
         special_ids: ids that `skip_special_tokens` leaves out.
         chat_template: Jinja source, or None for a model without one.
+        named_tokens: "bos_token", "eos_token", … -> text, as templates use them.
         token_bytes: token id -> bytes.
     """
 
     def __init__(self, parts: TokenizerParts) -> None:
         self._backend = parts.backend
         self._affixes = parts.affixes
-        self._named_tokens = parts.named_tokens
+        self.named_tokens = parts.named_tokens
         self.vocab_size = parts.vocab_size
         self.bos_token_id = parts.bos_token_id
         self.eos_token_ids = parts.eos_token_ids
@@ -169,6 +170,7 @@ class Tokenizer:
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -190,22 +192,20 @@ class Tokenizer:
         """
         template = self._template
         if chat_template is not None:
-            template = self._own_template(chat_template)
-        if continue_final_message and add_generation_prompt:
-            allowed = "false together with continue_final_message"
-            raise InvalidRequestError("add_generation_prompt", True, allowed)
+            template = template_of_request(chat_template, self.named_tokens)
         if template is None:
-            raise InvalidRequestError(
-                "messages", messages, "a plain prompt, because this model has no chat template"
-            )
-        if continue_final_message:
-            messages = with_mark(messages)
-        text = template.render(messages, add_generation_prompt=add_generation_prompt, **variables)
-        return before_mark(text) if continue_final_message else text
+            raise InvalidRequestError("messages", messages, NO_TEMPLATE)
+        return template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **variables,
+        )
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         add_special_tokens: bool = False,
@@ -223,15 +223,8 @@ class Tokenizer:
         )
         return self.encode(text, add_special_tokens=add_special_tokens)
 
-    def _own_template(self, source: str) -> ChatTemplate:
-        try:
-            return ChatTemplate(source, self._named_tokens)
-        except ModelLoadError as error:
-            allowed = f"a chat template in Jinja's language ({error.__cause__})"
-            raise InvalidRequestError("chat_template", source, allowed) from None
-
     @functools.cached_property
     def _template(self) -> ChatTemplate | None:
         if self.chat_template is None:
             return None
-        return ChatTemplate(self.chat_template, self._named_tokens)
+        return ChatTemplate(self.chat_template, self.named_tokens)

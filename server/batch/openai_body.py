@@ -65,7 +65,7 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
             chat = ChatRequest.model_validate(body)
             check_model(chat.model, engine)
             check_template(chat, is_trusted=False)
-            ask, prompts = chat_ask(chat, {}), [chat_prompt(chat, engine.tokenizer)()]
+            ask, prompts = chat_ask(chat, {}), [chat_prompt(chat, engine.tokenizer)]
             answer = ChatAnswer(name, engine.model_name, ask.params.n, engine.tokenizer, ask.tells)
             return Body(ask=ask, prompts=prompts, answer=answer)
         completion = CompletionRequest.model_validate(body)

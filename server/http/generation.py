@@ -19,8 +19,9 @@ from octavo.server.http.protocol import ChatRequest, CompletionRequest
 from octavo.server.http.sampling import (
     Ask,
     chat_ask,
-    chat_prompt,
+    chat_names,
     check_model,
+    check_sequences,
     check_template,
     completion_ask,
     prompts_of,
@@ -34,9 +35,6 @@ from octavo.server.http.streaming import (
     merge,
     unless_gone,
 )
-
-LONG_CHAT_CHARS = 16_384
-"""Characters of messages above which the event loop does not render and tokenize them itself."""
 
 
 def generation_routes(front: Front, *, trust_request_chat_template: bool = False) -> APIRouter:
@@ -54,6 +52,7 @@ def generation_routes(front: Front, *, trust_request_chat_template: bool = False
         check_model(body.model, engine)
         ask = completion_ask(body, request.headers)
         prompts = prompts_of(body.prompt)
+        check_sequences(len(prompts), ask.params.n)
         request_id = request_id_of(request.headers, "cmpl")
         answer = CompletionAnswer(
             request_id, engine.model_name, ask.params.n, engine.tokenizer, ask.tells
@@ -67,10 +66,11 @@ def generation_routes(front: Front, *, trust_request_chat_template: bool = False
         check_model(body.model, engine)
         ask = chat_ask(body, request.headers)
         check_template(body, is_trusted=trust_request_chat_template)
-        tokenize = chat_prompt(body, engine.tokenizer)
-        is_long = sum(len(str(message)) for message in body.messages) > LONG_CHAT_CHARS
-        is_long |= body.chat_template is not None
-        prompt = await asyncio.to_thread(tokenize) if is_long else tokenize()
+        text = await front.render_chat(body.messages, chat_names(body), body.chat_template)
+        is_cut = body.truncate_prompt_tokens is not None
+        prompt = await engine.tokenize(
+            text, add_special_tokens=bool(body.add_special_tokens), is_cut=is_cut
+        )
         request_id = request_id_of(request.headers, "chatcmpl")
         answer = ChatAnswer(
             request_id, engine.model_name, ask.params.n, engine.tokenizer, ask.tells

@@ -15,11 +15,12 @@ from starlette.responses import Response
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.request import Priority
 from octavo.server.front import Front
-from octavo.server.http.errors import error_body, json_response
+from octavo.server.http.errors import encode_long, error_body, json_response
 from octavo.server.http.metrics import CONTENT_TYPE, Exposition
 from octavo.server.http.protocol import DetokenizeRequest, TokenizeRequest
-from octavo.server.http.sampling import chat_prompt, check_model
+from octavo.server.http.sampling import chat_names, check_model
 from octavo.server.server_info import octavo_version, server_info
+from octavo.server.texts import detokenize_ids, tokenize_text
 
 _PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
@@ -66,30 +67,23 @@ def information_routes(front: Front) -> APIRouter:
             given = "neither" if body.prompt is None else "both"
             raise InvalidRequestError("prompt", given, "exactly one of prompt and messages")
 
-        def work() -> list[int]:
-            if body.messages is not None:
-                return chat_prompt(body, engine.tokenizer)()
-            assert body.prompt is not None
-            return engine.tokenizer.encode(
-                body.prompt, add_special_tokens=body.add_special_tokens is not False
-            )
-
-        tokens = await asyncio.to_thread(work)
-        return json_response(
-            {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens}
-        )
+        if body.messages is not None:
+            text = await front.render_chat(body.messages, chat_names(body))
+            special = bool(body.add_special_tokens)
+        else:
+            text, special = body.prompt or "", body.add_special_tokens is not False
+        tokens = await tokenize_text(engine, "prompt", text, add_special_tokens=special)
+        content = {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens}
+        data = await asyncio.to_thread(encode_long, content)
+        return Response(data, media_type="application/json")
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeRequest) -> Response:
         """Text of token ids."""
         engine = front.ready_engine()
         check_model(body.model, engine)
-        size = engine.model_config.vocab_size
-        bad = next((token for token in body.tokens if not 0 <= token < size), None)
-        if bad is not None:
-            raise InvalidRequestError("tokens", bad, f"ids from 0 to {size - 1}")
-        text = await asyncio.to_thread(
-            engine.tokenizer.decode, body.tokens, skip_special_tokens=body.skip_special_tokens
+        text = await detokenize_ids(
+            engine, "tokens", body.tokens, skip_special_tokens=body.skip_special_tokens
         )
         return json_response({"prompt": text})
 

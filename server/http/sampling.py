@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import marshal
 import math
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import InvalidRequestError, UnknownModelError
 from octavo.engine.input_processor import Prompt
 from octavo.engine.request import Priority
-from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.sampling_params import MAX_BAD_WORDS, RequestOutputKind, SamplingParams
 from octavo.engine.targets import Targets
 from octavo.engine.tokenization import Tokenization
 from octavo.server.http.answers import Telling
@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     from octavo.engine.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 128
+MAX_SEQUENCES = 512
+"""Answers that one body may ask for: its prompts times n."""
+MAX_MESSAGES = 8_192
+MAX_TEMPLATE_NAMES, MAX_TEMPLATE_BYTES = 64, 65_536
+"""Of `chat_template_kwargs`."""
 MAX_NAME_CHARS = 256
 MAX_CHAT_LOGPROBS = 20
 MAX_TEMPLATE_CHARS = 65_536
@@ -130,16 +135,32 @@ def prompts_of(value: object) -> list[Prompt]:
     return value
 
 
-def chat_prompt(
-    body: ChatRequest | TokenizeRequest, tokenizer: Tokenizer
-) -> Callable[[], list[int]]:
-    """What renders and tokenizes a chat's messages.
+def check_sequences(num_prompts: int, n: int) -> None:
+    """Raises InvalidRequestError if a body asks for more answers at once than one may."""
+    if num_prompts * n > MAX_SEQUENCES:
+        allowed = f"at most {MAX_SEQUENCES // num_prompts} with {num_prompts} prompts"
+        raise InvalidRequestError("n", n, f"{allowed}: {MAX_SEQUENCES} answers in all")
+
+
+def chat_names(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    """What a chat gives its template besides the messages.
 
     Raises:
-        InvalidRequestError: `chat_template_kwargs` names what has a field of its own.
+        InvalidRequestError: `chat_template_kwargs` names what has a field of its own, or is too
+            large.
     """
     assert body.messages is not None
+    if len(body.messages) > MAX_MESSAGES:
+        given = f"{len(body.messages)} messages"
+        raise InvalidRequestError("messages", given, f"at most {MAX_MESSAGES}")
     variables = dict(body.chat_template_kwargs or {})
+    if len(variables) > MAX_TEMPLATE_NAMES or any(len(n) > MAX_NAME_CHARS for n in variables):
+        given, allowed = f"{len(variables)} names", f"at most {MAX_TEMPLATE_NAMES}"
+        allowed = f"{allowed}, of {MAX_NAME_CHARS} characters each"
+        raise InvalidRequestError("chat_template_kwargs", given, allowed)
+    if (size := len(marshal.dumps(variables))) > MAX_TEMPLATE_BYTES:
+        allowed = f"at most {MAX_TEMPLATE_BYTES} bytes"
+        raise InvalidRequestError("chat_template_kwargs", f"{size} bytes", allowed)
     if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
     for name in _OWN_FIELDS:
@@ -147,14 +168,16 @@ def chat_prompt(
             raise InvalidRequestError("chat_template_kwargs", name, "names other than this one")
     goes_on = bool(body.continue_final_message)
     generates = body.add_generation_prompt
-    return partial(
-        tokenizer.encode_chat,
-        body.messages,
-        add_generation_prompt=not goes_on if generates is None else generates,
-        continue_final_message=goes_on,
-        add_special_tokens=bool(body.add_special_tokens),
-        chat_template=getattr(body, "chat_template", None),
-        **variables,
+    return variables | {
+        "add_generation_prompt": not goes_on if generates is None else generates,
+        "continue_final_message": goes_on,
+    }
+
+
+def chat_prompt(body: ChatRequest, tokenizer: Tokenizer) -> list[int]:
+    """A chat's tokens, rendered in this process. Raises as `chat_names`, and as `encode_chat`."""
+    return tokenizer.encode_chat(
+        body.messages, add_special_tokens=bool(body.add_special_tokens), **chat_names(body)
     )
 
 
@@ -255,6 +278,8 @@ def _check_no_tokens(body: Generation, tells: Telling) -> None:
 
 def _strings(name: str, value: object) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else value
+    if isinstance(items, list) and len(items) > MAX_BAD_WORDS:
+        raise InvalidRequestError(name, f"{len(items)} strings", f"at most {MAX_BAD_WORDS}")
     if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
         raise InvalidRequestError(name, value, "a string or a list of strings")
     return tuple(items)

@@ -34,6 +34,9 @@ OUTPUTS = {
     "num_output_tokens": "UINT32",
 }
 MAX_ID_CHARS = 200
+MAX_ENTRIES = 256
+"""Of a request's inputs, outputs and parameters, each."""
+MAX_PARAMETERS_CHARS = 262_144
 
 _FIELDS = {f.name: f.default for f in dataclasses.fields(SamplingParams)}
 _FLOATS = frozenset(name for name, default in _FIELDS.items() if type(default) is float)
@@ -75,6 +78,9 @@ def read_ask(request: pb.ModelInferRequest, *, may_stream: bool) -> Ask:
     Raises:
         InvalidRequestError: something that can never be served; names the field.
     """
+    for name in ("inputs", "outputs", "parameters"):
+        if (count := len(getattr(request, name))) > MAX_ENTRIES:
+            raise InvalidRequestError(name, f"{count} entries", f"at most {MAX_ENTRIES}")
     inputs = read_inputs(request, INPUTS)
     if "text_input" not in inputs:
         raise InvalidRequestError("text_input", None, "given: it is required")
@@ -120,6 +126,9 @@ def _wanted(request: pb.ModelInferRequest, inputs: Mapping[str, Any]) -> tuple[s
 def _sampling_parameters(text: str | None) -> dict[str, Any]:
     if not text:
         return {}
+    if len(text) > MAX_PARAMETERS_CHARS:
+        allowed = f"at most {MAX_PARAMETERS_CHARS} characters of JSON"
+        raise InvalidRequestError("sampling_parameters", f"{len(text)} characters", allowed)
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):

@@ -56,6 +56,7 @@ class CountingEngine:
         self.tokenizer = SimpleNamespace(
             encode=lambda text, add_special_tokens=True: [ord(c) for c in text],
             decode=lambda ids, skip_special_tokens=True: "".join(map(chr, ids)),
+            chat_template=None,
         )
         self.is_ready = False
         self.is_healthy = True
@@ -77,6 +78,11 @@ class CountingEngine:
 
     async def shutdown(self, drain_s: float = 0.0) -> None:
         self.is_ready = False
+
+    async def tokenize(
+        self, text: str, *, add_special_tokens: bool = True, is_cut: bool = False
+    ) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def abort(self, request_id: str, owner: str = "") -> bool:
         return (owner, request_id) in self.live.values()
