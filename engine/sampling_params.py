@@ -25,6 +25,8 @@ MAX_BAD_WORDS = 64
 MAX_BAD_WORD_CHARS = 256
 MAX_BAD_WORD_TOKENS = 16
 """Of the longest bad word, as the model spells it."""
+MAX_REPETITION_PENALTY = 1e4
+"""And its inverse the least: logits that it divides or multiplies stay numbers of float32."""
 MAX_SEED = 2**63 - 1
 MAX_ID_DIGITS = 10
 """Of a token id written as text: no token has more, and Python reads no number of thousands."""
@@ -50,7 +52,7 @@ class SamplingParams:
         presence_penalty, frequency_penalty: subtracted from the logits of tokens already
             generated, once and per occurrence; [-2, 2].
         repetition_penalty: logits of tokens in the prompt or the output are divided (positive) or
-            multiplied (negative) by it; > 0, 1 is off.
+            multiplied (negative) by it; from 0.0001 to 10,000, 1 is off.
         temperature: [0, 2]; 0 is greedy.
         top_p: (0, 1]; smallest set of tokens with this much probability.
         top_k: 0 (or -1) is off, else ≥ 1.
@@ -133,7 +135,8 @@ class SamplingParams:
         _integer("n", self.n, 1, MAX_N)
         for name in ("presence_penalty", "frequency_penalty"):
             _number(name, getattr(self, name), -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
+        least = 1 / MAX_REPETITION_PENALTY
+        _number("repetition_penalty", self.repetition_penalty, least, MAX_REPETITION_PENALTY)
         _number("temperature", self.temperature, 0.0, 2.0)
         _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
         _integer("top_k", self.top_k, 0, 2**31 - 1)

@@ -157,7 +157,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "n": some(st.integers(1, 3), 1),
     "presence_penalty": some(st.floats(-2, 2), 0.0),
     "frequency_penalty": some(st.floats(-2, 2), 0.0),
-    "repetition_penalty": some(st.sampled_from((1e-6, 0.5, 1.3, 5.0, 1e6)), 1.0),
+    "repetition_penalty": some(st.sampled_from((1e-4, 0.5, 1.3, 5.0, 1e4)), 1.0),
     "temperature": st.sampled_from((0.0, 0.0, 1e-3, 0.7, 1.0, 2.0)),
     "top_p": some(st.sampled_from((1e-6, 0.3, 0.9)), 1.0),
     "top_k": some(st.sampled_from((-1, 1, 3, 50, 2**31 - 1)), 0),
