@@ -56,6 +56,10 @@ guidellm: venv ## have GuideLLM, a benchmark client that nobody here wrote, meas
 routers: venv ## have routers that nobody here wrote spread requests over two live servers
 	@tools/check_routers.sh $(BIN)/python
 
+.PHONY: lm-eval
+lm-eval: venv ## have lm-evaluation-harness score texts by a live server
+	@tools/check_lm_eval.sh $(BIN)/python
+
 .PHONY: fuzz
 fuzz: venv ## send a live server 100,000 messages that no sane client sends
 	@$(BIN)/python -m benchmarks.fuzz --messages $(FUZZ_MESSAGES) $(ARGS)
