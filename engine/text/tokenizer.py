@@ -87,7 +87,7 @@ class Tokenizer:
                 special_tokens=[(self._backend.id_to_token(i), i) for i in dict.fromkeys(ids)],
             )
         backend.save(str(directory / "tokenizer.json"))
-        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self._named_tokens}
+        config = {"tokenizer_class": "PreTrainedTokenizerFast", **self.named_tokens}
         if self.chat_template is not None:
             config["chat_template"] = self.chat_template
         text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
