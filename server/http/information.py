@@ -105,8 +105,9 @@ def information_routes(front: Front) -> APIRouter:
 
     @router.get("/ping")
     @router.post("/ping")
-    async def ping() -> Response:
+    async def ping(request: Request) -> Response:
         """As `/health`, under the name that hosting platforms ask for."""
+        await request.body()  # what is left unread ends the connection
         return await health()
 
     @router.get("/version")
