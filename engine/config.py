@@ -18,6 +18,11 @@ SERVING_BATCHED_TOKENS = 512
 OFFLINE_BATCHED_TOKENS = 1024
 """Default token budget of a step where a whole batch is waited for."""
 
+FEW_ROWS, FEW_TOKENS = 8, 128
+"""Rows, and tokens of a step, of an engine for a handful of requests: a program of more tokens
+would compute them all, however short the prompt, and a long one in steps of so many takes little
+longer than in one."""
+
 _DTYPES = ("auto", "float32", "bfloat16")
 _QUANTIZATIONS = ("none", "int8", "fp8")
 _KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8")
@@ -25,7 +30,7 @@ KV_CACHE_ALIASES = {"fp8_e4m3": "fp8"}
 """Other engines' names."""
 ATTENTION_BACKENDS = ("auto", "xla", "reference", "mosaic_tpu", "mosaic_gpu")
 
-WarmUp = Literal["early", "full", "coarse"]
+WarmUp = Literal["early", "full", "coarse", "few"]
 """What is compiled before the engine is ready; see `EngineConfig.warm_up`."""
 
 
@@ -87,7 +92,9 @@ class EngineConfig:
             cannot take the model on this device is refused when the engine is built.
         warm_up: "early" is ready with the largest step programs, which serve everything, and
             compiles the finer ones behind; "full" compiles all first, for steady measurements;
-            "coarse" compiles the largest alone.
+            "coarse" compiles the largest alone; "few" runs at most 8 sequences at once, in steps of
+            at most 128 tokens, with programs of these sizes that the cache has, whichever start
+            left them, or else compiles the small ones.
         compile_cache_dir: persistent compile cache; None takes the user's cache folder, "" is off.
         trust_remote_code: must stay False; Octavo never runs a checkpoint's code.
         revision: accepted for familiarity; only local files are read.

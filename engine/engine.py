@@ -149,6 +149,7 @@ class Engine:
                 abstract,
                 mesh,
                 limits=size.limits,
+                num_slots=size.num_slots,
                 lattice=size.lattice,
                 backend=size.backend,
                 kv_dtype=size.kv_dtype,
@@ -191,8 +192,8 @@ class Engine:
         self._warm_up(progress, on_program)
 
     def _warm_up(self, progress: bool, on_program: ProgramListener | None) -> None:
-        lattice, mode = self.executor.lattice, self.config.warm_up
-        total = len(lattice.full if mode == "full" else lattice.coarse)
+        mode = self.config.warm_up
+        total = len(self.executor.awaited(mode)[0])
         stats = self.executor.programs.stats
 
         def on_compiled(shape: StepShape) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 PROGRAM_BYTES = 2 << 30
-"""Available memory below which no finer program is made: one for a CPU keeps up to a third of a
-gigabyte (its text of 90,000 operations, above all), compiling takes more, and others want some."""
+"""Available memory below which no finer program is made: compiling one for a CPU takes up to half a
+gigabyte (its text of 90,000 operations, above all), loading one a tenth, and others want some."""
 
 
 class _Names(NamedTuple):

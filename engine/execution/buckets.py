@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from octavo.engine.config import FEW_ROWS, FEW_TOKENS
 from octavo.engine.execution.step_spec import StepShape, Variant
 from octavo.engine.scheduler.step_plan import StepPlan
 
@@ -41,6 +42,20 @@ class Lattice:
     def fine(self) -> tuple[StepShape, ...]:
         """The others: the small decode programs, which save most, come first."""
         return self._in_variants((*self.decode[:-1], *self.mixed[:-1][::-1]))
+
+    def few(self, is_left: Callable[[StepShape], bool]) -> tuple[StepShape, ...]:
+        """A program for every step of a handful of rows, the smallest ones first that an earlier
+        start left; of one row alone, too, if that was left."""
+        chosen = []
+        for shapes, least in ((self.mixed, FEW_TOKENS), (self.decode, FEW_ROWS)):
+            serving = [each for each in shapes if each.num_tokens >= least] or [*shapes[-1:]]
+            soonest = [each for each in serving if each.num_tokens == serving[0].num_tokens][-1]
+            for variant in self.variants:
+                each = (dataclasses.replace(shape, variant=variant) for shape in serving)
+                small = dataclasses.replace(soonest, variant=variant)
+                chosen.append(next(filter(is_left, each), small))
+        one = self._in_variants(self.decode[:1])
+        return (*chosen, *(shape for shape in one if shape not in chosen and is_left(shape)))
 
     @property
     def full(self) -> tuple[StepShape, ...]:
@@ -112,6 +127,7 @@ def make_lattice(
     packed_rows: int = 0,
     has_quick: bool = False,
     has_dear_rows: bool = False,
+    for_few: bool = False,
 ) -> Lattice:
     """Decode rows 1, 4, 8, 16, 24, 32, 48, … 128, 160, …; mixed tokens 32, 128, 256, 384, 512, ….
 
@@ -130,6 +146,7 @@ def make_lattice(
             largest ones first, which readiness waits for.
         has_dear_rows: a step of few decode rows takes longer with each, as on a CPU, where it
             computes; elsewhere it waits for the weights. There is one of 12 rows, too.
+        for_few: what compiles soonest is there for a handful of rows as well.
     """
     finer = [n for n in (6, 20, 28) if n <= packed_rows]
     decode = sorted([1, 4, 8, *([12] * has_dear_rows), 16, 24, 32, *finer])
@@ -144,15 +161,26 @@ def make_lattice(
     plain = [n for n in rows if n not in packed or (n == max_num_seqs and not has_quick)]
     most_tokens = _up_to(max_num_batched_tokens, mixed)
     prefill = [StepShape(n, min(n, max_num_seqs), 0) for n in most_tokens]
-    return Lattice(
-        (
-            *(StepShape(n, n, num_steps, packed=True) for n in packed),
-            *(StepShape(n, n, num_steps) for n in plain),
-            *(StepShape(n, n, num_steps, quick=True) for n in rows[-1:] * has_quick),
-        ),
-        (*prefill, *(dataclasses.replace(shape, quick=True) for shape in prefill[-1:] * has_quick)),
-        variants,
-    )
+    decodes = [
+        *(StepShape(n, n, num_steps, packed=True) for n in packed),
+        *(StepShape(n, n, num_steps) for n in plain),
+        *(StepShape(n, n, num_steps, quick=True) for n in rows[-1:] * has_quick),
+    ]
+    if has_quick:
+        prefill.append(dataclasses.replace(prefill[-1], quick=True))
+    if for_few:
+        few = next(n for n in rows if n >= min(FEW_ROWS, max_num_seqs))
+        decodes = _with(StepShape(few, few, num_steps, quick=has_quick), decodes)
+        few = next(n for n in most_tokens if n >= min(FEW_TOKENS, max_num_batched_tokens))
+        prefill = _with(StepShape(few, min(few, max_num_seqs), 0, quick=has_quick), prefill)
+    return Lattice(tuple(decodes), tuple(prefill), variants)
+
+
+def _with(shape: StepShape, shapes: list[StepShape]) -> list[StepShape]:
+    """The shapes and, last among those of its size, one more if it is not there."""
+    if shape in shapes:
+        return shapes
+    return sorted([*shapes, shape], key=lambda each: each.num_tokens)
 
 
 def _up_to(last: int, edges: list[int]) -> list[int]:

@@ -45,11 +45,13 @@ class Store(Protocol):
 
     def claim(self, name: str) -> Claim | None: ...
 
+    def has(self, name: str) -> bool: ...
+
     def load(self, name: str) -> Program | None: ...
 
     def load_lowered(self, name: str, lowered: Any) -> Program | None: ...
 
-    def save(self, name: str, lowered: Any, program: Program) -> None: ...
+    def save(self, name: str, lowered: Any, program: Program) -> Program | None: ...
 
     def drop(self, name: str) -> None: ...
 
@@ -94,6 +96,7 @@ class CompileManager:
         store: where programs are looked for before, by their shape's text, and left; None is none.
         compiler_options: of a shape's `jax.stages.Lowered.compile`.
         has_room: whether the host has memory for another program; asked before each behind.
+        tidy: called when a program is there, so that what making it took is given back.
         fail_after_ready: raise instead of compiling on the request path.
     """
 
@@ -104,12 +107,14 @@ class CompileManager:
         store: Store | None = None,
         compiler_options: Callable[[StepShape], dict[str, str] | None] = lambda shape: None,
         has_room: Callable[[], bool] = lambda: True,
+        tidy: Callable[[], None] = lambda: None,
         fail_after_ready: bool = False,
     ) -> None:
         self._lower = lower
         self._store = store
         self.compiler_options = compiler_options
         self._has_room = has_room
+        self._tidy = tidy
         self._fail_after_ready = fail_after_ready
         self._programs: dict[StepShape, Program] = {}
         self._loading: dict[StepShape, Future[_Made | None]] = {}
@@ -184,10 +189,13 @@ class CompileManager:
                 future = pool.submit(self._compile_lowered, shape, lowered, traced_s)
                 future.add_done_callback(lambda _: is_free.release())
                 pending.append((shape, lowered, claim, future))
-            for shape, lowered, claim, future in pending:
+            while pending:
+                shape, lowered, claim, future = pending.pop(0)
                 made = future.result()
                 keep(shape, made)
                 self._leaving.append(leaving.submit(self._leave, shape, lowered, made, claim))
+                del lowered, future, made  # nothing here keeps what a lighter one replaces
+            self._leaving.append(leaving.submit(self._tidy))
             on_failure.pop_all()
         # Last: those who make them may be waiting for what was made here.
         until_s = time.monotonic() + CLAIM_WAIT_S
@@ -206,6 +214,10 @@ class CompileManager:
             # The interpreter may not go away under a compiler: it stops after the current shape.
             atexit.register(self.close)
             self._behind.start()
+
+    def is_left(self, shape: StepShape) -> bool:
+        """Whether an earlier start seems to have left the shape's program: it may not load."""
+        return self._store is not None and self._store.has(str(shape))
 
     def has(self, shape: StepShape) -> bool:
         """Whether the shape's program is there, so that a step can use it at once."""
@@ -278,6 +290,7 @@ class CompileManager:
             except Exception:
                 # Coarser shapes go on serving what this one would have.
                 logger.exception("could not compile %s", shape)
+            self._tidy()
         atexit.unregister(self.close)
 
     def _claim(self, shape: StepShape) -> Claim | None:
@@ -288,15 +301,16 @@ class CompileManager:
         """Loads or compiles a shape in this thread; then the claim is released."""
         try:
             made = self._load(shape)
-            if made is not None:
+            if made is None:
+                begun = time.perf_counter()
+                lowered = self._lower(shape)
+                made = self._compile_lowered(shape, lowered, time.perf_counter() - begun)
                 self._keep(shape, made)
-                return made.program
-            begun = time.perf_counter()
-            lowered = self._lower(shape)
-            made = self._compile_lowered(shape, lowered, time.perf_counter() - begun)
-            self._keep(shape, made)
-            self._leave(shape, lowered, made)
-            return made.program
+                self._leave(shape, lowered, made)
+                del lowered
+            else:
+                self._keep(shape, made)
+            return self._programs[shape]
         finally:
             if claim is not None:
                 claim.release()
@@ -326,10 +340,13 @@ class CompileManager:
     def _leave(
         self, shape: StepShape, lowered: Any, made: _Made, claim: Claim | None = None
     ) -> None:
-        """Leaves what was compiled here to later starts; then the claim is released."""
+        """Leaves what was compiled here to later starts, and takes what they will load in its
+        place, if that is less; then the claim is released."""
         try:
             if self._store is not None and not made.was_cached:
-                self._store.save(str(shape), lowered, made.program)
+                lighter = self._store.save(str(shape), lowered, made.program)
+                if lighter is not None:
+                    self._programs[shape] = lighter
         finally:
             if claim is not None:
                 claim.release()

@@ -22,11 +22,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from octavo.engine.config import WarmUp
+from octavo.engine.config import FEW_TOKENS, WarmUp
 from octavo.engine.execution.available_memory import has_room_for_programs
 from octavo.engine.execution.buckets import Lattice, waste
 from octavo.engine.execution.compile_manager import CompileManager
 from octavo.engine.execution.dispatched_step import DispatchedStep
+from octavo.engine.execution.host_memory import give_back_freed_memory, give_back_zeros
 from octavo.engine.execution.logits import HAS_MASK, logits_row, set_masks, set_row
 from octavo.engine.execution.packing import (
     NO_SLOT,
@@ -111,6 +112,8 @@ class DeviceExecutor:
             here; None is none.
         screened: programs of between so many and so many rows read a screen of the output layer,
             made here too; None is none.
+        num_slots: rows that the state has places for, as many as another engine's whose programs
+            it shares; None is those that plans may have.
 
     `warm_up` comes before the first `dispatch`; `begin_warm_up` may come before it, so that what
     it waits for is on its way while weights are read.
@@ -131,8 +134,10 @@ class DeviceExecutor:
         packed: Packed | None = None,
         sliced: Span | None = None,
         screened: Span | None = None,
+        num_slots: int | None = None,
     ) -> None:
         self.limits = limits
+        self._num_slots = limits.max_num_seqs if num_slots is None else num_slots
         self.lattice = lattice
         self.stats = ExecutorStats()
         self._config = config
@@ -151,7 +156,7 @@ class DeviceExecutor:
         self._layout = StateLayout(
             config=config,
             mesh=mesh,
-            num_slots=limits.max_num_seqs,
+            num_slots=self._num_slots,
             num_pages=limits.num_pages,
             page_size=limits.page_size,
             table_pages=limits.max_pages_per_seq,
@@ -182,12 +187,14 @@ class DeviceExecutor:
             store=store,
             compiler_options=self._compiler_options,
             has_room=has_room_for_programs,
+            tidy=give_back_freed_memory,
             fail_after_ready=fail_on_compile,
         )
         self._fresh: Future[DeviceState] | None = None
+        self._few: tuple[StepShape, ...] | None = None
         self._masks = masks
-        self._mask_edges = [edge for edge in MASK_EDGES if edge < limits.max_num_seqs]
-        self._mask_edges.append(limits.max_num_seqs)
+        self._mask_edges = [edge for edge in MASK_EDGES if edge < self._num_slots]
+        self._mask_edges.append(self._num_slots)
         self._last_done_s: float | None = None
         self._num_in_flight = 0
         self._has_computed = False
@@ -196,7 +203,7 @@ class DeviceExecutor:
 
     def begin_warm_up(self, mode: WarmUp = "full") -> None:
         """Begins to load programs that an earlier start left, and to make the device's state."""
-        self.programs.begin(self._awaited(mode)[0])
+        self.programs.begin(self.awaited(mode)[0])
         # Zeroing gigabytes of host memory takes as long as loading a program: do both at once.
         pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-state")
         self._fresh = pool.submit(self._make_state)
@@ -209,7 +216,7 @@ class DeviceExecutor:
         if self._fresh is None:
             self.begin_warm_up(mode)
         assert self._fresh is not None
-        shapes, behind = self._awaited(mode)
+        shapes, behind = self.awaited(mode)
         self.programs.warm_up(shapes, on_compiled, behind=behind)
         if self._copier is not None:
             self._copier.compile()
@@ -221,7 +228,7 @@ class DeviceExecutor:
         for edge in self._mask_edges if self._masks is not None else ():
             self._set_masks([], [], edge)
 
-    def _awaited(self, mode: WarmUp) -> tuple[tuple[StepShape, ...], tuple[StepShape, ...]]:
+    def awaited(self, mode: WarmUp) -> tuple[tuple[StepShape, ...], tuple[StepShape, ...]]:
         """Shapes that are there before the engine is ready, and those compiled behind.
 
         Where several processes run one program together, all is compiled first: they must choose
@@ -229,13 +236,19 @@ class DeviceExecutor:
         """
         if mode == "full" or jax.process_count() > 1:
             return self.lattice.full, ()
+        if mode == "few" and self.limits.max_num_batched_tokens <= FEW_TOKENS:
+            if self._few is None:  # of what others leave meanwhile, nothing is looked for
+                self._few = self.lattice.few(self.programs.is_left)
+            return self._few, ()
         return self.lattice.coarse, self.lattice.fine if mode == "early" else ()
 
     def _fresh_state(self, state: DeviceState) -> DeviceState:
         """The zeroed state with the row that padding rows use."""
         jax.block_until_ready(state)
+        if self._mesh.devices.flat[0].platform == "cpu":
+            give_back_zeros(jax.tree.leaves(state.kv))
         row = logits_row(self._config.vocab_size)
-        logits = set_row(state.logits, np.int32(self.limits.max_num_seqs), row)
+        logits = set_row(state.logits, np.int32(self._num_slots), row)
         return jax.block_until_ready(dataclasses.replace(state, logits=logits))
 
     def _try_device(self) -> None:
@@ -245,7 +258,7 @@ class DeviceExecutor:
         )
         shape = self.lattice.choose(nothing, "general", self.programs.has)
         order = np.empty(0, np.intp)
-        vector = pack(nothing, self._spec(shape), order, trash_slot=self.limits.max_num_seqs)
+        vector = pack(nothing, self._spec(shape), order, trash_slot=self._num_slots)
         program = self.programs.get(shape)
         self._state, output = program(self.weights.of(shape), self._state, vector)
         jax.block_until_ready((self._state, output))
@@ -263,7 +276,7 @@ class DeviceExecutor:
         shape = self._choose(plan)
         spec = self._spec(shape)
         order = decode_order(plan)
-        vector = pack(plan, spec, order, trash_slot=self.limits.max_num_seqs)
+        vector = pack(plan, spec, order, trash_slot=self._num_slots)
         program = self.programs.get(shape)
         for row in plan.prefill_rows:
             if row.is_new and row_flags(row.request) & ~HAS_MASK:

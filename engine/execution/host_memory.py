@@ -4,13 +4,21 @@ XLA's CPU client allocates a program's temporary buffer anew for each run. glibc
 32 MB (and at first above 128 KB) by mapping fresh pages and unmaps them when freed, so every step
 would fault in, and the kernel zero, tens of megabytes (docs/log.md has what that cost). XLA's own
 threads would get arenas of their own, which never hold a block that large: one arena serves all.
+
+What compiling a program took, up to a gigabyte, is given back: no step will want it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
+import mmap
 import platform
+from collections.abc import Iterable
+from typing import Any
+
+import jax
 
 logger = logging.getLogger(__name__)
 
@@ -26,11 +34,8 @@ def keep_freed_memory() -> bool:
     Returns:
         Whether it took effect; False without glibc.
     """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
+    mallopt = _of_glibc("mallopt")
+    if mallopt is None:
         return False
     options = (
         (_M_MMAP_THRESHOLD, _KEEP_BYTES),
@@ -39,3 +44,41 @@ def keep_freed_memory() -> bool:
     )
     done = [mallopt(option, value) for option, value in options]
     return all(done)
+
+
+def give_back_freed_memory() -> None:
+    """Gives all whole pages of freed blocks back to the kernel; the next step faults its own in."""
+    malloc_trim = _of_glibc("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def give_back_zeros(arrays: Iterable[jax.Array]) -> None:
+    """Gives memory of CPU arrays that are all zeros back to the kernel, which makes zeros again of
+    each page that is read or written: a pool takes memory as it is used.
+
+    Args:
+        arrays: zeros, on CPUs; nobody may be at them meanwhile.
+    """
+    madvise = _of_glibc("madvise")
+    if madvise is None:
+        return
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    page = mmap.PAGESIZE
+    for array in arrays:
+        for shard in array.addressable_shards:
+            at = shard.data.unsafe_buffer_pointer()
+            first, end = -(-at // page) * page, (at + shard.data.nbytes) // page * page
+            if end > first:
+                madvise(first, end - first, mmap.MADV_DONTNEED)
+
+
+@functools.cache
+def _of_glibc(name: str) -> Any:
+    """A function of the C library; None without glibc."""
+    if platform.libc_ver()[0] != "glibc":
+        return None
+    try:
+        return getattr(ctypes.CDLL(None), name)
+    except (OSError, AttributeError):
+        return None

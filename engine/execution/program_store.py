@@ -7,7 +7,8 @@ not, because the source is another one, it is lowered and looked for by its text
 there, it is compiled as ever, through JAX's cache.
 
 Only what was compiled in this process is written down: XLA's CPU client can write what it loaded
-itself, but the copy lacks its functions, which shows when it runs.
+itself, but the copy lacks its functions, which shows when it runs. A CPU's is written down without
+its text (`light_program.py`) and loaded at once in place of what was compiled, which keeps it.
 
 Of several processes that want a program at once, one makes it (`ProgramStore.claim`) and the others
 load it then.
@@ -35,6 +36,7 @@ from jax.sharding import Mesh
 
 from octavo.engine.execution.compile_cache import cache_counts, cache_folder
 from octavo.engine.execution.fingerprint import fingerprint, source_digest, traced_folders
+from octavo.engine.execution.light_program import UnknownFormatError, lighten
 from octavo.pallas_kernels.compat import deserialize_program, serialize_program
 
 try:
@@ -54,6 +56,8 @@ KEPT_VERSIONS = 4
 """Entries kept of one program: those of as many versions, machines or settings, newest first."""
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _COMPRESSION = 1
+_LIGHT = "light"
+"""Stands before the parts of a program without its text."""
 
 
 class Claim:
@@ -102,6 +106,12 @@ class ProgramStore:
         self._purpose = purpose
         self._devices = tuple(devices)
 
+    def has(self, name: str) -> bool:
+        """Whether there is an entry, sound or not."""
+        key = self._key(name, self._source)
+        pointer = self._read(self._path(name, key, POINTER), key)
+        return pointer is not None and self._path(name, pointer, PROGRAM).exists()
+
     def load(self, name: str) -> Any | None:
         """The program of this name, ready to be called; None where there is no sound entry."""
         key = self._key(name, self._source)
@@ -117,21 +127,30 @@ class ProgramStore:
             self._point(name, key)
         return program
 
-    def save(self, name: str, lowered: Any, program: Any) -> None:
+    def save(self, name: str, lowered: Any, program: Any) -> Any | None:
         """Writes a program down, unless this platform's cannot be: JAX's own cache is left then.
 
         Args:
             program: compiled from `lowered` in this process, not loaded from anywhere.
+
+        Returns:
+            The program as a later start would load it, where it takes less memory so; else None.
         """
         try:
-            payload = zlib.compress(pickle.dumps(serialize_program(program)), _COMPRESSION)
+            parts = tuple(serialize_program(program))
         except Exception as error:
             # Backends without serialization say so in many ways; none of them is in the way.
             logger.info("%s cannot be kept ready to load: %s", name, error)
-            return
-        key = self._text_key(name, lowered)
-        if self._write(self._path(name, key, PROGRAM), key, payload):
-            self._point(name, key)
+            return None
+        light, found = None, self._lightened(name, parts)
+        if found is not None:
+            try:
+                light = deserialize_program(found, self._devices)
+                parts = (_LIGHT, *found)
+            except Exception as error:
+                logger.warning("%s keeps its text: %s", name, error)
+        self._save(self._text_key(name, lowered), name, parts)
+        return light
 
     def claim(self, name: str) -> Claim | None:
         """The right to make a program; None while another process has it.
@@ -172,6 +191,11 @@ class ProgramStore:
             return None
         try:
             parts = pickle.loads(zlib.decompress(payload))
+            if parts[0] == _LIGHT:
+                parts = parts[1:]
+            elif (light := self._lightened(name, parts)) is not None:
+                parts = light  # an earlier version's
+                self._save(key, name, (_LIGHT, *light))
             program = deserialize_program(parts, self._devices)
         except Exception as error:
             # Whatever a JAX that cannot use it says: compiling is always possible.
@@ -179,6 +203,21 @@ class ProgramStore:
             return None
         cache_counts().count_hit()
         return program
+
+    def _lightened(self, name: str, parts: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """A CPU's program without its text; None of others, and where it is not known how."""
+        if self._devices[0].platform != "cpu":
+            return None
+        try:
+            return lighten(parts)
+        except UnknownFormatError as error:
+            logger.info("%s keeps its text: %s", name, error)
+            return None
+
+    def _save(self, key: bytes, name: str, parts: tuple[Any, ...]) -> None:
+        payload = zlib.compress(pickle.dumps(parts), _COMPRESSION)
+        if self._write(self._path(name, key, PROGRAM), key, payload):
+            self._point(name, key)
 
     def _point(self, name: str, key: bytes) -> None:
         """Notes that this source's program is the one of the text key."""

@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
+from octavo.engine.config import FEW_ROWS, FEW_TOKENS, SERVING_BATCHED_TOKENS, EngineConfig
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.attention_choice import choose_attention
 from octavo.engine.execution.available_memory import available_memory_bytes
 from octavo.engine.execution.buckets import Lattice, make_lattice
 from octavo.engine.execution.state import kv_bytes_per_token
+from octavo.engine.execution.step_spec import prefill_rows
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
@@ -25,7 +26,9 @@ from octavo.pallas_kernels.ragged_paged_attention.pool_layout import default_pag
 DEFAULT_MAX_MODEL_LEN = 8192
 TABLE_ALIGNMENT_PAGES = 8
 """A row of the block table is whole blocks of pages, so that attention never slices past it."""
-BUDGET_BITS = 6
+BUDGET_BITS, CPU_BUDGET_BITS = 6, 2
+"""Binary digits of a pool's size that free memory decides: on a CPU, whose memory others use too,
+so few that a start finds its programs though somebody takes a tenth more."""
 CPU_KV_BYTES = 2 << 30
 """Most bytes of KV taken unasked on a CPU, whose memory others use too."""
 CPU_MEMORY_SHARE = 0.25
@@ -36,9 +39,11 @@ than pages here and there, others copy each page by itself."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSize:
-    """What the configuration comes to on this machine; `kv_dtype` is that of the pool's arrays."""
+    """What the configuration comes to on this machine; `kv_dtype` is that of the pool's arrays,
+    `num_slots` the rows that the device's state has places for."""
 
     limits: StepLimits
+    num_slots: int
     lattice: Lattice
     backend: Backend
     kv_dtype: jnp.dtype
@@ -88,6 +93,8 @@ def size_engine(
     )
     if backend in ("xla", "reference"):
         kv_dtype = stored_dtype(kv_dtype)
+    # A prompt that is not split wants a step of its own length.
+    is_few = config.warm_up == "few" and config.enable_chunked_prefill
     lattice = make_lattice(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_tokens,
@@ -97,28 +104,36 @@ def size_engine(
         variants=("general",) if platform == "cpu" else ("greedy", "general"),
         packed_rows=packed_rows,
         has_dear_rows=platform == "cpu",
+        for_few=is_few,
         has_quick=platform == "cpu"
         and backend == "xla"
         and takes_pages(model.head_dim, page_size, kv_dtype),
     )
+    num_rows, max_prefill_rows = config.max_num_seqs, lattice.max_prefill_rows
+    token_edges = lattice.token_edges
+    if is_few:
+        num_rows, max_tokens = min(num_rows, FEW_ROWS), min(max_tokens, FEW_TOKENS)
+        max_prefill_rows = prefill_rows(max_tokens, num_rows)
+        token_edges = tuple(edge for edge in token_edges if edge <= max_tokens)
     pool = pool_layout(backend, model.head_dim, page_size)
     page_bytes = page_size * kv_bytes_per_token(model, kv_dtype, pool)
     return EngineSize(
         limits=StepLimits(
             max_num_batched_tokens=max_tokens,
-            max_num_seqs=config.max_num_seqs,
+            max_num_seqs=num_rows,
             max_num_steps=config.num_decode_steps,
-            max_prefill_rows=lattice.max_prefill_rows,
+            max_prefill_rows=max_prefill_rows,
             max_pages_per_seq=table_pages,
             page_size=page_size,
             num_pages=_num_pages(
                 config, mesh, page_bytes, pages_per_seq, unread_bytes, host_memory_bytes
             ),
             max_model_len=max_model_len,
-            token_edges=lattice.token_edges,
+            token_edges=token_edges,
             num_host_pages=_num_host_pages(config, page_bytes),
             run_pages=max(1, CPU_RUN_TOKENS // page_size) if platform == "cpu" else 1,
         ),
+        num_slots=config.max_num_seqs,
         lattice=lattice,
         backend=backend,
         kv_dtype=kv_dtype,
@@ -185,7 +200,7 @@ def _free_bytes(
     device = mesh.devices.flat[0]
     if device.platform == "cpu":
         free = int(CPU_MEMORY_SHARE * max(0, _host_bytes(host_memory_bytes) - unread_bytes))
-        return CPU_KV_BYTES if free >= CPU_KV_BYTES else coarsely(free)
+        return CPU_KV_BYTES if free >= CPU_KV_BYTES else coarsely(free, CPU_BUDGET_BITS)
     stats = device.memory_stats() or {}
     limit, used = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
     free = math.floor(limit * config.gpu_memory_utilization) - used - unread_bytes // mesh.size
@@ -203,13 +218,13 @@ def has_room_for(num_bytes: int, host_memory_bytes: int | None = None) -> bool:
     return free >= 0 and int(CPU_MEMORY_SHARE * free) >= CPU_KV_BYTES
 
 
-def coarsely(num_bytes: int) -> int:
-    """Rounded down to six binary digits, at most 3% less.
+def coarsely(num_bytes: int, num_digits: int = BUDGET_BITS) -> int:
+    """Rounded down to so many binary digits: with six, at most 3% less.
 
     The pool's size is part of every program: were it to follow free memory to the byte, no two
     starts would find each other's programs in the compile cache.
     """
-    step = 1 << max(0, num_bytes.bit_length() - BUDGET_BITS)
+    step = 1 << max(0, num_bytes.bit_length() - num_digits)
     return num_bytes // step * step
 
 
