@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
+from octavo.server.cli.generate import sized_for
 from octavo.server.cli.sampling_args import add_sampling_args, sampling_params
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if params.n != 1:
         raise InvalidRequestError("n", params.n, "1 in a conversation")
     # One conversation is one row.
-    arguments: dict[str, Any] = {"max_num_seqs": 1} | checked_engine_args(args)
+    arguments = sized_for(1, checked_engine_args(args))
     from octavo.engine.async_engine import AsyncEngine
     from octavo.engine.config import EngineConfig
 

@@ -97,10 +97,10 @@ def _configs(use: str, arguments: dict[str, Any]) -> list[EngineConfig]:
     """The configuration of each engine that a use may build."""
     from octavo.engine.config import OFFLINE_BATCHED_TOKENS
     from octavo.engine.engine import engine_config
-    from octavo.server.cli.generate import FEW_ROWS, sized_for
+    from octavo.server.cli.generate import sized_for
 
     if use == "prompt":
-        return [engine_config(None, sized_for(rows, arguments)) for rows in (1, FEW_ROWS)]
+        return [engine_config(None, sized_for(1, arguments))]
     config = engine_config(None, {"warm_up": "full"} | arguments)
     return [config.with_token_budget(OFFLINE_BATCHED_TOKENS) if use == "batch" else config]
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from octavo.engine.config import FEW_ROWS, SERVING_BATCHED_TOKENS
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -23,10 +24,8 @@ if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
 
 DEFAULTS = {"max_tokens": 128, "temperature": 0.0}
-FEW_ROWS = 8
-ONE_TOKENS, FEW_TOKENS = 128, 256
-"""Tokens of a step for one prompt and for a few: the coarse program computes all of them, however
-short the prompt, and a long one in steps of so many takes little longer than in one."""
+MANY_ROWS = 2000
+"""Requests for which steps of twice as many tokens gain more than compiling them takes."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -78,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _from_file(args: argparse.Namespace) -> int:
     """Runs a batch from file to file."""
-    from octavo.server.batch.results import ResultsFile
+    from octavo.server.batch.results import ResultsFile, count_lines
 
     if args.output is None:
         raise InvalidConfigError("output", None, "a file for the results of --input")
@@ -95,7 +94,8 @@ def _from_file(args: argparse.Namespace) -> int:
         from octavo.engine.llm import LLM
         from octavo.server.batch.run import BatchRun
 
-        llm = LLM(progress=not args.quiet, **arguments)
+        sizes = sized_for(count_lines(args.input), arguments)
+        llm = LLM(progress=not args.quiet, **sizes)
         try:
             batch = BatchRun(
                 llm.engine, args.input, results,
@@ -117,19 +117,15 @@ def _from_file(args: argparse.Namespace) -> int:
 
 
 def sized_for(num_rows: int, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Engine arguments for a handful of rows, which are over before finer programs would be
-    compiled: few rows, short steps, and the programs that serve them alone. `given` go before."""
-    if num_rows > FEW_ROWS:
+    """Engine arguments for so many rows: of a size with `octavo serve`, so that each of them finds
+    the programs that the other left. A handful is over before finer programs would be compiled.
+    `given` go before."""
+    if num_rows > MANY_ROWS:
         return dict(given)
-    one = num_rows == 1
-    sizes: dict[str, Any] = {
-        "max_num_seqs": 1 if one else FEW_ROWS,
-        "max_num_batched_tokens": ONE_TOKENS if one else FEW_TOKENS,
-        "warm_up": "coarse",
-    }
-    if "max_num_seqs" in given:
-        del sizes["max_num_batched_tokens"]  # every row takes a token of it
-    return {**sizes, **given}
+    max_num_seqs = given.get("max_num_seqs", 0)
+    budget = max(SERVING_BATCHED_TOKENS, max_num_seqs if isinstance(max_num_seqs, int) else 0)
+    few = {"warm_up": "few"} if num_rows <= FEW_ROWS else {}
+    return {"max_num_batched_tokens": budget, **few, **given}
 
 
 def _load_streaming(arguments: dict[str, Any], quiet: bool) -> tuple[AsyncEngine, float]:

@@ -95,16 +95,16 @@ def test_each_use_compiles_the_engines_that_it_would_build(tiny_model):
     arguments = {"model": str(tiny_model)}
     [serve] = _configs("serve", arguments)
     [batch] = _configs("batch", arguments)
-    one, few = _configs("prompt", arguments)
+    [few] = _configs("prompt", arguments)
     assert serve.warm_up == batch.warm_up == "full"
     assert batch.max_num_batched_tokens == 1024
-    assert (one.max_num_seqs, few.max_num_seqs) == (1, 8)
+    assert (few.warm_up, few.max_num_seqs) == ("few", serve.max_num_seqs)
     # What is given holds for every use.
     [batch] = _configs("batch", arguments | {"max_num_batched_tokens": 256})
     assert batch.max_num_batched_tokens == 256
-    assert (one.max_num_batched_tokens, few.max_num_batched_tokens) == (128, 256)
-    one, few = _configs("prompt", arguments | {"max_num_seqs": 600})
-    assert (one.max_num_seqs, few.max_num_seqs) == (600, 600)
+    assert few.max_num_batched_tokens == 512
+    [few] = _configs("prompt", arguments | {"max_num_seqs": 600})
+    assert (few.max_num_seqs, few.max_num_batched_tokens) == (600, 600)
 
 
 def test_without_a_cache_there_is_nothing_to_fill(tiny_model, capsys):
@@ -126,3 +126,13 @@ def test_pool_sizes_are_coarse_and_little_smaller(num_bytes):
     kept = coarsely(num_bytes)
     assert 0.968 * num_bytes <= kept <= num_bytes
     assert coarsely(kept) == kept
+
+
+@pytest.mark.parametrize("free", [3_000_000, 1_900_000_001, 1 << 30, (1 << 31) - 1])
+def test_on_a_cpu_a_tenth_of_memory_less_mostly_changes_nothing(free):
+    from octavo.engine.execution.sizing import CPU_BUDGET_BITS, coarsely
+
+    kept = coarsely(free, CPU_BUDGET_BITS)
+    assert 0.66 * free <= kept <= free
+    sizes = {coarsely(kept + kept * tenth // 100, CPU_BUDGET_BITS) for tenth in range(33)}
+    assert sizes == {kept}
