@@ -67,10 +67,8 @@ def main() -> None:
         found = compare(alone["tokens"], alone["gaps"], _in_child(name)["tokens"])
         result["variants"][name] = found
         gaps = ", ".join(f"{gap:.1e}" for gap in sorted(found["gaps"]))
-        print(
-            f"{name}: {found['same']} of {args.num_prompts} the same"
-            + f" (gaps {gaps})" * bool(gaps)
-        )
+        line = f"{name}: {found['same']} of {args.num_prompts} the same"
+        print(line + f" (gaps {gaps})" * bool(gaps), flush=True)
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
