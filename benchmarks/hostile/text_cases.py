@@ -41,6 +41,13 @@ _BODIES: dict[str, tuple[str, dict[str, Any]]] = {
         COMPLETIONS,
         {"prompt": "a", "logit_bias": {"1" * 5_000: 1}},
     ),
+    "a prompt of 1,300,000 empty lists": (COMPLETIONS, {"prompt": [[]] * 1_300_000}),
+    "a prompt of 900,000 fractions": (COMPLETIONS, {"prompt": [1.5] * 900_000}),
+    "300,000 unknown fields": (COMPLETIONS, {str(number): 1 for number in range(300_000)}),
+    "100,000 biases": (
+        COMPLETIONS,
+        {"prompt": "a", "logit_bias": {f"x{number}": "y" for number in range(100_000)}},
+    ),
     "128 prompts times 64": (COMPLETIONS, {"prompt": ["a"] * 128, "n": 64, "max_tokens": 1}),
 }
 

@@ -14,6 +14,7 @@ from octavo.engine.input_processor import Prompt
 from octavo.engine.outputs import RequestOutput
 from octavo.server.front import Front
 from octavo.server.http.answers import ChatAnswer, CompletionAnswer, Usage
+from octavo.server.http.bodies import JsonRoute
 from octavo.server.http.errors import encode, encode_long
 from octavo.server.http.protocol import ChatRequest, CompletionRequest
 from octavo.server.http.sampling import (
@@ -43,7 +44,7 @@ def generation_routes(front: Front, *, trust_request_chat_template: bool = False
     Args:
         trust_request_chat_template: whether a chat may bring a template of its own.
     """
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
 
     @router.post("/v1/completions")
     async def completions(request: Request, body: CompletionRequest) -> Response:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.request import Priority
 from octavo.server.front import Front
+from octavo.server.http.bodies import JsonRoute
 from octavo.server.http.errors import encode_long, error_body, json_response
 from octavo.server.http.metrics import CONTENT_TYPE, Exposition
 from octavo.server.http.protocol import DetokenizeRequest, TokenizeRequest
@@ -32,7 +33,7 @@ _PAGE_HEADERS = {
 
 def information_routes(front: Front) -> APIRouter:
     """The routes that generate nothing."""
-    router = APIRouter()
+    router = APIRouter(route_class=JsonRoute)
     exposition = Exposition(front)
     created = int(time.time())
     page = (Path(__file__).parent / "status_page.html").read_bytes()

@@ -12,9 +12,18 @@ import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
 
 from octavo.engine.errors import InvalidRequestError
+from octavo.engine.sampling_params import MAX_LOGIT_BIASES
 from octavo.server.http.known_fields import unserved, without_neutral, without_null
 
 _STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
@@ -26,14 +35,28 @@ Prompts = Annotated[
 """Text or token ids, or a list of either; checked by hand: a union's errors help nobody."""
 Strings = Annotated[Any, WithJsonSchema({"anyOf": [*_STRINGS["anyOf"], {"type": "null"}]})]
 Integers = Annotated[list[int], FailFast()]
+Texts = Annotated[list[str], FailFast()]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Messages = Annotated[list[dict[str, Any]], FailFast()]
+
+
+MAX_FIELDS = 1_024
+"""Of one object whose fields are known."""
+
+
+def _few_biases(value: object) -> object:
+    if isinstance(value, dict) and len(value) > MAX_LOGIT_BIASES:
+        raise InvalidRequestError(
+            "logit_bias", f"{len(value)} token ids", f"at most {MAX_LOGIT_BIASES}"
+        )
+    return value
 
 
 class Body(BaseModel):
     """A JSON object without unknown fields; a number is no string and a string no number.
 
-    A field that is null is one that is not given, whatever its type.
+    A field that is null is one that is not given, whatever its type. What could be wrong in very
+    many places, each with an error of its own, is refused by its size first.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -41,6 +64,8 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, body: object) -> object:
+        if isinstance(body, dict) and len(body) > MAX_FIELDS:
+            raise InvalidRequestError("body", f"{len(body)} fields", f"at most {MAX_FIELDS}")
         return without_null(body)
 
 
@@ -77,7 +102,7 @@ class StructuredOutputs(Body):
 
     json_: dict[str, Any] | str | bool | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Texts | None = None
     grammar: str | None = Field(None, description="In Lark's or GBNF's syntax.")
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
@@ -103,7 +128,9 @@ class Generation(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     stop: Strings = Field(None, description="Up to 16 strings that end the text.")
     seed: int | None = None
-    logit_bias: dict[str, float] | None = Field(None, description="Token id -> -100 to 100.")
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_biases)] = Field(
+        None, description="Token id -> -100 to 100."
+    )
     response_format: ResponseFormat | None = None
 
     # Accepted and not used: no answer depends on them.
@@ -121,7 +148,7 @@ class Generation(Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Texts | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     top_k: int | None = None

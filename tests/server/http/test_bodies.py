@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.server.http.bodies import MAX_PARTS, SMALL_BYTES, read_json
+
 JSON = {"content-type": "application/json"}
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 
@@ -57,6 +59,58 @@ def test_malformed_bodies_are_the_clients_fault(http, raw):
         answer = http.post(route, content=raw, headers=JSON)
         assert answer.status_code == 400
         assert error(answer)["type"] == "invalid_request_error"
+
+
+MANY, COMPLETIONS = 200_000, "/v1/completions"
+
+
+@pytest.mark.parametrize(
+    ("route", "raw", "param"),
+    [
+        (COMPLETIONS, b'{"prompt": [' + b"[]," * MANY + b"[]]}", "body"),
+        (COMPLETIONS, b'{"metadata": {"a": [' + b"{}," * MANY + b"{}]}}", "body"),
+        (COMPLETIONS, b'{"prompt": "[\\"{' + b"[" * MANY + b'", "a": ' + b"[" * MANY, "body"),
+        (COMPLETIONS, b'{"prompt": "x' + b'\\"[' * MANY, "body"),
+        (COMPLETIONS, b"[" * MANY, "body"),
+        (COMPLETIONS, b'{"prompt": [' + b"1.5," * MANY + b"1]}", "prompt"),
+        ("/detokenize", b'{"tokens": [' + b'"",' * MANY + b"1]}", "tokens"),
+        (
+            COMPLETIONS,
+            b'{"prompt": "x", "structured_outputs": {"choice": [' + b"0," * MANY + b"0]}}",
+            "structured_outputs",
+        ),
+    ],
+    ids=range(8),
+)
+def test_a_body_of_very_many_values_is_refused_typed(http, route, raw, param):
+    answer = http.post(route, content=raw, headers=JSON)
+    assert answer.status_code == 400
+    assert error(answer)["param"] == param, answer.text
+    assert len(answer.content) < 2_000
+
+
+@pytest.mark.parametrize("field", ["logit_bias", "metadata", None])
+def test_an_object_of_very_many_fields_is_refused_or_does_nothing(http, field):
+    many = {f"x{number}": "y" for number in range(MANY // 2)}
+    body = {"prompt": "x", "max_tokens": 1} | (many if field is None else {field: many})
+    answer = http.post("/v1/completions", json=body)
+    if field == "metadata":
+        assert answer.status_code == 200
+        return
+    assert answer.status_code == 400
+    assert error(answer)["param"] == (field or "body")
+    assert len(answer.content) < 2_000
+
+
+def test_large_bodies_are_read_as_small_ones_are():
+    text = "[{" * MAX_PARTS + '\\ "quoted" \u00e9 \U0001f600'
+    value = {"prompt": text, "n": 1, "x": [1.5, -0.0, 1e300, 2**70, None, True, {"a": []}]}
+    raw = json.dumps(value).encode()
+    assert len(raw) > SMALL_BYTES
+    assert read_json(raw) == value
+    assert read_json(raw.decode().encode("utf-8")) == value
+    with pytest.raises(json.JSONDecodeError):
+        read_json(raw[:-1])
 
 
 def test_a_wrong_value_is_shown_as_it_was_sent(http):
