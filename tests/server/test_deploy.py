@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from octavo.engine.execution.compile_cache import TRUST_ENV
 from octavo.server.cli.dataclass_args import add_dataclass_args
 from octavo.server.cli.settings import PREFIX, SECTIONS
 from octavo.server.serve_config import ServeConfig
@@ -81,7 +82,7 @@ def test_the_manifest_fits_the_server(options: set[str]) -> None:
     assert flags(container["args"]) <= options
     settings = {item["name"]: item["value"] for item in container["env"]}
     names = {f"{PREFIX}{option[2:].upper().replace('-', '_')}" for option in options}
-    assert settings.keys() <= names
+    assert settings.keys() <= names | {TRUST_ENV}
     drain_s = float(settings[f"{PREFIX}DRAIN_TIMEOUT_S"])
     assert pod["terminationGracePeriodSeconds"] > drain_s
     ports = {port["name"] for port in container["ports"]}

@@ -37,15 +37,17 @@ def served(
         yield process
 
 
-def children(process_id: int) -> list[int]:
-    """Processes that this one started."""
+def replicas_of(process_id: int) -> list[int]:
+    """Processes of replicas that this one started; what renders its chats is none."""
     found = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = entry.read_text().rpartition(")")[2].split()
+            command = entry.with_name("cmdline").read_bytes()
         except OSError:
             continue  # it ended
-        if int(fields[1]) == process_id and fields[0] != "Z":
+        is_replica = b"octavo.engine.replicas.worker" in command
+        if int(fields[1]) == process_id and fields[0] != "Z" and is_replica:
             found.append(int(entry.parent.name))
     return sorted(found)
 
@@ -79,13 +81,14 @@ def streams(address: str, count: int, on_first: Callable[[], None] = lambda: Non
 
 def test_clients_notice_nothing_of_a_replica_that_dies(served: Any, live: Any) -> None:
     expected = streams(live.grpc, 4)  # of a server with one engine
-    replicas = children(served.popen.pid)
+    replicas = replicas_of(served.popen.pid)
     assert len(replicas) == 2
     assert streams(served.grpc, 4) == expected
     assert streams(served.grpc, 4, lambda: os.kill(replicas[0], signal.SIGKILL)) == expected
     until(
         lambda: (
-            len(children(served.popen.pid)) == 2 and replicas[0] not in children(served.popen.pid)
+            len(replicas_of(served.popen.pid)) == 2
+            and replicas[0] not in replicas_of(served.popen.pid)
         )
     )
     died = r"replica [01] died \(its process was ended by SIGKILL\): starting it again"
@@ -123,7 +126,7 @@ def test_clients_notice_nothing_of_a_replica_that_dies(served: Any, live: Any) -
 
 
 def test_a_signal_to_all_processes_drains(served: Any) -> None:
-    replicas = children(served.popen.pid)
+    replicas = replicas_of(served.popen.pid)
 
     def end_all() -> None:  # as a service manager does, or a terminal's Ctrl-C
         for process_id in (*replicas, served.popen.pid):
