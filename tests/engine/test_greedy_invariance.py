@@ -56,7 +56,7 @@ def alone(tiny_model: Any) -> list[list[int]]:
 
 # All programs of a lattice serve "batched" and "whole prompts", the coarse ones alone the others.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "batched": {"max_num_seqs": 32, "max_num_batched_tokens": 64, "warm_up": "full"},
+    "batched": {"max_num_seqs": 16, "max_num_batched_tokens": 64, "warm_up": "full"},
     "chunks of 16": {"max_num_seqs": 8, "max_num_batched_tokens": 16},
     "whole prompts": {
         "max_num_batched_tokens": 256,

@@ -1,4 +1,4 @@
-"""The packaged model, served: what is decided and said does not depend on how it was served.
+"""Layers of the packaged model, served: what is decided and said does not depend on how.
 
 The small models of the other tests have weights that were drawn; these are weights that learned.
 """
@@ -21,9 +21,7 @@ from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Policy, cheaper_by_swap
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.simulation.replay import replay
-from octavo.models.packaged import PACKAGED_MODELS
 
-MODEL = "smollm2-135m"
 PROMPTS = [
     "The capital of France is",
     "Once upon a time, in a small village by the sea, there lived",
@@ -35,19 +33,15 @@ SHORT = PARAMS.replace(max_tokens=10)
 """With these the prompts, which take five pages of eight tokens, do not outgrow the pool's twelve;
 with `PARAMS` they do."""
 
-pytestmark = pytest.mark.skipif(
-    not PACKAGED_MODELS[MODEL].is_installed(), reason=f"{MODEL} is not installed"
-)
-
 
 @pytest.fixture
-def make_llm() -> Iterator[Callable[..., Any]]:
+def make_llm(first_layers: str) -> Iterator[Callable[..., Any]]:
     from octavo import LLM
 
     made = []
 
     def make(**changes: Any) -> LLM:
-        args = {"model": MODEL, "max_num_seqs": 4, "warm_up": "coarse"} | changes
+        args = {"model": first_layers, "max_num_seqs": 4, "warm_up": "coarse"} | changes
         llm = LLM(
             progress=False, dtype="float32", max_num_batched_tokens=32, max_model_len=64,
             block_size=8, num_kv_pages=13, watermark=0.0, num_decode_steps=2, **args,

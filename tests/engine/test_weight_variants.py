@@ -32,7 +32,6 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {
     "plain": ({}, {}),
     "block-quantized": ({"packed": NUM_ROWS}, {"packed_weights": True}),
     "int8-split": ({"sliced": [1, 32]}, {"sliced_weights": True}),
-    "bounded argmax": ({"screened": [1, 32]}, {"screened_argmax": True}),
     "bounded argmax, Eigen's products": (
         {"library": "eigen", "screened": [1, 32]},
         {"screened_argmax": True},
