@@ -1,4 +1,8 @@
-"""`AsyncEngine`: an engine in a thread of its own, for servers and notebooks."""
+"""`AsyncEngine`: an engine in a thread of its own, for servers and notebooks.
+
+The module is long because both sides of the thread stand in it: what the event loop calls, and what
+the engine's thread runs.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """An engine built from its configuration: text in, text out, one step at a time.
 
-`LLM` drives it from the caller's thread, `AsyncEngine` from a thread of its own.
+`LLM` drives it from the caller's thread, `AsyncEngine` from a thread of its own. The module is long
+because an engine is put together here, from its configuration to its programs.
 """
 
 from __future__ import annotations

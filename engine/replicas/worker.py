@@ -1,7 +1,8 @@
 """The process of one replica: an engine that takes what its parent sends and tells what is new.
 
 Its parent starts it with one end of a socket pair (`replica.py`). It ends when told to, or when the
-other end is closed, whichever way the parent went.
+other end is closed, whichever way the parent went. The module is long because it is all that runs
+in that process.
 """
 
 from __future__ import annotations
