@@ -15,7 +15,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from octavo.engine.simulation.workload import parse_range, random_workload, trace_workload
+from octavo.engine.simulation.workloads.bench_requests import (
+    parse_range,
+    random_workload,
+    trace_workload,
+)
 from octavo.server.cli import accuracy, bench_serve, goodput
 from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
 

@@ -17,7 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.simulation.workload import BenchRequest, parse_range, random_workload
+from octavo.engine.simulation.workloads.bench_requests import (
+    BenchRequest,
+    parse_range,
+    random_workload,
+)
 
 if TYPE_CHECKING:
     from octavo.server.load.arrivals import Target

@@ -11,26 +11,26 @@ from typing import Any
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.step_plan import StepLimits
-from octavo.engine.simulation.arrivals import (
-    ClosedUsers,
-    gamma_arrivals,
-    spread_classes,
-    uniform_lengths,
-    window,
-)
 from octavo.engine.simulation.executor import NO_OVERHEAD, HostOverhead, SwapLink
 from octavo.engine.simulation.settings import (
     SETTINGS,
     Setting,
-    Traffic,
     get_setting,
     replica_limits,
-    trace_traffic,
 )
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, StepTime
-from octavo.engine.simulation.trace_files import read_arrivals
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
-from octavo.engine.simulation.workload import parse_range
+from octavo.engine.simulation.workloads.arrivals import (
+    ClosedUsers,
+    Traffic,
+    gamma_arrivals,
+    spread_classes,
+    trace_traffic,
+    uniform_lengths,
+    window,
+)
+from octavo.engine.simulation.workloads.bench_requests import parse_range
+from octavo.engine.simulation.workloads.traces import read_arrivals
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 
 def add_setting_args(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from octavo.engine.simulation.workload import BenchRequest
+from octavo.engine.simulation.workloads.bench_requests import BenchRequest
 from octavo.server.load.figures import Sent
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.engine.errors import EngineDeadError, InvalidConfigError, OctavoError
 from octavo.engine.sampling_params import SamplingParams
-from octavo.engine.simulation.workload import BenchRequest
+from octavo.engine.simulation.workloads.bench_requests import BenchRequest
 from octavo.server.client import AsyncOctavoClient
 from octavo.server.load.figures import Sent
 

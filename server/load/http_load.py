@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.simulation.workload import BenchRequest
+from octavo.engine.simulation.workloads.bench_requests import BenchRequest
 from octavo.server.load.figures import Sent
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from octavo.engine.errors import (
 )
 from octavo.engine.open_loop import run_open_loop
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
-from octavo.engine.simulation.traffic import Arrival
+from octavo.engine.simulation.workloads.traffic import Arrival
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 SHORT = LONG.replace(max_tokens=10)

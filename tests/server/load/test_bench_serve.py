@@ -7,7 +7,7 @@ import json
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.simulation.workload import random_workload
+from octavo.engine.simulation.workloads.bench_requests import random_workload
 from octavo.server.cli.bench_serve import as_text, with_arrivals
 from octavo.server.cli.main import main
 from octavo.server.load.figures import Sent, summarize
