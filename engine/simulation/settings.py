@@ -48,6 +48,7 @@ class Setting:
         rates: at which policies are compared, ascending.
         max_tokens: every request's limit.
         enable_prefix_caching: whether requests share pages of prompts that begin alike.
+        max_request_len: tokens of the longest request that may come; 0: nobody said.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Setting:
     rates: tuple[float, ...]
     max_tokens: int
     enable_prefix_caching: bool = False
+    max_request_len: int = 0
 
 
 def replica_limits(

@@ -52,16 +52,18 @@ def add_parser(kinds: Any) -> None:
     where.add_argument("--base-url", metavar="URL", help="http://HOST:PORT")
     where.add_argument("--grpc", metavar="HOST:PORT", help="an Octavo server's gRPC address")
     parser.add_argument("--model", help="its name there (default: the first that is served)")
-    parser.add_argument("--num-prompts", type=int, default=128)
-    parser.add_argument("--prompt-len", default="16:256", help="tokens, LOW:HIGH")
+    parser.add_argument("--num-prompts", "--num-requests", type=int, default=128)
+    parser.add_argument("--prompt-len", "--input-len", default="16:256", help="tokens, LOW:HIGH")
     parser.add_argument("--output-len", default="16:128", help="tokens, LOW:HIGH")
     parser.add_argument("--shared-prefix-len", type=int, default=0)
+    add_workload_args(parser.add_argument_group("workload, in place of random lengths"))
     parser.add_argument(
         "--vocab-size", type=int, default=10_000, help="prompts are token ids below it"
     )
     parser.add_argument(
-        "--request-rate", type=float, default=float("inf"),
-        help="requests a second, arriving at random (default: all at once)",
+        "--request-rate", "--rate", type=float,
+        help="requests a second, arriving at random, or as the workload's do (default: all at "
+        "once, or the workload's own)",
     )  # fmt: skip
     parser.add_argument("--max-concurrency", type=int, help="most requests in flight")
     parser.add_argument("--seed", type=int, default=1, help="of the workload")
@@ -90,15 +92,7 @@ def run(args: argparse.Namespace) -> int:
     goals = _goals(args.goodput)
     if args.max_concurrency is not None and args.max_concurrency < 1:
         raise InvalidConfigError("max_concurrency", args.max_concurrency, "at least 1")
-    requests = random_workload(
-        args.num_prompts,
-        parse_range(args.prompt_len, "prompt_len"),
-        parse_range(args.output_len, "output_len"),
-        args.vocab_size,
-        args.seed,
-        args.shared_prefix_len,
-    )
-    requests = with_arrivals(requests, args.request_rate, args.seed)
+    requests = _requests(args)
     target = _target(args)
 
     async def measure() -> list[Sent]:
@@ -118,6 +112,27 @@ def run(args: argparse.Namespace) -> int:
     if errors:
         print(f"octavo: {len(errors)} requests failed, the first: {errors[0]}", file=sys.stderr)
     return int(bool(errors))
+
+
+def _requests(args: argparse.Namespace) -> list[BenchRequest]:
+    """Those of `--workload` or `--trace`, or else of random lengths."""
+    workload = asked_workload(args, args.num_prompts)
+    if workload is not None:
+        rate = workload.rate if args.request_rate is None else args.request_rate
+        return bench_requests(workload.traffic(rate, args.seed), args.vocab_size, args.seed)
+    requests = random_workload(
+        args.num_prompts,
+        parse_range(args.prompt_len, "prompt_len"),
+        parse_range(args.output_len, "output_len"),
+        args.vocab_size,
+        args.seed,
+        args.shared_prefix_len,
+    )
+    rate = math.inf if args.request_rate is None else args.request_rate
+    process = POISSON if args.arrivals is None else parse_process(args.arrivals)
+    if process is None:
+        raise InvalidConfigError("arrivals", args.arrivals, "poisson or gamma without a trace")
+    return promised_requests(args, with_arrivals(requests, rate, args.seed, process))
 
 
 def as_text(report: dict[str, Any]) -> str:

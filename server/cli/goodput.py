@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
+from octavo.server.cli.engine_args import add_engine_args, checked_engine_args, engine_args
 from octavo.server.cli.simulation_args import (
     add_setting_args,
+    notice_of_long_requests,
     quiet_faults,
     setting_from,
     workload_from,
@@ -79,6 +80,9 @@ def add_parser(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures and shows."""
+    given = engine_args(args) if args.simulate else {}
+    args.max_model_len = given.get("max_model_len")
+    args.enable_prefix_caching = given.get("enable_prefix_caching", False)
     report = _simulated(args) if args.simulate else asyncio.run(_live(args))
     text = report.pop("text")
     if args.json:
@@ -110,19 +114,22 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
 
     begun_s = time.perf_counter()
     setting, _ = setting_from(args)
+    if notice := notice_of_long_requests(setting):
+        print(notice, file=sys.stderr)
     with _runs(args, setting) as (runs, jobs):
         results = _compare(args, setting, runs, jobs)
         rates = sorted({row["rate"] for result in results for row in result["rates"]})
         middle = rates[len(rates) // 2]
         seeds = range(args.seed, args.seed + args.seeds)
         budget = setting.limits.max_num_batched_tokens
+        # What the prefix cache holds is not computed, and bounds nothing.
         bounds = {
             rate: sum(
                 prefill_bound(setting.traffic(rate, seed), setting.step_time, budget)
                 for seed in seeds
             )
             / len(seeds)
-            for rate in rates
+            for rate in ([] if setting.enable_prefix_caching else rates)
         }
         wall_s = time.perf_counter() - begun_s
         num_runs, run_s = len(runs), runs.run_s
@@ -131,7 +138,7 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
     parts = [
         goodput_table(results, bounds),
         ratio_lines(results),
-        bound_line(results, bounds),
+        bound_line(results, bounds) if bounds else "",
         f"At {middle:g} requests a second:",
         detail_table(results, middle),
         "On time by class:",
@@ -285,8 +292,8 @@ async def _live(args: argparse.Namespace) -> dict[str, Any]:
     from octavo.engine.simulation.metrics import merge_summaries
     from octavo.engine.simulation.rate_search import Estimate
 
-    rates = _rates(args) or [args.rate or 1.0]
     setting, _ = setting_from(args)
+    rates = _rates(args) or list(setting.rates)
     given = checked_engine_args(args)
     given["overlap"] = not args.no_overlap
     given |= {
@@ -310,7 +317,9 @@ async def _live(args: argparse.Namespace) -> dict[str, Any]:
                 arrivals = [
                     a for a in arrivals if a.num_input + a.num_output <= engine.max_model_len
                 ]
-                summaries.append((await run_open_loop(engine, arrivals, seed=seed)).summary())
+                summaries.append(
+                    (await run_open_loop(engine, arrivals, seed=(policy, rate, seed))).summary()
+                )
             args.seed -= args.seeds - 1
             share = [summary["attainment"] for summary in summaries]
             rows.append(

@@ -562,10 +562,8 @@ def _check(name: str, value: object) -> None:
     elif isinstance(value, tuple):
         checked_range(name, value)
     elif isinstance(value, (int, float)):
-        least = 0 if name in _MAY_BE_ZERO else math.ulp(0.0)
-        most = 1.0 if name in _SHARES else math.inf
-        if not (least <= value <= most and math.isfinite(value)):
-            allowed = "a share from 0 to 1" if name in _SHARES else "a finite number above 0"
-            raise InvalidConfigError(
-                name, value, allowed + (", or 0" if name in _MAY_BE_ZERO else "")
-            )
+        is_share, may_be_zero = name in _SHARES, name in _MAY_BE_ZERO
+        in_range = math.isfinite(value) and (value > 0 or (may_be_zero and value == 0))
+        if not in_range or (is_share and value > 1):
+            allowed = "a finite number above 0" + (", or 0" if may_be_zero else "")
+            raise InvalidConfigError(name, value, "a share from 0 to 1" if is_share else allowed)

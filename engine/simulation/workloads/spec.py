@@ -12,9 +12,9 @@ from typing import Any
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.simulation.workloads.arrivals import (
-    POISSON,
     ArrivalProcess,
     Traffic,
+    checked_rate,
     gamma_arrivals,
     parse_process,
     stretch,
@@ -97,21 +97,27 @@ def drawn_workload(
     output_len: Range,
     extent: Extent | None = None,
     *,
-    process: ArrivalProcess = POISSON,
+    burstiness: float = 1.0,
 ) -> Workload:
-    """Requests of uniform lengths that share nothing and are promised nothing."""
+    """Requests of uniform lengths that share nothing and are promised nothing.
+
+    Args:
+        input_len, output_len: inclusive ranges of tokens.
+        extent: where it ends.
+        burstiness: as for `gamma_arrivals`.
+    """
     limits = (extent or Extent()).limits
     lengths = uniform_lengths(input_len, output_len)
 
     def traffic(rate: float, seed: int) -> list[Arrival]:
+        checked_rate(rate)
         duration_s, count = limits["duration_s"], limits["num_requests"]
         if count is not None:
-            # Longer than so many requests ever take: 10 standard deviations and some.
-            spread = 10 * process.cv * math.sqrt(count)
-            duration_s = min(duration_s, (count + spread + 10 * process.cv) / rate)
-        return gamma_arrivals(rate, duration_s, lengths, seed=seed, burstiness=process.burstiness)[
-            :count
-        ]
+            # Longer than so many requests take, by 10 standard deviations and more.
+            spread = 10 * math.sqrt(count / burstiness) + 100 / burstiness
+            duration_s = min(duration_s, (count + spread) / rate)
+        arrivals = gamma_arrivals(rate, duration_s, lengths, seed=seed, burstiness=burstiness)
+        return arrivals[:count]
 
     return Workload(
         name="drawn",
