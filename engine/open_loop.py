@@ -96,6 +96,7 @@ async def run_open_loop(
             async for output in stream:
                 now_s = loop.time() - begin_s
                 count = len(output.outputs[0].token_ids)
+                record.cached_tokens = output.num_cached_tokens
                 if count:
                     _take(record, min(count, arrival.num_output - record.num_output), now_s, gaps_s)
                 if record.num_output >= arrival.num_output:

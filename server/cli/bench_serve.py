@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -17,11 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.simulation.workloads.arrivals import POISSON, ArrivalProcess, parse_process
 from octavo.engine.simulation.workloads.bench_requests import (
     BenchRequest,
+    bench_requests,
     parse_range,
     random_workload,
 )
+from octavo.engine.simulation.workloads.traffic import TrafficClass, checked_target
+from octavo.server.cli.workload_args import add_workload_args, asked_workload
 
 if TYPE_CHECKING:
     from octavo.server.load.arrivals import Target
@@ -70,7 +75,8 @@ def add_parser(kinds: Any) -> None:
     parser.add_argument("--stop-at-eos", action="store_true", help="do not send ignore_eos")
     parser.add_argument(
         "--goodput", action="append", default=[], metavar="NAME:MS",
-        help=f"a goal for {', '.join(GOALS)} (repeatable); requests within all of them are counted",
+        help=f"a goal for {', '.join(GOALS)} (repeatable); requests within all of them are counted "
+        "(default: each request's own targets, if it has any)",
     )  # fmt: skip
     parser.add_argument(
         "--extra-body",
@@ -128,11 +134,21 @@ def _requests(args: argparse.Namespace) -> list[BenchRequest]:
         args.seed,
         args.shared_prefix_len,
     )
-    rate = math.inf if args.request_rate is None else args.request_rate
+    for name, value in (("class", args.classes), ("duration", args.duration)):
+        if value:
+            raise InvalidConfigError(name, value, "left out without --workload or --trace")
     process = POISSON if args.arrivals is None else parse_process(args.arrivals)
     if process is None:
         raise InvalidConfigError("arrivals", args.arrivals, "poisson or gamma without a trace")
-    return promised_requests(args, with_arrivals(requests, rate, args.seed, process))
+    if args.ttft is not None or args.tpot is not None:
+        promised = TrafficClass(
+            name="",
+            ttft_target_s=checked_target("ttft", args.ttft),
+            tpot_target_s=checked_target("tpot", args.tpot),
+        )
+        requests = [dataclasses.replace(item, traffic_class=promised) for item in requests]
+    rate = math.inf if args.request_rate is None else args.request_rate
+    return with_arrivals(requests, rate, args.seed, process)
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -163,8 +179,10 @@ def _target(args: argparse.Namespace) -> Target:
     return HttpTarget(base_url, model=args.model, token=token, extra_body=fields)
 
 
-def with_arrivals(requests: Sequence[BenchRequest], rate: float, seed: int) -> list[BenchRequest]:
-    """The requests as a Poisson process of `rate` a second brings them; all at once if infinite.
+def with_arrivals(
+    requests: Sequence[BenchRequest], rate: float, seed: int, process: ArrivalProcess = POISSON
+) -> list[BenchRequest]:
+    """The requests as a process of `rate` a second brings them; all at once if infinite.
 
     Raises:
         InvalidConfigError: the rate is not above 0.
@@ -173,7 +191,8 @@ def with_arrivals(requests: Sequence[BenchRequest], rate: float, seed: int) -> l
         raise InvalidConfigError("request_rate", rate, "a number above 0")
     if rate == float("inf"):
         return list(requests)
-    gaps_s = np.random.default_rng(seed).exponential(1 / rate, len(requests))
+    shape = process.burstiness
+    gaps_s = np.random.default_rng(seed).gamma(shape, 1 / (rate * shape), len(requests))
     arrivals_s = np.cumsum(gaps_s) - gaps_s[0]
     return [
         dataclasses.replace(request, arrival_s=float(arrival_s))

@@ -53,6 +53,7 @@ async def send_all(
             await asyncio.sleep(begun_s + request.arrival_s - time.perf_counter())
             async with slots:
                 sent = await target.send(request)
+            sent.traffic_class = request.traffic_class
             if on_end is not None:
                 on_end(sent)
             return sent
