@@ -34,6 +34,7 @@ from octavo.server.cli.simulation_args import (
 if TYPE_CHECKING:
     from octavo.engine.simulation.goodput import Candidate, Runs
     from octavo.engine.simulation.settings import Setting
+    from octavo.engine.simulation.workloads.traffic import Arrival
 
 BUDGETS = (128, 256, 320, 352, 384, 416, 512, 1024, 2048)
 """Static token budgets that policies without a chunk size of their own are tuned over."""
@@ -314,12 +315,9 @@ async def _live(args: argparse.Namespace) -> dict[str, Any]:
                 arrivals = workload_from(args, setting)
                 if not isinstance(arrivals, list):
                     raise InvalidConfigError("users", args.users, "simulated: this is open loop")
-                arrivals = [
-                    a for a in arrivals if a.num_input + a.num_output <= engine.max_model_len
-                ]
-                summaries.append(
-                    (await run_open_loop(engine, arrivals, seed=(policy, rate, seed))).summary()
-                )
+                fitting = _fitting(arrivals, engine.max_model_len)
+                run = await run_open_loop(engine, fitting, seed=(policy, rate, seed))
+                summaries.append(run.summary())
             args.seed -= args.seeds - 1
             share = [summary["attainment"] for summary in summaries]
             rows.append(
@@ -343,6 +341,18 @@ async def _live(args: argparse.Namespace) -> dict[str, Any]:
         )  # fmt: skip
     text = f"{goodput_table(results)}\n\n{detail_table(results, rates[len(rates) // 2])}"
     return {"setting": "live", "results": results, "text": text}
+
+
+def _fitting(arrivals: list[Arrival], max_model_len: int) -> list[Arrival]:
+    """The requests that an engine takes; says how many it leaves out."""
+    fitting = [a for a in arrivals if a.num_input + a.num_output <= max_model_len]
+    if len(fitting) < len(arrivals):
+        print(
+            f"octavo: {len(arrivals) - len(fitting)} of {len(arrivals)} requests are left out: "
+            f"longer than max_model_len = {max_model_len}",
+            file=sys.stderr,
+        )
+    return fitting
 
 
 def _highest(rows: list[dict[str, Any]], threshold: float) -> float:

@@ -24,7 +24,8 @@ from octavo.engine.simulation.workloads.arrivals import (
     with_process,
 )
 from octavo.engine.simulation.workloads.bench_requests import Range, parse_range
-from octavo.engine.simulation.workloads.generators import GENERATORS, Generator, Mix
+from octavo.engine.simulation.workloads.generator import Generator, Mix
+from octavo.engine.simulation.workloads.generators import GENERATORS
 from octavo.engine.simulation.workloads.traces import read_trace
 from octavo.engine.simulation.workloads.traffic import Arrival
 

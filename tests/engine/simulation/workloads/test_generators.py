@@ -16,14 +16,13 @@ from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.simulate import SimulationReport, simulate
 from octavo.engine.simulation.step_time import ConstantStepTime
 from octavo.engine.simulation.workloads.arrivals import ArrivalProcess
+from octavo.engine.simulation.workloads.generator import Generator, Mix
 from octavo.engine.simulation.workloads.generators import (
     GENERATORS,
     Agents,
     Bursts,
     Chat,
     Flood,
-    Generator,
-    Mix,
     Reasoning,
     Retrieval,
     Sessions,
