@@ -33,12 +33,16 @@ from octavo.engine.engine import Engine, engine_config
 from octavo.engine.measurement import measure
 from octavo.engine.profiling import Measured, RecordingExecutor, fit_profile, measure_programs
 from octavo.engine.scheduler.scheduler import Scheduler
-from octavo.engine.simulation.arrivals import gamma_arrivals, uniform_lengths
 from octavo.engine.simulation.metrics import percentiles
 from octavo.engine.simulation.profile import Profile, Sample
 from octavo.engine.simulation.simulate import simulate
-from octavo.engine.simulation.traffic import Arrival
-from octavo.engine.simulation.workload import BenchRequest, parse_range, random_workload
+from octavo.engine.simulation.workloads.arrivals import gamma_arrivals, uniform_lengths
+from octavo.engine.simulation.workloads.bench_requests import (
+    BenchRequest,
+    parse_range,
+    random_workload,
+)
+from octavo.engine.simulation.workloads.traffic import Arrival
 
 LOADS = {"low": 0.3, "medium": 0.6, "near saturation": 0.9}
 PROFILE_SEED = 50_001

@@ -22,10 +22,10 @@ from machine import about_machine
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import engine_config
 from octavo.engine.open_loop import OpenLoopRun, run_open_loop
-from octavo.engine.simulation.arrivals import gamma_arrivals, uniform_lengths
 from octavo.engine.simulation.metrics import percentiles
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
-from octavo.engine.simulation.workload import parse_range
+from octavo.engine.simulation.workloads.arrivals import gamma_arrivals, uniform_lengths
+from octavo.engine.simulation.workloads.bench_requests import parse_range
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 
 def main() -> None:

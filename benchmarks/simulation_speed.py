@@ -25,7 +25,7 @@ from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.simulate import simulate
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 CHAT = TrafficClass(name="chat", ttft_target_s=5.0, tpot_target_s=0.2)
 

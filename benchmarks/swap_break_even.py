@@ -29,7 +29,7 @@ from octavo.engine.measurement import measure
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Policy
-from octavo.engine.simulation.workload import BenchRequest, random_workload
+from octavo.engine.simulation.workloads.bench_requests import BenchRequest, random_workload
 
 SLOWER_BY = 4.0
 """A slowed link takes so many times as long as computing the pages' tokens again, both ways."""

@@ -11,7 +11,7 @@ import numpy as np
 from octavo.engine.any_engine import AnyEngine
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
-from octavo.engine.simulation.workload import BenchRequest
+from octavo.engine.simulation.workloads.bench_requests import BenchRequest
 
 PERCENTILES = (50, 90, 99)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,8 +13,7 @@ from octavo.engine.errors import OctavoError, OverloadedError
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.simulation.metrics import summarize
 from octavo.engine.simulation.request_record import RequestRecord
-from octavo.engine.simulation.traffic import Arrival
-from octavo.engine.simulation.workload import NUM_RESERVED_TOKENS
+from octavo.engine.simulation.workloads.traffic import Arrival, live_prompt
 from octavo.engine.targets import Targets
 
 
@@ -42,7 +40,7 @@ async def run_open_loop(
     engine: AsyncEngine,
     arrivals: Sequence[Arrival],
     *,
-    seed: int = 0,
+    seed: object = 0,
     hide_lengths: bool = True,
 ) -> OpenLoopRun:
     """Serves a workload open loop: late answers do not hold back later requests.
@@ -50,7 +48,8 @@ async def run_open_loop(
     Args:
         engine: started, idle.
         arrivals: requests with times from now on.
-        seed: of the prompts' token ids.
+        seed: of the prompts' token ids; runs of different seeds find nothing of each other in the
+            prefix cache.
         hide_lengths: requests go with the longest limit that fits, and the client leaves when it
             has its tokens, so that the scheduler cannot know lengths from limits.
 
@@ -61,7 +60,6 @@ async def run_open_loop(
     loop = asyncio.get_running_loop()
     begin_s = loop.time()
     gaps_s = array("d")
-    rng = random.Random(seed)
     vocab_size = engine.model_config.vocab_size
 
     async def serve(arrival: Arrival, prompt: list[int]) -> RequestRecord:
@@ -98,6 +96,7 @@ async def run_open_loop(
             async for output in stream:
                 now_s = loop.time() - begin_s
                 count = len(output.outputs[0].token_ids)
+                record.cached_tokens = output.num_cached_tokens
                 if count:
                     _take(record, min(count, arrival.num_output - record.num_output), now_s, gaps_s)
                 if record.num_output >= arrival.num_output:
@@ -114,8 +113,7 @@ async def run_open_loop(
 
     tasks = []
     for arrival in arrivals:
-        ids = rng.choices(range(NUM_RESERVED_TOKENS, vocab_size), k=arrival.num_input)
-        tasks.append(serve(arrival, ids))
+        tasks.append(serve(arrival, live_prompt(arrival, vocab_size, seed)))
     begin_s = loop.time()  # making prompts took a while
     records = await asyncio.gather(*tasks)
     return OpenLoopRun(list(records), gaps_s, loop.time() - begin_s)

@@ -18,7 +18,7 @@ from octavo.engine.scheduler.step_plan import StepPlan, StepResult
 from octavo.engine.simulation.executor import HostOverhead, SwapLink
 from octavo.engine.simulation.profile import Profile, ProgramCost, Sample, fit_link, fit_program
 from octavo.engine.simulation.step_time import step_work
-from octavo.engine.simulation.workload import BenchRequest, random_workload
+from octavo.engine.simulation.workloads.bench_requests import BenchRequest, random_workload
 
 COPIES_TIMED = (1, 8, 64, 256)
 """Pages of the copies by which the link to the host tier is measured."""

@@ -28,7 +28,7 @@ from table import ratios, table
 from workload_file import make_workload, write_workload
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.simulation.workload import parse_range
+from octavo.engine.simulation.workloads.bench_requests import parse_range
 
 BASELINE = "octavo"
 RESULTS = HERE.parent / "results"

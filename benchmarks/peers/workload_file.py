@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.engine.simulation.workload import BenchRequest, Range, random_workload
+from octavo.engine.simulation.workloads.bench_requests import BenchRequest, Range, random_workload
 
 NUM_SINGLE_STREAMS = 3
 SINGLE_STREAM = (32, 128)

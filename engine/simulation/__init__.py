@@ -1,1 +1,1 @@
-"""Workloads and replays: what to serve when nobody is asking."""
+"""Workloads, simulated devices and replays: what to serve when nobody is asking."""

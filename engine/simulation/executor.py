@@ -20,8 +20,8 @@ from octavo.engine.scheduler.step_plan import (
 )
 from octavo.engine.simulation.faults import NO_FAULTS, Faults, FaultSource
 from octavo.engine.simulation.step_time import StepTime, step_work
-from octavo.engine.simulation.traffic import END_TOKEN
 from octavo.engine.simulation.virtual_clock import VirtualClock
+from octavo.engine.simulation.workloads.traffic import END_TOKEN
 
 NUM_TOKEN_IDS = 4096
 """Simulated tokens are 1 … this."""

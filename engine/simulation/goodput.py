@@ -67,8 +67,8 @@ def run_once(
     """One run of a candidate in a setting.
 
     Steps do not overlap and the host costs nothing, as in the published comparisons, so that
-    policies alone make the difference; the prefix cache is off, as no prompts are shared. A run
-    ends when nobody left can be on time.
+    policies alone make the difference; the prefix cache is as the setting has it. A run ends when
+    nobody left can be on time.
 
     Args:
         options: of `SimulationOptions`, over these.
@@ -76,7 +76,7 @@ def run_once(
     limits = setting.limits
     if candidate.token_budget is not None:
         limits = dataclasses.replace(limits, max_num_batched_tokens=candidate.token_budget)
-    arguments = {"enable_prefix_caching": False, **candidate.scheduler_args}
+    arguments = {"enable_prefix_caching": setting.enable_prefix_caching, **candidate.scheduler_args}
     scheduler = Scheduler(limits, policy=candidate.policy, **arguments)
     if candidate.knows_lengths:
         options.setdefault("declared_length", true_length)

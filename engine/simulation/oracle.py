@@ -16,7 +16,7 @@ import numpy as np
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.simulation.request_record import RequestRecord
 from octavo.engine.simulation.step_time import StepTime, StepWork
-from octavo.engine.simulation.traffic import Arrival
+from octavo.engine.simulation.workloads.traffic import Arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import RowTokens, StepLimits, StepPlan, StepResult
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 from octavo.engine.structured.params import StructuredOutputsParams
 
 

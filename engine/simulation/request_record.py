@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from octavo.engine.simulation.traffic import TrafficClass
+from octavo.engine.simulation.workloads.traffic import TrafficClass
 
 SERVED = ("stop", "length")
 """Statuses of requests that got their whole answer."""

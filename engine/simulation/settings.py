@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.step_plan import StepLimits
-from octavo.engine.simulation.arrivals import (
+from octavo.engine.simulation.executor import SwapLink
+from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, StepTime
+from octavo.engine.simulation.workloads.arrivals import (
+    Traffic,
+    checked_rate,
     gamma_arrivals,
     lengths_like,
     spread_classes,
@@ -19,10 +22,8 @@ from octavo.engine.simulation.arrivals import (
     thin,
     window,
 )
-from octavo.engine.simulation.executor import SwapLink
-from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, StepTime
-from octavo.engine.simulation.trace_files import read_csv
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
+from octavo.engine.simulation.workloads.traces import read_arrivals
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 CHAT = TrafficClass(name="chat", ttft_target_s=1.0, tpot_target_s=0.05)
 CODE = TrafficClass(name="code", ttft_target_s=1.5, tpot_target_s=0.05)
@@ -32,9 +33,6 @@ SLOW_BATCH = TrafficClass(name="batch", e2e_target_s=300.0, priority=Priority.LO
 
 WINDOW_S = 400.0
 FIRST_WINDOW_S = 900.0
-
-Traffic = Callable[[float, int], list[Arrival]]
-"""Arrivals at a rate (requests a second), drawn by seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +47,8 @@ class Setting:
         traffic: arrivals by rate and seed.
         rates: at which policies are compared, ascending.
         max_tokens: every request's limit.
+        enable_prefix_caching: whether requests share pages of prompts that begin alike.
+        max_request_len: tokens of the longest request that may come; 0: nobody said.
     """
 
     name: str
@@ -58,6 +58,8 @@ class Setting:
     traffic: Traffic
     rates: tuple[float, ...]
     max_tokens: int
+    enable_prefix_caching: bool = False
+    max_request_len: int = 0
 
 
 def replica_limits(
@@ -134,7 +136,7 @@ def memory_bound_setting(trace_dir: str | Path) -> Setting:
     """
     conversations = [
         arrival
-        for arrival in read_csv(Path(trace_dir) / "azure_2023_conv.csv")
+        for arrival in read_arrivals(Path(trace_dir) / "azure_2023_conv.csv")
         if arrival.num_input <= 4096
     ]
     chat_lengths = lengths_like(conversations)
@@ -183,37 +185,9 @@ def get_setting(name: str, trace_dir: str | Path | None) -> Setting:
     return SETTINGS[name](trace_dir)
 
 
-def trace_traffic(arrivals: Sequence[Arrival]) -> Traffic:
-    """A trace at any rate: thinned, or superposed with itself shifted by a half and so on."""
-    end_s = max((arrival.arrival_s for arrival in arrivals), default=0.0) or 1.0
-    base_rate = len(arrivals) / end_s
-
-    def traffic(rate: float, seed: int) -> list[Arrival]:
-        copies = max(1, math.ceil(rate / base_rate - 1e-9))
-        streams = [_rotated(arrivals, end_s * k / copies, end_s, k) for k in range(copies)]
-        return thin(superpose(*streams), min(1.0, rate / (base_rate * copies)), seed)
-
-    return traffic
-
-
-def _rotated(arrivals: Sequence[Arrival], by_s: float, end_s: float, k: int) -> list[Arrival]:
-    from dataclasses import replace
-
-    if k == 0:
-        return list(arrivals)
-    return [
-        replace(
-            arrival,
-            request_id=f"{arrival.request_id}+{k}",
-            arrival_s=(arrival.arrival_s + by_s) % end_s,
-        )
-        for arrival in arrivals
-    ]
-
-
 def _azure_traffic(trace_dir: str | Path) -> Traffic:
-    conversations = read_csv(Path(trace_dir) / "azure_2023_conv.csv", CHAT, "chat-")
-    code = read_csv(Path(trace_dir) / "azure_2023_code.csv", CODE, "code-")
+    conversations = read_arrivals(Path(trace_dir) / "azure_2023_conv.csv", CHAT, "chat-")
+    code = read_arrivals(Path(trace_dir) / "azure_2023_code.csv", CODE, "code-")
 
     def one_window(index: int, seed: int) -> list[Arrival]:
         begin_s = FIRST_WINDOW_S + index * WINDOW_S
@@ -224,8 +198,7 @@ def _azure_traffic(trace_dir: str | Path) -> Traffic:
     base_rate = len(one_window(0, 0)) / WINDOW_S
 
     def traffic(rate: float, seed: int) -> list[Arrival]:
-        if not rate > 0:
-            raise InvalidConfigError("rate", rate, "a number above 0")
+        checked_rate(rate)
         num_windows = max(1, math.ceil(rate / base_rate - 1e-3))
         arrivals = superpose(*(one_window(index, seed) for index in range(num_windows)))
         share = rate * WINDOW_S / len(arrivals)

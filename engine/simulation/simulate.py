@@ -35,8 +35,8 @@ from octavo.engine.simulation.faults import NO_FAULTS, Faults
 from octavo.engine.simulation.metrics import attainment, summarize
 from octavo.engine.simulation.request_record import RequestRecord
 from octavo.engine.simulation.step_time import StepTime
-from octavo.engine.simulation.traffic import Arrival, ClosedLoop, make_request
 from octavo.engine.simulation.virtual_clock import VirtualClock
+from octavo.engine.simulation.workloads.traffic import Arrival, ClosedLoop, make_request
 
 LengthOracle = Callable[[Arrival], int | None]
 """What a client declares as its output's length."""

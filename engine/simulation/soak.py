@@ -30,7 +30,8 @@ from octavo.engine.simulation.faults import Faults
 from octavo.engine.simulation.guarantees import longest_wait
 from octavo.engine.simulation.simulate import SimulationReport, simulate
 from octavo.engine.simulation.step_time import LinearCost, TwoRegimeStepTime
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
+from octavo.engine.simulation.workloads.prompts import block_segments
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 PAGE_SIZE = 4
 HOLDS_BACK = ("static", "dynamic")
@@ -108,11 +109,14 @@ def draw_scenario(number: int) -> Scenario:
             Arrival(
                 request_id=str(index),
                 arrival_s=now_s,
-                num_input=rng.randint(1, longest),
+                num_input=(num_input := rng.randint(1, longest)),
                 num_output=rng.randint(1, max_tokens),
                 traffic_class=rng.choice(classes),
-                block_ids=(rng.randint(0, 2), rng.randint(0, 2)) if rng.random() < 0.5 else (),
-                block_tokens=8,
+                segments=block_segments(
+                    (rng.randint(0, 2), rng.randint(0, 2)) if rng.random() < 0.5 else (),
+                    block_tokens=8,
+                    num_tokens=num_input,
+                ),
             )
         )
     return Scenario(

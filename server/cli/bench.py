@@ -15,7 +15,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from octavo.engine.simulation.workload import parse_range, random_workload, trace_workload
+from octavo.engine.simulation.workloads.bench_requests import (
+    parse_range,
+    random_workload,
+    trace_workload,
+)
 from octavo.server.cli import accuracy, bench_serve, goodput
 from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
 
@@ -35,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     throughput.add_argument("--num-prompts", type=int, default=128)
     throughput.add_argument("--prompt-len", default="16:256", help="tokens, LOW:HIGH")
     throughput.add_argument("--output-len", default="16:128", help="tokens, LOW:HIGH")
-    throughput.add_argument("--trace", help="CSV with input_tokens, output_tokens[, arrival_s]")
+    throughput.add_argument("--trace", help="a trace or a table of lengths (docs/simulation.md)")
     throughput.add_argument("--shared-prefix-len", type=int, default=0)
     throughput.add_argument("--record", metavar="FILE", help="write the event log there")
     goodput.add_parser(kinds)

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -17,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.simulation.workload import BenchRequest, parse_range, random_workload
+from octavo.engine.simulation.workloads.arrivals import POISSON, ArrivalProcess, parse_process
+from octavo.engine.simulation.workloads.bench_requests import (
+    BenchRequest,
+    bench_requests,
+    parse_range,
+    random_workload,
+)
+from octavo.engine.simulation.workloads.traffic import TrafficClass, checked_target
+from octavo.server.cli.workload_args import add_workload_args, asked_workload
 
 if TYPE_CHECKING:
     from octavo.server.load.arrivals import Target
@@ -48,23 +57,26 @@ def add_parser(kinds: Any) -> None:
     where.add_argument("--base-url", metavar="URL", help="http://HOST:PORT")
     where.add_argument("--grpc", metavar="HOST:PORT", help="an Octavo server's gRPC address")
     parser.add_argument("--model", help="its name there (default: the first that is served)")
-    parser.add_argument("--num-prompts", type=int, default=128)
-    parser.add_argument("--prompt-len", default="16:256", help="tokens, LOW:HIGH")
+    parser.add_argument("--num-prompts", "--num-requests", type=int, default=128)
+    parser.add_argument("--prompt-len", "--input-len", default="16:256", help="tokens, LOW:HIGH")
     parser.add_argument("--output-len", default="16:128", help="tokens, LOW:HIGH")
     parser.add_argument("--shared-prefix-len", type=int, default=0)
+    add_workload_args(parser.add_argument_group("workload, in place of random lengths"))
     parser.add_argument(
         "--vocab-size", type=int, default=10_000, help="prompts are token ids below it"
     )
     parser.add_argument(
-        "--request-rate", type=float, default=float("inf"),
-        help="requests a second, arriving at random (default: all at once)",
+        "--request-rate", "--rate", type=float,
+        help="requests a second, arriving at random, or as the workload's do (default: all at "
+        "once, or the workload's own)",
     )  # fmt: skip
     parser.add_argument("--max-concurrency", type=int, help="most requests in flight")
     parser.add_argument("--seed", type=int, default=1, help="of the workload")
     parser.add_argument("--stop-at-eos", action="store_true", help="do not send ignore_eos")
     parser.add_argument(
         "--goodput", action="append", default=[], metavar="NAME:MS",
-        help=f"a goal for {', '.join(GOALS)} (repeatable); requests within all of them are counted",
+        help=f"a goal for {', '.join(GOALS)} (repeatable); requests within all of them are counted "
+        "(default: each request's own targets, if it has any)",
     )  # fmt: skip
     parser.add_argument(
         "--extra-body",
@@ -86,15 +98,7 @@ def run(args: argparse.Namespace) -> int:
     goals = _goals(args.goodput)
     if args.max_concurrency is not None and args.max_concurrency < 1:
         raise InvalidConfigError("max_concurrency", args.max_concurrency, "at least 1")
-    requests = random_workload(
-        args.num_prompts,
-        parse_range(args.prompt_len, "prompt_len"),
-        parse_range(args.output_len, "output_len"),
-        args.vocab_size,
-        args.seed,
-        args.shared_prefix_len,
-    )
-    requests = with_arrivals(requests, args.request_rate, args.seed)
+    requests = _requests(args)
     target = _target(args)
 
     async def measure() -> list[Sent]:
@@ -114,6 +118,37 @@ def run(args: argparse.Namespace) -> int:
     if errors:
         print(f"octavo: {len(errors)} requests failed, the first: {errors[0]}", file=sys.stderr)
     return int(bool(errors))
+
+
+def _requests(args: argparse.Namespace) -> list[BenchRequest]:
+    """Those of `--workload` or `--trace`, or else of random lengths."""
+    workload = asked_workload(args, args.num_prompts)
+    if workload is not None:
+        rate = workload.rate if args.request_rate is None else args.request_rate
+        return bench_requests(workload.traffic(rate, args.seed), args.vocab_size, args.seed)
+    requests = random_workload(
+        args.num_prompts,
+        parse_range(args.prompt_len, "prompt_len"),
+        parse_range(args.output_len, "output_len"),
+        args.vocab_size,
+        args.seed,
+        args.shared_prefix_len,
+    )
+    for name, value in (("class", args.classes), ("duration", args.duration)):
+        if value:
+            raise InvalidConfigError(name, value, "left out without --workload or --trace")
+    process = POISSON if args.arrivals is None else parse_process(args.arrivals)
+    if process is None:
+        raise InvalidConfigError("arrivals", args.arrivals, "poisson or gamma without a trace")
+    if args.ttft is not None or args.tpot is not None:
+        promised = TrafficClass(
+            name="",
+            ttft_target_s=checked_target("ttft", args.ttft),
+            tpot_target_s=checked_target("tpot", args.tpot),
+        )
+        requests = [dataclasses.replace(item, traffic_class=promised) for item in requests]
+    rate = math.inf if args.request_rate is None else args.request_rate
+    return with_arrivals(requests, rate, args.seed, process)
 
 
 def as_text(report: dict[str, Any]) -> str:
@@ -144,8 +179,10 @@ def _target(args: argparse.Namespace) -> Target:
     return HttpTarget(base_url, model=args.model, token=token, extra_body=fields)
 
 
-def with_arrivals(requests: Sequence[BenchRequest], rate: float, seed: int) -> list[BenchRequest]:
-    """The requests as a Poisson process of `rate` a second brings them; all at once if infinite.
+def with_arrivals(
+    requests: Sequence[BenchRequest], rate: float, seed: int, process: ArrivalProcess = POISSON
+) -> list[BenchRequest]:
+    """The requests as a process of `rate` a second brings them; all at once if infinite.
 
     Raises:
         InvalidConfigError: the rate is not above 0.
@@ -154,7 +191,8 @@ def with_arrivals(requests: Sequence[BenchRequest], rate: float, seed: int) -> l
         raise InvalidConfigError("request_rate", rate, "a number above 0")
     if rate == float("inf"):
         return list(requests)
-    gaps_s = np.random.default_rng(seed).exponential(1 / rate, len(requests))
+    shape = process.burstiness
+    gaps_s = np.random.default_rng(seed).gamma(shape, 1 / (rate * shape), len(requests))
     arrivals_s = np.cumsum(gaps_s) - gaps_s[0]
     return [
         dataclasses.replace(request, arrival_s=float(arrival_s))

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
+from octavo.server.cli.engine_args import add_engine_args, checked_engine_args, engine_args
 from octavo.server.cli.simulation_args import (
     add_setting_args,
+    notice_of_long_requests,
     quiet_faults,
     setting_from,
     workload_from,
@@ -33,6 +34,7 @@ from octavo.server.cli.simulation_args import (
 if TYPE_CHECKING:
     from octavo.engine.simulation.goodput import Candidate, Runs
     from octavo.engine.simulation.settings import Setting
+    from octavo.engine.simulation.workloads.traffic import Arrival
 
 BUDGETS = (128, 256, 320, 352, 384, 416, 512, 1024, 2048)
 """Static token budgets that policies without a chunk size of their own are tuned over."""
@@ -79,6 +81,9 @@ def add_parser(kinds: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures and shows."""
+    given = engine_args(args) if args.simulate else {}
+    args.max_model_len = given.get("max_model_len")
+    args.enable_prefix_caching = given.get("enable_prefix_caching", False)
     report = _simulated(args) if args.simulate else asyncio.run(_live(args))
     text = report.pop("text")
     if args.json:
@@ -110,19 +115,22 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
 
     begun_s = time.perf_counter()
     setting, _ = setting_from(args)
+    if notice := notice_of_long_requests(setting):
+        print(notice, file=sys.stderr)
     with _runs(args, setting) as (runs, jobs):
         results = _compare(args, setting, runs, jobs)
         rates = sorted({row["rate"] for result in results for row in result["rates"]})
         middle = rates[len(rates) // 2]
         seeds = range(args.seed, args.seed + args.seeds)
         budget = setting.limits.max_num_batched_tokens
+        # What the prefix cache holds is not computed, and bounds nothing.
         bounds = {
             rate: sum(
                 prefill_bound(setting.traffic(rate, seed), setting.step_time, budget)
                 for seed in seeds
             )
             / len(seeds)
-            for rate in rates
+            for rate in ([] if setting.enable_prefix_caching else rates)
         }
         wall_s = time.perf_counter() - begun_s
         num_runs, run_s = len(runs), runs.run_s
@@ -131,7 +139,7 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
     parts = [
         goodput_table(results, bounds),
         ratio_lines(results),
-        bound_line(results, bounds),
+        bound_line(results, bounds) if bounds else "",
         f"At {middle:g} requests a second:",
         detail_table(results, middle),
         "On time by class:",
@@ -285,8 +293,8 @@ async def _live(args: argparse.Namespace) -> dict[str, Any]:
     from octavo.engine.simulation.metrics import merge_summaries
     from octavo.engine.simulation.rate_search import Estimate
 
-    rates = _rates(args) or [args.rate or 1.0]
     setting, _ = setting_from(args)
+    rates = _rates(args) or list(setting.rates)
     given = checked_engine_args(args)
     given["overlap"] = not args.no_overlap
     given |= {
@@ -307,10 +315,9 @@ async def _live(args: argparse.Namespace) -> dict[str, Any]:
                 arrivals = workload_from(args, setting)
                 if not isinstance(arrivals, list):
                     raise InvalidConfigError("users", args.users, "simulated: this is open loop")
-                arrivals = [
-                    a for a in arrivals if a.num_input + a.num_output <= engine.max_model_len
-                ]
-                summaries.append((await run_open_loop(engine, arrivals, seed=seed)).summary())
+                fitting = _fitting(arrivals, engine.max_model_len)
+                run = await run_open_loop(engine, fitting, seed=(policy, rate, seed))
+                summaries.append(run.summary())
             args.seed -= args.seeds - 1
             share = [summary["attainment"] for summary in summaries]
             rows.append(
@@ -334,6 +341,18 @@ async def _live(args: argparse.Namespace) -> dict[str, Any]:
         )  # fmt: skip
     text = f"{goodput_table(results)}\n\n{detail_table(results, rates[len(rates) // 2])}"
     return {"setting": "live", "results": results, "text": text}
+
+
+def _fitting(arrivals: list[Arrival], max_model_len: int) -> list[Arrival]:
+    """The requests that an engine takes; says how many it leaves out."""
+    fitting = [a for a in arrivals if a.num_input + a.num_output <= max_model_len]
+    if len(fitting) < len(arrivals):
+        print(
+            f"octavo: {len(arrivals) - len(fitting)} of {len(arrivals)} requests are left out: "
+            f"longer than max_model_len = {max_model_len}",
+            file=sys.stderr,
+        )
+    return fitting
 
 
 def _highest(rows: list[dict[str, Any]], threshold: float) -> float:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 import time
 from dataclasses import asdict
 from typing import Any
 
 from octavo.server.cli.simulation_args import (
     add_setting_args,
+    notice_of_long_requests,
     quiet_faults,
     setting_from,
     workload_from,
@@ -28,7 +30,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--policy", default="fcfs", help="NAME or NAME:key=value,…")
     parser.add_argument("--token-budget", type=int, metavar="N", help="tokens in a step")
-    parser.add_argument("--prefix-caching", action="store_true", help="share and keep full pages")
+    parser.add_argument(
+        "--enable-prefix-caching", "--prefix-caching", action=argparse.BooleanOptionalAction,
+        default=False, help="share and keep full pages (default: off)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-model-len", type=int, metavar="N",
+        help="most tokens of a request (default 16384, or the workload's longest)",
+    )  # fmt: skip
     parser.add_argument(
         "--known-lengths", action="store_true", help="clients declare true output lengths"
     )
@@ -55,11 +64,13 @@ def run(args: argparse.Namespace) -> int:
     quiet_faults()
     setting, overhead = setting_from(args)
     limits = setting.limits
+    if notice := notice_of_long_requests(setting):
+        print(notice, file=sys.stderr)
     if args.token_budget is not None:
         limits = dataclasses.replace(limits, max_num_batched_tokens=args.token_budget)
     scheduler_args: dict[str, Any] = {
         "policy": args.policy,
-        "enable_prefix_caching": args.prefix_caching,
+        "enable_prefix_caching": setting.enable_prefix_caching,
         "num_decode_steps": limits.max_num_steps,
     }
     options: dict[str, Any] = {"declared_length": true_length} if args.known_lengths else {}

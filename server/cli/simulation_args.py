@@ -5,32 +5,28 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
-import math
 from typing import Any
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.request import Priority
 from octavo.engine.scheduler.step_plan import StepLimits
-from octavo.engine.simulation.arrivals import (
-    ClosedUsers,
-    gamma_arrivals,
-    spread_classes,
-    uniform_lengths,
-    window,
-)
 from octavo.engine.simulation.executor import NO_OVERHEAD, HostOverhead, SwapLink
-from octavo.engine.simulation.settings import (
-    SETTINGS,
-    Setting,
-    Traffic,
-    get_setting,
-    replica_limits,
-    trace_traffic,
-)
+from octavo.engine.simulation.settings import SETTINGS, Setting, get_setting, replica_limits
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, StepTime
-from octavo.engine.simulation.trace_files import read_arrivals
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
-from octavo.engine.simulation.workload import parse_range
+from octavo.engine.simulation.workloads.arrivals import (
+    ClosedUsers,
+    checked_rate,
+    parse_process,
+    uniform_lengths,
+)
+from octavo.engine.simulation.workloads.bench_requests import parse_range
+from octavo.engine.simulation.workloads.spec import Extent, Workload, drawn_workload
+from octavo.engine.simulation.workloads.traffic import Arrival, checked_target, with_targets
+from octavo.server.cli.workload_args import (
+    add_workload_args,
+    asked_workload,
+    parse_class,
+    promised,
+)
 
 
 def add_setting_args(parser: argparse.ArgumentParser) -> None:
@@ -38,31 +34,30 @@ def add_setting_args(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workload")
     group.add_argument("--setting", choices=sorted(SETTINGS), help="a named replica and traffic")
     group.add_argument("--trace-dir", metavar="DIR", help="folder of a setting's trace files")
-    group.add_argument(
-        "--trace", metavar="FILE",
-        help="CSV (arrival_s, input_tokens, output_tokens) or Mooncake-style .jsonl",
-    )  # fmt: skip
-    group.add_argument("--window", metavar="BEGIN:END", help="seconds of the trace to take")
+    add_workload_args(group)
     group.add_argument(
         "--rate", type=float, metavar="R",
-        help="requests a second: thins or superposes a trace, or draws arrivals (default 1)",
+        help="requests a second: thins or superposes a trace, or draws arrivals (default: the "
+        "trace's own, or 1)",
+    )  # fmt: skip
+    group.add_argument(
+        "--num-requests", type=int, metavar="N",
+        help="in all (default: as many as arrive in time; 1000 of a closed loop)",
     )  # fmt: skip
     group.add_argument(
         "--burstiness", type=float, default=1.0, metavar="SHAPE",
         help="of drawn arrivals: 1 is Poisson, below it bursts (default 1)",
     )  # fmt: skip
-    group.add_argument("--duration", type=float, default=300.0, metavar="S", help="(default 300)")
     group.add_argument("--users", type=int, metavar="N", help="a closed loop of so many users")
     group.add_argument("--think-s", type=float, default=0.0, help="of users, on average")
-    group.add_argument("--num-requests", type=int, default=1000, help="of a closed loop")
-    group.add_argument("--input-len", default="16:1024", metavar="LOW:HIGH", help="tokens")
-    group.add_argument("--output-len", default="16:256", metavar="LOW:HIGH", help="tokens")
     group.add_argument(
-        "--class", action="append", default=[], dest="classes", metavar="SPEC",
-        help="name:share=0.2,ttft=1,tpot=0.05,e2e=60,priority=low,tenant=a; may be repeated, "
-        "the rest is of the first class (seconds)",
+        "--input-len", default="16:1024", metavar="LOW:HIGH",
+        help="tokens, where neither a workload nor a trace is named",
     )  # fmt: skip
-    group.add_argument("--max-tokens", type=int, help="every request's limit (default 2048)")
+    group.add_argument("--output-len", default="16:256", metavar="LOW:HIGH", help="likewise")
+    group.add_argument(
+        "--max-tokens", type=int, help="every request's limit (default 2048, or the longest output)"
+    )
     group = parser.add_argument_group("replica")
     group.add_argument(
         "--step-time", default="niyama", metavar="MODEL",
@@ -87,81 +82,75 @@ def add_setting_args(parser: argparse.ArgumentParser) -> None:
 def setting_from(args: argparse.Namespace) -> tuple[Setting, HostOverhead]:
     """The setting that the arguments describe, and what its host spends on a step.
 
+    A replica that is not said otherwise takes requests as long as the workload's longest.
+
     Raises:
         InvalidConfigError: arguments that are out of range or do not go together.
     """
-    if args.rate is not None and not args.rate > 0:
-        raise InvalidConfigError("rate", args.rate, "a number above 0")
+    if args.rate is not None:
+        checked_rate(args.rate)
     overhead = NO_OVERHEAD
     if args.setting is not None:
+        for name, value in (("workload", args.workloads), ("trace", args.trace)):
+            if value:
+                raise InvalidConfigError(name, value, "left out with --setting, which has traffic")
         setting = get_setting(args.setting, args.trace_dir)
+        ttft_s, tpot_s = checked_target("ttft", args.ttft), checked_target("tpot", args.tpot)
+        traffic = setting.traffic
+        setting = dataclasses.replace(
+            setting, traffic=lambda rate, seed: with_targets(traffic(rate, seed), ttft_s, tpot_s)
+        )
     else:
-        step_time, limits, overhead, link = _step_time(args)
+        workload = _workload(args)
+        step_time, limits, overhead, link = _step_time(args, workload.max_model_len)
         setting = Setting(
-            name=args.trace or "drawn",
-            limits=limits or replica_limits(kv_tokens=64_000),
+            name=workload.name,
+            limits=limits,
             step_time=step_time,
             link=link,
-            traffic=_traffic(args),
-            rates=(args.rate or 1.0,),
-            max_tokens=2048,
+            traffic=workload.traffic,
+            rates=(args.rate or workload.rate,),
+            max_tokens=max(2048, workload.max_output),
+            max_request_len=workload.max_model_len,
         )
     if args.host_us is not None:
         overhead = HostOverhead(plan_s=args.host_us * 5e-7, commit_s=args.host_us * 5e-7)
-    if args.max_tokens is not None:
-        setting = dataclasses.replace(setting, max_tokens=args.max_tokens)
-    return dataclasses.replace(setting, limits=_limits(args, setting.limits)), overhead
+    return dataclasses.replace(
+        setting,
+        limits=_limits(args, setting.limits),
+        max_tokens=setting.max_tokens if args.max_tokens is None else args.max_tokens,
+        enable_prefix_caching=bool(args.enable_prefix_caching),
+    ), overhead
 
 
 def workload_from(args: argparse.Namespace, setting: Setting) -> list[Arrival] | ClosedUsers:
     """The requests to play: arrivals at the rate asked for, or users in a closed loop."""
     if args.users is not None:
+        for name, value in (("workload", args.workloads), ("trace", args.trace)):
+            if value:
+                raise InvalidConfigError(name, value, "left out with --users")
         lengths = uniform_lengths(
             parse_range(args.input_len, "input_len"), parse_range(args.output_len, "output_len")
         )
         classes = [parse_class(spec) for spec in args.classes]
+        num_requests = 1000 if args.num_requests is None else args.num_requests
         return ClosedUsers(
-            args.users, args.num_requests, lengths, think_s=args.think_s, seed=args.seed,
+            args.users, num_requests, lengths, think_s=args.think_s, seed=args.seed,
             **({"traffic_class": classes[0][0]} if classes else {}),
         )  # fmt: skip
-    if args.trace is not None and args.rate is None:
-        return _classified(args, _trace(args), args.seed)
     return setting.traffic(args.rate or setting.rates[0], args.seed)
 
 
-def parse_class(spec: str) -> tuple[TrafficClass, float]:
-    """Reads `"chat:share=0.8,ttft=1,tpot=0.05"`: a class and its share of the traffic.
-
-    Raises:
-        InvalidConfigError: an unknown name or a bad value.
-    """
-    name, _, rest = spec.partition(":")
-    fields = {"ttft": "ttft_target_s", "tpot": "tpot_target_s", "e2e": "e2e_target_s"}
-    values: dict[str, Any] = {"name": name}
-    share = 1.0
-    for part in filter(None, rest.split(",")):
-        key, _, value = part.partition("=")
-        if key == "priority":
-            values["priority"] = Priority.parse(value)
-        elif key == "tenant":
-            values["tenant"] = value
-        elif key == "share":
-            share = _positive(spec, key, value)
-        elif key in fields:
-            values[fields[key]] = _positive(spec, key, value)
-        else:
-            raise InvalidConfigError("class", spec, "share, ttft, tpot, e2e, priority or tenant")
-    return TrafficClass(**values), share
-
-
-def _positive(spec: str, key: str, value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not (math.isfinite(number) and number > 0):
-        raise InvalidConfigError("class", spec, f"NAME:{key}=NUMBER with a finite number above 0")
-    return number
+def notice_of_long_requests(setting: Setting) -> str:
+    """A line about requests that the replica is too small for; empty if all fit."""
+    limits = setting.limits
+    room = min(limits.max_model_len, (limits.num_pages - 1) * limits.page_size + 1)
+    if setting.max_request_len <= room:
+        return ""
+    return (
+        f"octavo: the longest request has {setting.max_request_len} tokens and the replica takes "
+        f"{room} (--max-model-len, --kv-tokens): longer prompts fail, longer outputs are cut"
+    )
 
 
 def quiet_faults() -> None:
@@ -169,63 +158,45 @@ def quiet_faults() -> None:
     logging.getLogger("octavo.engine.core").setLevel(logging.CRITICAL)
 
 
-def _traffic(args: argparse.Namespace) -> Traffic:
-    if args.trace is not None:
-        by_rate = trace_traffic(_trace(args))
-        return lambda rate, seed: _classified(args, by_rate(rate, seed), seed)
-    lengths = uniform_lengths(
-        parse_range(args.input_len, "input_len"), parse_range(args.output_len, "output_len")
+def _workload(args: argparse.Namespace) -> Workload:
+    """What is asked for, or else requests of uniform lengths."""
+    workload = asked_workload(args, args.num_requests)
+    if workload is not None:
+        return workload
+    burstiness = args.burstiness
+    if args.arrivals is not None:
+        process = parse_process(args.arrivals)
+        if process is None:
+            raise InvalidConfigError("arrivals", args.arrivals, "poisson or gamma without a trace")
+        burstiness = process.burstiness
+    drawn = drawn_workload(
+        parse_range(args.input_len, "input_len"),
+        parse_range(args.output_len, "output_len"),
+        Extent(num_requests=args.num_requests, duration_s=args.duration),
+        burstiness=burstiness,
     )
-    return lambda rate, seed: _classified(
-        args,
-        gamma_arrivals(rate, args.duration, lengths, seed=seed, burstiness=args.burstiness),
-        seed,
-    )
-
-
-def _trace(args: argparse.Namespace) -> list[Arrival]:
-    arrivals = read_arrivals(args.trace)
-    if args.window is not None:
-        begin, _, end = args.window.partition(":")
-        try:
-            arrivals = window(arrivals, float(begin or 0), float(end or "inf"))
-        except ValueError:
-            raise InvalidConfigError("window", args.window, "BEGIN:END in seconds") from None
-    if not arrivals:
-        raise InvalidConfigError("trace", args.trace, "a trace with requests in the window")
-    return arrivals
-
-
-def _classified(args: argparse.Namespace, arrivals: list[Arrival], seed: int) -> list[Arrival]:
-    classes = [parse_class(spec) for spec in args.classes]
-    if not classes:
-        return arrivals
-    arrivals = [dataclasses.replace(a, traffic_class=classes[0][0]) for a in arrivals]
-    left = 1.0
-    for index, (traffic_class, share) in enumerate(classes[1:], 1):
-        # Shares are of all; each class draws from the first one's requests alone.
-        first = [a for a in arrivals if a.traffic_class is classes[0][0]]
-        rest = [a for a in arrivals if a.traffic_class is not classes[0][0]]
-        moved = spread_classes(first, min(1.0, share / left), traffic_class, seed * 100 + index)
-        arrivals = sorted([*moved, *rest], key=lambda a: (a.arrival_s, a.request_id))
-        left = max(1e-9, left - share)
-    return arrivals
+    return promised(args, drawn)
 
 
 def _limits(args: argparse.Namespace, limits: StepLimits) -> StepLimits:
     changes: dict[str, Any] = {}
+    if args.max_model_len is not None and args.max_model_len < 2:
+        raise InvalidConfigError("max_model_len", args.max_model_len, "at least 2 tokens")
     if args.num_decode_steps is not None:
         changes["max_num_steps"] = args.num_decode_steps
     page_size = args.page_size or limits.page_size
+    max_model_len = args.max_model_len or limits.max_model_len
     if args.num_rows is not None:
         changes |= {"max_num_seqs": args.num_rows, "max_prefill_rows": args.num_rows}
-    if args.kv_tokens is not None or args.page_size is not None:
+    given = (args.kv_tokens, args.page_size, args.max_model_len)
+    if any(value is not None for value in given):
         tokens = args.kv_tokens or (limits.num_pages - 1) * limits.page_size
         num_pages = tokens // page_size
         changes |= {
             "page_size": page_size,
             "num_pages": num_pages + 1,
-            "max_pages_per_seq": min(-(-limits.max_model_len // page_size), num_pages),
+            "max_model_len": max_model_len,
+            "max_pages_per_seq": min(-(-max_model_len // page_size), num_pages),
         }
     if args.host_kv_tokens is not None:
         changes["num_host_pages"] = args.host_kv_tokens // page_size
@@ -233,18 +204,25 @@ def _limits(args: argparse.Namespace, limits: StepLimits) -> StepLimits:
 
 
 def _step_time(
-    args: argparse.Namespace,
-) -> tuple[StepTime, StepLimits | None, HostOverhead, SwapLink]:
+    args: argparse.Namespace, longest: int
+) -> tuple[StepTime, StepLimits, HostOverhead, SwapLink]:
+    """Step times, the replica's limits, its host and its link.
+
+    Args:
+        longest: tokens of the longest request.
+    """
     from octavo.engine.simulation.profile import Profile
     from octavo.engine.simulation.roofline import DEVICES, kv_capacity, roofline
     from octavo.engine.simulation.step_time import ConstantStepTime
 
+    max_model_len = max(16_384, longest)
+    limits = replica_limits(kv_tokens=64_000, max_model_len=max_model_len)
     name, _, number = args.step_time.partition(":")
     if name == "niyama":
-        return NIYAMA_STEP_TIME, None, NO_OVERHEAD, SwapLink()
+        return NIYAMA_STEP_TIME, limits, NO_OVERHEAD, SwapLink()
     if name == "constant":
         try:
-            return ConstantStepTime(float(number)), None, NO_OVERHEAD, SwapLink()
+            return ConstantStepTime(float(number)), limits, NO_OVERHEAD, SwapLink()
         except ValueError:
             raise InvalidConfigError("step_time", args.step_time, "constant:SECONDS") from None
     if name.lower() in DEVICES:
@@ -255,7 +233,7 @@ def _step_time(
         model = roofline(name, config, num_devices=int(number or 1))
         limits = replica_limits(
             kv_tokens=min(kv_capacity(model), 4_000_000),
-            max_model_len=min(config.max_position_embeddings, 16_384),
+            max_model_len=min(config.max_position_embeddings, max_model_len),
         )
         page_bytes = int(model.kv_bytes_per_token * limits.page_size)
         link = SwapLink(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from octavo.engine.simulation.workload import BenchRequest
+from octavo.engine.simulation.workloads.bench_requests import BenchRequest
 from octavo.server.load.figures import Sent
 
 
@@ -53,6 +53,7 @@ async def send_all(
             await asyncio.sleep(begun_s + request.arrival_s - time.perf_counter())
             async with slots:
                 sent = await target.send(request)
+            sent.traffic_class = request.traffic_class
             if on_end is not None:
                 on_end(sent)
             return sent

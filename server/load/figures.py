@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from octavo.engine.simulation.workloads.traffic import PLAIN, TrafficClass
+
 
 @dataclass(slots=True)
 class Sent:
@@ -23,6 +25,7 @@ class Sent:
         token_s: when each part of the text came.
         ended_s: end of the stream.
         error: what went wrong, if anything.
+        traffic_class: what the request was promised.
     """
 
     num_prompt: int = 0
@@ -31,6 +34,7 @@ class Sent:
     token_s: list[float] = field(default_factory=list)
     ended_s: float = 0.0
     error: str | None = None
+    traffic_class: TrafficClass = PLAIN
 
     @property
     def ttft_s(self) -> float:
@@ -52,7 +56,8 @@ def summarize(sent: Sequence[Sent], goals_ms: dict[str, float] | None = None) ->
     """The benchmark's figures, times in milliseconds.
 
     Args:
-        goals_ms: most `ttft`, `tpot`, `e2el`; requests within all of them are the goodput.
+        goals_ms: most `ttft`, `tpot`, `e2el`; requests within all of them are the goodput. None
+            holds each request to its own targets, if any request has some.
     """
     good = [item for item in sent if item.error is None]
     duration_s = max((item.ended_s for item in sent), default=0.0) - min(
@@ -78,8 +83,9 @@ def summarize(sent: Sequence[Sent], goals_ms: dict[str, float] | None = None) ->
         "output_throughput": num_output * per_s,
         "total_token_throughput": (num_input + num_output) * per_s,
     }
-    if goals_ms:
-        report["request_goodput"] = sum(_is_within(item, goals_ms) for item in good) * per_s
+    if goals_ms or any(_own_goals_ms(item) for item in sent):
+        within = sum(_is_within(item, goals_ms or _own_goals_ms(item)) for item in good)
+        report["request_goodput"] = within * per_s
     for name, values in times.items():
         values_ms = np.array(values) * 1e3
         if len(values_ms):
@@ -87,6 +93,16 @@ def summarize(sent: Sequence[Sent], goals_ms: dict[str, float] | None = None) ->
             for percent, label in ((50, "median"), (90, "p90"), (99, "p99")):
                 report[f"{label}_{name}_ms"] = float(np.percentile(values_ms, percent))
     return report
+
+
+def _own_goals_ms(item: Sent) -> dict[str, float]:
+    promised = item.traffic_class
+    goals_s = {
+        "ttft": promised.ttft_target_s,
+        "tpot": promised.tpot_target_s,
+        "e2el": promised.e2e_target_s,
+    }
+    return {name: goal_s * 1e3 for name, goal_s in goals_s.items() if goal_s is not None}
 
 
 def _is_within(item: Sent, goals_ms: dict[str, float]) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.engine.errors import EngineDeadError, InvalidConfigError, OctavoError
 from octavo.engine.sampling_params import SamplingParams
-from octavo.engine.simulation.workload import BenchRequest
+from octavo.engine.simulation.workloads.bench_requests import BenchRequest
 from octavo.server.client import AsyncOctavoClient
 from octavo.server.load.figures import Sent
 
@@ -66,7 +66,13 @@ class GrpcTarget:
         finished = False
         try:
             params = SamplingParams(**{"max_tokens": request.max_tokens, **self._sampling})
-            outputs = self._client.stream(request.prompt_token_ids, params, model=self._model)
+            promised = request.traffic_class
+            outputs = self._client.stream(
+                request.prompt_token_ids, params, model=self._model, tenant=promised.tenant,
+                priority=promised.priority, ttft_target_ms=_milliseconds(promised.ttft_target_s),
+                tpot_target_ms=_milliseconds(promised.tpot_target_s),
+                e2e_target_ms=_milliseconds(promised.e2e_target_s),
+            )  # fmt: skip
             async for output in outputs:
                 now_s = time.perf_counter()
                 num_new = sum(len(completion.token_ids) for completion in output.outputs)
@@ -81,3 +87,7 @@ class GrpcTarget:
             sent.error = f"{type(error).__name__}: {error}"
         sent.ended_s = time.perf_counter()
         return sent
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3

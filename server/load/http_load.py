@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.simulation.workload import BenchRequest
+from octavo.engine.request import Priority
+from octavo.engine.simulation.workloads.bench_requests import BenchRequest
+from octavo.engine.simulation.workloads.traffic import TrafficClass
 from octavo.server.load.figures import Sent
 
 if TYPE_CHECKING:
@@ -64,9 +66,14 @@ class HttpTarget:
         await self._client.aclose()
 
     async def send(self, request: BenchRequest) -> Sent:
-        """Streams one completion."""
+        """Streams one completion.
+
+        Targets go in headers, which other servers ignore; tenant and priority in the body, if the
+        request has any.
+        """
         import httpx
 
+        promised = request.traffic_class
         body = {
             "model": self._model,
             "prompt": list(request.prompt_token_ids),
@@ -74,11 +81,19 @@ class HttpTarget:
             "temperature": 0.0,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **({"tenant": promised.tenant} if promised.tenant else {}),
+            **(
+                {"priority": int(promised.priority)}
+                if promised.priority is not Priority.NORMAL
+                else {}
+            ),
             **self._extra_body,
         }
         sent = Sent(sent_s=time.perf_counter())
         try:
-            async with self._client.stream("POST", "/v1/completions", json=body) as answer:
+            async with self._client.stream(
+                "POST", "/v1/completions", json=body, headers=target_headers(promised)
+            ) as answer:
                 if answer.status_code != httpx.codes.OK:
                     text = (await answer.aread()).decode(errors="replace")
                     sent.error = f"{answer.status_code}: {text[:200]}"
@@ -100,6 +115,20 @@ class HttpTarget:
             await self._client.aclose()
             allowed = f"the URL of a server that speaks OpenAI's API ({error})"
             raise InvalidConfigError("base_url", str(self._client.base_url), allowed) from None
+
+
+def target_headers(promised: TrafficClass) -> dict[str, str]:
+    """The targets of a request as Octavo's HTTP API hears them."""
+    targets_s = {
+        "ttft": promised.ttft_target_s,
+        "tpot": promised.tpot_target_s,
+        "e2e": promised.e2e_target_s,
+    }
+    return {
+        f"x-slo-{kind}-ms": f"{target_s * 1e3:g}"
+        for kind, target_s in targets_s.items()
+        if target_s is not None
+    }
 
 
 async def _read(answer: httpx.Response, sent: Sent) -> None:

@@ -148,7 +148,7 @@ def test_a_peer_that_is_not_set_up_says_what_to_run(peers_module, tmp_path: Path
 
 
 def test_the_headline_batch_is_the_published_workload(peers_module) -> None:
-    from octavo.engine.simulation.workload import random_workload
+    from octavo.engine.simulation.workloads.bench_requests import random_workload
 
     made = peers_module("workload_file").make_workload(
         batch_sizes=(8, 4), prompt_len=(16, 256), output_len=(16, 128), vocab_size=49_152, seed=1

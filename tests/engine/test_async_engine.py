@@ -20,7 +20,8 @@ from octavo.engine.errors import (
 )
 from octavo.engine.open_loop import run_open_loop
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
-from octavo.engine.simulation.traffic import Arrival
+from octavo.engine.simulation.workloads.prompts import Segment
+from octavo.engine.simulation.workloads.traffic import Arrival
 
 LONG = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 SHORT = LONG.replace(max_tokens=10)
@@ -77,6 +78,18 @@ async def test_a_workload_may_be_offered_again_as_soon_as_it_has_ended(engine: A
         run = await run_open_loop(engine, arrivals)
         assert [record.status for record in run.records] == ["length"] * 6
         assert [record.num_output for record in run.records] == [5] * 6
+
+
+async def test_shared_beginnings_of_a_workload_are_found_by_a_live_engine(engine: Any) -> None:
+    arrivals = [
+        Arrival(request_id=f"{n}", arrival_s=0.5 * n, num_input=100, num_output=2,
+                segments=(Segment(9, num_shared),))
+        for n, num_shared in enumerate((96, 96, 64))
+    ]  # fmt: skip
+    for seed in (1, 2):  # the second run finds nothing of the first
+        run = await run_open_loop(engine, arrivals, seed=seed)
+        assert [record.status for record in run.records] == ["length"] * 3
+        assert [record.cached_tokens for record in run.records] == [0, 96, 64]
 
 
 async def test_cumulative_outputs_grow_and_deltas_add_up(engine: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 from octavo.engine.event_log import start_log
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.simulation.replay import arrivals_from_log, replay
-from octavo.engine.simulation.workload import random_workload
+from octavo.engine.simulation.workloads.bench_requests import random_workload
 
 MIXED = [
     SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True),

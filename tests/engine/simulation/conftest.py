@@ -9,9 +9,9 @@ import pytest
 
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepLimits
-from octavo.engine.simulation.arrivals import gamma_arrivals, uniform_lengths
 from octavo.engine.simulation.settings import replica_limits
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
+from octavo.engine.simulation.workloads.arrivals import gamma_arrivals, uniform_lengths
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 CHAT = TrafficClass(name="chat", ttft_target_s=1.0, tpot_target_s=0.05)
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.simulation.arrivals import gamma_arrivals, uniform_lengths
 from octavo.engine.simulation.executor import SwapLink
 from octavo.engine.simulation.goodput import (
     Candidate,
@@ -31,7 +30,8 @@ from octavo.engine.simulation.goodput_report import (
 )
 from octavo.engine.simulation.settings import Setting, replica_limits
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
+from octavo.engine.simulation.workloads.arrivals import gamma_arrivals, uniform_lengths
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 CHAT = TrafficClass(name="chat", ttft_target_s=1.0, tpot_target_s=0.05)
 

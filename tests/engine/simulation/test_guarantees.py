@@ -14,7 +14,7 @@ from octavo.engine.simulation.request_record import RequestRecord
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.simulate import SimulationReport, simulate
 from octavo.engine.simulation.step_time import ConstantStepTime
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 NORMAL = TrafficClass(name="chat", priority=Priority.NORMAL)
 LOW = TrafficClass(name="batch", priority=Priority.LOW)

@@ -12,7 +12,7 @@ from octavo.engine.simulation.metrics import (
     summarize,
 )
 from octavo.engine.simulation.request_record import RequestRecord
-from octavo.engine.simulation.traffic import PLAIN, TrafficClass
+from octavo.engine.simulation.workloads.traffic import PLAIN, TrafficClass
 
 CHAT = TrafficClass(name="chat", ttft_target_s=1.0, tpot_target_s=0.1)
 BATCH = TrafficClass(name="batch", e2e_target_s=10.0)

@@ -9,7 +9,7 @@ import pytest
 
 from octavo.engine.simulation.oracle import Job, prefill_bound, relaxed_bound
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, ConstantStepTime
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 CHAT = TrafficClass(name="chat", ttft_target_s=1.0)
 

@@ -15,7 +15,7 @@ from octavo.engine.simulation.replay import arrivals_from_log, replay
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.simulate import simulate
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME
-from octavo.engine.simulation.traffic import Arrival
+from octavo.engine.simulation.workloads.traffic import Arrival
 
 FAULTS = Faults(
     cancelled_share=0.1, slow_step_share=0.05, failed_step_share=0.01, failed_transfer_share=0.3

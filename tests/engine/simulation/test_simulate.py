@@ -11,13 +11,14 @@ import pytest
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.scheduler import Scheduler
-from octavo.engine.simulation.arrivals import ClosedUsers, uniform_lengths
 from octavo.engine.simulation.executor import HostOverhead, output_tokens
 from octavo.engine.simulation.faults import Faults
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.simulate import SimulationReport, simulate, true_length
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, ConstantStepTime
-from octavo.engine.simulation.traffic import END_TOKEN, Arrival
+from octavo.engine.simulation.workloads.arrivals import ClosedUsers, uniform_lengths
+from octavo.engine.simulation.workloads.prompts import block_segments
+from octavo.engine.simulation.workloads.traffic import END_TOKEN, Arrival
 
 STEP = ConstantStepTime(0.1)
 
@@ -206,8 +207,8 @@ def test_shared_blocks_are_found_in_the_prefix_cache(
     make_scheduler: Callable[..., Scheduler],
 ) -> None:
     arrivals = [
-        Arrival(request_id=name, arrival_s=at, num_input=120, num_output=2, block_ids=blocks,
-                block_tokens=48)
+        Arrival(request_id=name, arrival_s=at, num_input=120, num_output=2,
+                segments=block_segments(blocks, 48, 120))
         for name, at, blocks in (("a", 0.0, (1, 2)), ("b", 5.0, (1, 2)), ("c", 10.0, (1, 3)))
     ]  # fmt: skip
     report = simulate(arrivals, make_scheduler(), STEP)

@@ -16,8 +16,8 @@ from octavo.engine.simulation.faults import Faults
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.soak import draw_scenario, play, run
 from octavo.engine.simulation.step_time import ConstantStepTime
-from octavo.engine.simulation.traffic import Arrival, make_request
 from octavo.engine.simulation.virtual_clock import VirtualClock
+from octavo.engine.simulation.workloads.traffic import Arrival, make_request
 
 
 @pytest.fixture(autouse=True)

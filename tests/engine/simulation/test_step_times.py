@@ -16,7 +16,7 @@ from octavo.engine.simulation.profile import Profile, ProgramCost, Sample, fit_l
 from octavo.engine.simulation.roofline import DEVICES, kv_capacity, roofline
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, StepWork, step_work
-from octavo.engine.simulation.traffic import Arrival, make_request
+from octavo.engine.simulation.workloads.traffic import Arrival, make_request
 from octavo.models.config import ModelConfig
 
 LLAMA_8B = ModelConfig(

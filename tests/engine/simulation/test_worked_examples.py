@@ -18,7 +18,7 @@ from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.simulation.simulate import SimulationReport, simulate
 from octavo.engine.simulation.step_time import ConstantStepTime
-from octavo.engine.simulation.traffic import Arrival
+from octavo.engine.simulation.workloads.traffic import Arrival
 
 PROMPT = 8
 ARRIVALS = (0, 1, 1, 4, 5)

@@ -71,6 +71,68 @@ def test_workloads_and_replicas_of_every_kind(
     assert report["num_served"] == report["num_requests"]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--workload", "sessions:first_len=200:400,max_context=900,new_len=20:90"],
+        ["--workload", "chat", "--workload", "tight-chat:share=2", "--rate", "3"],
+        ["--workload", "mix:flood=1,bursts=1", "--ttft", "2", "--arrivals", "poisson"],
+        ["--trace", "TABLE", "--arrivals", "gamma:cv=2", "--rate", "4"],
+        ["--trace", "TABLE", "--trace-format", "lengths", "--tpot", "0.2"],
+        ["--arrivals", "gamma:cv=2"],
+    ],
+)
+def test_a_workload_is_played_by_name_and_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    table = tmp_path / "lengths.csv"
+    table.write_text("input_tokens,output_tokens\n50,5\n70,9\n")
+    arguments = [str(table) if part == "TABLE" else part for part in arguments]
+    report = simulate(capsys, *arguments, "--num-requests", "30")
+    assert report["num_requests"] == report["num_served"] == 30
+    assert report == simulate(capsys, *arguments, "--num-requests", "30")
+
+
+def test_targets_are_those_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = ["--workload", "chat", "--num-requests", "20", "--step-time", "constant:0.1"]
+    assert simulate(capsys, *steps)["attainment"] == 0.0  # 100 ms a token, 50 wanted
+    assert simulate(capsys, *steps, "--tpot", "0.2")["attainment"] == 1.0
+    assert simulate(capsys, *steps, "--tpot", "0.2", "--ttft", "0.05")["attainment"] == 0.0
+
+
+def test_prefixes_are_shared_if_the_cache_is_on(capsys: pytest.CaptureFixture[str]) -> None:
+    agents = ["--workload", "agents", "--num-requests", "20"]
+    off, on = simulate(capsys, *agents), simulate(capsys, *agents, "--enable-prefix-caching")
+    assert off["prefill_tokens"] == 20 * (8192 + 256)
+    assert on["prefill_tokens"] == 8192 + 20 * 256
+    assert simulate(capsys, *agents, "--prefix-caching") == on
+
+
+def test_a_replica_is_as_large_as_the_workloads_longest_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_s,input_tokens,output_tokens\n0,100,5\n1,20000,3000\n")
+    arguments = ["--trace", str(trace), "--step-time", "constant:0.01"]
+    report = simulate(capsys, *arguments)
+    assert report["num_served"] == 2
+    assert report["output_tokens_per_s"] * report["duration_s"] == pytest.approx(3005)
+    assert main(["simulate", "--json", *arguments, "--max-model-len", "16384"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["num_failed"] == 1
+    assert "the longest request has 23000 tokens and the replica takes 16384" in err
+
+
+def test_classes_keep_the_tenants_of_a_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace, out = tmp_path / "trace.csv", tmp_path / "log.jsonl"
+    trace.write_text("client_id,timestamp,input_tokens,output_tokens\na,0,9,5\nb,1,9,5\n")
+    simulate(capsys, "--trace", str(trace), "--class", "chat:ttft=1", "--record", str(out))
+    added = [json.loads(line).get("add") for line in out.read_text().splitlines()]
+    assert [request["tenant"] for request in added if request] == ["a", "b"]
+
+
 def test_classes_get_their_shares(capsys: pytest.CaptureFixture[str]) -> None:
     report = simulate(
         capsys, "--rate", "10", "--duration", "60", "--class", "chat:ttft=1,tpot=0.05",
@@ -94,6 +156,25 @@ def test_classes_get_their_shares(capsys: pytest.CaptureFixture[str]) -> None:
         (["--policy", "nobody"], "scheduling_policy"),
         (["--replay", "/nowhere"], "log"),
         (["--rate", "0"], "rate"),
+        (["--rate", "nan"], "rate"),
+        (["--workload", "nobody"], "workload"),
+        (["--workload", "chat:ttft_s=0"], "ttft_s"),
+        (["--workload", "chat", "--trace", "t.csv"], "trace"),
+        (["--workload", "chat", "--class", "a"], "class"),
+        (["--workload", "chat", "--window", "1:2"], "window"),
+        (["--workload", "chat", "--arrivals", "recorded"], "arrivals"),
+        (["--workload", "chat", "--users", "3"], "workload"),
+        (["--workload", "chat", "--setting", "azure"], "workload"),
+        (["--arrivals", "recorded"], "arrivals"),
+        (["--window", "1:2"], "window"),
+        (["--trace-format", "azure"], "trace_format"),
+        (["--ttft", "0"], "ttft"),
+        (["--tpot", "nan"], "tpot"),
+        (["--ttft", "86401"], "ttft"),
+        (["--class", "a:e2e=86401"], "e2e"),
+        (["--num-requests", "0"], "num_requests"),
+        (["--duration", "-1"], "duration"),
+        (["--max-model-len", "1"], "max_model_len"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(
@@ -127,3 +208,35 @@ def test_goodput_of_policies_is_compared(
     report = json.loads((out / "goodput.json").read_text())
     assert [result["policy"] for result in report["results"]] == ["fcfs", "slo"]
     assert printed.strip() in (out / "goodput.md").read_text()
+
+
+def test_goodput_is_simulated_with_the_prefix_cache_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # 3 requests a second of 8,448 tokens: a hopeless load, unless their beginning is computed once.
+    arguments = ["bench", "goodput", "--simulate", "--policies", "fcfs", "--token-budget", "512",
+                 "--workload", "agents:output_len=4:8", "--num-requests", "60", "--rates", "3",
+                 "--seeds", "1", "--jobs", "1", "--json"]  # fmt: skip
+    attained = {}
+    for cache in ("--no-enable-prefix-caching", "--enable-prefix-caching"):
+        assert main([*arguments, cache]) == 0
+        report = json.loads(capsys.readouterr().out)
+        attained[cache] = report["results"][0]["rates"][0]["attainment"]["mean"]
+        assert bool(report["bounds"]) == (cache == "--no-enable-prefix-caching")
+    assert attained["--no-enable-prefix-caching"] < 0.1
+    assert attained["--enable-prefix-caching"] > 0.9
+
+
+def test_goodput_takes_prompts_as_long_as_the_workload_has(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["bench", "goodput", "--simulate", "--policies", "fcfs", "--token-budget", "512",
+                 "--workload", "chat:input_len=20000,output_len=4,ttft_s=60,tpot_s=1",
+                 "--num-requests", "5", "--rates", "0.1", "--seeds", "1", "--jobs", "1",
+                 "--json"]  # fmt: skip
+    for more, attained in ((), 1.0), (("--max-model-len", "16384"), 0.0):
+        assert main([*arguments, *more]) == 0
+        out, err = capsys.readouterr()
+        row = json.loads(out)["results"][0]["rates"][0]
+        assert row["attainment"]["mean"] == attained
+        assert ("the replica takes 16384" in err) == bool(more)

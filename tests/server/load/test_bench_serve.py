@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.simulation.workload import random_workload
+from octavo.engine.simulation.workloads.bench_requests import bench_requests, random_workload
+from octavo.engine.simulation.workloads.spec import Extent, generated_workload
+from octavo.engine.simulation.workloads.traffic import TrafficClass
 from octavo.server.cli.bench_serve import as_text, with_arrivals
 from octavo.server.cli.main import main
+from octavo.server.load.arrivals import send_all
 from octavo.server.load.figures import Sent, summarize
+from octavo.server.load.grpc_load import GrpcTarget
+from octavo.server.load.http_load import HttpTarget
 
 
 def sent(begin_s: float, *token_s: float, num_output: int | None = None) -> Sent:
@@ -75,6 +83,64 @@ def test_a_live_server_is_measured(live, capsys, protocol):
     assert 0 < report["median_ttft_ms"] <= report["p99_ttft_ms"] <= report["p99_e2el_ms"]
 
 
+WORKLOAD = ("reasoning:input_len=4:20,median=5,min_output=2", "flood:input_len=4:20,output_len=2:9")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_workload_is_sent_to_a_live_server(live, capsys, protocol):
+    where = ("--base-url", live.http) if protocol == "http" else ("--grpc", live.grpc)
+    status = main(
+        [
+            *("bench", "serve", *where, "--num-requests", "8", "--vocab-size", "258", "--rate"),
+            *("100", "--json", "--workload", WORKLOAD[0], "--workload", WORKLOAD[1]),
+        ]
+    )
+    report = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert (report["completed"], report["failed"]) == (8, 0)
+    offered = generated_workload(WORKLOAD, Extent(num_requests=8)).traffic(100.0, 1)
+    assert report["total_input_tokens"] == sum(a.num_input for a in offered)
+    assert report["total_output_tokens"] == sum(a.num_output for a in offered)
+    assert report["request_goodput"] <= report["request_throughput"]
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_requests_are_sent_with_their_targets_tenants_and_classes(on_stand, protocol):
+    offered = generated_workload(WORKLOAD, Extent(num_requests=30)).traffic(300.0, 1)
+
+    async def scenario(stand):
+        stand.engine.model_config = SimpleNamespace(
+            vocab_size=1000, hidden_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8,
+            eos_token_ids=(),
+        )  # fmt: skip
+        target = HttpTarget(stand.http) if protocol == "http" else GrpcTarget(stand.address)
+        sent = await send_all(target, bench_requests(offered, 1000))
+        assert [item.error for item in sent] == [None] * 30
+        assert [item.traffic_class for item in sent] == [a.traffic_class for a in offered]
+        seen = collections.Counter(
+            (k["tenant"], k["priority"], *dataclasses.astuple(k["targets"]))
+            for k in stand.engine.seen
+        )
+        promised = [a.traffic_class for a in offered]
+        assert seen == collections.Counter(
+            (c.tenant, c.priority, c.ttft_target_s, c.tpot_target_s, c.e2e_target_s)
+            for c in promised
+        )
+        assert len(seen) == 4  # two tenants, interactive and batch
+
+    on_stand(scenario, http_port=0)
+
+
+def test_requests_are_held_to_their_own_targets():
+    late, none = TrafficClass(name="a", ttft_target_s=0.4), TrafficClass(name="b")
+    answers = [sent(1.0, 1.5, 1.7), sent(1.0, 1.5, 1.7), sent(1.0, 1.3, 5.0)]
+    for answer, kind in zip(answers, (late, none, late), strict=True):
+        answer.traffic_class = kind
+    assert summarize(answers)["request_goodput"] == pytest.approx(2 / 4)
+    assert summarize(answers, {"ttft": 600})["request_goodput"] == pytest.approx(3 / 4)
+    assert "request_goodput" not in summarize([sent(1.0, 1.5)])
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_requests_that_the_server_refuses_are_counted_and_reported(live, capsys, protocol):
     where = ("--base-url", live.http) if protocol == "http" else ("--grpc", live.grpc)
@@ -93,6 +159,13 @@ def test_requests_that_the_server_refuses_are_counted_and_reported(live, capsys,
         (["--grpc", "127.0.0.1:1", "--max-concurrency", "0"], "max_concurrency"),
         (["--base-url", "http://127.0.0.1:1", "--goodput", "speed:3"], "goodput"),
         (["--base-url", "http://127.0.0.1:1", "--extra-body", "[]"], "extra_body"),
+        (["--base-url", "http://127.0.0.1:1", "--workload", "nobody"], "workload"),
+        (["--base-url", "http://127.0.0.1:1", "--workload", "chat", "--rate", "0"], "rate"),
+        (["--base-url", "http://127.0.0.1:1", "--workload", "chat", "--vocab-size", "9"], "vocab"),
+        (["--base-url", "http://127.0.0.1:1", "--trace", "/nowhere"], "trace"),
+        (["--base-url", "http://127.0.0.1:1", "--ttft", "0"], "ttft"),
+        (["--base-url", "http://127.0.0.1:1", "--class", "a"], "class"),
+        (["--base-url", "http://127.0.0.1:1", "--arrivals", "recorded"], "arrivals"),
         (["--base-url", "http://127.0.0.1:1", "--token-env", "OCTAVO_NO_SUCH"], "token_env"),
     ],
 )

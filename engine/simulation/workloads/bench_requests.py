@@ -1,24 +1,22 @@
-"""Workloads: lists of requests, made from a seed or read from a trace of real traffic.
+"""Requests with the tokens of their prompts, as engines and servers are measured with.
 
-A workload is a pure function of its arguments: one seed gives the same requests on every machine
-and to every engine that is measured with it. Prompts are random token ids, so nothing but their
-length (and a shared prefix, where asked for) can help or hurt an engine.
+They are a pure function of their arguments: one seed gives the same requests on every machine and
+to every engine that is measured with them. Prompts are random token ids, so nothing but their
+length (and shared prefixes, where asked for) can help or hurt an engine.
 """
 
 from __future__ import annotations
 
-import csv
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from octavo.engine.errors import InvalidConfigError
-
-NUM_RESERVED_TOKENS = 256
-"""Token ids below this are left out of random prompts: tokenizers keep specials and bytes there."""
+from octavo.engine.simulation.workloads.prompts import NUM_RESERVED_TOKENS
+from octavo.engine.simulation.workloads.traces import read_trace
+from octavo.engine.simulation.workloads.traffic import PLAIN, Arrival, TrafficClass, live_prompt
 
 Range = tuple[int, int]
 """An inclusive range of lengths in tokens."""
@@ -32,11 +30,13 @@ class BenchRequest:
         prompt_token_ids: the prompt.
         max_tokens: output tokens to generate, exactly (end of sequence is ignored).
         arrival_s: when it arrives, in seconds from the workload's start.
+        traffic_class: what it is promised.
     """
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     arrival_s: float = 0.0
+    traffic_class: TrafficClass = PLAIN
 
 
 def parse_range(text: str, field: str = "range") -> Range:
@@ -80,8 +80,8 @@ def random_workload(
     """
     _at_least("num_prompts", num_prompts, 1)
     _at_least("seed", seed, 0)
-    prompt_len = _checked_range("prompt_len", prompt_len)
-    output_len = _checked_range("output_len", output_len)
+    prompt_len = checked_range("prompt_len", prompt_len)
+    output_len = checked_range("output_len", output_len)
     if not 0 <= shared_prefix_len <= prompt_len[0]:
         raise InvalidConfigError(
             "shared_prefix_len",
@@ -111,7 +111,7 @@ def trace_workload(
     `max_model_len` are left out, never shortened.
 
     Args:
-        path: CSV with a header naming input_tokens, output_tokens and, optionally, arrival_s.
+        path: a trace or a table of lengths, as `read_trace` reads it.
         num_prompts: how many requests.
         seed: picks the rows and the token ids.
         vocab_size: as for `random_workload`.
@@ -123,7 +123,8 @@ def trace_workload(
     """
     _at_least("num_prompts", num_prompts, 1)
     _at_least("seed", seed, 0)
-    rows = [row for row in read_trace(Path(path)) if row[1] + row[2] <= max_model_len]
+    trace = read_trace(path)
+    rows = [a for a in trace.arrivals if a.num_input + a.num_output <= max_model_len]
     if len(rows) < num_prompts:
         raise InvalidConfigError(
             "num_prompts",
@@ -131,19 +132,40 @@ def trace_workload(
             f"at most {len(rows)}: the rows of {path} that fit {max_model_len} tokens",
         )
     rng = np.random.default_rng(seed)
-    if rows[0][0] is None:
-        picked = rng.choice(len(rows), size=num_prompts, replace=False)
-        chosen = [rows[index] for index in picked]
-    else:
+    if trace.has_times:
         first = int(rng.integers(0, len(rows) - num_prompts, endpoint=True))
         chosen = rows[first : first + num_prompts]
-    start_s = chosen[0][0] or 0.0
-    requests = []
-    for arrival_s, num_prompt, num_output in chosen:
-        prompt = _random_tokens(rng, num_prompt, vocab_size)
-        since_start_s = 0.0 if arrival_s is None else arrival_s - start_s
-        requests.append(BenchRequest(prompt, num_output, since_start_s))
-    return requests
+    else:
+        chosen = [rows[i] for i in rng.choice(len(rows), size=num_prompts, replace=False)]
+    start_s = chosen[0].arrival_s
+    return [
+        replace(request, arrival_s=request.arrival_s - start_s)
+        for request in bench_requests(chosen, vocab_size, seed)
+    ]
+
+
+def bench_requests(
+    arrivals: Iterable[Arrival], vocab_size: int, salt: object = 0
+) -> list[BenchRequest]:
+    """The requests of a workload with the tokens of their prompts.
+
+    Args:
+        arrivals: the workload.
+        vocab_size: token ids are below it.
+        salt: as for `live_prompt`.
+
+    Raises:
+        InvalidConfigError: as for `live_prompt`.
+    """
+    return [
+        BenchRequest(
+            tuple(live_prompt(arrival, vocab_size, salt)),
+            arrival.num_output,
+            arrival.arrival_s,
+            arrival.traffic_class,
+        )
+        for arrival in arrivals
+    ]
 
 
 def num_tokens(requests: Sequence[BenchRequest]) -> tuple[int, int]:
@@ -162,42 +184,7 @@ def _random_tokens(rng: np.random.Generator, count: int, vocab_size: int) -> tup
     return tuple(rng.integers(NUM_RESERVED_TOKENS, vocab_size, size=count).tolist())
 
 
-def read_trace(path: Path) -> list[tuple[float | None, int, int]]:
-    """(arrival_s or None, input tokens, output tokens) of each row, in arrival order."""
-    try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames or []
-            for column in ("input_tokens", "output_tokens"):
-                if column not in columns:
-                    raise InvalidConfigError(
-                        "trace", path, f"a CSV with a column {column}; it has {columns}"
-                    )
-            rows = [_trace_row(path, reader.line_num, row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InvalidConfigError("trace", path, f"a readable CSV ({error})") from None
-    if rows and rows[0][0] is not None:
-        rows.sort(key=lambda row: row[0] or 0.0)
-    return rows
-
-
-def _trace_row(path: Path, line: int, row: dict[str, str | None]) -> tuple[float | None, int, int]:
-    try:
-        arrival = row.get("arrival_s")
-        if "arrival_s" in row and arrival is None:
-            raise ValueError("no arrival_s")
-        arrival_s = None if arrival is None else float(arrival)
-        num_input, num_output = int(row["input_tokens"] or ""), int(row["output_tokens"] or "")
-        if num_input < 1 or num_output < 1 or not math.isfinite(arrival_s or 0.0):
-            raise ValueError("a count below 1 or an arrival that is not finite")
-    except ValueError as error:
-        raise InvalidConfigError(
-            "trace", path, f"line {line} must hold counts from 1 and finite seconds ({error})"
-        ) from None
-    return arrival_s, num_input, num_output
-
-
-def _checked_range(field: str, ends: Range) -> Range:
+def checked_range(field: str, ends: Range) -> Range:
     low, high = ends
     if not 1 <= low <= high:
         raise InvalidConfigError(field, f"{low}:{high}", "LOW:HIGH with 1 <= LOW <= HIGH")

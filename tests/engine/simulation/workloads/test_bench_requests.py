@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.simulation.workload import (
+from octavo.engine.simulation.workloads.bench_requests import (
     NUM_RESERVED_TOKENS,
     num_tokens,
     parse_range,

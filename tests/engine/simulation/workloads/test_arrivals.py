@@ -10,14 +10,6 @@ import numpy as np
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.simulation.arrivals import (
-    gamma_arrivals,
-    spread_classes,
-    superpose,
-    thin,
-    uniform_lengths,
-    window,
-)
 from octavo.engine.simulation.settings import (
     BATCH,
     CHAT,
@@ -25,10 +17,18 @@ from octavo.engine.simulation.settings import (
     get_setting,
     memory_bound_setting,
     token_edges,
-    trace_traffic,
 )
-from octavo.engine.simulation.trace_files import read_arrivals
-from octavo.engine.simulation.traffic import Arrival, prompt_tokens
+from octavo.engine.simulation.workloads.arrivals import (
+    gamma_arrivals,
+    spread_classes,
+    superpose,
+    thin,
+    trace_traffic,
+    uniform_lengths,
+    window,
+)
+from octavo.engine.simulation.workloads.traces import read_arrivals
+from octavo.engine.simulation.workloads.traffic import Arrival, prompt_tokens
 
 LENGTHS = uniform_lengths((1, 100), (1, 50))
 
