@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sized
 
-MOST_ACCEPTED = 8
+MOST_ACCEPTED = 16
 """Connections of one turn of the event loop: each costs several times as much in the next ones,
 where its transport and its protocol are made."""
 PAUSE_S = 0.1
