@@ -42,7 +42,7 @@ def _generate(**fields: object) -> tuple[str, bytes]:
 
 
 def _parameters() -> tuple[str, bytes]:
-    request = kserve.ModelInferRequest(model_name="x")
+    request = kserve.ModelInferRequest(model_name="tiny")  # as the suite's server calls any model
     for number in range(200_000):
         request.parameters[f"x{number}"].int64_param = number
     return INFER, request.SerializeToString()
@@ -72,6 +72,7 @@ _MESSAGES: dict[str, tuple[str, bytes]] = {
         pb.DetokenizeRequest(token_ids=[7] * 1_000_000).SerializeToString(),
     ),
     "gRPC: 200,000 parameters": _parameters(),
+    "gRPC: 2,000,000 empty inputs": (INFER, b"\x2a\x00" * 2_000_000),
 }
 
 CASES = tuple(

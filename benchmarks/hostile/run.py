@@ -237,15 +237,17 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true", help="a small random model")
     parser.add_argument("--short", action="store_true", help="the cases that CI runs, once")
     parser.add_argument("--shared", action="store_true", help="others use this machine: 250 ms")
-    parser.add_argument("--only", help="cases whose name holds this")
+    parser.add_argument("--only", nargs="+", default=[""], help="cases whose name holds one of it")
+    parser.add_argument("--rounds", type=int, help="of all cases; 2, or 1 of the short form")
     args = parser.parse_args()
     cases = [
         case
         for case in all_cases()
-        if (case.short or not args.short) and (args.only or "") in case.name
+        if (case.short or not args.short) and any(part in case.name for part in args.only)
     ]
     most_ms = SHARED_GAP_MS if args.shared else GAP_MS
-    rows, wrong = run(cases, tiny=args.tiny, rounds=1 if args.short else 2, most_ms=most_ms)
+    rounds = args.rounds or (1 if args.short else 2)
+    rows, wrong = run(cases, tiny=args.tiny, rounds=rounds, most_ms=most_ms)
     failed = sorted({row.name for row in rows if row.faults})
     for line in wrong:
         print(line)
