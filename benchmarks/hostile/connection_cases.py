@@ -210,10 +210,11 @@ REFUSED = (400, 401, 408, 413, 429, 431)
 CASES = (
     Case(name="silent connections", send=_hold(MANY, lambda to: b"")),
     Case(name="half a header", send=_hold(MANY, lambda to: b"GET /hea"), short=False),
-    Case(name="trickled headers", send=_trickle),
+    Case(name="trickled headers", send=_trickle, short=False),
     Case(
         name="half a body",
         send=_hold(500, lambda to: _head(to) + b"content-length: 900\r\n\r\n{"),
+        short=False,
     ),
     Case(name="one-byte chunks", send=_repeat(4, _one_byte_chunks, REFUSED)),
     Case(
@@ -228,12 +229,14 @@ CASES = (
     Case(
         name="many header fields",
         send=_repeat(200, lambda to: _head(to) + b"a:\r\n" * 15_000 + b"\r\n", REFUSED),
+        short=False,
     ),
     Case(
         name="pipelined requests",
         send=_repeat(
             50, lambda to: (_head(to, "GET /v1/models HTTP/1.1") + b"\r\n") * 2000, (200, *REFUSED)
         ),
+        short=False,
     ),
     Case(
         name="two framings",
