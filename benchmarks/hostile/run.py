@@ -3,8 +3,8 @@
     python -m benchmarks.hostile.run                     every case, on the packaged model, twice
     python -m benchmarks.hostile.run --tiny --short      what CI runs
 
-Each case runs with a token and without one, against a server whose programs are all compiled (a tiny
-model's coarse ones alone). It fails (status 1, with the cases' names) where
+Each case runs with a token and without one, against a server whose programs are all compiled (of a
+tiny model the coarse ones). It fails (status 1, with the cases' names) where
 
 - the stream's longest gap is further above its own median than allowed, not counted what steps that
   carried somebody's prompt were planned to take (`planned.py`); the table has the whole gap, too;
