@@ -11,7 +11,8 @@ Lines, each with `t`, the time in seconds on the engine's clock:
     {"t", "cancel": id, "status", "found"}      {"t", "finish": id, "stop_reason", "found"}
     {"t", "turn": plan or null, "transfers"?: [[id, ok, seconds]], "ready"?: [[id, tokens]],
      "ended"?: [[id, status]]}
-    {"t", "commit": step id, "rows": [[token ids]], "duration_s", "ended"?: [[id, status]]}
+    {"t", "commit": step id, "rows": [[token ids]], "duration_s", "priced_s": what the step-time
+     model expected it to take, "ended"?: [[id, status]]}
     {"t", "fail": [ids of requests whose KV was not finite]}
     {"t", "only": [ids of requests on trial] or null}
 """
@@ -121,6 +122,7 @@ class EventLog:
         rows = [list(row.token_ids) for row in result.rows]
         self._write(
             t=now_s, commit=plan.step_id, rows=rows, duration_s=result.duration_s,
+            priced_s=round(plan.priced_s, 6),
             **({"broken": list(result.broken)} if result.broken else {}),
             **({"barred": list(result.barred)} if result.barred else {}),
             **({"ended": ends} if ends else {}),

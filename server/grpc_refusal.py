@@ -10,6 +10,7 @@ import grpc
 from grpc_status import rpc_status
 
 from octavo.engine.errors import OctavoError
+from octavo.server.answered_errors import forget_frames
 from octavo.server.request_stats import RequestStats
 from octavo.server.status import status_of
 
@@ -33,8 +34,14 @@ async def refuse(context: Any, error: OctavoError, stats: RequestStats | None = 
     """
     if stats is not None:
         stats.refused(error)
+    forget_frames(error)
     with contextlib.suppress(*GONE_ERRORS):
-        await context.abort_with_status(rpc_status.to_status(status_of(error)))
+        try:
+            await context.abort_with_status(rpc_status.to_status(status_of(error)))
+        except grpc.aio.AbortError as abort:
+            # The call refers to it; once grpc has caught it, nobody wants to know where it came by.
+            asyncio.get_running_loop().call_soon(forget_frames, abort)
+            raise
     raise asyncio.CancelledError
 
 

@@ -30,6 +30,7 @@ from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.targets import Targets
 from octavo.server.front import Front
 from octavo.server.grpc_refusal import has_left, refuse
+from octavo.server.message_parts import num_parts
 from octavo.server.output_message import OutputEncoder
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.request_stats import RequestStats
@@ -270,10 +271,19 @@ def _check_name(name: str, value: str, low: int = 0) -> str:
     return value
 
 
-def parser(kind: type[Message]) -> Callable[[bytes], Message | InvalidRequestError]:
-    """A deserializer that hands a malformed message on as the error it is."""
+def parser(
+    kind: type[Message], max_parts: int | None = None
+) -> Callable[[bytes], Message | InvalidRequestError]:
+    """A deserializer that hands a malformed message on as the error it is.
+
+    Args:
+        max_parts: fields that it may have, those of messages within it included; for kinds that
+            may hold so many messages that parsing them would delay others' tokens.
+    """
 
     def parse(raw: bytes) -> Message | InvalidRequestError:
+        if max_parts is not None and num_parts(raw, kind, max_parts) > max_parts:
+            return InvalidRequestError("message", "more fields", f"at most {max_parts} fields")
         try:
             return kind.FromString(raw)
         except DecodeError:

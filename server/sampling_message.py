@@ -87,7 +87,7 @@ def sampling_params_from_message(message: pb.SamplingParams) -> SamplingParams:
         InvalidRequestError: a value is out of its range.
     """
     # Requests of one client mostly ask for the same: checking them takes ten times as long as this.
-    if message.ByteSize() <= REMEMBERED_BYTES and not message.logit_bias:
+    if not message.logit_bias and message.ByteSize() <= REMEMBERED_BYTES:
         return _remembered(message.SerializeToString())
     return _read(message)
 

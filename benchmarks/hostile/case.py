@@ -14,15 +14,13 @@ class Addresses:
         http: base URL, such as http://127.0.0.1:8000.
         grpc: host and port of the gRPC services.
         token: that opens the server; None for a client that has none.
-        model: name of the served model.
-        max_model_len: most tokens a sequence of that model may have.
+        paying: a token for those clients of a case that are honest.
     """
 
     http: str
     grpc: str
     token: str | None = None
-    model: str = ""
-    max_model_len: int = 512
+    paying: str | None = None
 
     @property
     def headers(self) -> dict[str, str]:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 HOLD_S = 1.0
 MANY = 1500
 OPENED_TOGETHER = 50
+MOST_AT_ONCE = 5000
 GENERATE = "/octavo.v1.OctavoService/Generate"
 STREAM = "/octavo.v1.OctavoService/GenerateStream"
 INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
@@ -31,9 +33,9 @@ def _head(to: Addresses, line: str = "POST /v1/completions HTTP/1.1") -> bytes:
 
 @contextlib.asynccontextmanager
 async def _connected(
-    to: Addresses, data: bytes = b""
+    to: Addresses, data: bytes = b"", *, grpc: bool = False
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    url = urlsplit(to.http)
+    url = urlsplit(f"//{to.grpc}" if grpc else to.http)
     reader, writer = await asyncio.open_connection(url.hostname, url.port)
     try:
         writer.write(data)
@@ -53,14 +55,16 @@ async def _crowd(count: int, one: Callable[[], Awaitable[None]], together: int) 
     await asyncio.gather(*(run() for _ in range(count)))
 
 
-def _hold(count: int, data: Callable[[Addresses], bytes]) -> Callable[[Addresses], Awaitable[None]]:
+def _hold(
+    count: int, data: Callable[[Addresses], bytes], *, grpc: bool = False
+) -> Callable[[Addresses], Awaitable[None]]:
     """Opens connections, sends the same on each, and holds all of them."""
 
     async def send(to: Addresses) -> None:
         async with contextlib.AsyncExitStack() as stack:
             for _ in range(count):
                 with contextlib.suppress(ConnectionError):
-                    await stack.enter_async_context(_connected(to, data(to)))
+                    await stack.enter_async_context(_connected(to, data(to), grpc=grpc))
             await asyncio.sleep(HOLD_S)
 
     return send
@@ -91,6 +95,26 @@ def _one_byte_chunks(to: Addresses) -> bytes:
 def _honest(to: Addresses) -> bytes:
     body = json.dumps({"prompt": "x", "max_tokens": 1, "priority": "low"}).encode()
     return _head(to) + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+async def _honest_at_once(to: Addresses) -> None:
+    """More honest requests than the server takes: each is served or asked to come again."""
+    served = 0
+
+    async def one() -> None:
+        nonlocal served
+        async with _connected(to, _honest(to)) as (reader, _), asyncio.timeout(50):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            status = int(head.split()[1])
+            assert status in ((200, 429) if to.token is not None else (401, 429)), head
+            assert status != 429 or "\r\nretry-after: " in head, head
+            served += status == 200
+
+    try:
+        await _crowd(MOST_AT_ONCE, one, MOST_AT_ONCE)
+    except (ConnectionError, EOFError) as error:
+        raise AssertionError(f"a request without an answer: {error!r}") from error
+    assert served or to.token is None, "none was served"
 
 
 async def _trickle(to: Addresses) -> None:
@@ -132,6 +156,29 @@ def _watch(channel: grpc.aio.Channel, to: Addresses) -> object:
     return health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
 
 
+async def _watches_beside_calls(to: Addresses) -> None:
+    """Paying clients call while others watch."""
+    paying = [("authorization", f"Bearer {to.paying}")]
+    request = pb.GenerateRequest(
+        prompt="x", sampling_params=pb.SamplingParams(max_tokens=2, ignore_eos=True)
+    ).SerializeToString()
+
+    async def pay() -> None:
+        end_s = time.monotonic() + HOLD_S
+        [channel] = _channels(to, 1)
+        try:
+            while time.monotonic() < end_s:
+                await channel.unary_unary(GENERATE)(request, metadata=paying, timeout=20)
+        except grpc.aio.AioRpcError as error:
+            raise AssertionError(
+                f"a paying call ended: {error.code()} {error.details()}"
+            ) from error
+        finally:
+            await channel.close()
+
+    await asyncio.gather(_calls(MANY, _watch)(to), *(pay() for _ in range(4)))
+
+
 def _no_message(channel: grpc.aio.Channel, to: Addresses) -> object:
     return channel.stream_unary(GENERATE)(metadata=list(to.headers.items()))
 
@@ -163,10 +210,11 @@ REFUSED = (400, 401, 408, 413, 429, 431)
 CASES = (
     Case(name="silent connections", send=_hold(MANY, lambda to: b"")),
     Case(name="half a header", send=_hold(MANY, lambda to: b"GET /hea"), short=False),
-    Case(name="trickled headers", send=_trickle),
+    Case(name="trickled headers", send=_trickle, short=False),
     Case(
         name="half a body",
         send=_hold(500, lambda to: _head(to) + b"content-length: 900\r\n\r\n{"),
+        short=False,
     ),
     Case(name="one-byte chunks", send=_repeat(4, _one_byte_chunks, REFUSED)),
     Case(
@@ -181,12 +229,14 @@ CASES = (
     Case(
         name="many header fields",
         send=_repeat(200, lambda to: _head(to) + b"a:\r\n" * 15_000 + b"\r\n", REFUSED),
+        short=False,
     ),
     Case(
         name="pipelined requests",
         send=_repeat(
             50, lambda to: (_head(to, "GET /v1/models HTTP/1.1") + b"\r\n") * 2000, (200, *REFUSED)
         ),
+        short=False,
     ),
     Case(
         name="two framings",
@@ -197,7 +247,15 @@ CASES = (
         ),
     ),
     Case(name="a burst of requests", send=_repeat(1000, _honest, (200, *REFUSED)), short=False),
+    Case(name="5,000 requests at once", send=_honest_at_once, short=False),
+    Case(name="silent gRPC connections", send=_hold(MANY, lambda to: b"", grpc=True), short=False),
+    Case(
+        name="half a gRPC preface",
+        send=_hold(MANY, lambda to: b"PRI * HTTP/2.0\r\n", grpc=True),
+        short=False,
+    ),
     Case(name="health watches", send=_calls(MANY, _watch)),
+    Case(name="health watches beside calls", send=_watches_beside_calls, short=False),
     Case(name="calls without a message", send=_calls(MANY, _no_message), short=False),
     Case(name="idle streams of messages", send=_calls(MANY, _idle_stream), short=False),
     Case(name="clients that leave", send=_leaving),

@@ -1,10 +1,12 @@
-"""Text of any length and templates' variables: each is refused, or harms nobody.
+"""Texts of any length, chat templates and their variables: each is refused, or harms nobody.
 
-Every case sends one kind of input over HTTP once and fails on an answer of 500.
+Every case sends one kind of input over HTTP and fails on any answer but a refusal. Templates come
+with their requests: the suite's server trusts those who have a token that far.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,14 +18,19 @@ COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/token
 HI = [{"role": "user", "content": "hi"}]
 
 
-def _posts(path: str, body: dict[str, Any]) -> Callable[[Addresses], Awaitable[None]]:
+def _posts(
+    path: str, body: dict[str, Any], count: int = 1
+) -> Callable[[Addresses], Awaitable[None]]:
+    """Sends a body, so many at once."""
+
     async def send(addresses: Addresses) -> None:
+        allowed = (400, 413, 422) if addresses.token is not None else (400, 401, 413, 422)
         async with httpx.AsyncClient(
             base_url=addresses.http, headers=addresses.headers, timeout=60
         ) as client:
-            status = (await client.post(path, json=body)).status_code
-        allowed = (400, 413, 422) if addresses.token is not None else (400, 401, 413, 422)
-        assert status in allowed, f"{path} was answered {status}"
+            answers = await asyncio.gather(*(client.post(path, json=body) for _ in range(count)))
+        for answer in answers:
+            assert answer.status_code in allowed, f"{path} was answered {answer.status_code}"
 
     return send
 
@@ -51,6 +58,26 @@ _BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "128 prompts times 64": (COMPLETIONS, {"prompt": ["a"] * 128, "n": 64, "max_tokens": 1}),
 }
 
+AT_ONCE = 8
+"""Chats of each template: twice as many as there are workers that render them."""
+_TEMPLATES = {
+    "a template that loops 10¹⁰ times": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    ),
+    "a template of 3 GB": "{{ 'a' * 3 * 10**9 }}",
+    "a template that pads to 10 GB": "{{ 'a'.ljust(10**10) }}",
+    "a template that indents by 2 GB": "{{ messages | tojson(indent=2 * 10**9) }}",
+    "a template of a tower of powers": "{% set x = 9 ** 9 %}{{ x ** (x ** 9) }}",
+}
+
+
+def _chat(template: str) -> dict[str, Any]:
+    return {"messages": HI, "max_tokens": 1, "chat_template": template}
+
+
 CASES = tuple(
     Case(name=name, send=_posts(path, body), short=False) for name, (path, body) in _BODIES.items()
+) + tuple(
+    Case(name=name, send=_posts(CHAT, _chat(template), AT_ONCE), short=False)
+    for name, template in _TEMPLATES.items()
 )

@@ -29,16 +29,26 @@ class Seen:
     """What they saw.
 
     Attributes:
-        gaps_ms: between messages of a stream.
+        gaps: between messages of a stream: when each ended, in seconds of the machine's monotonic
+            clock, and its milliseconds.
         health_ms: of probes, each over a connection of its own.
         late_ms: how late this process itself came to run, at worst: the machine's part of a gap.
         faults: what must not be.
     """
 
-    gaps_ms: list[float] = field(default_factory=list)
+    gaps: list[tuple[float, float]] = field(default_factory=list)
     health_ms: list[float] = field(default_factory=list)
     late_ms: float = 0.0
     faults: list[str] = field(default_factory=list)
+
+    def and_then(self, later: Seen) -> Seen:
+        """Both together."""
+        return Seen(
+            self.gaps + later.gaps,
+            self.health_ms + later.health_ms,
+            max(self.late_ms, later.late_ms),
+            self.faults + later.faults,
+        )
 
 
 async def _stream(address: str, token: str, seen: Seen) -> None:
@@ -57,7 +67,7 @@ async def _stream(address: str, token: str, seen: Seen) -> None:
                 async for _ in call:
                     now_s = time.monotonic()
                     if last_s is not None:
-                        seen.gaps_ms.append((now_s - last_s) * 1e3)
+                        seen.gaps.append((now_s, (now_s - last_s) * 1e3))
                     last_s = now_s
             except grpc.aio.AioRpcError as error:
                 seen.faults.append(f"the stream ended: {error.code().name} {error.details()}")
@@ -97,7 +107,7 @@ async def main(url: str, address: str, token: str) -> None:
     tasks = [asyncio.create_task(part) for part in work]
     while await asyncio.to_thread(sys.stdin.readline):
         print(json.dumps(asdict(seen)), flush=True)
-        seen.gaps_ms.clear()
+        seen.gaps.clear()
         seen.health_ms.clear()
         seen.faults.clear()
         seen.late_ms = 0.0

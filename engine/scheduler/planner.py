@@ -356,8 +356,9 @@ class Planner:
         dispatched.count()
         self.num_prefill_tokens += dispatched.features.num_prefill
         iteration_s = table.forecast.step_time.predict_s(dispatched.features)
+        plan.priced_s = iteration_s * plan.num_steps
         begins_s = max(table.busy_until_s, dispatched.now_s)
-        table.busy_until_s = begins_s + iteration_s * plan.num_steps
+        table.busy_until_s = begins_s + plan.priced_s
         if not len(decoding):
             return
         columns, slots = table.columns, decoding.slots

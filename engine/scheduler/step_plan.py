@@ -174,6 +174,8 @@ class StepPlan:
         preempted: ids of requests that lost their slot and pages in this plan.
         copy_outs, copy_ins: pages to copy to the host, and back to the device.
         reasons: why, for those who asked the scheduler to explain itself; else empty.
+        priced_s: seconds that the step-time model expects the dispatch to take, as believed when
+            it was planned. Set by `Scheduler.tidy`; 0 before.
     """
 
     step_id: int
@@ -185,6 +187,7 @@ class StepPlan:
     copy_outs: tuple[PageCopy, ...] = ()
     copy_ins: tuple[PageCopy, ...] = ()
     reasons: tuple[Reason, ...] = ()
+    priced_s: float = 0.0
 
     def __post_init__(self) -> None:
         rows: Iterable[DecodeRow] = self.decode_rows

@@ -8,12 +8,15 @@ beside `Transfer-Encoding`, obsolete folding, bare line feeds. This module adds 
   request is wanted: whoever is refused has nothing parsed;
 - a chunked body may not be mostly framing, and few requests may be pipelined;
 - a refusal is answered in the API's shape, and what the client still sends is dropped unparsed;
-- a connection that no request is being answered on can make room for another one (`acceptor.py`).
+- a connection that no request is being answered on can make room for another one (`acceptor.py`);
+- a connection that is lost is freed at once: what it holds refers to it weakly, so that thousands
+  do not wait for Python's collector, which would hold every thread.
 """
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any
 
 import httptools
@@ -26,7 +29,7 @@ from octavo.server.http.turns import Turns
 from octavo.server.request_stats import RequestStats
 
 EXTENSION = "octavo.connection"
-"""Of a request's ASGI scope: its connection."""
+"""Of a request's ASGI scope: a weak reference to its connection, which holds the scope."""
 LANES = ("/health", "/ready", "/ping", "/metrics")
 """Paths that are answered although everything else is full."""
 HEAD_SLICE, BODY_SLICE = 2048, 16384
@@ -56,7 +59,7 @@ class _Flow(FlowControl):
 
     def __init__(self, transport: asyncio.Transport, connection: Connection) -> None:
         super().__init__(transport)
-        self._connection = connection
+        self._connection = weakref.ref(connection)
 
     def pause_reading(self) -> None:
         self.read_paused = True
@@ -64,7 +67,8 @@ class _Flow(FlowControl):
     def resume_reading(self) -> None:
         if self.read_paused:
             self.read_paused = False
-            self._connection.continue_parsing()
+            if (connection := self._connection()) is not None:
+                connection.continue_parsing()
 
 
 class Connection(HttpToolsProtocol):
@@ -240,7 +244,7 @@ class Connection(HttpToolsProtocol):
         self._is_chunked = b"transfer-encoding" in names
         self._raw_body_bytes = self._body_bytes = 0
         self._stop_timer()
-        self.scope["extensions"] = {EXTENSION: {"connection": self}}
+        self.scope["extensions"] = {EXTENSION: {"connection": weakref.ref(self)}}
         if not self._is_answering:
             self._waiting.begin(self, self.transport.abort)  # now for its body
         super().on_headers_complete()

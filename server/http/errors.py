@@ -21,6 +21,7 @@ from octavo.engine.errors import (
     OctavoError,
     OverloadedError,
 )
+from octavo.server.answered_errors import forget_frames
 from octavo.server.http.protocol import refusal
 from octavo.server.status import reason_of
 
@@ -152,6 +153,7 @@ async def on_octavo_error(request: Request, error: Exception) -> Response:
     """For `add_exception_handler`."""
     assert isinstance(error, OctavoError)
     request.scope[REFUSAL] = reason_of(type(error)).lower()
+    forget_frames(error)
     return error_response(error)
 
 
@@ -159,6 +161,7 @@ async def on_invalid_body(request: Request, error: Exception) -> Response:
     """For `add_exception_handler`: names the first field that is wrong, as every error does."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    forget_frames(error)
     if first["type"] == "json_invalid":
         wrong = InvalidRequestError("body", "this", f"JSON ({first['ctx']['error']})")
     else:
@@ -170,4 +173,5 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     """For `add_exception_handler`: no such path, no such method, a body that cannot be read."""
     assert isinstance(error, HTTPException)
     request.scope[REFUSAL] = _HTTP_CODES.get(error.status_code, "http_error")
+    forget_frames(error)
     return json_response(body_of_http(error), error.status_code, dict(error.headers or {}))

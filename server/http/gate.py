@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import OrderedDict
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -266,7 +267,8 @@ async def _answer(scope: Scope, send: Send, refused: _RefusedError) -> None:
     answer is lost with it.
     """
     extension = scope.get("extensions", {}).get(EXTENSION, {})
-    connection: Connection | None = extension.get("connection")
+    reference: weakref.ref[Connection] | None = extension.get("connection")
+    connection = None if reference is None else reference()
     must_drop = connection is not None and not connection.body_arrived
     given = {
         "content-type": "application/json",

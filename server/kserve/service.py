@@ -34,6 +34,8 @@ OPEN_METHODS = (f"/{SERVICE}/ServerLive", f"/{SERVICE}/ServerReady")
 FINAL = "triton_final_response"
 MAX_PER_STREAM = 256
 """Requests of one stream that are answered at once; more wait to be read."""
+MAX_PARTS = 8192
+"""Fields of a message, those within it included: 256 inputs, outputs and parameters have fewer."""
 
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 
@@ -62,13 +64,13 @@ class InferenceService:
         }
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
-                guarded(handler, self._front.stats), parser(kind), serialize
+                guarded(handler, self._front.stats), parser(kind, MAX_PARTS), serialize
             )
             for name, (kind, handler) in unary.items()
         }
         methods["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
             guarded(self.model_stream_infer, self._front.stats),
-            parser(pb.ModelInferRequest),
+            parser(pb.ModelInferRequest, MAX_PARTS),
             serialize,
         )
         return grpc.method_handlers_generic_handler(SERVICE, methods)

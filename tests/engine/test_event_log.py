@@ -10,7 +10,7 @@ import pytest
 
 from octavo.engine.event_log import start_log
 from octavo.engine.sampling_params import SamplingParams
-from octavo.engine.simulation.replay import arrivals_from_log, replay
+from octavo.engine.simulation.replay import arrivals_from_log, read_log, replay
 from octavo.engine.simulation.workloads.bench_requests import random_workload
 
 MIXED = [
@@ -36,6 +36,9 @@ def test_a_live_run_replays_to_the_same_decisions(
     assert result.difference is None
     assert result.num_plans > 20
     assert len(arrivals_from_log(tmp_path / "log")) == len(outputs) == 12
+    commits = [event for event in read_log(tmp_path / "log")[1] if "commit" in event]
+    assert commits
+    assert all(event["priced_s"] > 0 for event in commits if event["rows"])
 
 
 def test_an_aborted_request_and_a_failed_step_replay_too(

@@ -25,6 +25,7 @@ INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 TOKEN = "token-0123456789"
+MOST_CONNECTIONS = 16
 
 
 def health(stand: Any) -> health_pb2_grpc.HealthStub:
@@ -225,3 +226,30 @@ def test_clients_that_leave_at_any_moment_leave_nothing_in_the_log(on_stand, cap
     with caplog.at_level(logging.WARNING):
         on_stand(scenario)
     assert not caplog.records, caplog.text[:4000]
+
+
+def test_connections_above_the_limit_are_closed_and_those_that_are_there_are_served(on_stand):
+    async def scenario(stand):
+        await serves(stand)  # over a connection of its own
+        host, port = stand.address.rsplit(":", 1)
+        async with contextlib.AsyncExitStack() as stack:
+            first_bytes, writers = [], []
+            for _ in range(2 * MOST_CONNECTIONS):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                writers.append(writer)  # one that nobody holds is closed
+                stack.callback(writer.transport.abort)
+                with contextlib.suppress(ConnectionError):
+                    first_bytes.append(await reader.read(1))
+            held = sum(map(bool, first_bytes))  # the server's side of HTTP/2 begins at once
+            assert 0 < held < MOST_CONNECTIONS
+            await serves(stand)
+        async with asyncio.timeout(20):
+            while True:  # what they took is free again
+                reader, writer = await asyncio.open_connection(host, int(port))
+                try:
+                    if await reader.read(1):
+                        break
+                finally:
+                    writer.transport.abort()
+
+    on_stand(scenario, max_connections=MOST_CONNECTIONS)

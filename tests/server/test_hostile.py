@@ -10,9 +10,6 @@ ROOT = Path(__file__).resolve().parents[2]
 MOST_MS = 2000.0
 """Test processes share few cores, and any of them may wait for hundreds of milliseconds. What this
 slice is for stood still for seconds, or for ever; `make hostile` holds the real bound."""
-NAMES = (
-    "silent connections", "one-byte chunks", "two framings", "health watches", "clients that leave",
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -24,12 +21,12 @@ def hostile(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_hostile_clients_harm_nobody(hostile) -> None:
-    cases = [case for case in hostile.all_cases() if case.name in NAMES]
-    assert len(cases) == len(NAMES)
+    cases = [case for case in hostile.all_cases() if case.short]
+    assert len(cases) >= 5
     rows, wrong = hostile.run(cases, tiny=True, rounds=1, most_ms=MOST_MS)
     assert wrong == []
     assert [(row.name, row.faults) for row in rows if row.faults] == []
-    assert len(rows) == 2 * len(NAMES)
+    assert len(rows) == 1 + 2 * len(cases)  # the first is without attackers
 
 
 def test_names_are_told_apart(hostile) -> None:
