@@ -35,12 +35,18 @@ class PageWatch:
         if watchers and not watchers.keys().isdisjoint(hashes):
             self._changed.update(*(watchers[item] for item in hashes if item in watchers))
 
-    def note_to_others(self, page_hash: PageHash, number: int) -> None:
+    def note_to_others(self, page_hash: PageHash | None, number: int) -> bool:
         """A request is about to compute a page with this content: all who watch it but that one
-        hear of it."""
-        watchers = self._watchers.get(page_hash)
-        if watchers and not (len(watchers) == 1 and number in watchers):
-            self._changed.update(watchers - {number})
+        hear of it.
+
+        Returns:
+            Whether there are any.
+        """
+        watchers = self._watchers.get(page_hash)  # type: ignore[arg-type]  # None has none
+        if not watchers or (len(watchers) == 1 and number in watchers):
+            return False
+        self._changed.update(watchers - {number})
+        return True
 
     def note_all(self) -> None:
         """Every page has gone."""

@@ -52,8 +52,11 @@ class LiveRequest:
         follows: the leader that it was passed over for.
         followers: those that were passed over for it, by number.
         computes: the first page that nobody computes before it, if it is to be found by that.
+        computes_at: while it waits, how many pages come before that one.
         watched: pages whose coming or going changes its estimate.
         is_stale: whether anything has changed since it was estimated.
+        goes_alone: whether it was admitted although a running prompt computes its next page, as
+            waiting would have made it late.
         num_queued_reusable: `Request.num_reusable_tokens` when it was put in its place.
         prefill_due_s: when its prompt must be computed.
     """
@@ -83,8 +86,10 @@ class LiveRequest:
     follows: LiveRequest | None = None
     followers: dict[int, LiveRequest] = field(default_factory=dict)
     computes: PageHash | None = None
+    computes_at: int = 0
     watched: frozenset[PageHash] = frozenset()
     is_stale: bool = False
+    goes_alone: bool = False
     num_queued_reusable: int = 0
     prefill_due_s: float = math.inf
 

@@ -80,7 +80,7 @@ class RemainingWork:
         if not self._shares and not entry.pages.host_pages:
             return
         self._waiting[entry.number] = entry
-        entry.reuse = Reuse()
+        entry.reuse, entry.goes_alone = Reuse(), False
         entry.prefill_due_s = prefill_due_s(entry.request, self._forecast)
         self._measure(entry)
 
@@ -98,21 +98,24 @@ class RemainingWork:
 
         What it subscribed to is left to `forget`.
         """
-        request = entry.request
-        request.num_reusable_tokens = 0
+        entry.request.num_reusable_tokens = 0
+        if entry.computes_at != num_matched or entry.leaders:
+            self._seat_elsewhere(entry, num_matched)
+        elif self._kv.watch.note_to_others(entry.computes, entry.number):
+            self._note_changes()  # whoever comes next in the plan may wait for it
+        if self._awaiting:
+            self._awaiting.discard(entry.number)
+
+    def _seat_elsewhere(self, entry: LiveRequest, num_matched: int) -> None:
+        """As `seat`, for a request that computes other pages than it was expected to."""
         if not self._shares:
             return
         if entry.leaders:
             self._unlink(entry)
-        self._awaiting.discard(entry.number)
-        pages = entry.pages
-        end = min(len(pages.hashes), request.num_tokens // self._kv.page_size)
-        key = pages.hashes[num_matched] if num_matched < end else None
-        if key != entry.computes:
-            self._own(entry, key)
-        elif key is not None:
-            self._kv.watch.note_to_others(key, entry.number)
-        self._note_changes()  # whoever comes next in the plan may wait for it
+        entry.computes_at = num_matched
+        is_full = num_matched < self._lookup.num_full(entry.pages)
+        self._own(entry, entry.pages.hashes[num_matched] if is_full else None)
+        self._note_changes()
 
     def grew(self, entry: LiveRequest) -> None:
         """A step that was on its way when a request was preempted has given it tokens."""
@@ -131,8 +134,7 @@ class RemainingWork:
         pages = entry.pages
         index = pages.num_registered
         if index < min(len(pages.hashes), entry.prefill_end // self._kv.page_size):
-            if pages.hashes[index] != entry.computes:
-                self._own(entry, pages.hashes[index], leads_on=True)
+            self._own(entry, pages.hashes[index], leads_on=True)
             return
         self._disown(entry)
         for other in list(entry.dependents.values()):
@@ -156,11 +158,11 @@ class RemainingWork:
             self._mark(entry)  # its place in the queue is as it was
             entry.is_stale = False
             leader = entry.leaders[0] if entry.leaders else None
-        if (
-            leader is None
-            or leader.request.slot is None
-            or self._is_urgent(entry, leader, starts_s)
-        ):
+        if leader is None or leader.request.slot is None:
+            self._unfollow(entry)
+            return None
+        entry.goes_alone = self._is_urgent(entry, leader, starts_s)
+        if entry.goes_alone:
             self._unfollow(entry)
             return None
         if entry.follows is not leader:
@@ -239,10 +241,10 @@ class RemainingWork:
             self._unfollow(entry)
         hashes, end = pages.hashes, reuse.num_led
         is_first = end < self._lookup.num_full(pages)
-        leads = is_first and not entry.is_demoted and not pages.host_pages
-        key = hashes[end] if leads else None
-        if key != entry.computes:
-            self._own(entry, key)
+        leads = not entry.is_demoted and not pages.host_pages
+        entry.computes_at = end if leads or not is_first else -1
+        key = hashes[end] if is_first and leads else None
+        self._own(entry, key)
         self._subscribe(entry)
 
     def _subscribe(self, entry: LiveRequest) -> None:
@@ -320,6 +322,8 @@ class RemainingWork:
             leads_on: whether those whom it leads are led by it as before.
         """
         old = entry.computes
+        if old == key:
+            return
         if old is not None:
             holders = self._computed_by[old]
             del holders[entry.number]
@@ -334,8 +338,7 @@ class RemainingWork:
                 self._mark(other)
 
     def _disown(self, entry: LiveRequest) -> None:
-        if entry.computes is not None:
-            self._own(entry, None, leads_on=True)
+        self._own(entry, None, leads_on=True)
 
     def _unlink(self, entry: LiveRequest) -> None:
         """A waiting request is led by nobody, for now."""
@@ -362,6 +365,19 @@ class RemainingWork:
         for page_hash in entry.watched:
             self._kv.watch.unsubscribe(page_hash, entry.number)
         entry.watched = frozenset()
+
+    def computed_twice(self, running: Iterable[LiveRequest]) -> list[PageHash]:
+        """Pages that two running prompts compute at once, though the later one could have waited:
+        it reads the cache, and waiting would not have made it late."""
+        holders: dict[PageHash, int] = {}
+        for entry in running:
+            pages = entry.pages
+            if not pages.reads_cache or entry.goes_alone:
+                continue
+            first = max(pages.num_registered, entry.num_committed_tokens // self._kv.page_size)
+            for page_hash in pages.hashes[first : min(self._end(entry), self._lookup.most(pages))]:
+                holders[page_hash] = holders.get(page_hash, 0) + 1
+        return [page_hash for page_hash, count in holders.items() if count > 1]
 
     def check_integrity(self, live: Iterable[LiveRequest]) -> None:
         """Asserts that links go both ways, and that estimates are right but for the stale ones."""
