@@ -6,6 +6,8 @@ import pytest
 
 from octavo.engine.request import RequestStatus
 from octavo.engine.scheduler.policies import policy_names
+from octavo.engine.scheduler.prefill_planner import MAX_FOLLOWERS
+from octavo.engine.scheduler.step_time_model import StepTimeModel
 
 PAGE_SIZE = 4
 ROOMY = {
@@ -149,3 +151,55 @@ def test_without_the_cache_nobody_waits(drive, request_of):
     driver.plan()
     assert all(request.slot is not None for request in requests)
     driver.drain()
+
+
+@pytest.mark.parametrize(("starts_s", "waits"), [(0.06, True), (0.066, False), (0.2, True)])
+def test_whom_waiting_would_make_late_computes_by_itself(drive, request_of, starts_s, waits):
+    """A millisecond a token and ten a step: alone it takes 33 ms, behind its leader, which has
+    24 tokens to go, 25 and a step."""
+    model = StepTimeModel((8,), fixed_s=0.01, decode_row_s=0.0, prefill_token_s=1e-3)
+    limits = {**ROOMY, "max_num_batched_tokens": 8, "token_edges": (8,)}
+    driver = drive(limits, policy="edf", step_time=model)
+    driver.add(request_of("leader", PROMPT, 2, ttft_target_s=10.0))
+    driver.scheduler.plan(0.0)
+    driver.scheduler.tidy()
+    follower = request_of("follower", [*PROMPT, 1], 2, ttft_target_s=0.1)
+    driver.scheduler.add(follower, 0.0)
+    table = driver.scheduler._table
+    table.forecast.full_step_token_s = 1e-3
+    entry = table.entry(follower)
+    leader = table.work.leader_to_await(entry, starts_s)
+    assert (leader is not None, entry.goes_alone) == (waits, not waits)
+    driver.scheduler.check_integrity()
+
+
+def test_a_pinned_follower_is_not_overtaken_and_its_leader_comes_first(drive, request_of):
+    driver = drive(
+        {**ROOMY, "max_num_batched_tokens": 8, "token_edges": (8,)}, policy="slo:max_wait_s=1"
+    )
+    leader = driver.add(request_of("leader", PROMPT, 2))
+    driver.turn()
+    driver.now_s = 0.5
+    follower = driver.add(request_of("follower", [*PROMPT, 1], 2, arrival_s=0.5))
+    driver.turn()
+    assert follower.slot is None
+    driver.now_s = 1.6
+    other = driver.add(request_of("other", [9] * 8, 2, arrival_s=1.5, ttft_target_s=0.5))
+    driver.turn()
+    assert other.slot is None
+    while follower.slot is None:
+        driver.turn()
+        assert other.slot is None or follower.slot is not None
+    assert leader.num_computed_tokens >= 32
+    driver.drain()
+
+
+def test_a_plan_passes_over_a_bounded_number_of_followers(drive, request_of):
+    driver = drive(ROOMY)
+    driver.add(request_of("leader", PROMPT, 2))
+    followers = [driver.add(request_of(str(n), [*PROMPT, n], 2)) for n in range(100)]
+    driver.plan()
+    table = driver.scheduler._table
+    assert table.work.num_awaiting == MAX_FOLLOWERS
+    driver.drain()
+    assert all(request.num_cached_tokens == 32 for request in followers)
