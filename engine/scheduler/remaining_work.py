@@ -27,6 +27,7 @@ from octavo.engine.request import COMPUTED, Request
 from octavo.engine.scheduler.deadlines import end_due_s, first_due_s
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.page_leaders import PageLeaders
 
 MOST_MEASURED = 16
 """Estimates that are brought up to date after one plan; the others' turn comes with the next."""
@@ -49,7 +50,7 @@ class RemainingWork:
         self._forecast = forecast
         self._requeue = requeue
         self._shares = kv.enable_prefix_caching
-        self._computed_by: dict[PageHash, dict[int, LiveRequest]] = {}
+        self._leaders = PageLeaders(kv)
         self._waiting: dict[int, LiveRequest] = {}
         self._stale: dict[int, LiveRequest] = {}
         self._awaiting: set[int] = set()
@@ -123,9 +124,8 @@ class RemainingWork:
 
     def forget(self, entry: LiveRequest) -> None:
         """Drops what was kept of a request that waits no longer, but for what it computes."""
-        if self._waiting.pop(entry.number, None) is None:
-            return
-        self._forget_links(entry)
+        if entry.number in self._waiting:
+            self._forget(entry)
 
     def advance(self, entry: LiveRequest) -> None:
         """More pages of a running prompt can be found."""
@@ -226,7 +226,7 @@ class RemainingWork:
         pages, number = entry.pages, entry.number
         self._kv.hash_known(pages)
         rank = math.inf if entry.is_demoted else number
-        reuse, leaders = self._look_up(pages, rank, entry.reuse.num_device)
+        reuse, leaders = self._look_up(pages, rank, entry.reuse.num_led)
         entry.reuse, entry.is_stale = reuse, False
         entry.request.num_reusable_tokens = self._num_tokens(pages, reuse)
         if not self._shares:
@@ -274,31 +274,12 @@ class RemainingWork:
             return Reuse(num_device, num_device), []  # its own copy holds the rest
         most, leaders = self._lookup.most(pages), list[tuple[LiveRequest, int]]()
         while end < most:
-            leader = self._leader(pages, end, rank)
+            leader = self._leaders.find(pages, end, rank)
             if leader is None:
                 break
-            end = num_common(pages, leader.pages, end, min(most, self._end(leader)))
+            end = num_common(pages, leader.pages, end, min(most, self._leaders.end(leader)))
             leaders.append((leader, end))
         return Reuse(num_device, end, self._lookup.on_host(pages, end)), leaders
-
-    def _leader(self, pages: SequencePages, index: int, rank: float) -> LiveRequest | None:
-        """Who computes a page of a request before it does: a running prompt, or else whoever was
-        accepted before it."""
-        found: LiveRequest | None = None
-        for other in self._computed_by.get(pages.hashes[index], {}).values():
-            if other.pages is pages:
-                continue
-            if other.request.slot is not None:
-                return other
-            if other.number < rank and (found is None or other.number < found.number):
-                found = other
-        return found
-
-    def _end(self, leader: LiveRequest) -> int:
-        """Pages that can be found once a leader's prompt is computed."""
-        if leader.request.slot is None:
-            return self._lookup.num_full(leader.pages)
-        return min(len(leader.pages.hashes), leader.prefill_end // self._kv.page_size)
 
     def _num_tokens(self, pages: SequencePages, reuse: Reuse) -> int:
         """Tokens that need not be computed, less those that could be in the time of the copies."""
@@ -321,18 +302,8 @@ class RemainingWork:
         Args:
             leads_on: whether those whom it leads are led by it as before.
         """
-        old = entry.computes
-        if old == key:
+        if not self._leaders.enter(entry, key):
             return
-        if old is not None:
-            holders = self._computed_by[old]
-            del holders[entry.number]
-            if not holders:
-                del self._computed_by[old]
-        entry.computes = key
-        if key is not None:
-            self._computed_by.setdefault(key, {})[entry.number] = entry
-            self._kv.watch.note_to_others(key, entry.number)  # it may lead them from now on
         if not leads_on and entry.request.slot is None:
             for other in entry.dependents.values():
                 self._mark(other)
@@ -355,9 +326,6 @@ class RemainingWork:
     def _forget(self, entry: LiveRequest) -> None:
         self._waiting.pop(entry.number, None)
         self._awaiting.discard(entry.number)
-        self._forget_links(entry)
-
-    def _forget_links(self, entry: LiveRequest) -> None:
         self._stale.pop(entry.number, None)
         entry.is_stale = False
         if entry.leaders:
@@ -366,27 +334,12 @@ class RemainingWork:
             self._kv.watch.unsubscribe(page_hash, entry.number)
         entry.watched = frozenset()
 
-    def computed_twice(self, running: Iterable[LiveRequest]) -> list[PageHash]:
-        """Pages that two running prompts compute at once, though the later one could have waited:
-        it reads the cache, and waiting would not have made it late."""
-        holders: dict[PageHash, int] = {}
-        for entry in running:
-            pages = entry.pages
-            if not pages.reads_cache or entry.goes_alone:
-                continue
-            first = max(pages.num_registered, entry.num_committed_tokens // self._kv.page_size)
-            for page_hash in pages.hashes[first : min(self._end(entry), self._lookup.most(pages))]:
-                holders[page_hash] = holders.get(page_hash, 0) + 1
-        return [page_hash for page_hash, count in holders.items() if count > 1]
-
     def check_integrity(self, live: Iterable[LiveRequest]) -> None:
         """Asserts that links go both ways, and that estimates are right but for the stale ones."""
         self._note_changes()
         live = list(live)
-        owned: dict[PageHash, dict[int, LiveRequest]] = {}
+        self._leaders.check_integrity(live)
         for entry in live:
-            if entry.computes is not None:
-                owned.setdefault(entry.computes, {})[entry.number] = entry
             assert all(other.leaders for other in entry.dependents.values())
             assert all(entry.dependents[n].leaders[0] is entry for n in entry.followers)
             assert all(leader.dependents[entry.number] is entry for leader in entry.leaders)
@@ -401,7 +354,6 @@ class RemainingWork:
             assert entry.request.num_missing_tokens >= 1
             if self._shares and not entry.is_stale:
                 self._check_estimate(entry)
-        assert owned == self._computed_by
         assert self._stale.keys() <= self._waiting.keys() <= {entry.number for entry in live}
         assert self._awaiting <= self._waiting.keys()
         self._kv.watch.check_integrity(
@@ -427,13 +379,12 @@ class RemainingWork:
         for leader in entry.leaders:
             assert leader.computes is not None
             assert leader.is_live
-            num_led = num_common(
-                pages, leader.pages, 0, min(self._lookup.most(pages), self._end(leader))
-            )
+            most = min(self._lookup.most(pages), self._leaders.end(leader))
+            num_led = num_common(pages, leader.pages, 0, most)
         assert reuse.num_led == num_led, (reuse, num_led)
         if num_led < self._lookup.most(pages):
             rank = math.inf if entry.is_demoted else entry.number
-            assert self._leader(pages, num_led, rank) is None
+            assert self._leaders.find(pages, num_led, rank) is None
         num_host = self._lookup.on_host(pages, num_led)
         if num_host < reuse.num_host:  # the last to be read go first: a prefix may have gaps
             assert pages.hashes[num_led + reuse.num_host - 1] in self._kv.host
