@@ -48,6 +48,10 @@ class PageWatch:
         self._changed.update(watchers - {number})
         return True
 
+    def note_loss(self, number: int) -> None:
+        """The host has nothing of a swapped request any more."""
+        self._changed.add(number)
+
     def note_all(self) -> None:
         """Every page has gone."""
         self._changed.update(*self._watchers.values())

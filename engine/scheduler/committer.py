@@ -208,7 +208,7 @@ class Committer:
         """
         request = entry.request
         if request.slot is None:
-            self._table.work.grew(entry)
+            self._table.work.changed(entry)
         token_ids, logprobs = row.token_ids, row.logprobs
         output = request.output_token_ids
         stop = None

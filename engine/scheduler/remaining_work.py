@@ -78,17 +78,18 @@ class RemainingWork:
 
     def enter(self, entry: LiveRequest) -> None:
         """A request begins to wait: before it is put in its place."""
+        entry.request.num_reusable_tokens = 0
         if not self._shares and not entry.pages.host_pages:
             return
         self._waiting[entry.number] = entry
-        entry.reuse, entry.goes_alone = Reuse(), False
+        entry.reuse = Reuse()
         entry.prefill_due_s = prefill_due_s(entry.request, self._forecast)
         self._measure(entry)
 
     def leave(self, entry: LiveRequest) -> None:
         """A request ends, is preempted or held apart: nobody counts on it any more."""
         entry.request.num_reusable_tokens = 0
-        self._disown(entry)
+        self._own(entry, None, leads_on=True)
         for other in list(entry.dependents.values()):
             self._unlink(other)
             self._mark(other)
@@ -118,8 +119,9 @@ class RemainingWork:
         self._own(entry, entry.pages.hashes[num_matched] if is_full else None)
         self._note_changes()
 
-    def grew(self, entry: LiveRequest) -> None:
-        """A step that was on its way when a request was preempted has given it tokens."""
+    def changed(self, entry: LiveRequest) -> None:
+        """A waiting request has got tokens, from a step that was on its way when it was preempted,
+        or has lost what the host held of it."""
         self._mark(entry)
 
     def forget(self, entry: LiveRequest) -> None:
@@ -136,7 +138,7 @@ class RemainingWork:
         if index < min(len(pages.hashes), entry.prefill_end // self._kv.page_size):
             self._own(entry, pages.hashes[index], leads_on=True)
             return
-        self._disown(entry)
+        self._own(entry, None, leads_on=True)
         for other in list(entry.dependents.values()):
             self._unlink(other)
             self._mark(other)
@@ -147,6 +149,7 @@ class RemainingWork:
         """The running prompt that computes the next page of a waiting request, which is passed over
         for it; None if there is none, or if waiting would make the request late and computing by
         itself would not."""
+        entry.goes_alone = False
         leader = entry.leaders[0] if entry.leaders else None
         if (
             entry.is_stale
@@ -308,9 +311,6 @@ class RemainingWork:
             for other in entry.dependents.values():
                 self._mark(other)
 
-    def _disown(self, entry: LiveRequest) -> None:
-        self._own(entry, None, leads_on=True)
-
     def _unlink(self, entry: LiveRequest) -> None:
         """A waiting request is led by nobody, for now."""
         for leader in entry.leaders:
@@ -361,15 +361,11 @@ class RemainingWork:
         )
 
     def _check_estimate(self, entry: LiveRequest) -> None:
-        """Asserts that an estimate is what a look-up from the beginning says.
-
-        Where pages have gone from the middle of a prefix whose end is still there, neither is
-        exact.
-        """
+        """Asserts that an estimate is what a look-up from the beginning says."""
         pages, reuse = entry.pages, entry.reuse
         exact = len(self._kv.match_prefix(pages))
         if any(self._kv.cache.knows(page_hash) for page_hash in pages.hashes[exact + 1 :]):
-            return
+            return  # pages have gone from the middle, which an estimate does not look at
         # While its leader gets on, what the device holds of it grows and the sum stays as it is.
         assert reuse.num_device <= exact, (reuse, exact)
         assert exact <= (reuse.num_led if entry.leaders else reuse.num_device), (reuse, exact)

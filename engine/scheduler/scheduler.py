@@ -359,6 +359,7 @@ class Scheduler:
                 broken_one = self._table.get(request_id)
                 if broken_one is not None:
                     self._kv.drop_host_copy(broken_one.pages)
+                    self._table.work.changed(broken_one)
             self.check_integrity()
         except Exception:
             logger.exception("the scheduler's books do not balance: they are made anew")

@@ -181,6 +181,26 @@ def test_a_swapped_request_is_priced_by_its_copies(drive, request_of):
     driver.drain()
 
 
+@pytest.mark.parametrize("caches", [True, False])
+def test_a_swapped_request_whose_copy_fails_has_everything_to_compute(drive, request_of, caches):
+    driver = drive({"num_host_pages": 40}, page_copy_s=1e-9, enable_prefix_caching=caches)
+    victim = driver.add(request_of("victim", PROMPT, 8))
+    for _ in range(3):
+        driver.turn()
+    scheduler = driver.scheduler
+    scheduler.tidy()
+    table = scheduler._table
+    snapshot = table.snapshot(driver.now_s)
+    scheduler._planner.preemption.preempt(table.entry(victim), driver.now_s, snapshot)
+    assert victim.num_missing_tokens <= 3
+    driver.plan()
+    (transfer_id,) = driver.device.transfers
+    driver.end_transfer(transfer_id, ok=False)
+    tidy_all(driver)
+    assert victim.num_missing_tokens == victim.num_tokens - 32 * caches
+    driver.drain()
+
+
 @pytest.mark.parametrize(("page_copy_s", "num_missing"), [(1e-9, 2), (1e3, 29)])
 def test_pages_on_the_host_count_for_what_their_copies_cost(
     drive, request_of, page_copy_s, num_missing
