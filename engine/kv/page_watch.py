@@ -15,25 +15,33 @@ class PageWatch:
     """
 
     def __init__(self) -> None:
-        self._watchers: dict[PageHash, set[int]] = {}
+        # One request alone stands there by its number, as nearly always.
+        self._watchers: dict[PageHash, int | set[int]] = {}
         self._changed: set[int] = set()
 
     def subscribe(self, page_hash: PageHash, number: int) -> None:
         """A request hears of this content from now on."""
-        self._watchers.setdefault(page_hash, set()).add(number)
+        watchers = self._watchers.setdefault(page_hash, number)
+        if isinstance(watchers, set):
+            watchers.add(number)
+        elif watchers != number:
+            self._watchers[page_hash] = {watchers, number}
 
     def unsubscribe(self, page_hash: PageHash, number: int) -> None:
         """A request hears of it no longer."""
         watchers = self._watchers[page_hash]
-        watchers.remove(number)
-        if not watchers:
-            del self._watchers[page_hash]
+        if isinstance(watchers, set):
+            watchers.remove(number)
+            if watchers:
+                return
+        del self._watchers[page_hash]
 
     def note(self, hashes: Collection[PageHash]) -> None:
         """Pages with these contents have come or gone."""
-        watchers = self._watchers
-        if watchers and not watchers.keys().isdisjoint(hashes):
-            self._changed.update(*(watchers[item] for item in hashes if item in watchers))
+        watched = self._watchers
+        if watched and not watched.keys().isdisjoint(hashes):
+            for page_hash in hashes:
+                self._note(watched.get(page_hash))
 
     def note_to_others(self, page_hash: PageHash | None, number: int) -> bool:
         """A request is about to compute a page with this content: all who watch it but that one
@@ -42,11 +50,19 @@ class PageWatch:
         Returns:
             Whether there are any.
         """
-        watchers = self._watchers.get(page_hash)  # type: ignore[arg-type]  # None has none
-        if not watchers or (len(watchers) == 1 and number in watchers):
+        if page_hash is None:
             return False
-        self._changed.update(watchers - {number})
+        watchers = self._watchers.get(page_hash)
+        if watchers is None or watchers == number or watchers == {number}:
+            return False
+        self._note(watchers - {number} if isinstance(watchers, set) else watchers)
         return True
+
+    def _note(self, watchers: int | set[int] | None) -> None:
+        if isinstance(watchers, set):
+            self._changed |= watchers
+        elif watchers is not None:
+            self._changed.add(watchers)
 
     def note_loss(self, number: int) -> None:
         """The host has nothing of a swapped request any more."""
@@ -54,7 +70,8 @@ class PageWatch:
 
     def note_all(self) -> None:
         """Every page has gone."""
-        self._changed.update(*self._watchers.values())
+        for watchers in self._watchers.values():
+            self._note(watchers)
 
     def take_changed(self) -> Iterable[int]:
         """Requests of which a watched page has come or gone since the last call, in order."""
@@ -66,6 +83,9 @@ class PageWatch:
 
     def check_integrity(self, subscribed: Iterable[tuple[PageHash, int]]) -> None:
         """Asserts that just these subscriptions are there."""
-        held = {(item, number) for item, numbers in self._watchers.items() for number in numbers}
+        held: set[tuple[PageHash, int]] = set()
+        for page_hash, watchers in self._watchers.items():
+            numbers = watchers if isinstance(watchers, set) else {watchers}
+            assert numbers
+            held |= {(page_hash, number) for number in numbers}
         assert held == set(subscribed)
-        assert all(self._watchers.values())

@@ -13,6 +13,13 @@ from octavo.engine.scheduler.deadlines import end_due_s
 
 ALWAYS_READY = 2**31 - 1
 
+_NOBODY: dict[int, LiveRequest] = {}
+
+
+def nobody() -> dict[int, LiveRequest]:
+    """An empty dictionary, one for all: whoever adds to it takes another first."""
+    return _NOBODY
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LiveRequest:
@@ -52,7 +59,8 @@ class LiveRequest:
         follows: the leader that it was passed over for.
         followers: those that were passed over for it, by number.
         computes: the first page that nobody computes before it, if it is to be found by that.
-        computes_at: while it waits, how many pages come before that one.
+        computes_at: while it waits, how many pages come before that one; -1 if `RemainingWork.seat`
+            must hear of its admission in any case.
         watched: pages whose coming or going changes its estimate.
         is_stale: whether anything has changed since it was estimated.
         goes_alone: whether it was admitted although a running prompt computes its next page, as
@@ -82,9 +90,9 @@ class LiveRequest:
     reuse: Reuse = NO_REUSE
     leaders: tuple[LiveRequest, ...] = ()
     num_first_led: int = 0
-    dependents: dict[int, LiveRequest] = field(default_factory=dict)
+    dependents: dict[int, LiveRequest] = field(default_factory=nobody)
     follows: LiveRequest | None = None
-    followers: dict[int, LiveRequest] = field(default_factory=dict)
+    followers: dict[int, LiveRequest] = field(default_factory=nobody)
     computes: PageHash | None = None
     computes_at: int = 0
     watched: frozenset[PageHash] = frozenset()

@@ -291,13 +291,15 @@ class LiveTable:
         self.waiting.remove(entry)
         kv.admit(entry.pages, matched, num_known)
         self.running.seat(entry)
-        self.work.seat(entry, len(matched.page_ids))
         self.columns.expect(entry)
         self._newcomers.append(entry)
         self._admitted_s = now_s
         entry.prefill_end = num_known
         entry.num_committed_tokens = num_cached
         request.counts[COMPUTED] = num_cached
+        request.num_reusable_tokens = 0
+        if entry.leaders or entry.is_stale or entry.computes_at != len(matched.page_ids):
+            self.work.seat(entry, len(matched.page_ids))
         if request.metrics.first_scheduled_s is None:
             # At once: who comes next may depend on what each tenant was served.
             self.tenants.serve(request.tenant, num_known - num_cached, 0)

@@ -85,39 +85,31 @@ class RemainingWork:
         entry.reuse = Reuse()
         entry.prefill_due_s = prefill_due_s(entry.request, self._forecast)
         self._measure(entry)
+        self._note_changes()  # whom it leads now must not be admitted as if it did not
 
     def leave(self, entry: LiveRequest) -> None:
         """A request ends, is preempted or held apart: nobody counts on it any more."""
         entry.request.num_reusable_tokens = 0
-        self._own(entry, None, leads_on=True)
-        for other in list(entry.dependents.values()):
-            self._unlink(other)
-            self._mark(other)
-        self._forget(entry)
+        self._stop_leading(entry)
+        self.forget(entry)
 
     def seat(self, entry: LiveRequest, num_matched: int) -> None:
         """A waiting request was admitted with so many pages: it computes those that follow.
 
+        Need not be told where it was expected to (`LiveRequest.computes_at`), nobody leads it and
+        nothing has changed.
         What it subscribed to is left to `forget`.
         """
-        entry.request.num_reusable_tokens = 0
-        if entry.computes_at != num_matched or entry.leaders:
-            self._seat_elsewhere(entry, num_matched)
-        elif self._kv.watch.note_to_others(entry.computes, entry.number):
-            self._note_changes()  # whoever comes next in the plan may wait for it
-        if self._awaiting:
-            self._awaiting.discard(entry.number)
-
-    def _seat_elsewhere(self, entry: LiveRequest, num_matched: int) -> None:
-        """As `seat`, for a request that computes other pages than it was expected to."""
         if not self._shares:
             return
         if entry.leaders:
             self._unlink(entry)
         entry.computes_at = num_matched
         is_full = num_matched < self._lookup.num_full(entry.pages)
-        self._own(entry, entry.pages.hashes[num_matched] if is_full else None)
-        self._note_changes()
+        key = entry.pages.hashes[num_matched] if is_full else None
+        self._own(entry, key)
+        self._kv.watch.note_to_others(key, entry.number)  # that it does so now, at the latest
+        self._note_changes()  # whoever comes next in the plan may wait for it
 
     def changed(self, entry: LiveRequest) -> None:
         """A waiting request has got tokens, from a step that was on its way when it was preempted,
@@ -138,10 +130,7 @@ class RemainingWork:
         if index < min(len(pages.hashes), entry.prefill_end // self._kv.page_size):
             self._own(entry, pages.hashes[index], leads_on=True)
             return
-        self._own(entry, None, leads_on=True)
-        for other in list(entry.dependents.values()):
-            self._unlink(other)
-            self._mark(other)
+        self._stop_leading(entry)
 
     # Whom a request waits for.
 
@@ -171,6 +160,7 @@ class RemainingWork:
         if entry.follows is not leader:
             self._unfollow(entry)
             entry.follows = leader
+            leader.followers = leader.followers or {}
             leader.followers[entry.number] = entry
             self._awaiting.add(entry.number)
         return leader
@@ -239,13 +229,16 @@ class RemainingWork:
         entry.leaders = tuple(leader for leader, _ in leaders)
         entry.num_first_led = leaders[0][1] if leaders else 0
         for leader in entry.leaders:
+            leader.dependents = leader.dependents or {}
             leader.dependents[number] = entry
         if entry.follows is not None and entry.follows not in entry.leaders[:1]:
             self._unfollow(entry)
         hashes, end = pages.hashes, reuse.num_led
         is_first = end < self._lookup.num_full(pages)
         leads = not entry.is_demoted and not pages.host_pages
-        entry.computes_at = end if leads or not is_first else -1
+        # A last page that it cannot reuse it computes beside others: they must hear when it begins.
+        is_alone = leads and end < self._lookup.most(pages)
+        entry.computes_at = end if is_alone or not is_first else -1
         key = hashes[end] if is_first and leads else None
         self._own(entry, key)
         self._subscribe(entry)
@@ -309,6 +302,14 @@ class RemainingWork:
             return
         if not leads_on and entry.request.slot is None:
             for other in entry.dependents.values():
+                self._mark(other)
+
+    def _stop_leading(self, entry: LiveRequest) -> None:
+        if entry.computes is not None:
+            self._own(entry, None, leads_on=True)
+        if entry.dependents:
+            for other in list(entry.dependents.values()):
+                self._unlink(other)
                 self._mark(other)
 
     def _unlink(self, entry: LiveRequest) -> None:
