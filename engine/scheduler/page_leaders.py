@@ -90,8 +90,8 @@ class PageLeaders:
         num_holders: dict[PageHash, int] = {}
         for entry in running:
             pages = entry.pages
-            if not pages.reads_cache or entry.goes_alone:
-                continue
+            if not pages.reads_cache or entry.goes_alone or pages.arriving:
+                continue  # what arrives is not computed
             first = max(pages.num_registered, entry.num_committed_tokens // self._page_size)
             for page_hash in pages.hashes[first : min(self.end(entry), self._lookup.most(pages))]:
                 num_holders[page_hash] = num_holders.get(page_hash, 0) + 1
