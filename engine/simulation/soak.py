@@ -151,15 +151,19 @@ def draw_scenario(number: int) -> Scenario:
 def _in_bursts(arrivals: list[Arrival], rng: random.Random) -> list[Arrival]:
     """The same requests, but they come several at once, and most begin alike."""
     every_s = rng.choice((0.05, 0.2, 1.0))
-    return [
-        replace(
-            arrival,
-            arrival_s=arrival.arrival_s // every_s * every_s,
-            num_input=max(arrival.num_input, rng.choice((1, 17, 24))),
-            block_ids=(0, rng.randint(0, 1), rng.randint(0, 1)) if rng.random() < 0.9 else (),
+    together = []
+    for arrival in arrivals:
+        num_input = max(arrival.num_input, rng.choice((1, 17, 24)))
+        block_ids = (0, rng.randint(0, 1), rng.randint(0, 1)) if rng.random() < 0.9 else ()
+        together.append(
+            replace(
+                arrival,
+                arrival_s=arrival.arrival_s // every_s * every_s,
+                num_input=num_input,
+                segments=block_segments(block_ids, block_tokens=8, num_tokens=num_input),
+            )
         )
-        for arrival in arrivals
-    ]
+    return together
 
 
 def play(scenario: Scenario) -> SimulationReport:

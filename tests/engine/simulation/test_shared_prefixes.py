@@ -14,7 +14,8 @@ from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.simulation.simulate import simulate
 from octavo.engine.simulation.soak import draw_scenario, play
 from octavo.engine.simulation.step_time import LinearCost, TwoRegimeStepTime
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
+from octavo.engine.simulation.workloads.prompts import Segment
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 LIMITS = StepLimits(
     max_num_batched_tokens=2048,
@@ -51,8 +52,7 @@ def system_prompt(rate=4.0, num_requests=135):
                 num_input=8448,
                 num_output=16,
                 traffic_class=kind,
-                block_ids=(1,),
-                block_tokens=8192,
+                segments=(Segment(1, 8192),),
             )
         )
     return arrivals
@@ -80,8 +80,7 @@ def conversations(num_users=12, num_turns=6, seed=3):
                     num_input=num_input,
                     num_output=64,
                     traffic_class=kind,
-                    block_ids=tuple(1000 * user + block for block in range(num_input // 256)),
-                    block_tokens=256,
+                    segments=(Segment(user, num_input // 256 * 256),),
                 )
             )
     return sorted(arrivals, key=lambda arrival: arrival.arrival_s)
