@@ -98,6 +98,8 @@ class Request:
         counts: the three numbers that every step changes, read by the properties below. While it
             holds a row they are a column of the scheduler's table, where all rows move at once.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
+        num_reusable_tokens: while it waits, the scheduler's estimate of how many of its first
+            tokens need not be computed; 0 while it runs.
         slot: its row on the device while RUNNING, else None.
         stop_reason: what stopped it (string or token id), if anything.
         metrics: when things happened.
@@ -129,6 +131,7 @@ class Request:
         default_factory=lambda: [0, 0, 0], init=False, repr=False
     )
     num_cached_tokens: int = 0
+    num_reusable_tokens: int = 0
     slot: int | None = None
     stop_reason: int | str | None = None
     error: Exception | None = None
@@ -173,6 +176,12 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and committed output tokens."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def num_missing_tokens(self) -> int:
+        """Known tokens that are left to compute: what a policy counts as its remaining prefill."""
+        num_spared = int(self.counts[COMPUTED]) + self.num_reusable_tokens
+        return len(self.prompt_token_ids) + len(self.output_token_ids) - num_spared
 
     @property
     def max_total_tokens(self) -> int:

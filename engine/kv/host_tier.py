@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from octavo.engine.kv.page_hash import PageHash
+from octavo.engine.kv.page_watch import PageWatch
 
 
 class HostTier:
@@ -20,9 +21,11 @@ class HostTier:
 
     Args:
         num_pages: the tier's size, from its byte limit; 0 turns it off.
+        watch: told of cached pages that can be found from now on, or no longer.
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, watch: PageWatch | None = None) -> None:
+        self._watch = PageWatch() if watch is None else watch
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         self._owned: set[int] = set()
@@ -53,8 +56,7 @@ class HostTier:
             return None
         while len(self._free) < num_pages:
             page = next(page for page in self._hash_of if page not in self._num_readers)
-            del self._page_of[self._hash_of.pop(page)]
-            self._free.append(page)
+            self._forget(page)
         pages = [self._free.pop() for _ in range(num_pages)]
         self._owned.update(pages)
         return pages
@@ -73,6 +75,7 @@ class HostTier:
             return
         self._page_of[page_hash] = page
         self._hash_of[page] = page_hash
+        self._watch.note((page_hash,))
 
     def __contains__(self, page_hash: object) -> bool:
         """Whether an evicted prefix page is here."""
@@ -106,8 +109,13 @@ class HostTier:
     def forget_prefixes(self) -> None:
         """Drops every cached page that nobody reads."""
         for page in [page for page in self._hash_of if page not in self._num_readers]:
-            del self._page_of[self._hash_of.pop(page)]
-            self._free.append(page)
+            self._forget(page)
+
+    def _forget(self, page: int) -> None:
+        page_hash = self._hash_of.pop(page)
+        del self._page_of[page_hash]
+        self._free.append(page)
+        self._watch.note((page_hash,))
 
     def check_integrity(self, owned: Iterable[int]) -> None:
         """Asserts that free + owned + cached is every page once, and that `owned` are the owned."""

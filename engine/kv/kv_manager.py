@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from octavo.engine.kv.held_prefixes import HeldPrefixes, PrefixRun
 from octavo.engine.kv.host_tier import HostTier
 from octavo.engine.kv.page_hash import PageHash, page_hashes, root_hash
 from octavo.engine.kv.page_pool import TRASH_PAGE, PagePool
+from octavo.engine.kv.page_watch import PageWatch
 from octavo.engine.kv.prefix_cache import PrefixCache
+from octavo.engine.kv.prefix_lookup import PrefixLookup
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
 
@@ -43,9 +45,11 @@ class KVManager:
         self.page_size = page_size
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = PagePool(num_pages, page_size)
-        self.cache = PrefixCache(num_pages)
+        self.watch = PageWatch()
+        self.cache = PrefixCache(num_pages, self.watch)
         self._prefixes = HeldPrefixes(self.pool, self.cache)
-        self.host = HostTier(num_host_pages)
+        self.host = HostTier(num_host_pages, self.watch)
+        self.lookup = PrefixLookup(self.cache, self.host, page_size)
         self._evicted: list[tuple[int, PageHash]] = []
 
     @property
@@ -93,6 +97,22 @@ class KVManager:
         if len(pages.hashes) < num_pages:
             self._extend_hashes(pages, num_pages)
         return self._prefixes.match(pages.hashes, num_pages)
+
+    def hash_known(self, pages: SequencePages) -> None:
+        """Hashes the full pages of the request's known tokens, as far as that was not done yet."""
+        if self.enable_prefix_caching:
+            self._extend_hashes(pages, pages.request.num_tokens // self.page_size)
+
+    def num_cached_tokens(
+        self, token_ids: Sequence[int], *, tenant: str = "", cache_salt: str = ""
+    ) -> int:
+        """Tokens of a prompt that the device's prefix cache holds now; only reads."""
+        if not self.enable_prefix_caching:
+            return 0
+        num_tokens = (len(token_ids) - 1) // self.page_size * self.page_size
+        root = root_hash(tenant, cache_salt)
+        hashes = page_hashes(root, token_ids[:num_tokens], self.page_size)
+        return self.cache.num_matching(hashes) * self.page_size
 
     def match_host(self, pages: SequencePages, num_matched: int) -> list[int]:
         """Host pages that go on where the first `num_matched` pages found on the device end.

@@ -7,6 +7,7 @@ from itertools import islice
 
 from octavo.engine.kv.eviction_queue import EvictionQueue
 from octavo.engine.kv.page_hash import PageHash
+from octavo.engine.kv.page_watch import PageWatch
 
 
 class PrefixCache:
@@ -20,12 +21,14 @@ class PrefixCache:
 
     Args:
         num_pages: of the pool.
+        watch: told of pages that can be found from now on, or no longer.
 
     Attributes:
         num_queried_tokens, num_hit_tokens: prompt tokens looked up and found, over all time.
     """
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, watch: PageWatch | None = None) -> None:
+        self._watch = PageWatch() if watch is None else watch
         self._page_of: dict[PageHash, int] = {}
         self._hash_of: list[PageHash | None] = [None] * num_pages
         self._unreferenced = EvictionQueue(num_pages)
@@ -50,6 +53,15 @@ class PrefixCache:
     def may_know(self, page_hash: PageHash) -> bool:
         """False if no page has this content; `longest_match` knows for sure."""
         return page_hash in self._page_of
+
+    def knows(self, page_hash: PageHash) -> bool:
+        """Whether a page with this content can be found."""
+        page = self._page_of.get(page_hash)
+        return page is not None and not (self._given_up and page in self._given_up)
+
+    def num_matching(self, hashes: Iterable[PageHash]) -> int:
+        """How many pages `longest_match` finds."""
+        return len(self.longest_match(hashes))
 
     def longest_match(self, hashes: Iterable[PageHash]) -> list[int]:
         """The pages with these contents, up to the first that is not known."""
@@ -77,6 +89,7 @@ class PrefixCache:
         assert self._hash_of[page] is None, page
         self._page_of[page_hash] = page
         self._hash_of[page] = page_hash
+        self._watch.note((page_hash,))
         return True
 
     def register_all(self, hashes: Sequence[PageHash], pages: Sequence[int]) -> None:
@@ -88,6 +101,7 @@ class PrefixCache:
             for page_hash, page in zip(hashes, pages, strict=True):
                 assert hash_of[page] is None, page
                 hash_of[page] = page_hash
+            self._watch.note(hashes)
             return
         for page_hash, page in zip(hashes, pages, strict=True):
             self.register(page_hash, page)
@@ -122,9 +136,11 @@ class PrefixCache:
         if not self._given_up:
             return
         hash_of, page_of = self._hash_of, self._page_of
-        for page in self._given_up:
-            del page_of[hash_of[page]]  # type: ignore[arg-type]  # all of them are registered
+        hashes: list[PageHash] = [hash_of[page] for page in self._given_up]  # type: ignore[misc]
+        for page, page_hash in zip(self._given_up, hashes, strict=True):
+            del page_of[page_hash]  # all of them are registered
             hash_of[page] = None
+        self._watch.note(hashes)
         self._given_up.clear()
         self._unreferenced.settle()
 
@@ -136,6 +152,7 @@ class PrefixCache:
         for page in self._page_of.values():
             self._hash_of[page] = None
         self._page_of.clear()
+        self._watch.note_all()
         return pages
 
     def check_integrity(self, cached_pages: Iterable[int]) -> None:

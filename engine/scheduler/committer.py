@@ -59,6 +59,7 @@ class Committer:
             if request.slot is not None:
                 entry.num_committed_tokens = chunk.start + chunk.num_tokens
                 self._kv.register_full_pages(entry.pages, entry.num_committed_tokens)
+                self._table.work.advance(entry)
             scores = None
             if row.prompt_logprobs is not None:
                 dispatched.scored.append((entry, entry.num_scored_prompt_tokens))
@@ -206,6 +207,8 @@ class Committer:
                 at which no token is allowed.
         """
         request = entry.request
+        if request.slot is None:
+            self._table.work.changed(entry)
         token_ids, logprobs = row.token_ids, row.logprobs
         output = request.output_token_ids
         stop = None

@@ -21,6 +21,13 @@ def has_target(request: Request) -> bool:
     )
 
 
+def first_due_s(request: Request) -> float:
+    """When its first token is due; infinity if it has come, or if none was promised."""
+    if request.ttft_target_s is None or request.metrics.first_token_s is not None:
+        return math.inf
+    return request.arrival_s + request.ttft_target_s
+
+
 def end_due_s(request: Request) -> float:
     """When its last token is due, by its end-to-end target or deadline; infinity if never."""
     due_s = math.inf if request.deadline_s is None else request.deadline_s
@@ -57,7 +64,7 @@ def is_hopeless(request: Request, now_s: float, forecast: Forecast) -> bool:
     has_first = request.metrics.first_token_s is not None
     if end_due == math.inf and (request.ttft_target_s is None or has_first):
         return False
-    first_s = now_s + forecast.alone_prefill_s(request.num_tokens - request.num_computed_tokens)
+    first_s = now_s + forecast.alone_prefill_s(request.num_missing_tokens)
     if end_due < math.inf:
         remaining = forecast.remaining_tokens(request, CAUTIOUS)
         if first_s + (remaining - 1) * forecast.alone_step_s > end_due:
@@ -79,7 +86,7 @@ def will_be_late(request: Request, now_s: float, forecast: Forecast) -> bool:
     has_first = request.metrics.first_token_s is not None
     if end_due == math.inf and (request.ttft_target_s is None or has_first):
         return False
-    missing = request.num_tokens - request.num_computed_tokens
+    missing = request.num_missing_tokens
     prefill_s = max(forecast.prefill_s(missing), forecast.alone_prefill_s(missing))
     first_s = now_s + prefill_s
     is_first_due = not has_first and request.ttft_target_s is not None

@@ -116,7 +116,7 @@ class Forecast:
         and of pages, for as many iterations as it has tokens to come.
         """
         limits = self.limits
-        missing = request.num_tokens - request.num_computed_tokens
+        missing = request.num_missing_tokens
         remaining = self.remaining_tokens(request)
         num_pages = (request.num_tokens + remaining) / limits.page_size
         share = max(1 / limits.max_num_seqs, num_pages / (limits.num_pages - 1))

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
+from octavo.engine.kv.page_hash import PageHash
+from octavo.engine.kv.prefix_lookup import NO_REUSE, Reuse
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
 from octavo.engine.scheduler.deadlines import end_due_s
 
 ALWAYS_READY = 2**31 - 1
+
+_NOBODY: dict[int, LiveRequest] = {}
+
+
+def nobody() -> dict[int, LiveRequest]:
+    """An empty dictionary, one for all: whoever adds to it takes another first."""
+    return _NOBODY
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -38,6 +48,25 @@ class LiveRequest:
             is not gated.
         is_live: false from the terminal event on.
         turn: 0, 1, 2, … in the order in which rows began to decode.
+
+    What `RemainingWork` knows of it:
+
+    Attributes:
+        reuse: while it waits, pages that it need not compute.
+        leaders: who computes for it those of them that others are about to, in order.
+        num_first_led: pages that there will be once the first leader has computed them.
+        dependents: waiting requests that it leads, by number.
+        follows: the leader that it was passed over for.
+        followers: those that were passed over for it, by number.
+        computes: the first page that nobody computes before it, if it is to be found by that.
+        computes_at: while it waits, how many pages come before that one; -1 if `RemainingWork.seat`
+            must hear of its admission in any case.
+        watched: pages whose coming or going changes its estimate.
+        is_stale: whether anything has changed since it was estimated.
+        goes_alone: whether it was admitted although a running prompt computes its next page, as
+            waiting would have made it late.
+        num_queued_reusable: `Request.num_reusable_tokens` when it was put in its place.
+        prefill_due_s: when its prompt must be computed.
     """
 
     request: Request
@@ -58,6 +87,19 @@ class LiveRequest:
     place: tuple[float, ...] = ()
     is_live: bool = True
     turn: int = 0
+    reuse: Reuse = NO_REUSE
+    leaders: tuple[LiveRequest, ...] = ()
+    num_first_led: int = 0
+    dependents: dict[int, LiveRequest] = field(default_factory=nobody)
+    follows: LiveRequest | None = None
+    followers: dict[int, LiveRequest] = field(default_factory=nobody)
+    computes: PageHash | None = None
+    computes_at: int = 0
+    watched: frozenset[PageHash] = frozenset()
+    is_stale: bool = False
+    goes_alone: bool = False
+    num_queued_reusable: int = 0
+    prefill_due_s: float = math.inf
 
     def __post_init__(self) -> None:
         self.stop_ids = frozenset(self.request.stop_token_ids)
@@ -66,6 +108,12 @@ class LiveRequest:
         self.end_due_s = end_due_s(self.request)
         is_gated = self.request.is_gated
         self.ready_position = self.request.num_tokens - 1 if is_gated else ALWAYS_READY
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it is served only when no other waits: it was demoted, and so was everybody who
+        waits for what it computes."""
+        return self.is_demoted and all(other.is_demoted for other in self.followers.values())
 
     @property
     def awaits_release(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from octavo.engine.kv.held_prefixes import PrefixRun
 from octavo.engine.kv.kv_manager import KVManager
+from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import (
     COMPUTED,
     INFLIGHT_STEPS,
@@ -23,6 +24,7 @@ from octavo.engine.scheduler.fairness import ClassShares, MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.policies.policy import Place, Policy
+from octavo.engine.scheduler.remaining_work import RemainingWork
 from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.running_set import RunningRequests, RunningSet
@@ -45,6 +47,7 @@ class LiveTable:
         forecast: what steps and outputs are expected to take.
 
     Attributes:
+        work: what is left to compute of the waiting ones, and whom they wait for.
         held: requests that wait apart from the queue, by number: policies do not see them.
         stop_ids: every token id that ends a live request -> how many of them.
     """
@@ -78,6 +81,7 @@ class LiveTable:
         self.stop_ids: dict[int, int] = {}
         self.held: dict[int, LiveRequest] = {}
         self._by_id: dict[str, LiveRequest] = {}
+        self.work = RemainingWork(kv, forecast, self.waiting.replace)
 
     def adopt(self, policy: Policy) -> None:
         """Goes on by another policy's order, figures and longest wait."""
@@ -119,11 +123,17 @@ class LiveTable:
 
     def place_of(self, entry: LiveRequest) -> Place:
         """Where an entry stands by the policy; before all others once it was pinned, behind them
-        once it was demoted."""
+        once it was demoted. Where others wait for what it computes, no later than they."""
+        place: Place
         if entry.is_pinned:
-            return (-math.inf, entry.request.arrival_s)
-        place = () if self._place is None else self._place(entry.request, self.forecast)
-        return (math.inf, *place) if entry.is_demoted else place
+            place = (-math.inf, entry.request.arrival_s)
+        else:
+            place = () if self._place is None else self._place(entry.request, self.forecast)
+            if entry.is_demoted:
+                place = (math.inf, *place)
+        if entry.followers:
+            return min(place, min(other.place for other in entry.followers.values()))
+        return place
 
     def _figures_of(self, entry: LiveRequest) -> WaitingFigures:
         assert self._measure is not None
@@ -165,6 +175,7 @@ class LiveTable:
         snapshot.prefilling, snapshot.demoted = self._prompts()
         snapshot.num_available_pages = self.kv.pool.num_available
         snapshot.num_free_rows = len(self.running.free_slots)
+        snapshot.num_awaiting = self.work.num_awaiting
 
     def _prompts(self) -> tuple[Sequence[Request], Sequence[Request]]:
         """Running requests whose prompts are not computed yet: all but demoted ones, and those."""
@@ -172,8 +183,8 @@ class LiveTable:
             return (), ()
         prompts = self.running.prefilling
         return (
-            [entry.request for entry in prompts if not entry.is_demoted],
-            [entry.request for entry in prompts if entry.is_demoted],
+            [entry.request for entry in prompts if not entry.is_behind],
+            [entry.request for entry in prompts if entry.is_behind],
         )
 
     def carry_over(self, old: LiveTable) -> list[LiveRequest]:
@@ -205,10 +216,15 @@ class LiveTable:
         self.num_finished = self.num_added - len(entries)
         return entries
 
-    def accept(self, request: Request) -> LiveRequest:
-        """Lets a new request wait, whose id no other has."""
+    def accept(self, request: Request, pages: SequencePages | None = None) -> LiveRequest:
+        """Lets a new request wait, whose id no other has.
+
+        Args:
+            pages: its own, if they were opened already.
+        """
         assert request.request_id not in self._by_id, request.request_id
-        entry = LiveRequest(request=request, number=self.num_added, pages=self.kv.open(request))
+        pages = self.kv.open(request) if pages is None else pages
+        entry = LiveRequest(request=request, number=self.num_added, pages=pages)
         self.num_added += 1
         self._enter(entry)
         self.tenants.enter(request.tenant)
@@ -234,15 +250,29 @@ class LiveTable:
     def hold(self, entry: LiveRequest) -> None:
         """Takes a waiting request out of the queue, until `free`."""
         self.waiting.remove(entry)
+        self.work.leave(entry)
         self.held[entry.number] = entry
 
     def free(self, entry: LiveRequest) -> None:
         """Puts a held request back in its place."""
         del self.held[entry.number]
+        self.work.enter(entry)
+        self.waiting.insert(entry)
+
+    def demote(self, entry: LiveRequest) -> None:
+        """Serves a request only when no other waits, from now on."""
+        if entry.request.slot is not None:
+            entry.is_demoted = True
+            return
+        self.work.leave(entry)  # it may be long before it computes what others count on
+        self.waiting.remove(entry)
+        entry.is_demoted = True
+        self.work.enter(entry)
         self.waiting.insert(entry)
 
     def _wait(self, entry: LiveRequest, since_s: float) -> None:
         entry.waiting_since_s = since_s
+        self.work.enter(entry)
         self.waiting.insert(entry)
         if self.max_wait.max_wait_s < math.inf and not entry.is_pinned:
             self.max_wait.began(entry)
@@ -267,6 +297,9 @@ class LiveTable:
         entry.prefill_end = num_known
         entry.num_committed_tokens = num_cached
         request.counts[COMPUTED] = num_cached
+        request.num_reusable_tokens = 0
+        if entry.leaders or entry.is_stale or entry.computes_at != len(matched.page_ids):
+            self.work.seat(entry, len(matched.page_ids))
         if request.metrics.first_scheduled_s is None:
             # At once: who comes next may depend on what each tenant was served.
             self.tenants.serve(request.tenant, num_known - num_cached, 0)
@@ -296,6 +329,7 @@ class LiveTable:
             entry.is_placed = True
             self.shares.serve(entry.request.priority, chunk.num_tokens)
         for entry in self._newcomers:
+            self.work.forget(entry)
             self._count_admission(entry)
             self.columns.enter(entry)
             self.running.begin_prefill(entry)
@@ -350,6 +384,7 @@ class LiveTable:
             self._release(entry)
         elif self.held.pop(entry.number, None) is None:
             self.waiting.remove(entry)
+            self.work.leave(entry)
         if entry.pages.is_on_host:
             self.kv.drop_host_copy(entry.pages)
         del self._by_id[request.request_id]
@@ -376,6 +411,7 @@ class LiveTable:
         Pages of the prompt were made findable as they were computed. Pages of the output are made
         so only now: hardly anybody asks for them sooner, and hashing them together is cheaper.
         """
+        self.work.leave(entry)
         num_written = entry.num_committed_tokens
         if num_written == entry.prefill_end:
             num_written = entry.request.num_tokens - 1  # the newest token was never an input
@@ -393,6 +429,7 @@ class LiveTable:
         self.waiting.check_integrity()
         self.running.check_integrity()
         self.kv.check_integrity((entry.pages for entry in self), host_in_transfer)
+        self.work.check_integrity(self)
         numbers = [entry.number for entry in self.waiting]
         numbers += [*self.held, *(entry.number for entry in self.running)]
         assert sorted(numbers) == [entry.number for entry in self]

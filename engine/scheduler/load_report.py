@@ -65,7 +65,7 @@ def queue_loads(waiting: list[Request], now_s: float) -> dict[Priority, QueueLoa
     for priority in Priority:
         members = [request for request in waiting if request.priority == priority]
         oldest_s = max((now_s - request.arrival_s for request in members), default=0.0)
-        num_tokens = sum(request.num_tokens for request in members)
+        num_tokens = sum(request.num_missing_tokens for request in members)
         loads[priority] = QueueLoad(
             num_waiting=len(members), oldest_s=max(oldest_s, 0.0), num_prompt_tokens=num_tokens
         )
@@ -82,11 +82,12 @@ def project_pages(running: list[Request], forecast: Forecast) -> int:
 
 
 def predict_ttft_s(
-    table: LiveTable, forecast: Forecast, num_prompt_tokens: int, priority: Priority, now_s: float
+    table: LiveTable, forecast: Forecast, num_missing_tokens: int, priority: Priority, now_s: float
 ) -> float:
     """Seconds until a new request would have its first token, by what must be computed before it.
 
-    That is the rest of the running prompts, the waiting ones of its class and above, and its own.
+    That is what is missing of the running prompts, of the waiting ones of its class and above, and
+    of its own.
     Pages and rows that would have to come free first are not counted: a lower bound when full.
     """
     ahead = sum(
@@ -95,7 +96,9 @@ def predict_ttft_s(
         if entry.request.num_computed_tokens < entry.prefill_end
     )
     ahead += sum(
-        entry.request.num_tokens for entry in table.waiting if entry.request.priority <= priority
+        entry.request.num_missing_tokens
+        for entry in table.waiting
+        if entry.request.priority <= priority
     )
     busy_s = max(0.0, table.busy_until_s - now_s)
-    return busy_s + forecast.prefill_s(ahead + num_prompt_tokens) + forecast.alone_step_s
+    return busy_s + forecast.prefill_s(ahead + num_missing_tokens) + forecast.alone_step_s

@@ -13,7 +13,7 @@ from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.ordering import in_order
-from octavo.engine.scheduler.policies.policy import Policy, admit_everyone
+from octavo.engine.scheduler.policies.policy import Admission, Policy, admit_everyone
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import PrefillPlanner
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
@@ -25,6 +25,9 @@ from octavo.engine.scheduler.step_plan import (
     StepPlan,
 )
 from octavo.engine.scheduler.transfers import Transfers
+
+ANY_NUMBER = 1 << 30
+"""Of admissions: as many as there is room for."""
 
 
 class Planner:
@@ -182,6 +185,7 @@ class Planner:
         if newest is not None:
             self._move_ahead(newest)
         table.settle()
+        table.work.settle()
         table.shares.settle()
         table.waiting.columns.settle()
         self._kv.settle()
@@ -205,9 +209,8 @@ class Planner:
         """
         self._table.pin_overdue(now_s)
         if self._policy.admit is admit_everyone:
-            return self._limits.max_num_seqs
-        self._table.renew(self._snapshot, now_s)
-        admission = self._policy.admit(self._snapshot)
+            return ANY_NUMBER
+        admission = self._ask_for_admission(now_s)
         for request, reason in admission.rejected:
             entry = self._table.entry(request)
             error = OverloadedError(
@@ -221,13 +224,24 @@ class Planner:
             if request.status.is_finished:
                 continue  # it was rejected, too
             entry = self._table.entry(request)
-            if entry.is_demoted:
-                continue
-            if request.slot is None:
-                self._waiting.demote(entry)
-            entry.is_demoted = True
-        limit = admission.limit
-        return self._limits.max_num_seqs if limit is None else limit
+            if not entry.is_demoted:
+                self._table.demote(entry)
+        return ANY_NUMBER if admission.limit is None else admission.limit
+
+    def _ask_for_admission(self, now_s: float) -> Admission:
+        """What the policy makes of those who wait: nobody is given up on an estimate of his work
+        that is not up to date."""
+        table = self._table
+        while True:
+            table.renew(self._snapshot, now_s)
+            admission = self._policy.admit(self._snapshot)
+            given_up = [request for request, _ in admission.rejected]
+            given_up += admission.demoted
+            if not given_up or not table.work.num_stale:
+                return admission
+            waiting = [table.entry(request) for request in given_up if request.slot is None]
+            if not sum([table.work.bring_up_to_date(entry) for entry in waiting]):
+                return admission
 
     # Decode rows.
 

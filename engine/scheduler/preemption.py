@@ -89,9 +89,7 @@ class Preemption:
             if rules_out is not None:
                 table.columns.tighten()  # it could not say so
         running = table.running
-        return running.num_prefilling > 0 and any(
-            prompt.is_demoted for prompt in running.prefilling
-        )
+        return running.num_prefilling > 0 and any(prompt.is_behind for prompt in running.prefilling)
 
     def give_way(
         self,

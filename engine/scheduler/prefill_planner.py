@@ -23,6 +23,8 @@ from octavo.engine.scheduler.transfers import Transfers
 MAX_ATTEMPTS = 4
 """Waiting requests for which one plan looks for victims."""
 
+MAX_FOLLOWERS = 64
+"""Waiting requests that one plan passes over, as running prompts compute what they begin with."""
 
 ROWS_PER_WAITED_PLAN = 64
 """For each of so many rows a plan passes before victims are looked for again for the same request
@@ -103,7 +105,7 @@ class PrefillPlanner:
         rows: list[PrefillRow] = []
         entries: list[LiveRequest] = []
         most_rows = self._limits.max_prefill_rows
-        num_skipped = self._num_attempts = 0
+        num_skipped = num_followers = self._num_attempts = 0
         self._most_headroom = None
         self._planned = entries
         self._entitled_classes.clear()
@@ -116,6 +118,13 @@ class PrefillPlanner:
             if entry.request.slot is None:
                 if entry.ready_position != ALWAYS_READY and entry.awaits_release:
                     continue  # in nobody's way: what it waits for is no matter of room
+                if (entry.leaders or entry.is_stale) and self._awaits_leader(entry, snapshot):
+                    # Nor is it in anybody's way, unless it comes before everybody.
+                    num_followers += 1
+                    num_admissions -= 1
+                    is_over = entry.is_pinned or num_followers >= MAX_FOLLOWERS
+                    self._may_admit &= num_admissions > 0 and not is_over
+                    continue
                 if entry.number in preempted or not self._try_to_admit(entry, budget, snapshot):
                     num_skipped += 1
                     is_over = num_skipped > self._policy.max_skipped or entry.is_pinned
@@ -238,6 +247,17 @@ class PrefillPlanner:
             if needed > kv.num_available or not free_slots:
                 return False
         self._admit(entry, num_known, matched, snapshot)
+        return True
+
+    def _awaits_leader(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
+        """Whether a waiting request is passed over, as a running prompt computes its next page."""
+        leader = self._table.work.leader_to_await(entry, snapshot.starts_s)
+        if leader is None:
+            return False
+        self._entitled_classes.discard(entry.request.priority)
+        if self._draft.explains:
+            text = f"for what it shares with {leader.request.request_id}"
+            self._draft.waited(entry.number, entry.request.request_id, text)
         return True
 
     @property

@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from octavo.engine.errors import DeadlineExceededError, InvalidConfigError, OverloadedError
 from octavo.engine.kv.kv_manager import KVManager
@@ -159,12 +159,15 @@ class Scheduler:
         policy = self.policy
         if policy.with_targets is not None and has_target(request):
             policy = policy.with_targets  # it takes over with the next plan
+        pages = self._kv.open(request)
+        request.num_reusable_tokens = self._table.work.num_reusable(pages)
         refusal = policy.refuse(self._table.snapshot(now_s), request)
         if refusal is not None:
+            request.num_reusable_tokens = 0
             raise OverloadedError(
                 f"request {request.request_id} {refusal.reason}", refusal.retry_after_s
             )
-        entry = self._table.accept(request)
+        entry = self._table.accept(request, pages)
         if self._only is not None:
             self._table.hold(entry)
         if request.deadline_s is not None:
@@ -356,6 +359,7 @@ class Scheduler:
                 broken_one = self._table.get(request_id)
                 if broken_one is not None:
                     self._kv.drop_host_copy(broken_one.pages)
+                    self._table.work.changed(broken_one)
             self.check_integrity()
         except Exception:
             logger.exception("the scheduler's books do not balance: they are made anew")
@@ -463,13 +467,28 @@ class Scheduler:
         )
 
     def predict_ttft_s(
-        self, num_prompt_tokens: int, now_s: float, priority: Priority = Priority.NORMAL
+        self,
+        num_prompt_tokens: int,
+        now_s: float,
+        priority: Priority = Priority.NORMAL,
+        *,
+        num_cached_tokens: int = 0,
     ) -> float:
         """Seconds until a new request of this size and class would have its first token.
 
         Only reads, as `load` does.
+
+        Args:
+            num_cached_tokens: of the prompt's tokens, those that need not be computed.
         """
-        return predict_ttft_s(self._table, self.forecast, num_prompt_tokens, priority, now_s)
+        num_missing = max(1, num_prompt_tokens - num_cached_tokens)
+        return predict_ttft_s(self._table, self.forecast, num_missing, priority, now_s)
+
+    def num_cached_tokens(
+        self, prompt_token_ids: Sequence[int], *, tenant: str = "", cache_salt: str = ""
+    ) -> int:
+        """Tokens of a prompt that would be found in the prefix cache now. Only reads."""
+        return self._kv.num_cached_tokens(prompt_token_ids, tenant=tenant, cache_salt=cache_salt)
 
     def trace(self, request_id: str) -> tuple[TraceEvent, ...]:
         """What was decided about a request and when, oldest first; empty without `explain`.

@@ -74,7 +74,7 @@ def thrifty_budget(snapshot: Snapshot, seconds: float, floor: int) -> int:
     if first == last:
         return budget
     pending = snapshot.waiting_columns.total_work_tokens
-    pending += sum([r.num_tokens - r.num_computed_tokens for r in snapshot.prefilling])
+    pending += sum([r.num_missing_tokens for r in snapshot.prefilling])
     if budget - num_decode >= pending:
         return budget
     context, before = snapshot.decode_context, forecast.mean_prefill_context

@@ -41,6 +41,8 @@ class Snapshot:
         running: live requests with a row, in order of acceptance.
         num_available_pages: pages that could be allocated now.
         num_free_rows: rows that nobody holds.
+        num_awaiting: waiting requests that would have been admitted, if a running prompt were not
+            computing what they begin with.
         limits: what a step can take.
         forecast: what steps, outputs and transfers are expected to take.
         columns: goals of the running rows, by slot. Requests admitted in the plan being made are
@@ -66,6 +68,7 @@ class Snapshot:
     forecast: Forecast
     columns: RowColumns
     num_free_rows: int = 0
+    num_awaiting: int = 0
     waiting_columns: WaitingColumns = field(default_factory=WaitingColumns)
     prefilling: Sequence[Request] = ()
     demoted: Sequence[Request] = ()

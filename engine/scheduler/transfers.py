@@ -173,6 +173,7 @@ class Transfers:
             else:
                 kv.host.release(copy.host_pages)
                 entry.pages.host_pages = []
+                kv.watch.note_loss(entry.number)
             return None
         if transfer.kind is _Kind.SWAP_IN:
             kv.host.release(copy.host_pages)

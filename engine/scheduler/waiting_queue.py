@@ -88,6 +88,7 @@ class WaitingQueue:
     def insert(self, entry: LiveRequest) -> None:
         """Puts an entry in its place: for a preempted one, where it stood before."""
         entry.place = self._place(entry)
+        entry.num_queued_reusable = entry.request.num_reusable_tokens
         entries, key = self.entries, _key(entry)
         # Who comes last by arrival comes last, as a rule.
         is_last = not entries or _key(entries[-1]) < key
@@ -106,16 +107,15 @@ class WaitingQueue:
         if self._measure is not None:
             self.columns.remove(index)
 
-    def demote(self, entry: LiveRequest) -> None:
-        """Sends an entry behind all that are not demoted, for as long as it lives."""
-        self.remove(entry)
-        entry.is_demoted = True
-        self.insert(entry)
-
     def pin(self, entry: LiveRequest) -> None:
         """Sends an entry to the front, behind those pinned before, for as long as it lives."""
         self.remove(entry)
         entry.is_pinned = True
+        self.insert(entry)
+
+    def replace(self, entry: LiveRequest) -> None:
+        """Puts an entry in its place anew, after its own has changed."""
+        self.remove(entry)
         self.insert(entry)
 
     def reorder(self, measure: Callable[[LiveRequest], WaitingFigures] | None) -> None:

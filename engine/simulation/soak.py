@@ -1,10 +1,11 @@
 """Random simulations that try to break the scheduler: `python -m octavo.engine.simulation.soak`.
 
 Each scenario is drawn from one number: limits, policy, arrivals, priorities, targets, tenants,
-shared prefixes, clients that leave, slow and failed steps, failed and stuck page copies. A device
-that knows what every page holds checks each plan (`CheckedExecutor`); the scheduler's own
-integrity is proved every few turns; every answer must be what the request would say with no fault
-at all. A failure prints the number that plays it again.
+shared prefixes, bursts that begin alike, clients that leave, slow and failed steps, failed and
+stuck page copies. A device that knows what every page holds checks each plan (`CheckedExecutor`);
+the scheduler's own integrity is proved every few turns, that estimates of work are exact and no
+page is computed twice included; every answer must be what the request would say with no fault at
+all. A failure prints the number that plays it again.
 
     python -m octavo.engine.simulation.soak --steps 1000000
     python -m octavo.engine.simulation.soak --scenario 4711
@@ -17,7 +18,7 @@ import random
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.engine.request import Priority, Request
@@ -119,6 +120,8 @@ def draw_scenario(number: int) -> Scenario:
                 ),
             )
         )
+    if number % 4 == 1:
+        arrivals = _in_bursts(arrivals, random.Random(f"bursts {number}"))
     return Scenario(
         number=number,
         policy=policy,
@@ -143,6 +146,24 @@ def draw_scenario(number: int) -> Scenario:
         arrivals=arrivals,
         max_tokens=max_tokens,
     )
+
+
+def _in_bursts(arrivals: list[Arrival], rng: random.Random) -> list[Arrival]:
+    """The same requests, but they come several at once, and most begin alike."""
+    every_s = rng.choice((0.05, 0.2, 1.0))
+    together = []
+    for arrival in arrivals:
+        num_input = max(arrival.num_input, rng.choice((1, 17, 24)))
+        block_ids = (0, rng.randint(0, 1), rng.randint(0, 1)) if rng.random() < 0.9 else ()
+        together.append(
+            replace(
+                arrival,
+                arrival_s=arrival.arrival_s // every_s * every_s,
+                num_input=num_input,
+                segments=block_segments(block_ids, block_tokens=8, num_tokens=num_input),
+            )
+        )
+    return together
 
 
 def play(scenario: Scenario) -> SimulationReport:

@@ -68,6 +68,23 @@ def test_n_completions_differ_and_share_the_prompt(llm: Any) -> None:
     assert alone.outputs[0].token_ids == output.outputs[2].token_ids
 
 
+def test_n_completions_compute_their_prompt_once(llm: Any) -> None:
+    prompt = [40 + index % 50 for index in range(100)]
+    params = SamplingParams(n=4, seed=3, max_tokens=8, ignore_eos=True)
+    scheduler, page_size = llm.engine.scheduler, llm.engine.scheduler.limits.page_size
+    before = scheduler.load().num_planned_prefill_tokens
+    (output,) = llm.generate(prompt, params, use_tqdm=False)
+    computed = scheduler.load().num_planned_prefill_tokens - before
+    num_shared = (len(prompt) - 1) // page_size * page_size
+    assert computed == len(prompt) + 3 * (len(prompt) - num_shared)
+    for index, completion in enumerate(output.outputs):
+        scheduler.flush_prefixes()  # the same, all of it computed
+        one = params.replace(n=1, seed=3 + index)
+        (alone,) = llm.generate(prompt, one, use_tqdm=False)
+        assert alone.num_cached_tokens == 0
+        assert alone.outputs[0].token_ids == completion.token_ids
+
+
 def test_a_stop_token_ends_the_sequence_and_is_its_last(llm: Any) -> None:
     free = llm.generate("hello", GREEDY, use_tqdm=False)[0].outputs[0]
     stop = free.token_ids[6]

@@ -13,7 +13,8 @@ from octavo.engine.scheduler.snapshot import Snapshot
 def admit_batch(batch_size: int, timeout_s: float) -> Callable[[Snapshot], Admission]:
     """Admits nobody while a batch runs, then a full batch, or what is there at the timeout.
 
-    A batch that the pool has not let in at once, or that was preempted, is completed first.
+    A batch that was preempted, or that waits for pages which one of it computes for all, is
+    completed first.
 
     Args:
         batch_size: requests in a full batch; 0 for as many as wait.
@@ -22,6 +23,7 @@ def admit_batch(batch_size: int, timeout_s: float) -> Callable[[Snapshot], Admis
 
     def admit(snapshot: Snapshot) -> Admission:
         begun = sum(r.metrics.first_scheduled_s is not None for r in snapshot.waiting)
+        begun += snapshot.num_awaiting
         if len(snapshot.running) or begun:
             return Admission(limit=begun)
         oldest_s = snapshot.now_s - min(request.arrival_s for request in snapshot.waiting)

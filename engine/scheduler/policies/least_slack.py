@@ -13,7 +13,7 @@ from octavo.engine.scheduler.policies.victims_by_place import last_in_order
 def place(request: Request, forecast: Forecast) -> Place:
     """By the latest time to begin: due time less the seconds still needed. The present time is the
     same for all and left out."""
-    missing = request.num_tokens - request.num_computed_tokens
+    missing = request.num_missing_tokens
     prefill_s = forecast.prefill_s(missing)
     begin_s = next_due_s(request) - prefill_s
     decode_s = forecast.remaining_tokens(request) * forecast.step_s

@@ -29,7 +29,7 @@ def make(parameters: Parameters) -> Policy:
     floor = parameters.integer("floor", 64, least=1)
 
     def place(request: Request, forecast: Forecast) -> Place:
-        missing = request.num_tokens - request.num_computed_tokens
+        missing = request.num_missing_tokens
         return (next_due_s(request) + alpha * forecast.prefill_s(missing), request.arrival_s)
 
     def budget(snapshot: Snapshot) -> int:

@@ -11,7 +11,7 @@ from octavo.engine.scheduler.policies.victims_by_place import last_in_order
 
 def place(request: Request, forecast: Forecast) -> Place:
     """By the seconds of work that are left: prompt, then expected output."""
-    missing = request.num_tokens - request.num_computed_tokens
+    missing = request.num_missing_tokens
     work_s = forecast.prefill_s(missing) + forecast.remaining_tokens(request) * forecast.step_s
     return (work_s, request.arrival_s)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.admission import demand_s, late_jobs, peak_pages
-from octavo.engine.scheduler.deadlines import end_due_s, is_hopeless, next_due_s
+from octavo.engine.scheduler.deadlines import end_due_s, first_due_s, is_hopeless, next_due_s
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Admission, Place, Policy, Refusal
@@ -115,10 +115,10 @@ class SLOPolicy:
 
     def place(self, request: Request, forecast: Forecast) -> Place:
         """By due time and by what the request still takes, then by arrival."""
-        due_s = _first_due_s(request)
+        due_s = first_due_s(request)
         if due_s < math.inf:
             # Until its first token a request needs nothing but its prefill, and needs it soon.
-            due_s += forecast.prefill_s(request.num_tokens - request.num_computed_tokens)
+            due_s += forecast.prefill_s(request.num_missing_tokens)
         else:
             due_s = next_due_s(request)
             if due_s == math.inf:
@@ -130,9 +130,9 @@ class SLOPolicy:
 
     def measure(self, request: Request, place: Place, forecast: Forecast) -> WaitingFigures:
         """What `admit` looks at of every waiting request."""
-        missing = request.num_tokens - request.num_computed_tokens
+        missing = request.num_missing_tokens
         prefill_s = forecast.alone_prefill_s(missing)
-        due_s = _first_due_s(request)
+        due_s = first_due_s(request)
         last_s = due_s - prefill_s
         end_s = end_due_s(request)
         if end_s < math.inf:
@@ -180,8 +180,8 @@ class SLOPolicy:
         """The requests to give up so that the most prompts are computed in time."""
         forecast, columns = snapshot.forecast, snapshot.waiting_columns
         prompts, token_s = snapshot.prefilling, forecast.prefill_token_s
-        dues_s = [_first_due_s(request) for request in prompts]
-        missing = [request.num_tokens - request.num_computed_tokens for request in prompts]
+        dues_s = [first_due_s(request) for request in prompts]
+        missing = [request.num_missing_tokens for request in prompts]
         total_s = (columns.total_work_tokens + sum(missing)) * token_s
         end_s = snapshot.starts_s + total_s * (1 + _ROUNDING)
         if end_s > columns.least_due_s:
@@ -322,7 +322,7 @@ class SLOPolicy:
         if snapshot.is_pinned(beneficiary):
             return False
         # A place before the first token is that token's due time and more.
-        place_s, columns = _first_due_s(beneficiary), snapshot.columns
+        place_s, columns = first_due_s(beneficiary), snapshot.columns
         if place_s == math.inf:
             place_s = self.place(beneficiary, snapshot.forecast)[0]
         after_s = self._after_s(snapshot, place_s)
@@ -390,10 +390,3 @@ def _is_cheap_to_lose(snapshot: Snapshot, request: Request) -> bool:
     forecast = snapshot.forecast
     is_short = forecast.prefill_s(request.num_tokens) <= forecast.step_s
     return is_short or snapshot.limits.num_host_pages > 0 or not len(snapshot.decode_slots)
-
-
-def _first_due_s(request: Request) -> float:
-    """When its first token is due; infinity if it has come, or if none was promised."""
-    if request.ttft_target_s is None or request.metrics.first_token_s is not None:
-        return math.inf
-    return request.arrival_s + request.ttft_target_s

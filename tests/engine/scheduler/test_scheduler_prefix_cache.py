@@ -67,8 +67,13 @@ def test_pages_are_found_only_once_their_step_was_committed(drive, request_of):
     driver.add(request_of("a", [*PREFIX, 1], 30))
     driver.plan()
     second = driver.add(request_of("b", [*PREFIX, 2], 2))
+    other = driver.add(request_of("c", [*PREFIX, 3], 2, params={"prompt_logprobs": 0}))
     driver.plan()
-    assert first_chunk(driver, second).start == 0
+    assert first_chunk(driver, other).start == 0
+    assert second.slot is None  # it waits for them
+    driver.commit()
+    driver.plan()
+    assert first_chunk(driver, second).start == 8
     driver.drain()
 
 
