@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 import numpy as np
 
-from octavo.engine.errors import OverloadedError
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.dispatched import Dispatched
 from octavo.engine.scheduler.draft import Draft
@@ -16,6 +15,7 @@ from octavo.engine.scheduler.ordering import in_order
 from octavo.engine.scheduler.policies.policy import Policy, admit_everyone
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import PrefillPlanner
+from octavo.engine.scheduler.refusals import Refusals
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.step_plan import (
     Decision,
@@ -44,6 +44,7 @@ class Planner:
         policy: the decisions that are a matter of taste.
         transfers: copies to and from the host.
         draft: collects what the plan says besides its rows.
+        refusals: makes the errors of requests that are given up.
         enable_chunked_prefill: split prompts over steps. Without it, only a preempted request that
             has outgrown a step is split.
         watermark_pages: pages that admission leaves free for running rows to grow into.
@@ -57,6 +58,7 @@ class Planner:
         policy: Policy,
         transfers: Transfers,
         draft: Draft,
+        refusals: Refusals,
         *,
         enable_chunked_prefill: bool,
         watermark_pages: int,
@@ -70,6 +72,7 @@ class Planner:
         self._policy = policy
         self._transfers = transfers
         self._draft = draft
+        self._refusals = refusals
         self.preemption = Preemption(table, policy, transfers, draft)
         self._prefill = PrefillPlanner(
             table,
@@ -92,6 +95,11 @@ class Planner:
         self.num_plans = 0
         self.num_decode_tokens = 0
         self.num_prefill_tokens = 0
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens planned so far, prompts' and outputs'."""
+        return self.num_prefill_tokens + self.num_decode_tokens
 
     def carry_over(self, old: Planner) -> None:
         """Goes on counting where another planner ended."""
@@ -209,10 +217,10 @@ class Planner:
         self._table.renew(self._snapshot, now_s)
         admission = self._policy.admit(self._snapshot)
         for request, reason in admission.rejected:
+            if self._refusals.probes.takes(request, self.num_computed_tokens):
+                continue
             entry = self._table.entry(request)
-            error = OverloadedError(
-                f"request {request.request_id} {reason}", admission.retry_after_s
-            )
+            error = self._refusals.overloaded(self._table, request, reason, now_s)
             self._table.end(entry, RequestStatus.REJECTED, now_s, error=error)
             self.ended.append(request)
             self.num_rejected += 1
