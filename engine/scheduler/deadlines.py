@@ -51,19 +51,27 @@ def num_missing_tokens(request: Request) -> int:
     return request.num_tokens - request.num_computed_tokens
 
 
-def is_hopeless(request: Request, now_s: float, forecast: Forecast) -> bool:
+def is_hopeless(
+    request: Request, now_s: float, forecast: Forecast, starts_s: float | None = None
+) -> bool:
     """Whether a request that has no token yet, or waits, will miss a target whatever is done.
 
     That is, even if it were served alone, and each step took no more than the low quantile says
     (`StepErrors`); for its last token the cautious quantile of its remaining length is taken, so
     that it would be so even when it turns out short.
+
+    Args:
+        starts_s: when the device is expected to be done with what was dispatched; None for now.
     """
     if not forecast.is_sound:
         return False
     latest_s = latest_prefill_s(request, now_s, forecast)
     if latest_s == math.inf:
         return False
-    return now_s + forecast.least_prefill_s(num_missing_tokens(request), now_s) > latest_s
+    begin_s = now_s
+    if starts_s is not None and starts_s > now_s:
+        begin_s += forecast.step_time.least_share(now_s, is_prefill=True) * (starts_s - now_s)
+    return begin_s + forecast.least_prefill_s(num_missing_tokens(request), now_s) > latest_s
 
 
 def latest_prefill_s(request: Request, now_s: float, forecast: Forecast) -> float:

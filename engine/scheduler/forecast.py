@@ -38,8 +38,6 @@ class Forecast:
             policy says so by its parameters: production does not know lengths.
         page_copy_s: seconds to copy a page between device and host, as measured.
         mean_prefill_context: running mean of the context before a prompt token.
-        full_step_tokens: running mean of the prompt tokens of a step that holds as many of them as
-            the policy allows.
         newest_decode: decode rows of the newest step that had any, and their context.
         host_s: seconds that a step on an idle device takes beside its time on the device: to plan
             and dispatch it, and to take in its result.
@@ -58,12 +56,12 @@ class Forecast:
     num_steps_to_trust: int = 8
     page_copy_s: float = 2e-5
     mean_prefill_context: float = 0.0
-    full_step_tokens: float = 0.0
     newest_decode: StepFeatures = NO_FEATURES
     host_s: RecentValues = field(default_factory=RecentValues)
     gap_s: RecentValues = field(default_factory=RecentValues)
     door_s: RecentValues = field(default_factory=RecentValues)
     _iteration: float = 0.0
+    _mean_full: StepFeatures = NO_FEATURES
     _full_step: float = 0.0
     _full_step_token: float = 0.0
 
@@ -144,8 +142,8 @@ class Forecast:
         if not num_tokens:
             return 0.0
         limits = self.limits
-        most = max(1.0, min(self.full_step_tokens or math.inf,
-                            limits.max_num_batched_tokens - num_decode))  # fmt: skip
+        most: float = limits.max_num_batched_tokens - num_decode
+        most = max(1.0, min(self._mean_full.num_prefill or most, most))
         num_steps = max(math.ceil(num_tokens / most), -(-num_prompts // limits.max_prefill_rows))
         chunk = -(-num_tokens // num_steps)
         before, newest = self.mean_prefill_context, self.newest_decode
@@ -160,6 +158,13 @@ class Forecast:
             return self._full_step_token * self.step_time.prefill.level
         most = self.limits.max_num_batched_tokens
         return self.step_time.predict_prefill_s(most) / most
+
+    @property
+    def full_step_s(self) -> float:
+        """Seconds of a step that holds as many prompt tokens as the policy allows."""
+        if self._full_step_token:
+            return self._full_step * self.step_time.prefill.level
+        return self.step_time.predict_prefill_s(self.limits.max_num_batched_tokens)
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds of device time for `num_tokens` prompt tokens, decode rows beside them."""
@@ -184,7 +189,7 @@ class Forecast:
         """Learns from a step that ended by `now_s`: `features` are of its middle iteration."""
         iteration_s, model = seconds / num_iterations, self.step_time
         model.observe(features, iteration_s, now_s)
-        rate = _STEP_RATE if self._iteration else 1.0
+        rate = max(_STEP_RATE, 1.0 / model.num_observed)
         level = (model.prefill if features.num_prefill else model.decode).level
         self._iteration += rate * (iteration_s / level - self._iteration)
         if features.num_prefill:
@@ -197,16 +202,19 @@ class Forecast:
         """Learns how many prompt tokens the policy lets into a step beside the decode rows."""
         if num_prefill <= 0:
             return
-        prefill_context = num_prefill * self.mean_prefill_context
-        features = StepFeatures(num_decode, num_prefill, decode_context, prefill_context)
         rate = _PREFILL_RATE if self._full_step_token else 1.0
-        # A mean of seconds over a mean of tokens: of the seconds a token, small steps between large
-        # ones would make the mean several times too long.
-        model = self.step_time
-        step = model.predict_s(features) / model.prefill.level
-        self._full_step += rate * (step - self._full_step)
-        self.full_step_tokens += rate * (num_prefill - self.full_step_tokens)
-        self._full_step_token = self._full_step / self.full_step_tokens
+        mean = self._mean_full
+        tokens = mean.num_prefill + rate * (num_prefill - mean.num_prefill)
+        self._mean_full = mean = StepFeatures(
+            mean.num_decode + rate * (num_decode - mean.num_decode),
+            tokens,
+            mean.decode_context + rate * (decode_context - mean.decode_context),
+            tokens * self.mean_prefill_context,
+        )
+        # What the mean step takes by what is known now: a mean of what steps were once expected to
+        # take would remember for fifty steps what nobody believes any more.
+        self._full_step = self.step_time.predict_s(mean) / self.step_time.prefill.level
+        self._full_step_token = self._full_step / tokens
 
     def observe_timed_copy(self, num_pages: int, seconds: float) -> None:
         """Learns from a copy that took so long itself; one of few pages, mostly latency, teaches

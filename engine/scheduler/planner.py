@@ -362,7 +362,7 @@ class Planner:
         """Moves decode rows ahead by what they may emit, and the device's end of work."""
         plan, decoding, table = dispatched.plan, dispatched.decoding, self._table
         dispatched.count()
-        self.num_prefill_tokens += dispatched.features.num_prefill
+        self.num_prefill_tokens += int(dispatched.features.num_prefill)
         iteration_s = table.forecast.step_time.predict_s(dispatched.features)
         begins_s = max(table.busy_until_s, dispatched.now_s)
         table.busy_until_s = begins_s + iteration_s * plan.num_steps

@@ -26,7 +26,7 @@ _LEAST_S = 1e-6
 
 
 class StepFeatures(NamedTuple):
-    """What a step's time depends on.
+    """What a step's time depends on; of a mean step, means.
 
     Attributes:
         num_decode: decode rows, D.
@@ -35,8 +35,8 @@ class StepFeatures(NamedTuple):
         prefill_context: sum over chunks of tokens times the context before them.
     """
 
-    num_decode: int
-    num_prefill: int
+    num_decode: float
+    num_prefill: float
     decode_context: float = 0.0
     prefill_context: float = 0.0
 

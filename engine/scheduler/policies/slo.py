@@ -144,7 +144,8 @@ class SLOPolicy:
 
     def refuse(self, snapshot: Snapshot, request: Request) -> Refusal | None:
         """At the door: a request that would be late even if it were the only one."""
-        is_late = is_hopeless(request, snapshot.now_s, snapshot.forecast)
+        now_s, starts_s = snapshot.now_s, snapshot.starts_s
+        is_late = is_hopeless(request, now_s, snapshot.forecast, starts_s)
         return Refusal(HOPELESS) if is_late else None
 
     def admit(self, snapshot: Snapshot) -> Admission:
@@ -160,17 +161,17 @@ class SLOPolicy:
 
     def _hopeless(self, snapshot: Snapshot) -> list[Request]:
         """Waiting requests, and running prompts, that can no longer be in time."""
-        now_s, forecast = snapshot.now_s, snapshot.forecast
+        now_s, starts_s, forecast = snapshot.now_s, snapshot.starts_s, snapshot.forecast
         prompts = (*snapshot.prefilling, *snapshot.demoted)
-        gone = [request for request in prompts if is_hopeless(request, now_s, forecast)]
+        gone = [request for request in prompts if is_hopeless(request, now_s, forecast, starts_s)]
         waiting, columns = snapshot.waiting, snapshot.waiting_columns
-        if columns.least_chance_s < now_s:
+        if columns.least_chance_s < starts_s:
             columns.tighten()
-        if columns.least_chance_s >= now_s:
+        if columns.least_chance_s >= starts_s:
             return gone
-        passed = (columns.last_chance_s < now_s).nonzero()[0]
+        passed = (columns.last_chance_s < starts_s).nonzero()[0]
         for index in passed[:MAX_REJECTED].tolist():
-            if is_hopeless(waiting[index], now_s, forecast):
+            if is_hopeless(waiting[index], now_s, forecast, starts_s):
                 gone.append(waiting[index])
         return gone
 
@@ -193,7 +194,7 @@ class SLOPolicy:
         num_waiting = len(snapshot.waiting)
         return [
             snapshot.waiting[index] if index < num_waiting else prompts[index - num_waiting]
-            for index in late_jobs(work_s, due_s, snapshot.starts_s)
+            for index in late_jobs(work_s, due_s, snapshot.starts_s, step_s=forecast.full_step_s)
         ]
 
     # Steps.
