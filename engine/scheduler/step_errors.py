@@ -10,7 +10,7 @@ _STREAK = 3
 _LEVEL_RATE = 0.1
 _NARROWEST, _WIDEST = 1.25, 2.0
 _FORGET_BEST = 1.001
-_GRACE_S = 1.0
+_GRACE_S, _GRACE_STEPS = 1.0, 2.0
 _HALF_LIFE_S = 0.75
 MOST_DOUBT = 16.0
 """Factor that the low quantile sinks by at the most, however long ago the last step was."""
@@ -29,25 +29,27 @@ class StepErrors:
       sinks with the second fast step, and rises only after all but one of 16 were slow.
     - The *high* one is the model's `safety`, which `StepTimeModel` keeps for both phases.
 
-    Old measurements are worth less. Without a step for a second, the low quantile halves every
-    0.75 s, down to a sixteenth. The first ratio below the band that comes after such a pause is
-    believed at once: a machine that was slow when it was last seen is measured again, and is
-    known to be fast after one step.
+    Old measurements are worth less. Without a step for a second and what two more would take, the
+    low quantile halves every 0.75 s, down to a sixteenth. The first ratio below the band that comes
+    after such a pause is believed at once: a machine that was slow when it was last seen is
+    measured again, and is known to be fast after one step.
 
     Attributes:
         level: the middle quantile.
     """
 
-    __slots__ = ("_best", "_last_s", "_low", "_streak", "_window", "level")
+    __slots__ = ("_believed_s", "_best", "_low", "_streak", "_window", "level")
 
     def __init__(self) -> None:
         self.level = self._low = 1.0
         self._best = math.inf
         self._window: deque[float] = deque(maxlen=_WINDOW)
         self._streak: list[float] = []
-        self._last_s: float | None = None
+        self._believed_s: float | None = None
 
-    def observe(self, ratio: float, now_s: float, *, is_news: bool, safety: float) -> None:
+    def observe(
+        self, ratio: float, now_s: float, *, is_news: bool, safety: float, step_s: float = 0.0
+    ) -> None:
         """Learns from a step.
 
         Args:
@@ -56,9 +58,10 @@ class StepErrors:
             is_news: whether the regression knew what such a step takes, so that the ratio says
                 something of the level.
             safety: the high quantile, which widens the band.
+            step_s: what such a step is expected to take.
         """
         was_doubted = self.doubt(now_s) > 1.0
-        self._last_s = now_s
+        self._believed_s = now_s + _GRACE_S + _GRACE_STEPS * step_s
         self._window.append(ratio)
         if is_news:
             self._follow(ratio, was_doubted, safety)
@@ -84,9 +87,9 @@ class StepErrors:
 
     def doubt(self, now_s: float) -> float:
         """Factor, 1 to `MOST_DOUBT`, by which the low quantile has sunk since the last step."""
-        if self._last_s is None:
+        if self._believed_s is None:
             return 1.0
-        age_s = now_s - self._last_s - _GRACE_S
+        age_s = now_s - self._believed_s
         if age_s <= 0.0:
             return 1.0
         return float(min(2.0 ** min(age_s / _HALF_LIFE_S, 64.0), MOST_DOUBT))
@@ -97,9 +100,9 @@ class StepErrors:
 
     def doubted_s(self, factor: float) -> float:
         """When `doubt` comes to a factor, if no step is measured before; infinity if never."""
-        if self._last_s is None or factor > MOST_DOUBT:
+        if self._believed_s is None or factor > MOST_DOUBT:
             return math.inf
-        return self._last_s + _GRACE_S + _HALF_LIFE_S * math.log2(max(factor, 1.0))
+        return self._believed_s + _HALF_LIFE_S * math.log2(max(factor, 1.0))
 
     @property
     def best(self) -> float:

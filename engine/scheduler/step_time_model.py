@@ -206,7 +206,13 @@ class StepTimeModel:
         self._publish()
         if not is_known:
             regressed = self.predict_s(features) / errors.level
-        errors.observe(seconds / regressed, now_s, is_news=is_known, safety=self._safety)
+        errors.observe(
+            seconds / regressed,
+            now_s,
+            is_news=is_known,
+            safety=self._safety,
+            step_s=regressed * errors.level,
+        )
         step = _QUANTILE_RATE * (0.95 if seconds > self._safety * predicted else -0.05)
         self._safety = min(max(self._safety + step, 1.0), 2.0)
 
