@@ -190,8 +190,9 @@ class Forecast:
         iteration_s, model = seconds / num_iterations, self.step_time
         model.observe(features, iteration_s, now_s)
         rate = max(_STEP_RATE, 1.0 / model.num_observed)
+        # What the model says of such a step, and not what this one took: it may have hung.
         level = (model.prefill if features.num_prefill else model.decode).level
-        self._iteration += rate * (iteration_s / level - self._iteration)
+        self._iteration += rate * (model.predict_s(features) / level - self._iteration)
         if features.num_prefill:
             context = features.prefill_context / features.num_prefill
             self.mean_prefill_context += _PREFILL_RATE * (context - self.mean_prefill_context)
