@@ -82,11 +82,12 @@ class Live:
     http: httpx.AsyncClient
     grpc: AsyncOctavoClient
     log: Path
+    vocab_size: int = 40_000
     rng: random.Random = field(default_factory=lambda: random.Random(1))
 
     def prompt(self) -> list[int]:
         """Token ids that no other prompt begins with."""
-        return [self.rng.randrange(100, 40_000) for _ in range(NUM_PROMPT)]
+        return [self.rng.randrange(100, self.vocab_size) for _ in range(NUM_PROMPT)]
 
     async def ask(
         self,
@@ -146,13 +147,14 @@ class Live:
 
 
 @contextlib.asynccontextmanager
-async def serving(*args: str) -> AsyncIterator[Live]:
+async def serving(args: argparse.Namespace, *settings: str) -> AsyncIterator[Live]:
     """A fresh `octavo serve`, from ready until the block's end."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         command = [sys.executable, "-m", "octavo.server.cli.main", "serve", "--quiet"]
         command += ["--http-port", "0", "--grpc-port", "0", "--record", str(log)]
-        command += ["--max-num-seqs", "16", "--max-model-len", "1024", *args]
+        command += ["--max-num-seqs", "16", "--max-model-len", "512", *settings]
+        command += ["--model", args.model] if args.model else []
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert process.stdout is not None
@@ -162,7 +164,7 @@ async def serving(*args: str) -> AsyncIterator[Live]:
                 httpx.AsyncClient(base_url=http_at, timeout=120, limits=limits) as http,
                 AsyncOctavoClient(grpc_at, retry=None) as grpc,
             ):
-                yield Live(http, grpc, log)
+                yield Live(http, grpc, log, args.vocab_size)
         finally:
             process.terminate()
             process.wait(60)
@@ -206,7 +208,7 @@ def _errors(answers: list[Answer]) -> dict[str, float]:
 
 async def part_idle(args: argparse.Namespace) -> dict[str, Any]:
     """Targets that an idle server meets."""
-    async with serving() as live:
+    async with serving(args) as live:
         await live.ask()
         idle_s = await idle_ttft_s(live)
         report: dict[str, Any] = {"idle_ttft_s": idle_s}
@@ -222,13 +224,13 @@ async def part_idle(args: argparse.Namespace) -> dict[str, Any]:
 async def part_loads(args: argparse.Namespace) -> dict[str, Any]:
     """Poisson arrivals below and above what the server can do."""
     report: dict[str, Any] = {}
-    async with serving() as live:
+    async with serving(args) as live:
         await live.ask()
         idle_s = await idle_ttft_s(live)
         rate = await _capacity(live, args.seconds / 3)
         report |= {"idle_ttft_s": idle_s, "capacity_per_s": rate}
     for load in (0.5, 1.0, 1.5, 3.0):
-        async with serving() as live:
+        async with serving(args) as live:
             await idle_ttft_s(live)
             answers = await _poisson(live, load * rate, args.seconds, 4.0 * idle_s)
             await asyncio.sleep(0.5)
@@ -299,7 +301,7 @@ async def part_noisy(args: argparse.Namespace) -> dict[str, Any]:
     neighbours = contextlib.ExitStack()
     neighbours.enter_context(busy_neighbours())
     try:
-        async with serving() as live:
+        async with serving(args) as live:
             noisy_s = await idle_ttft_s(live)
             neighbours.close()
             await asyncio.sleep(args.pause / 2)
@@ -316,7 +318,7 @@ async def part_noisy(args: argparse.Namespace) -> dict[str, Any]:
 
 async def part_compile(args: argparse.Namespace) -> dict[str, Any]:
     """A server that still compiles."""
-    async with serving("--warm-up", "coarse", "--compile-cache-dir", "") as live:
+    async with serving(args, "--warm-up", "coarse", "--compile-cache-dir", "") as live:
         await live.ask()
         first_s = await idle_ttft_s(live, 4)
         since_s = time.monotonic()
@@ -326,7 +328,7 @@ async def part_compile(args: argparse.Namespace) -> dict[str, Any]:
 
 async def part_stolen(args: argparse.Namespace) -> dict[str, Any]:
     """Cores that others take for a while."""
-    async with serving() as live:
+    async with serving(args) as live:
         idle_s = await idle_ttft_s(live)
         task = asyncio.create_task(_every(live, 0.5, args.stolen + 15.0, 3.0 * idle_s))
         with busy_neighbours():
@@ -339,7 +341,7 @@ async def part_stolen(args: argparse.Namespace) -> dict[str, Any]:
 
 async def part_pause(args: argparse.Namespace) -> dict[str, Any]:
     """Nothing for a while."""
-    async with serving() as live:
+    async with serving(args) as live:
         idle_s = await idle_ttft_s(live)
         await targets_in_turn(live, 2.0 * idle_s, args.count)
         await asyncio.sleep(args.pause)
@@ -350,7 +352,7 @@ async def part_pause(args: argparse.Namespace) -> dict[str, Any]:
 
 async def part_targeted(args: argparse.Namespace) -> dict[str, Any]:
     """No request without a target, ever."""
-    async with serving() as live:
+    async with serving(args) as live:
         since_s = time.monotonic()
         answers = await targets_in_turn(live, args.noisy_target_ms / 1e3, 2 * args.count)
         return _recovery(answers, since_s)
@@ -358,7 +360,7 @@ async def part_targeted(args: argparse.Namespace) -> dict[str, Any]:
 
 async def part_returns(args: argparse.Namespace) -> dict[str, Any]:
     """A crowd that is sent away, and comes back."""
-    async with serving() as live:
+    async with serving(args) as live:
         idle_s = await idle_ttft_s(live)
         target_s, prompts = 4.0 * idle_s, [live.prompt() for _ in range(60)]
         back: list[Answer] = []
@@ -396,6 +398,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--short", action="store_true", help="about two minutes instead of nine")
     parser.add_argument("--parts", default=PARTS, help=f"of: {PARTS}")
+    parser.add_argument("--model", help="(default: the packaged one)")
+    parser.add_argument("--vocab-size", type=int, default=40_000, help="of its tokens, some")
     parser.add_argument("--noisy-target-ms", type=float, default=600.0)
     parser.add_argument("--output", help="write every figure as JSON")
     args = parser.parse_args()

@@ -217,17 +217,20 @@ class Planner:
         self._table.renew(self._snapshot, now_s)
         admission = self._policy.admit(self._snapshot)
         for request, reason in admission.rejected:
-            if self._refusals.probes.takes(request, self.num_computed_tokens):
-                continue
             entry = self._table.entry(request)
+            if self._refusals.probes.takes(request, self.num_computed_tokens):
+                if entry.is_demoted and request.slot is None:
+                    self._waiting.promote(entry)
+                entry.is_demoted = False
+                continue
             error = self._refusals.overloaded(self._table, request, reason, now_s)
             self._table.end(entry, RequestStatus.REJECTED, now_s, error=error)
             self.ended.append(request)
             self.num_rejected += 1
             self._draft.explain(request.request_id, Decision.REJECTED, reason)
         for request in admission.demoted:
-            if request.status.is_finished:
-                continue  # it was rejected, too
+            if request.status.is_finished or self._refusals.probes.has(request):
+                continue  # it was rejected, too, or is served to see
             entry = self._table.entry(request)
             if entry.is_demoted:
                 continue

@@ -60,6 +60,10 @@ class Probes:
         self._num_reserved += request.max_total_tokens
         return True
 
+    def has(self, request: Request) -> bool:
+        """Whether a request is a live probe."""
+        return request.request_id in self._live
+
     def look(self) -> None:
         """Takes in how live probes have ended."""
         for request in [r for r in self._live.values() if r.status.is_finished]:

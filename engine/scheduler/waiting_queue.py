@@ -107,9 +107,15 @@ class WaitingQueue:
             self.columns.remove(index)
 
     def demote(self, entry: LiveRequest) -> None:
-        """Sends an entry behind all that are not demoted, for as long as it lives."""
+        """Sends an entry behind all that are not demoted."""
         self.remove(entry)
         entry.is_demoted = True
+        self.insert(entry)
+
+    def promote(self, entry: LiveRequest) -> None:
+        """Gives an entry that was demoted the place that it asked for."""
+        self.remove(entry)
+        entry.is_demoted = False
         self.insert(entry)
 
     def pin(self, entry: LiveRequest) -> None:

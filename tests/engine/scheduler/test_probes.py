@@ -83,6 +83,31 @@ def test_a_probe_is_served_to_its_end_though_it_is_hopeless(drive, request_of):
     driver.scheduler.check_integrity()
 
 
+def test_a_probe_of_the_queue_is_neither_rejected_nor_put_back(drive, request_of):
+    fast = StepTimeModel((64,), fixed_s=0.01, decode_row_s=0.0, prefill_token_s=0.0)
+    driver = drive({**LIMITS, "max_num_seqs": 1}, policy="slo", step_time=fast)
+    for number in range(60):
+        driver.add(request_of(f"plain{number}", [2 + number] * 60, 30))
+        driver.drain()
+    (probe,) = candidates(request_of, 1, ttft_target_s=1.0)
+    other = request_of("no-candidate", [3] * 8, 4, ttft_target_s=1.0)
+    assert not Probes().takes(other, 10**9)
+    driver.add(request_of("running", [1] * 8, 20))
+    driver.turn()
+    driver.add(probe)
+    driver.add(other)
+    driver.now_s = 1.5  # both are hopeless
+    driver.turn()
+    assert other.status is RequestStatus.REJECTED
+    entry = driver.scheduler._table.entry(probe)
+    assert not entry.is_demoted
+    driver.scheduler.check_integrity()
+    driver.drain()
+    assert probe.status is RequestStatus.LENGTH
+    load = driver.scheduler.refusals.probes.load()
+    assert (load.num_probes, load.num_wrong) == (1, 0)
+
+
 def test_the_interval_of_a_share():
     assert wilson_interval(0, 0) == (0.0, 1.0)
     low, high = wilson_interval(5, 100)
