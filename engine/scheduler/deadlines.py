@@ -130,7 +130,8 @@ def will_be_late(request: Request, now_s: float, forecast: Forecast) -> bool:
     """Whether a request that is served next will miss a target at the speed of the present load.
 
     Unlike `is_hopeless` it does not grant that the machine is empty: its prompt is computed beside
-    the rows that run, in steps as large as the policy allows, and its tokens come at their pace.
+    the rows that run, in steps as large as the policy allows, and its tokens come at their pace;
+    all of that at the low quantile of what steps take, too.
     """
     if not forecast.is_sound:
         return False
@@ -138,13 +139,14 @@ def will_be_late(request: Request, now_s: float, forecast: Forecast) -> bool:
     has_first = request.metrics.first_token_s is not None
     if end_due == math.inf and (request.ttft_target_s is None or has_first):
         return False
-    missing = request.num_tokens - request.num_computed_tokens
+    missing = num_missing_tokens(request)
     prefill_s = max(forecast.prefill_s(missing), forecast.alone_prefill_s(missing))
-    first_s = now_s + prefill_s
+    first_s = now_s + prefill_s * forecast.step_time.least_share(now_s, is_prefill=True)
     is_first_due = not has_first and request.ttft_target_s is not None
     if is_first_due and first_s > request.arrival_s + (request.ttft_target_s or 0.0):
         return True
     if end_due == math.inf:
         return False
     remaining = forecast.remaining_tokens(request, CAUTIOUS)
-    return first_s + (remaining - 1) * forecast.step_s > end_due
+    step_s = forecast.step_s * forecast.step_time.least_share(now_s, is_prefill=False)
+    return first_s + (remaining - 1) * step_s > end_due

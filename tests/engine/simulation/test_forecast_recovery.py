@@ -94,6 +94,18 @@ def right_after(records: list[RequestRecord], begin_s: float, most: int = 20) ->
 TARGETS = [1.5, 2.0, 4.0]
 
 
+@pytest.mark.parametrize("policy", ["slo", "fcfs-shed", "edf-shed", "niyama"])
+def test_every_policy_that_refuses_forgets_a_slow_start(policy: str) -> None:
+    plain = requests(every(1.0, 0.0, 30.0), None, "plain")
+    targeted = requests(every(0.5, 90.0, 110.0), 2.0 * IDLE_TTFT_S)
+    report = serve(
+        [*plain, *targeted],
+        lambda now_s: 7.0 if now_s < 35.0 else 1.0,
+        scheduler=Scheduler(limits(), policy=policy),
+    )
+    assert right_after(report.records, 90.0)
+
+
 @pytest.mark.parametrize("factor", TARGETS)
 def test_a_start_beside_busy_neighbours_is_forgotten(factor: float) -> None:
     plain = requests(every(1.0, 0.0, 30.0), None, "plain")
