@@ -153,7 +153,15 @@ async def serving(args: argparse.Namespace, *settings: str) -> AsyncIterator[Liv
         log = Path(folder) / "log"
         command = [sys.executable, "-m", "octavo.server.cli.main", "serve", "--quiet"]
         command += ["--http-port", "0", "--grpc-port", "0", "--record", str(log)]
-        command += ["--max-num-seqs", "16", "--max-model-len", "512", *settings]
+        command += [
+            "--max-num-seqs",
+            "16",
+            "--max-model-len",
+            "512",
+            "--warm-up",
+            "full",
+            *settings,
+        ]
         command += ["--model", args.model] if args.model else []
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
