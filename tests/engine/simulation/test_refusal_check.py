@@ -10,7 +10,7 @@ from octavo.engine.simulation.refusal_check import check_refusals
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.simulate import simulate
 from octavo.engine.simulation.step_time import LinearCost, StepWork
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 COST = LinearCost(
     base=0.02, token=0.0, prefill=5e-4, decode=1e-3, decode_context=0.0, prefill_context=0.0
