@@ -14,6 +14,9 @@ Parts, each on a fresh server of the packaged model whose log is recorded:
   hour is no more);
 - `targeted`: targeted requests alone, from the first on;
 - `returns`: a crowd whose refused clients come back when they are told to.
+
+The file is long because each part is short and all of them use one server, one client and one set of
+figures.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The loop is the engine's own (`EngineCore`); only the device and the time are made up. Everything
 that happens from outside (arrivals, clients that leave, ends of page copies) waits in one heap and
 is told to the loop where a server would hear of it: between two turns. One thread, no sleep, no
-clock of the machine: the same arguments give the same bytes.
+clock of the machine: the same arguments give the same bytes. The module is long because a run's
+options, its loop and what it reports are read together.
 """
 
 from __future__ import annotations
