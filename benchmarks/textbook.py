@@ -26,7 +26,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from octavo.engine.errors import OverloadedError
+from octavo.engine.errors import OverloadedError, UnattainableTargetError
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.policies import get_policy
@@ -214,7 +214,8 @@ class Machine:
             output_len_class="short" if job.prompt <= 40 else "long",
         )
         self.requests[request.request_id] = (job, request)
-        with contextlib.suppress(OverloadedError):  # refused at the door: missed
+        # Refused at the door: missed.
+        with contextlib.suppress(OverloadedError, UnattainableTargetError):
             self.scheduler.add(request, now_s)
 
     def _commit(self, plan: StepPlan, step: int) -> None:

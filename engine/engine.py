@@ -328,6 +328,8 @@ class Engine:
         """How busy the engine is, and how soon a request of this size and class would speak."""
         now_s = self.clock.now_s()
         load, stats = self.scheduler.load(now_s), self.executor.stats
+        refusals = self.scheduler.refusals
+        probes = refusals.probes.load()
         wall_s = stats.busy_s + stats.idle_s
         return EngineLoad(
             num_running=load.num_running,
@@ -365,6 +367,10 @@ class Engine:
             predicted_ttft_s=self.scheduler.predict_ttft_s(num_prompt_tokens, now_s, priority),
             num_step_failures=self.core.num_recoveries,
             num_quarantined=self.core.num_quarantined,
+            num_unattainable=refusals.num_unattainable,
+            num_probes=probes.num_probes,
+            num_wrong_refusals=probes.num_wrong,
+            num_probe_tokens=probes.num_tokens,
         )
 
     def held_pages(self) -> tuple[int, float]:

@@ -5,6 +5,7 @@
     OctavoError
     ├── InvalidRequestError        a request that can never be served      INVALID_ARGUMENT    400
     │   ├── UnknownModelError      the named model is not the one served   NOT_FOUND           404
+    │   ├── UnattainableTargetError  a target that an idle server misses   FAILED_PRECONDITION 422
     │   └── NothingAllowedError    its own fields forbid every token       INVALID_ARGUMENT    400
     ├── UnauthenticatedError       no token that the server knows          UNAUTHENTICATED     401
     ├── OverloadedError            a good request, but not now             RESOURCE_EXHAUSTED  429
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from pathlib import PurePath
 from typing import Any, ClassVar
 
@@ -73,6 +75,28 @@ class UnknownModelError(InvalidRequestError):
 
 class NothingAllowedError(InvalidRequestError):
     """The request came to a place at which its own fields forbid every token."""
+
+
+class UnattainableTargetError(InvalidRequestError):
+    """The request asks for an answer sooner than an idle server has given one: there is no time at
+    which to come back.
+
+    Args:
+        field: name of the target.
+        value: the target, in seconds.
+        least_s: the smallest target that could be met, in seconds, by the best that was measured.
+    """
+
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 422
+
+    def __init__(self, field: str, value: Any, least_s: float) -> None:
+        self.least_s = least_s
+        # Rounded up: what is named must be enough.
+        digits = 2 - math.floor(math.log10(max(least_s, 1e-9)))
+        named_s = math.ceil(least_s * 10**digits) / 10**digits
+        allowed = f"at least {named_s:.3g} s, the least that this server has been measured to take"
+        super().__init__(field, value, allowed)
 
 
 class UnauthenticatedError(OctavoError):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.load import QueueLoad
+from octavo.engine.scheduler.probes import wilson_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,11 @@ class EngineLoad:
             first token.
         num_step_failures: steps that failed, so that everybody started over.
         num_quarantined: requests that were found to make steps fail.
+        num_unattainable: requests refused at the door because no idle machine could meet their
+            targets.
+        num_probes, num_wrong_refusals: requests that were to be refused and were served instead,
+            to see whether that would have been right; and those of them that were on time.
+        num_probe_tokens: tokens that probes took.
     """
 
     num_running: int
@@ -82,3 +88,17 @@ class EngineLoad:
     predicted_ttft_s: float
     num_step_failures: int
     num_quarantined: int
+    num_unattainable: int
+    num_probes: int
+    num_wrong_refusals: int
+    num_probe_tokens: int
+
+    @property
+    def wrong_refusals_ratio(self) -> float:
+        """Share of the probes that were on time, 0 to 1; 0 before any."""
+        return self.num_wrong_refusals / self.num_probes if self.num_probes else 0.0
+
+    @property
+    def wrong_refusals_interval(self) -> tuple[float, float]:
+        """The 95% interval of `wrong_refusals_ratio`."""
+        return wilson_interval(self.num_wrong_refusals, self.num_probes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.errors import OctavoError, OverloadedError
+from octavo.engine.errors import OctavoError, OverloadedError, UnattainableTargetError
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.simulation.metrics import summarize
 from octavo.engine.simulation.request_record import RequestRecord
@@ -102,7 +102,7 @@ async def run_open_loop(
                 if record.num_output >= arrival.num_output:
                     break
             record.status = "length" if record.num_output >= arrival.num_output else "failed"
-        except OverloadedError:
+        except (OverloadedError, UnattainableTargetError):
             record.status = "rejected"
         except OctavoError:
             record.status = "failed"

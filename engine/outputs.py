@@ -62,6 +62,8 @@ class RequestMetrics:
         last_token_s: newest token committed.
         finished_s: its terminal event.
         num_preemptions: how often it lost its pages.
+        predicted_ttft_s: the time to its first token, in seconds, that was expected when the
+            scheduler accepted it; None if no prediction was made.
     """
 
     arrival_s: float
@@ -70,6 +72,7 @@ class RequestMetrics:
     last_token_s: float | None = None
     finished_s: float | None = None
     num_preemptions: int = 0
+    predicted_ttft_s: float | None = None
 
     @property
     def ttft_s(self) -> float | None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, fields
 
 from octavo.engine.errors import InvalidRequestError
 
+LONGEST_TARGET_S = 86_400
+"""A day. What is promised beyond it is no promise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
@@ -18,7 +21,7 @@ class Targets:
         e2e_target_s: seconds from arrival to the last token.
 
     Raises:
-        InvalidRequestError: a value that is not a finite number above 0.
+        InvalidRequestError: a value that is not a finite number above 0, or beyond a day.
     """
 
     ttft_target_s: float | None = None
@@ -33,10 +36,13 @@ class Targets:
             if (
                 isinstance(value, bool)
                 or not isinstance(value, (int, float))
-                or not (math.isfinite(value) and value > 0)
+                or not (math.isfinite(value) and 0 < value <= LONGEST_TARGET_S)
             ):
                 raise InvalidRequestError(
-                    field.name, value, "a finite number of seconds above 0, or None"
+                    field.name,
+                    value,
+                    f"a finite number of seconds above 0, at most {LONGEST_TARGET_S} (a day), or "
+                    "None",
                 )
 
 

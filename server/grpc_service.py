@@ -178,6 +178,11 @@ class OctavoService:
             predicted_ttft_s=load.predicted_ttft_s,
             num_rejected=load.num_rejected,
             num_swaps=load.num_swaps,
+            num_unattainable=load.num_unattainable,
+            num_probes=load.num_probes,
+            wrong_refusals_ratio=load.wrong_refusals_ratio,
+            wrong_refusals_low=load.wrong_refusals_interval[0],
+            wrong_refusals_high=load.wrong_refusals_interval[1],
         )
 
     async def _generate(

@@ -7,7 +7,7 @@ does nothing for it. Times are on the engine's clock.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from octavo.engine.errors import DeadlineExceededError, OctavoError
@@ -30,6 +30,8 @@ REQUEST_S = (
 )
 NUM_TOKENS = tuple(float(1 << power) for power in range(18))
 
+NUM_PREDICTIONS = 512
+"""Requests over which quantiles of prediction errors are taken."""
 GOOD_ENDS = frozenset(("stop", "length"))
 
 
@@ -79,12 +81,23 @@ class RequestStats:
         self.decode_s = Histogram(REQUEST_S)
         self.prompt_tokens = Histogram(NUM_TOKENS)
         self.generation_tokens = Histogram(NUM_TOKENS)
+        self._prediction_errors: deque[float] = deque(maxlen=NUM_PREDICTIONS)
         self.num_failed = 0
         self.ends: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self.slo: Counter[tuple[str, str, bool]] = Counter()
         self.good_requests: Counter[str] = Counter()
         self.good_tokens: Counter[str] = Counter()
+
+    def predicted(self, predicted_s: float, took_s: float) -> None:
+        """Takes in what a request's time to the first token was expected to be, and was."""
+        self._prediction_errors.append(abs(predicted_s - took_s) / max(took_s, 1e-6))
+
+    def prediction_error(self, quantile: float) -> float:
+        """A quantile of the errors of predicted times to the first token, each over the real time,
+        of the last 512 requests; 0 before any."""
+        ordered = sorted(self._prediction_errors)
+        return ordered[int(quantile * (len(ordered) - 1))] if ordered else 0.0
 
     def refused(self, error: OctavoError | str) -> None:
         """Counts a refusal by the kind of its error; by its name if a protocol alone knows it."""
@@ -136,6 +149,9 @@ class RequestWatch:
             # Now, and not at its end, which may be minutes away.
             self._has_begun = True
             self._stats.ttft_s.observe(first_s - output.metrics.arrival_s)
+            if output.metrics.predicted_ttft_s is not None:
+                took_s = first_s - output.metrics.arrival_s
+                self._stats.predicted(output.metrics.predicted_ttft_s, took_s)
         if num_new and now_s is not None:
             since_s, num_waits = self._last_s, num_new
             if since_s is None:  # each completion's first token is no wait between tokens

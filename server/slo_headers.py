@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.targets import Targets
+from octavo.engine.targets import LONGEST_TARGET_S, Targets
 
 KINDS = ("ttft", "tpot", "e2e")
 
@@ -20,7 +20,8 @@ def read_targets(headers: Mapping[str, Any], fields: Mapping[str, float]) -> Tar
         fields: "ttft_target_ms" and the like -> milliseconds, for those that were given.
 
     Raises:
-        InvalidRequestError: a value that is not a finite number of milliseconds above 0.
+        InvalidRequestError: a value that is not a finite number of milliseconds above 0, or beyond
+            a day.
     """
     seconds: dict[str, float] = {}
     for kind in KINDS:
@@ -35,7 +36,10 @@ def read_targets(headers: Mapping[str, Any], fields: Mapping[str, float]) -> Tar
             milliseconds = float(value)
         except ValueError:
             milliseconds = math.nan
-        if not (math.isfinite(milliseconds) and milliseconds > 0):
-            raise InvalidRequestError(name, value, "a finite number of milliseconds above 0")
+        if not 0 < milliseconds <= 1e3 * LONGEST_TARGET_S:  # nor NaN
+            most = f"{1000 * LONGEST_TARGET_S} (a day)"
+            raise InvalidRequestError(
+                name, value, f"a finite number of milliseconds above 0, at most {most}"
+            )
         seconds[f"{kind}_target_s"] = milliseconds / 1e3
     return Targets(**seconds)

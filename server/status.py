@@ -26,6 +26,7 @@ from octavo.engine.errors import (
     OverloadedError,
     QuarantinedError,
     StepFailedError,
+    UnattainableTargetError,
     UnauthenticatedError,
     UnknownModelError,
     UnsupportedModelError,
@@ -120,6 +121,9 @@ def _clean(text: str) -> str:
 
 
 def _arguments(error: OctavoError) -> dict[str, str]:
+    if isinstance(error, UnattainableTargetError):
+        value = shorten(error.value)
+        return {"field": error.field, "value": value, "least_s": repr(error.least_s)}
     if isinstance(error, (InvalidRequestError, InvalidConfigError)):
         return {"field": error.field, "value": shorten(error.value), "allowed": error.allowed}
     if isinstance(error, OverloadedError):
@@ -142,6 +146,9 @@ _REBUILD: dict[str, Callable[[str, Mapping[str, str]], OctavoError]] = {
     reason_of(InvalidRequestError): _fielded(InvalidRequestError),
     reason_of(UnknownModelError): _fielded(UnknownModelError),
     reason_of(NothingAllowedError): _fielded(NothingAllowedError),
+    reason_of(UnattainableTargetError): lambda text, data: UnattainableTargetError(
+        data["field"], RemoteValue(data["value"]), float(data["least_s"])
+    ),
     reason_of(InvalidConfigError): _fielded(InvalidConfigError),
     reason_of(OverloadedError): lambda text, data: OverloadedError(
         data["reason"], float(data["retry_after_s"])

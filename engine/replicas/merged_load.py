@@ -17,7 +17,8 @@ _SUMS = (
     *("num_rejected", "num_swaps", "num_swapped_tokens", "num_recomputed_tokens"),
     *("swap_cost_s", "recompute_cost_s", "num_step_tokens", "num_step_slots"),
     *("device_busy_s", "device_idle_s", "num_step_times", "step_time_error"),
-    *("num_step_failures", "num_quarantined"),
+    *("num_step_failures", "num_quarantined", "num_unattainable"),
+    *("num_probes", "num_wrong_refusals", "num_probe_tokens"),
 )
 """Figures of `EngineLoad` that are those of all replicas together."""
 

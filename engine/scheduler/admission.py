@@ -11,12 +11,18 @@ from numpy.typing import NDArray
 
 from octavo.engine.scheduler.waiting_columns import Floats
 
+_ROUNDING = 1e-9
 MAX_LEFT_OUT = 16
 """Jobs given up in one go; what is still late then is looked at again in the next plan."""
 
 
 def late_jobs(
-    work_s: Floats, due_s: Floats, start_s: float, *, most: int = MAX_LEFT_OUT
+    work_s: Floats,
+    due_s: Floats,
+    start_s: float,
+    *,
+    step_s: float = 0.0,
+    most: int = MAX_LEFT_OUT,
 ) -> list[int]:
     """Jobs to leave out so that the most of the others are in time.
 
@@ -27,6 +33,8 @@ def late_jobs(
         work_s: seconds each job takes.
         due_s: when each is due; infinity for jobs that cannot be late.
         start_s: when the first one begins.
+        step_s: seconds of a full step: a job is done with the step that its last token is in, which
+            other jobs fill up. 0 if jobs end one by one.
         most: jobs to leave out at the most.
 
     Returns:
@@ -40,7 +48,11 @@ def late_jobs(
     due_s, work_s = due_s[order], work_s[order]
     left_out: list[int] = []
     while len(left_out) < most:
-        late = start_s + np.cumsum(work_s) > due_s
+        done_s = np.cumsum(work_s)
+        if step_s:
+            in_steps_s = np.ceil(done_s / step_s - _ROUNDING) * step_s
+            done_s = np.minimum(in_steps_s, done_s[-1])
+        late = start_s + done_s > due_s
         late[left_out] = False
         first = int(np.argmax(late))
         if not late[first]:

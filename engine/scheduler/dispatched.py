@@ -23,6 +23,7 @@ class Dispatched:
         prefilling: the records of its other rows' requests.
         ending: decode rows, by index, that come to their limit with it, ascending. This and
             `features` are known once `Planner.tidy` was called.
+        overlaps: whether another plan was on its way when it was made.
         features: what its time depends on.
         ended: the last news of requests that its commit ended.
         scored: records of requests that its commit handed prompt log-probabilities, each with how
@@ -34,6 +35,7 @@ class Dispatched:
     decoding: Rows
     prefilling: list[LiveRequest]
     ending: list[int] = field(default_factory=list)
+    overlaps: bool = False
     features: StepFeatures = NO_FEATURES
     ended: list[Committed] = field(default_factory=list)
     scored: list[tuple[LiveRequest, int]] = field(default_factory=list)

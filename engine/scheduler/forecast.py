@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.length_estimator import LengthEstimator
+from octavo.engine.scheduler.recent_values import RecentValues
 from octavo.engine.scheduler.step_plan import StepLimits
-from octavo.engine.scheduler.step_time_model import StepFeatures, StepTimeModel
+from octavo.engine.scheduler.step_time_model import NO_FEATURES, StepFeatures, StepTimeModel
 from octavo.engine.scheduler.tenants import TenantCounters
 
 _STEP_RATE = 0.02
@@ -35,11 +37,15 @@ class Forecast:
         uses_declared_lengths: whether a request's `known_output_len` is believed. Off unless the
             policy says so by its parameters: production does not know lengths.
         page_copy_s: seconds to copy a page between device and host, as measured.
-        iteration_s: running mean of a decode iteration's duration, prefill beside it included.
         mean_prefill_context: running mean of the context before a prompt token.
-        full_step_s, full_step_tokens: running means of the seconds and the prompt tokens of a step
-            that holds as many of them as the policy allows, decode rows included.
-        full_step_token_s: seconds a prompt token takes in such steps, the one over the other.
+        newest_decode: decode rows of the newest step that had any, and their context.
+        host_s: seconds that a step on an idle device takes beside its time on the device: to plan
+            and dispatch it, and to take in its result.
+        gap_s: the same of a step that was dispatched while another one ran.
+        door_s: seconds from a request's arrival at the front to its acceptance.
+
+    Running means of seconds are kept without the level of step times (`StepErrors`), so that a
+    change of the machine's speed shows in all of them at once.
     """
 
     limits: StepLimits
@@ -49,11 +55,15 @@ class Forecast:
     uses_declared_lengths: bool = False
     num_steps_to_trust: int = 8
     page_copy_s: float = 2e-5
-    iteration_s: float = 0.0
-    full_step_s: float = 0.0
-    full_step_tokens: float = 0.0
-    full_step_token_s: float = 0.0
     mean_prefill_context: float = 0.0
+    newest_decode: StepFeatures = NO_FEATURES
+    host_s: RecentValues = field(default_factory=RecentValues)
+    gap_s: RecentValues = field(default_factory=RecentValues)
+    door_s: RecentValues = field(default_factory=RecentValues)
+    _iteration: float = 0.0
+    _mean_full: StepFeatures = NO_FEATURES
+    _full_step: float = 0.0
+    _full_step_token: float = 0.0
 
     @property
     def is_sound(self) -> bool:
@@ -81,7 +91,7 @@ class Forecast:
     @property
     def step_s(self) -> float:
         """Seconds of an iteration at the present load."""
-        return self.iteration_s or self.step_time.predict_s(StepFeatures(1, 0))
+        return self._iteration * self.step_time.decode.level or self.alone_step_s
 
     @property
     def alone_step_s(self) -> float:
@@ -90,20 +100,71 @@ class Forecast:
 
     def alone_prefill_s(self, num_tokens: int) -> float:
         """Seconds until the prompt's last token is computed if the machine does nothing else."""
+        return self._alone_s(num_tokens, 1.0, self.host_s.middle, self.gap_s.middle)
+
+    def least_prefill_s(self, num_tokens: int, now_s: float) -> float:
+        """As `alone_prefill_s`, at the low quantile of what steps take: see `StepErrors`."""
+        share = self.step_time.least_share(now_s, is_prefill=True)
+        sunk = 1.0 / self.step_time.prefill.doubt(now_s)
+        return self._alone_s(num_tokens, share, self.host_s.low * sunk, self.gap_s.low * sunk)
+
+    def best_prefill_s(self, num_tokens: int) -> float:
+        """As `least_prefill_s`, as if it had just been measured: what an idle machine can do."""
+        share = self.step_time.prefill.best
+        return self._alone_s(num_tokens, share, self.host_s.low, self.gap_s.low)
+
+    def _alone_s(self, num_tokens: int, share: float, host_s: float, gap_s: float) -> float:
+        if not num_tokens:
+            return 0.0
         most, model = self.limits.max_num_batched_tokens, self.step_time
-        if num_tokens < most:
-            return model.predict_prefill_s(num_tokens) if num_tokens else 0.0
         full, rest = divmod(num_tokens, most)
-        seconds = full * model.predict_prefill_s(most)
-        return seconds + model.predict_prefill_s(rest) if rest else seconds
+        seconds = full * model.predict_prefill_s(most) if full else 0.0
+        if rest:
+            seconds += model.predict_prefill_s(rest)
+        return seconds * share + host_s + gap_s * (full + (rest > 0) - 1)
+
+    def least_step_s(self, now_s: float) -> float:
+        """As `alone_step_s`, at the low quantile of what steps take."""
+        return self.alone_step_s * self.step_time.least_share(now_s, is_prefill=False)
+
+    @property
+    def best_step_s(self) -> float:
+        """As `least_step_s`, as if it had just been measured."""
+        return self.alone_step_s * self.step_time.decode.best
+
+    def prompts_s(self, num_tokens: int, num_prompts: int, num_decode: int) -> float:
+        """Seconds until so many prompts are computed beside the rows that decode now.
+
+        Args:
+            num_tokens: of all prompts together.
+            num_decode: rows that decode beside them.
+        """
+        if not num_tokens:
+            return 0.0
+        limits = self.limits
+        most: float = limits.max_num_batched_tokens - num_decode
+        most = max(1.0, min(self._mean_full.num_prefill or most, most))
+        num_steps = max(math.ceil(num_tokens / most), -(-num_prompts // limits.max_prefill_rows))
+        chunk = -(-num_tokens // num_steps)
+        before, newest = self.mean_prefill_context, self.newest_decode
+        context = newest.decode_context * num_decode / max(newest.num_decode, 1)
+        step_s = self.step_time.predict_s(StepFeatures(num_decode, chunk, context, chunk * before))
+        return num_steps * (step_s + self.gap_s.middle)
 
     @property
     def prefill_token_s(self) -> float:
         """Seconds of device time a prompt token takes at the size of step that prompts run in."""
-        if self.full_step_token_s:
-            return self.full_step_token_s
+        if self._full_step_token:
+            return self._full_step_token * self.step_time.prefill.level
         most = self.limits.max_num_batched_tokens
         return self.step_time.predict_prefill_s(most) / most
+
+    @property
+    def full_step_s(self) -> float:
+        """Seconds of a step that holds as many prompt tokens as the policy allows."""
+        if self._full_step_token:
+            return self._full_step * self.step_time.prefill.level
+        return self.step_time.predict_prefill_s(self.limits.max_num_batched_tokens)
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds of device time for `num_tokens` prompt tokens, decode rows beside them."""
@@ -122,28 +183,39 @@ class Forecast:
         share = max(1 / limits.max_num_seqs, num_pages / (limits.num_pages - 1))
         return self.prefill_s(missing) + remaining * self.step_s * share
 
-    def observe_step(self, features: StepFeatures, seconds: float, num_iterations: int) -> None:
-        """Learns from a step that ran: `features` are of its middle iteration."""
-        iteration_s = seconds / num_iterations
-        self.step_time.observe(features, iteration_s)
-        rate = _STEP_RATE if self.iteration_s else 1.0
-        self.iteration_s += rate * (iteration_s - self.iteration_s)
+    def observe_step(
+        self, features: StepFeatures, seconds: float, num_iterations: int, now_s: float
+    ) -> None:
+        """Learns from a step that ended by `now_s`: `features` are of its middle iteration."""
+        iteration_s, model = seconds / num_iterations, self.step_time
+        model.observe(features, iteration_s, now_s)
+        rate = max(_STEP_RATE, 1.0 / model.num_observed)
+        # What the model says of such a step, and not what this one took: it may have hung.
+        level = (model.prefill if features.num_prefill else model.decode).level
+        self._iteration += rate * (model.predict_s(features) / level - self._iteration)
         if features.num_prefill:
             context = features.prefill_context / features.num_prefill
             self.mean_prefill_context += _PREFILL_RATE * (context - self.mean_prefill_context)
+        if features.num_decode:
+            self.newest_decode = features
 
     def observe_budget(self, num_prefill: int, num_decode: int, decode_context: float) -> None:
         """Learns how many prompt tokens the policy lets into a step beside the decode rows."""
         if num_prefill <= 0:
             return
-        prefill_context = num_prefill * self.mean_prefill_context
-        features = StepFeatures(num_decode, num_prefill, decode_context, prefill_context)
-        rate = _PREFILL_RATE if self.full_step_token_s else 1.0
-        # A mean of seconds over a mean of tokens: of the seconds a token, small steps between large
-        # ones would make the mean several times too long.
-        self.full_step_s += rate * (self.step_time.predict_s(features) - self.full_step_s)
-        self.full_step_tokens += rate * (num_prefill - self.full_step_tokens)
-        self.full_step_token_s = self.full_step_s / self.full_step_tokens
+        rate = _PREFILL_RATE if self._full_step_token else 1.0
+        mean = self._mean_full
+        tokens = mean.num_prefill + rate * (num_prefill - mean.num_prefill)
+        self._mean_full = mean = StepFeatures(
+            mean.num_decode + rate * (num_decode - mean.num_decode),
+            tokens,
+            mean.decode_context + rate * (decode_context - mean.decode_context),
+            tokens * self.mean_prefill_context,
+        )
+        # What the mean step takes by what is known now: a mean of what steps were once expected to
+        # take would remember for fifty steps what nobody believes any more.
+        self._full_step = self.step_time.predict_s(mean) / self.step_time.prefill.level
+        self._full_step_token = self._full_step / tokens
 
     def observe_timed_copy(self, num_pages: int, seconds: float) -> None:
         """Learns from a copy that took so long itself; one of few pages, mostly latency, teaches

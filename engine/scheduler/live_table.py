@@ -264,9 +264,19 @@ class LiveTable:
         if entry.request.slot is not None:
             entry.is_demoted = True
             return
+        self._requeue(entry, is_demoted=True)
+
+    def promote(self, entry: LiveRequest) -> None:
+        """Gives a request that was demoted the place that it asked for."""
+        if entry.request.slot is not None:
+            entry.is_demoted = False
+        else:
+            self._requeue(entry, is_demoted=False)
+
+    def _requeue(self, entry: LiveRequest, *, is_demoted: bool) -> None:
         self.work.leave(entry)  # it may be long before it computes what others count on
         self.waiting.remove(entry)
-        entry.is_demoted = True
+        entry.is_demoted = is_demoted
         self.work.enter(entry)
         self.waiting.insert(entry)
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from octavo.engine.request import Priority, Request
 from octavo.engine.scheduler.admission import peak_pages
+from octavo.engine.scheduler.backlog import backlog_of_class, first_token_s
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.load import QueueLoad, SchedulerLoad
@@ -84,21 +85,9 @@ def project_pages(running: list[Request], forecast: Forecast) -> int:
 def predict_ttft_s(
     table: LiveTable, forecast: Forecast, num_missing_tokens: int, priority: Priority, now_s: float
 ) -> float:
-    """Seconds until a new request would have its first token, by what must be computed before it.
-
-    That is what is missing of the running prompts, of the waiting ones of its class and above, and
-    of its own.
-    Pages and rows that would have to come free first are not counted: a lower bound when full.
-    """
-    ahead = sum(
-        entry.prefill_end - entry.request.num_computed_tokens
-        for entry in table.all_running()
-        if entry.request.num_computed_tokens < entry.prefill_end
-    )
-    ahead += sum(
-        entry.request.num_missing_tokens
-        for entry in table.waiting
-        if entry.request.priority <= priority
-    )
-    busy_s = max(0.0, table.busy_until_s - now_s)
-    return busy_s + forecast.prefill_s(ahead + num_missing_tokens) + forecast.alone_step_s
+    """Seconds from the front until a new request would have its first token, by what must be
+    computed before it: the rest of the running prompts, the waiting ones of its class and above,
+    and its own."""
+    ahead = backlog_of_class(table, priority)
+    first_s = first_token_s(table, forecast, num_missing_tokens, ahead, now_s)
+    return forecast.door_s.middle * (table.busy_until_s <= now_s) + first_s

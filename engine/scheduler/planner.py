@@ -6,7 +6,6 @@ from collections.abc import Collection
 
 import numpy as np
 
-from octavo.engine.errors import OverloadedError
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.dispatched import Dispatched
 from octavo.engine.scheduler.draft import Draft
@@ -16,6 +15,7 @@ from octavo.engine.scheduler.ordering import in_order
 from octavo.engine.scheduler.policies.policy import Admission, Policy, admit_everyone
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import PrefillPlanner
+from octavo.engine.scheduler.refusals import Refusals
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.step_plan import (
     Decision,
@@ -47,6 +47,7 @@ class Planner:
         policy: the decisions that are a matter of taste.
         transfers: copies to and from the host.
         draft: collects what the plan says besides its rows.
+        refusals: makes the errors of requests that are given up.
         enable_chunked_prefill: split prompts over steps. Without it, only a preempted request that
             has outgrown a step is split.
         watermark_pages: pages that admission leaves free for running rows to grow into.
@@ -60,6 +61,7 @@ class Planner:
         policy: Policy,
         transfers: Transfers,
         draft: Draft,
+        refusals: Refusals,
         *,
         enable_chunked_prefill: bool,
         watermark_pages: int,
@@ -73,6 +75,7 @@ class Planner:
         self._policy = policy
         self._transfers = transfers
         self._draft = draft
+        self._refusals = refusals
         self.preemption = Preemption(table, policy, transfers, draft)
         self._prefill = PrefillPlanner(
             table,
@@ -95,6 +98,11 @@ class Planner:
         self.num_plans = 0
         self.num_decode_tokens = 0
         self.num_prefill_tokens = 0
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens planned so far, prompts' and outputs'."""
+        return self.num_prefill_tokens + self.num_decode_tokens
 
     def carry_over(self, old: Planner) -> None:
         """Goes on counting where another planner ended."""
@@ -213,16 +221,18 @@ class Planner:
         admission = self._ask_for_admission(now_s)
         for request, reason in admission.rejected:
             entry = self._table.entry(request)
-            error = OverloadedError(
-                f"request {request.request_id} {reason}", admission.retry_after_s
-            )
+            if self._refusals.probes.takes(request, self.num_computed_tokens):
+                if entry.is_demoted:
+                    self._table.promote(entry)
+                continue
+            error = self._refusals.overloaded(self._table, request, reason, now_s)
             self._table.end(entry, RequestStatus.REJECTED, now_s, error=error)
             self.ended.append(request)
             self.num_rejected += 1
             self._draft.explain(request.request_id, Decision.REJECTED, reason)
         for request in admission.demoted:
-            if request.status.is_finished:
-                continue  # it was rejected, too
+            if request.status.is_finished or self._refusals.probes.has(request):
+                continue  # it was rejected, too, or is served to see
             entry = self._table.entry(request)
             if not entry.is_demoted:
                 self._table.demote(entry)
@@ -368,7 +378,7 @@ class Planner:
         """Moves decode rows ahead by what they may emit, and the device's end of work."""
         plan, decoding, table = dispatched.plan, dispatched.decoding, self._table
         dispatched.count()
-        self.num_prefill_tokens += dispatched.features.num_prefill
+        self.num_prefill_tokens += int(dispatched.features.num_prefill)
         iteration_s = table.forecast.step_time.predict_s(dispatched.features)
         plan.priced_s = iteration_s * plan.num_steps
         begins_s = max(table.busy_until_s, dispatched.now_s)

@@ -21,9 +21,10 @@ import logging
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from octavo.engine.errors import DeadlineExceededError, InvalidConfigError, OverloadedError
+from octavo.engine.errors import DeadlineExceededError, InvalidConfigError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Priority, Request, RequestStatus
+from octavo.engine.scheduler.backlog import backlog_before, first_token_s
 from octavo.engine.scheduler.committed import News
 from octavo.engine.scheduler.committer import Committer
 from octavo.engine.scheduler.deadlines import has_target
@@ -38,13 +39,18 @@ from octavo.engine.scheduler.load import SchedulerLoad
 from octavo.engine.scheduler.load_report import measure_load, predict_ttft_s
 from octavo.engine.scheduler.planner import Planner
 from octavo.engine.scheduler.policies import get_policy
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policies.policy import Policy, Refusal, refuse_nobody
+from octavo.engine.scheduler.policies.shedding import HOPELESS
+from octavo.engine.scheduler.refusals import Refusals
 from octavo.engine.scheduler.step_plan import StepLimits, StepPlan, StepResult
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 from octavo.engine.scheduler.trace import TraceEvent, Traces
 from octavo.engine.scheduler.transfers import Transfers
 
 logger = logging.getLogger(__name__)
+
+MOST_PREDICTED = 64
+"""Waiting requests beyond which a first token is predicted for one in so many alone."""
 
 
 class Scheduler:
@@ -104,12 +110,13 @@ class Scheduler:
             uses_declared_lengths=self.policy.uses_declared_lengths,
             page_copy_s=page_copy_s,
         )
+        self.refusals = Refusals(self.forecast)
         self._draft = Draft(explains=explain)
         self._traces = Traces()
         self._make_books()
         self._dispatched: deque[Dispatched] = deque()
         self._committed: Dispatched | None = None
-        self._last_s = 0.0
+        self._last_s = self._last_commit_s = 0.0
         self._deadlines: list[tuple[float, int, LiveRequest]] = []
         self._only: frozenset[str] | None = None
         self.num_rebuilds = 0
@@ -134,6 +141,7 @@ class Scheduler:
             self.policy,
             self._transfers,
             self._draft,
+            self.refusals,
             enable_chunked_prefill=self._enable_chunked_prefill,
             watermark_pages=int(self._watermark * self._kv.pool.num_usable),
             max_steps=self._max_steps,
@@ -147,7 +155,8 @@ class Scheduler:
         Raises:
             InvalidRequestError: it could not be finished even alone.
             DeadlineExceededError: its deadline has passed.
-            OverloadedError: it could not finish in time at the load of this moment.
+            OverloadedError: it could not be in time at the load of this moment.
+            UnattainableTargetError: nor could it be on an idle machine.
         """
         assert request.status is RequestStatus.WAITING, request.status
         self._planner.tidy()
@@ -156,18 +165,22 @@ class Scheduler:
         )
         if request.deadline_s is not None and request.deadline_s < now_s:
             raise _deadline_passed(request)
-        policy = self.policy
-        if policy.with_targets is not None and has_target(request):
-            policy = policy.with_targets  # it takes over with the next plan
+        self.forecast.door_s.observe(max(0.0, now_s - request.arrival_s))
         pages = self._kv.open(request)
         request.num_reusable_tokens = self._table.work.num_reusable(pages)
-        refusal = policy.refuse(self._table.snapshot(now_s), request)
-        if refusal is not None:
+        refusal = self._refuse(request, now_s)
+        if refusal is not None and not self.refusals.probes.takes(
+            request, self._planner.num_computed_tokens
+        ):
+            error = self.refusals.at_door(self._table, request, refusal.reason, now_s)
             request.num_reusable_tokens = 0
-            raise OverloadedError(
-                f"request {request.request_id} {refusal.reason}", refusal.retry_after_s
-            )
+            raise error
         entry = self._table.accept(request, pages)
+        if len(self._table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
+            ahead = backlog_before(self._table, entry)
+            tokens = request.num_missing_tokens
+            first_s = first_token_s(self._table, self.forecast, tokens, ahead, now_s)
+            request.metrics.predicted_ttft_s = now_s - request.arrival_s + first_s
         if self._only is not None:
             self._table.hold(entry)
         if request.deadline_s is not None:
@@ -175,6 +188,20 @@ class Scheduler:
                 self._deadlines = [item for item in self._deadlines if item[2].is_live]
                 heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (request.deadline_s, entry.number, entry))
+
+    def _refuse(self, request: Request, now_s: float) -> Refusal | None:
+        """Why a new request is not let in, if it is not."""
+        policy = self.policy
+        if policy.with_targets is not None and has_target(request):
+            policy = policy.with_targets  # it takes over with the next plan
+        if policy.refuse is refuse_nobody:
+            return None
+        has_promise = self.refusals.promises.claim(request, now_s)
+        refusal = policy.refuse(self._table.snapshot(now_s), request)
+        if refusal is not None or has_promise:
+            return refusal
+        no_room = self.refusals.leaves_no_room(self._table, request, now_s)
+        return Refusal(HOPELESS) if no_room else None
 
     def cancel(
         self,
@@ -283,6 +310,7 @@ class Scheduler:
         dispatched = self._planner.plan(now_s)
         if dispatched is None:
             return None
+        dispatched.overlaps = len(self._dispatched) > 0
         self._dispatched.append(dispatched)
         if dispatched.plan.reasons:
             self._traces.note(dispatched.plan.reasons, now_s)
@@ -318,8 +346,20 @@ class Scheduler:
             for later in self._dispatched
         )
         if result.duration_s > 0 and num_rows:
-            self.forecast.observe_step(dispatched.features, result.duration_s, plan.num_steps)
-        return self._committer.take(dispatched, result, now_s)
+            self._observe(dispatched, result.duration_s, now_s)
+        self._last_commit_s = now_s
+        news = self._committer.take(dispatched, result, now_s)
+        if len(self.refusals.probes):
+            self.refusals.probes.look()
+        return news
+
+    def _observe(self, dispatched: Dispatched, duration_s: float, now_s: float) -> None:
+        """Learns what a step took on the device, and what it took beside that."""
+        begun_s = max(dispatched.now_s, self._last_commit_s)
+        host_s = self.forecast.gap_s if dispatched.overlaps else self.forecast.host_s
+        host_s.observe(max(0.0, now_s - begun_s - duration_s))
+        plan = dispatched.plan
+        self.forecast.observe_step(dispatched.features, duration_s, plan.num_steps, now_s)
 
     def take_back(self, plan: StepPlan) -> News:
         """After the `commit` of a plan failed, however far it came: requests that go on lose what

@@ -12,19 +12,21 @@ from typing import NamedTuple
 
 import numpy as np
 
+from octavo.engine.scheduler.step_errors import StepErrors
+
 _SCALES = (1.0, 64.0, 512.0, 65536.0, 1e6)
 """Typical sizes of the features, so that one regularisation suits all of them."""
 
 _FORGETTING = 0.999
-_BIAS_RATE = 0.1
 _QUANTILE_RATE = 0.02
-_MAX_RATIO = 4.0
+_MAX_KNOWN_RATIO, _MAX_RATIO = 2.0, 4.0
+_NUM_UNBOUNDED = 16
 _NOISE = 0.05
 _LEAST_S = 1e-6
 
 
 class StepFeatures(NamedTuple):
-    """What a step's time depends on.
+    """What a step's time depends on; of a mean step, means.
 
     Attributes:
         num_decode: decode rows, D.
@@ -33,8 +35,8 @@ class StepFeatures(NamedTuple):
         prefill_context: sum over chunks of tokens times the context before them.
     """
 
-    num_decode: int
-    num_prefill: int
+    num_decode: float
+    num_prefill: float
     decode_context: float = 0.0
     prefill_context: float = 0.0
 
@@ -46,9 +48,19 @@ NO_FEATURES = StepFeatures(0, 0)
 class StepTimeModel:
     """Recursive least squares on `[1, D, P, Σ context, Σ P · context]`, an intercept a bucket.
 
-    On top of the regression stand a multiplicative bias, which follows an abrupt change (a hotter
-    device, a busier host) within some tens of steps, and a running 95th percentile of measured
-    over predicted time, the factor by which a promise should be rounded up.
+    The regression gives the shape of a step's time. Its level is a factor of each phase (steps of
+    decode rows alone; steps with prompt tokens), which takes in an abrupt change (a hotter device,
+    a busier host) within three steps. The regression learns from measured seconds over the level,
+    so that it keeps its shape while the level moves.
+
+    Errors are known as three running quantiles of measured over predicted time:
+
+    - low, `least_share`: the tenth percentile of the phase's last 16 steps, lower the longer ago
+      the last one was. A request is refused only if it would be late at this quantile.
+    - middle: the level, in every prediction.
+    - high, `safety`: the 95th percentile, by which a promise to a row is rounded up.
+
+    See `StepErrors` for how the first two move.
 
     Args:
         token_edges: edges of the compiled token buckets, ascending: padding makes each a step of
@@ -60,6 +72,7 @@ class StepTimeModel:
         num_observed: steps learned from.
         error_sum: of the predictions' errors, each over the larger of measured and predicted.
         safety: the 95th percentile factor, ≥ 1.
+        decode, prefill: errors of the steps of each phase.
 
     Source: Kulhavý, "Restricted exponential forgetting in real-time identification", 1987.
     """
@@ -84,7 +97,8 @@ class StepTimeModel:
         doubt[3:5] = 4.0 * self._weights[1:3]
         self._covariance = np.diag((doubt / _NOISE) ** 2)
         self._x = np.zeros(num_weights)
-        self._bias = 1.0
+        self.decode = StepErrors()
+        self.prefill = StepErrors()
         self._safety = 1.1
         self.num_observed = 0
         self.error_sum = 0.0
@@ -101,12 +115,17 @@ class StepTimeModel:
             + self._decode_context_s * decode_context
             + self._prefill_context_s * prefill_context
         )
-        return max(seconds, _LEAST_S) * self._bias
+        return max(seconds, _LEAST_S) * (self.prefill if num_prefill else self.decode).level
 
     def predict_prefill_s(self, num_tokens: int) -> float:
         """Expected seconds of a step of prompt tokens alone, with nothing before them."""
         bucket = bisect_left(self._edges, num_tokens)
-        return max(self._intercepts[bucket] + self._prefill_s * num_tokens, _LEAST_S) * self._bias
+        seconds = max(self._intercepts[bucket] + self._prefill_s * num_tokens, _LEAST_S)
+        return seconds * self.prefill.level
+
+    def least_share(self, now_s: float, *, is_prefill: bool) -> float:
+        """The low quantile of measured over predicted time in a phase, at most 1."""
+        return (self.prefill if is_prefill else self.decode).low(now_s)
 
     @property
     def safety(self) -> float:
@@ -122,7 +141,7 @@ class StepTimeModel:
         """
         token_s = max(self._prefill_s + self._prefill_context_s * mean_context, 1e-9)
         base_s = self._decode_s * num_decode + self._decode_context_s * decode_context
-        left_s = seconds / self._bias - base_s
+        left_s = seconds / self.prefill.level - base_s
         high = 1 << 30
         for bucket in range(len(self._edges), -1, -1):
             low = self._edges[bucket - 1] if bucket else 0
@@ -143,25 +162,23 @@ class StepTimeModel:
         """
         token_s = self._prefill_s + self._prefill_context_s * mean_context
         base_s = self._decode_s * num_decode + self._decode_context_s * decode_context
-        least_s, bias = _LEAST_S, self._bias
+        least_s, level = _LEAST_S, self.prefill.level
         return [
-            max(intercept + (base_s + token_s * (edge - num_decode)), least_s) * bias
+            max(intercept + (base_s + token_s * (edge - num_decode)), least_s) * level
             for intercept, edge in zip(self._intercepts[first:], self._edges[first:], strict=False)
         ]
 
-    def observe(self, features: StepFeatures, seconds: float) -> None:
-        """Learns from one measured step (or iteration) of `seconds` > 0."""
+    def observe(self, features: StepFeatures, seconds: float, now_s: float) -> None:
+        """Learns from one measured step (or iteration) of `seconds` > 0, known at `now_s`."""
+        errors = self.prefill if features.num_prefill else self.decode
         predicted = self.predict_s(features)
-        ratio = seconds / predicted
         # Bounded, so that the first step, which nobody could know, does not outweigh thousands.
         self.error_sum += abs(seconds - predicted) / max(seconds, predicted)
-        if self.num_observed >= 16:
-            # A step that hung says nothing about the next one's arithmetic.
-            seconds = min(seconds, _MAX_RATIO * predicted)
         self.num_observed += 1
         bucket = bisect_left(self._edges, features.num_decode + features.num_prefill)
         # Weighting by 1 / time makes the error that is minimised a relative one.
-        weight = 1.0 / max(predicted, 1e-6)
+        regressed = predicted / errors.level
+        weight = 1.0 / max(regressed, 1e-6)
         x = self._x
         x.fill(0.0)
         x[: len(_SCALES)] = [
@@ -169,20 +186,35 @@ class StepTimeModel:
         ]
         if bucket:
             x[len(_SCALES) + bucket - 1] = weight
-        error = seconds * weight - float(self._weights.dot(x))
         px = self._covariance.dot(x)
         variance = float(x.dot(px))
+        # Below the noise the regression knows such a step, and an error is one of the level; above
+        # it an error is the regression's own.
+        is_known = variance < 1.0
+        taught_s = seconds
+        if self.num_observed > _NUM_UNBOUNDED:
+            # A step that hung says nothing about the next one's arithmetic.
+            most = _MAX_KNOWN_RATIO if is_known else _MAX_RATIO
+            taught_s = min(max(seconds, predicted / most), predicted * most)
+        error = taught_s / errors.level * weight - float(self._weights.dot(x))
         self._weights += px * (error / (1.0 + variance))
         # Old steps are forgotten only in the direction of this one: what has not been seen for
         # long is not held for unknown.
         shrink = _FORGETTING - (1.0 - _FORGETTING) / max(variance, 1e-12)
         if shrink != 0.0:
             self._covariance -= np.multiply.outer(px, px / (1.0 / shrink + variance))
-        # It falls back to 1 by itself as the regression takes over what it has carried.
-        self._bias *= min(max(ratio, 0.5), 2.0) ** _BIAS_RATE
-        step = _QUANTILE_RATE * (0.95 if ratio > self._safety else -0.05)
-        self._safety = min(max(self._safety + step, 1.0), 2.0)
         self._publish()
+        if not is_known:
+            regressed = self.predict_s(features) / errors.level
+        errors.observe(
+            seconds / regressed,
+            now_s,
+            is_news=is_known,
+            safety=self._safety,
+            step_s=regressed * errors.level,
+        )
+        step = _QUANTILE_RATE * (0.95 if seconds > self._safety * predicted else -0.05)
+        self._safety = min(max(self._safety + step, 1.0), 2.0)
 
     def _publish(self) -> None:
         """Keeps the weights as plain floats: predictions are made one at a time."""

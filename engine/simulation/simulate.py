@@ -3,7 +3,8 @@
 The loop is the engine's own (`EngineCore`); only the device and the time are made up. Everything
 that happens from outside (arrivals, clients that leave, ends of page copies) waits in one heap and
 is told to the loop where a server would hear of it: between two turns. One thread, no sleep, no
-clock of the machine: the same arguments give the same bytes.
+clock of the machine: the same arguments give the same bytes. The module is long because a run's
+options, its loop and what it reports are read together.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from octavo.engine.core import EngineCore
-from octavo.engine.errors import OctavoError, OverloadedError
+from octavo.engine.errors import OctavoError, OverloadedError, UnattainableTargetError
 from octavo.engine.event_log import EventLog
 from octavo.engine.request import Request
 from octavo.engine.scheduler.committed import CommittedRows, News
@@ -130,6 +131,8 @@ class SimulationOptions:
         on_end: told of each request that was taken, when it ends.
         log: a file to record events in, as the live engine does.
         scheduler_args: what the scheduler was made with, for the log's first line.
+        num_returns: times that a client which is told when to come back does so, then, with the
+            same request; its records are named `ID~1`, `ID~2`, …
         check_every: prove the scheduler's integrity after every so many turns; 0: at the end only.
     """
 
@@ -149,6 +152,7 @@ class SimulationOptions:
     on_end: Callable[[Request], None] | None = None
     log: TextIO | None = None
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
+    num_returns: int = 0
 
 
 def simulate(
@@ -180,6 +184,7 @@ MEAN_PATIENCE_S = 5.0
 """After how long a client that leaves does so, on average."""
 
 _ARRIVAL, _CANCEL = 0, 1
+_RETURN = "~"
 _MAX_IDLE_TICKS = 10_000_000
 
 
@@ -225,6 +230,7 @@ class _Simulation:
         self.gaps_s = array("d")
         # By number in order of acceptance, as the scheduler counts: see `CommittedRows`.
         self.numbers: dict[str, int] = {}
+        self.first_numbers: dict[str, int] = {}
         self.last_token_s = np.full(1024, np.nan)
         self.max_stall_s = np.zeros(1024)
         for arrival in arrivals:
@@ -274,7 +280,9 @@ class _Simulation:
             traffic_class=arrival.traffic_class,
         )
         assert arrival.request_id not in self.records, arrival.request_id
-        number = len(self.records)
+        number = self.first_numbers.setdefault(
+            arrival.request_id.partition(_RETURN)[0], len(self.records)
+        )
         self.records[arrival.request_id] = record
         self.arrivals[arrival.request_id] = arrival
         room = max(1, self.longest - arrival.num_input)
@@ -290,8 +298,9 @@ class _Simulation:
         try:
             self.core.add(request)
         except OctavoError as error:
-            overloaded = isinstance(error, OverloadedError)
-            self.end(record, "rejected" if overloaded else "failed", self.clock.now_s())
+            is_refused = isinstance(error, (OverloadedError, UnattainableTargetError))
+            self.end(record, "rejected" if is_refused else "failed", self.clock.now_s())
+            self.come_back(arrival, error)
             return
         self.numbers[arrival.request_id] = len(self.numbers)
         if len(self.numbers) > len(self.max_stall_s):
@@ -302,6 +311,14 @@ class _Simulation:
             cancel_s = arrival.arrival_s + self.cancels.expovariate(1 / MEAN_PATIENCE_S)
         if cancel_s is not None:
             self.push(cancel_s, _CANCEL, arrival)
+
+    def come_back(self, arrival: Arrival, error: Exception | None) -> None:
+        """Has a client that was sent away return when it was told to."""
+        name, _, turn = arrival.request_id.partition(_RETURN)
+        if isinstance(error, OverloadedError) and int(turn or 0) < self.options.num_returns:
+            return_s = self.clock.now_s() + error.retry_after_s
+            again = f"{name}{_RETURN}{int(turn or 0) + 1}"
+            self.push(return_s, _ARRIVAL, replace(arrival, request_id=again, arrival_s=return_s))
 
     def take(self, news: News) -> None:
         """Notes what clients see. Nearly everything is rows that go on: those are kept short."""
@@ -329,6 +346,7 @@ class _Simulation:
                 if self.options.on_end is not None:
                     self.options.on_end(request)
                 self.end(record, request.status.value, finished_s)
+                self.come_back(self.arrivals[request.request_id], request.error)
 
     def take_rows(self, rows: CommittedRows) -> None:
         """Notes a token of each row, none of them its request's first."""

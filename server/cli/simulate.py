@@ -1,7 +1,9 @@
 """`octavo simulate`: plays traffic through the real scheduler under a virtual clock.
 
 Without `--replay`, simulates a replica and prints how its requests fared. With it, feeds a
-recorded event log to the scheduler and checks that every decision is the same.
+recorded event log to the scheduler and checks that every decision is the same. With
+`--check-refusals`, puts each refused request into a log alone: its refusal was wrong if it would
+have been on time and made nobody else late.
 """
 
 from __future__ import annotations
@@ -47,6 +49,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--requests", metavar="FILE", help="write each request's fate, JSON lines")
     parser.add_argument("--plot", metavar="FILE", help="draw the run's timeline (SVG or PNG)")
     parser.add_argument("--replay", metavar="LOG", help="replay a recorded event log instead")
+    parser.add_argument(
+        "--check-refusals",
+        metavar="LOG",
+        help="count the refusals of a recorded log that were wrong, instead",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_setting_args(parser)
 
@@ -55,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     """Simulates or replays; 1 if a replay decided otherwise."""
     if args.replay is not None:
         return _replay(args)
+    if args.check_refusals is not None:
+        return _check_refusals(args)
     import dataclasses
 
     from octavo.engine.scheduler.scheduler import Scheduler
@@ -138,6 +147,23 @@ def _show(name: str, value: Any) -> str:
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _check_refusals(args: argparse.Namespace) -> int:
+    from octavo.engine.simulation.refusal_check import check_refusals
+
+    quiet_faults()
+    figures = check_refusals(args.check_refusals).to_dict()
+    if args.json:
+        print(json.dumps(figures))
+    else:
+        low, high = figures["interval"]
+        print(
+            f"{figures['wrong']} of {figures['refused']} refusals were wrong "
+            f"({figures['wrong_share']:.1%}, 95% interval {low:.1%} to {high:.1%}), "
+            f"{figures['late']} of {figures['requests']} requests with a target were served late"
+        )
+    return 0
 
 
 def _replay(args: argparse.Namespace) -> int:

@@ -151,7 +151,10 @@ def information_routes(front: Front) -> APIRouter:
         if not size.isdecimal() or not 1 <= len(size) <= 9 or int(size) < 1:
             raise InvalidRequestError("num_prompt_tokens", size, "an integer from 1 to 999999999")
         priority = Priority.parse(_number_or_name(request.query_params.get("priority")))
-        figures = dataclasses.asdict(front.ready_engine().load(int(size), priority))
+        found = front.ready_engine().load(int(size), priority)
+        figures = dataclasses.asdict(found)
+        figures["wrong_refusals_ratio"] = found.wrong_refusals_ratio
+        figures["wrong_refusals_interval"] = found.wrong_refusals_interval
         figures["queues"] = {
             Priority(key).name.lower(): queue for key, queue in figures["queues"].items()
         }

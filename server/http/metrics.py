@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from octavo.engine.load import EngineLoad
 from octavo.engine.request import Priority
 from octavo.server.front import Front
-from octavo.server.request_stats import Histogram
+from octavo.server.request_stats import Histogram, RequestStats
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 PREFIX = "octavo:"
@@ -44,6 +44,10 @@ _GAUGES = {
         "Share of time without a wanted step.",
     ),
     "host_seconds_per_step": ("host_s_per_step", "Host seconds a step, in the mean."),
+    "wrong_refusals_ratio": (
+        "wrong_refusals_ratio",
+        "Share of the probes of refusals that were on time: refusals that were wrong.",
+    ),
     "predicted_time_to_first_token_seconds": (
         "predicted_ttft_s",
         "Until a request of one token of class normal that came now would have its first token.",
@@ -64,6 +68,15 @@ _COUNTERS = {
     ),
     "step_failures": ("num_step_failures", "Steps that failed, so that everybody started over."),
     "requests_quarantined": ("num_quarantined", "Requests found to make steps fail."),
+    "requests_unattainable": (
+        "num_unattainable",
+        "Requests refused because no idle server could meet their targets.",
+    ),
+    "refusal_probes": (
+        "num_probes",
+        "Requests that were to be refused and were served, to see whether that was right.",
+    ),
+    "refusal_probe_tokens": ("num_probe_tokens", "Tokens that probes of refusals took."),
     "requests_given_up": ("num_rejected", "Requests given up for lack of capacity as they waited."),
     "device_busy_seconds": ("device_busy_s", "Time with a step on the device."),
     "device_idle_seconds": ("device_idle_s", "Time without a step though one was wanted."),
@@ -117,6 +130,7 @@ class _FrontCollector(Collector):
         if front.engine is not None:
             yield from _engine_metrics(front.engine.load())
         yield from self._request_metrics()
+        yield _prediction_errors(front.stats)
 
     def _request_metrics(self) -> Iterator[Metric]:
         stats = self._front.stats
@@ -149,6 +163,14 @@ def _engine_metrics(load: EngineLoad) -> Iterator[Metric]:
     for name, (field, text) in _COUNTERS.items():
         yield CounterMetricFamily(PREFIX + name, text, getattr(load, field))
     yield from _preemption_metrics(load)
+    interval = GaugeMetricFamily(
+        PREFIX + "wrong_refusals_ratio_interval",
+        "The 95% interval of wrong_refusals_ratio.",
+        labels=["bound"],
+    )
+    for bound, value in zip(("low", "high"), load.wrong_refusals_interval, strict=True):
+        interval.add_metric([bound], value)
+    yield interval
     waiting = GaugeMetricFamily(
         PREFIX + "queue_requests", "Requests that wait, by class.", labels=["class"]
     )
@@ -170,6 +192,17 @@ def _engine_metrics(load: EngineLoad) -> Iterator[Metric]:
         load.num_step_times,
         load.step_time_error,
     )
+
+
+def _prediction_errors(stats: RequestStats) -> Metric:
+    errors = GaugeMetricFamily(
+        PREFIX + "ttft_prediction_error_ratio",
+        "Error of predicted times to the first token over the real ones, of the last 512 requests.",
+        labels=["quantile"],
+    )
+    for quantile in (0.5, 0.95):
+        errors.add_metric([str(quantile)], stats.prediction_error(quantile))
+    return errors
 
 
 def _preemption_metrics(load: EngineLoad) -> Iterator[Metric]:

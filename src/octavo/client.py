@@ -16,6 +16,7 @@ from octavo.engine.errors import (
     OctavoError,
     OverloadedError,
     StepFailedError,
+    UnattainableTargetError,
     UnauthenticatedError,
     UnknownModelError,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "SamplingParams",
     "StepFailedError",
     "StructuredOutputsParams",
+    "UnattainableTargetError",
     "UnauthenticatedError",
     "UnknownModelError",
 ]

@@ -19,6 +19,7 @@ from octavo.engine.errors import (
     InvalidRequestError,
     OctavoError,
     OverloadedError,
+    UnattainableTargetError,
     UnknownModelError,
 )
 from octavo.engine.request import Priority
@@ -206,6 +207,10 @@ def test_a_message_over_the_limit_is_refused_with_its_size(on_stand):
         (InvalidRequestError("top_k", -5, "≥ 0"), grpc.StatusCode.INVALID_ARGUMENT),
         (UnknownModelError("model", "x", "'y'"), grpc.StatusCode.NOT_FOUND),
         (OverloadedError("queue is full", 1.25), grpc.StatusCode.RESOURCE_EXHAUSTED),
+        (
+            UnattainableTargetError("ttft_target_s", 0.01, 0.0834),
+            grpc.StatusCode.FAILED_PRECONDITION,
+        ),
         (DeadlineExceededError("too late"), grpc.StatusCode.DEADLINE_EXCEEDED),
         (EngineDeadError("it broke"), grpc.StatusCode.UNAVAILABLE),
     ],
@@ -231,6 +236,21 @@ def test_an_overload_says_when_to_come_back(on_stand):
         assert retry.retry_delay.ToMilliseconds() == 1250
         [info] = details(error, error_details_pb2.ErrorInfo)
         assert (info.domain, info.reason) == ("octavo", "OVERLOADED")
+
+    on_stand(scenario)
+
+
+def test_a_target_that_no_idle_server_meets_says_the_least_and_no_time(on_stand):
+    async def scenario(stand):
+        stand.engine.failure = UnattainableTargetError("ttft_target_s", 0.01, 0.0834)
+        error = await raw_error(stand, pb.GenerateRequest(prompt="x").SerializeToString())
+        assert not details(error, error_details_pb2.RetryInfo)
+        [info] = details(error, error_details_pb2.ErrorInfo)
+        assert info.reason == "UNATTAINABLE_TARGET"
+        assert info.metadata["least_s"] == "0.0834"
+        [request] = details(error, error_details_pb2.BadRequest)
+        assert request.field_violations[0].field == "ttft_target_s"
+        assert stand.server.front.stats.refusals["unattainable_target"] == 1
 
     on_stand(scenario)
 

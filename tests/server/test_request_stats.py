@@ -53,6 +53,22 @@ def test_a_requests_times_come_from_its_own_moments(is_delta):
     assert (stats.good_requests, stats.good_tokens) == ({"high": 1}, {"high": 5})
 
 
+def test_errors_of_predicted_first_tokens_are_kept():
+    stats = RequestStats()
+    assert stats.prediction_error(0.5) == 0.0
+    for number in range(1, 102):
+        stats.predicted(1.0 + number / 100, 1.0)
+    assert stats.prediction_error(0.5) == pytest.approx(0.51)
+    assert stats.prediction_error(0.95) == pytest.approx(0.96)
+    for _ in range(512):  # those of the last 512 requests
+        stats.predicted(0.5, 1.0)
+    assert stats.prediction_error(0.5) == stats.prediction_error(0.95) == 0.5
+    METRICS.predicted_ttft_s = 1.25  # it came after 1 s
+    watch(stats, is_delta=True).saw(output(1, 11.0, None))
+    METRICS.predicted_ttft_s = None
+    assert stats.prediction_error(0.0) == 0.25
+
+
 def test_a_first_token_is_counted_when_it_comes():
     stats = RequestStats()
     request = watch(stats)

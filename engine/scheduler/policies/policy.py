@@ -23,20 +23,17 @@ class Admission(NamedTuple):
         limit: most requests to admit in this plan; None for as many as fit.
         rejected: waiting requests to give up now, each with the reason.
         demoted: waiting requests to be served from now on only when nobody else waits.
-        retry_after_s: seconds after which a rejected client may try again.
     """
 
     limit: int | None = None
     rejected: Sequence[tuple[Request, str]] = ()
     demoted: Sequence[Request] = ()
-    retry_after_s: float = 1.0
 
 
 class Refusal(NamedTuple):
-    """Why a new request is not even let in, and when to try again."""
+    """Why a new request is not even let in."""
 
     reason: str
-    retry_after_s: float
 
 
 def in_given_order(snapshot: Snapshot, requests: Sequence[Request]) -> list[Request]:

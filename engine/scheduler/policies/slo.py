@@ -19,7 +19,7 @@ from octavo.engine.scheduler.admission import demand_s, late_jobs, peak_pages
 from octavo.engine.scheduler.deadlines import end_due_s, first_due_s, is_hopeless, next_due_s
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import Admission, Place, Policy, Refusal
+from octavo.engine.scheduler.policies.policy import Admission, Place, Policy, Refusal, refuse_nobody
 from octavo.engine.scheduler.policies.shedding import HOPELESS
 from octavo.engine.scheduler.row_columns import Floats, Slots
 from octavo.engine.scheduler.slack import smallest_slack_s, thrifty_budget
@@ -95,7 +95,7 @@ class SLOPolicy:
             place=self.place,
             measure=self.measure,
             admit=self.admit,
-            refuse=self.refuse,
+            refuse=self.refuse if self.rejects else refuse_nobody,
             budget=self.budget,
             choose_victims=self.choose_victims,
             may_choose_victims=self.may_choose_victims,
@@ -144,9 +144,9 @@ class SLOPolicy:
 
     def refuse(self, snapshot: Snapshot, request: Request) -> Refusal | None:
         """At the door: a request that would be late even if it were the only one."""
-        if not self.rejects or not is_hopeless(request, snapshot.now_s, snapshot.forecast):
-            return None
-        return Refusal(HOPELESS, self._retry_after_s(snapshot))
+        now_s, starts_s = snapshot.now_s, snapshot.starts_s
+        is_late = is_hopeless(request, now_s, snapshot.forecast, starts_s)
+        return Refusal(HOPELESS) if is_late else None
 
     def admit(self, snapshot: Snapshot) -> Admission:
         """Gives up who would be late, and the largest where not all can be in time."""
@@ -154,25 +154,24 @@ class SLOPolicy:
         late = self._late(snapshot)
         if not gone and not late:
             return _EVERYONE
-        retry_s = self._retry_after_s(snapshot) if gone else 0.0
         if not self.rejects:
             return Admission(demoted=[*gone, *late])
         rejected = [(request, HOPELESS) for request in gone]
-        return Admission(rejected=rejected, demoted=late, retry_after_s=retry_s)
+        return Admission(rejected=rejected, demoted=late)
 
     def _hopeless(self, snapshot: Snapshot) -> list[Request]:
         """Waiting requests, and running prompts, that can no longer be in time."""
-        now_s, forecast = snapshot.now_s, snapshot.forecast
+        now_s, starts_s, forecast = snapshot.now_s, snapshot.starts_s, snapshot.forecast
         prompts = (*snapshot.prefilling, *snapshot.demoted)
-        gone = [request for request in prompts if is_hopeless(request, now_s, forecast)]
+        gone = [request for request in prompts if is_hopeless(request, now_s, forecast, starts_s)]
         waiting, columns = snapshot.waiting, snapshot.waiting_columns
-        if columns.least_chance_s < now_s:
+        if columns.least_chance_s < starts_s:
             columns.tighten()
-        if columns.least_chance_s >= now_s:
+        if columns.least_chance_s >= starts_s:
             return gone
-        passed = (columns.last_chance_s < now_s).nonzero()[0]
+        passed = (columns.last_chance_s < starts_s).nonzero()[0]
         for index in passed[:MAX_REJECTED].tolist():
-            if is_hopeless(waiting[index], now_s, forecast):
+            if is_hopeless(waiting[index], now_s, forecast, starts_s):
                 gone.append(waiting[index])
         return gone
 
@@ -195,13 +194,8 @@ class SLOPolicy:
         num_waiting = len(snapshot.waiting)
         return [
             snapshot.waiting[index] if index < num_waiting else prompts[index - num_waiting]
-            for index in late_jobs(work_s, due_s, snapshot.starts_s)
+            for index in late_jobs(work_s, due_s, snapshot.starts_s, step_s=forecast.full_step_s)
         ]
-
-    def _retry_after_s(self, snapshot: Snapshot) -> float:
-        """When the prompts that wait now will have been computed."""
-        tokens = float(snapshot.waiting_columns.work_tokens.sum())
-        return max(1.0, tokens * snapshot.forecast.prefill_token_s)
 
     # Steps.
 

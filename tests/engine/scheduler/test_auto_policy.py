@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.engine.config import EngineConfig
-from octavo.engine.errors import OverloadedError
+from octavo.engine.errors import UnattainableTargetError
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 
@@ -61,7 +61,7 @@ def test_a_deadline_alone_is_no_target(one_row, request_of):
 
 
 def test_the_hopeless_are_refused_at_the_door_from_the_first_on(one_row, request_of):
-    with pytest.raises(OverloadedError):
+    with pytest.raises(UnattainableTargetError):
         one_row.add(request_of("late", [1] * 8, 30, arrival_s=0.0, e2e_target_s=0.01))
     one_row.turn()
     assert one_row.scheduler.policy.name == "auto"

@@ -40,7 +40,8 @@ def learned(num_steps, seed=0, noise=0.0, scale=1.0, model=None):
     model = model or StepTimeModel(EDGES)
     for _ in range(num_steps):
         features = random_features(rng)
-        model.observe(features, true_s(features, scale) * (1 + noise * rng.uniform(-1, 1)))
+        seconds = true_s(features, scale) * (1 + noise * rng.uniform(-1, 1))
+        model.observe(features, seconds, 0.0)
     return model
 
 
@@ -80,7 +81,7 @@ def test_an_abrupt_change_is_followed_within_some_tens_of_steps():
 
 def test_a_step_that_hung_does_not_spoil_it():
     model = learned(500)
-    model.observe(StepFeatures(8, 0, 800), 100.0)
+    model.observe(StepFeatures(8, 0, 800), 100.0, 0.0)
     assert error(model) < 0.1
 
 
@@ -92,7 +93,7 @@ def test_the_safety_factor_covers_nineteen_steps_in_twenty():
         features = random_features(rng)
         seconds = true_s(features) * (1 + 0.3 * rng.uniform(-1, 1))
         covered += seconds <= model.predict_s(features) * model.safety
-        model.observe(features, seconds)
+        model.observe(features, seconds, 0.0)
     assert 0.92 < covered / 2000 < 0.98
 
 
@@ -113,7 +114,7 @@ def test_no_larger_chunk_fits_the_time_whatever_the_buckets_cost():
     rng = random.Random(3)
     model = StepTimeModel(EDGES)
     for _ in range(100):
-        model.observe(random_features(rng), rng.uniform(0.01, 0.2))
+        model.observe(random_features(rng), rng.uniform(0.01, 0.2), 0.0)
         num_decode, context = rng.randrange(300), rng.uniform(0, 1e5)
         seconds = rng.uniform(0.0, 0.3)
         most = model.prefill_tokens_within(seconds, num_decode, context, 0.0)

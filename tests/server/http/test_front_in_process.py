@@ -11,7 +11,12 @@ import openai
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from octavo.engine.errors import InvalidConfigError, OverloadedError, StepFailedError
+from octavo.engine.errors import (
+    InvalidConfigError,
+    OverloadedError,
+    StepFailedError,
+    UnattainableTargetError,
+)
 from octavo.engine.request import Priority
 from octavo.engine.targets import Targets
 from octavo.engine.tokenization import Tokenization
@@ -243,6 +248,42 @@ def test_an_overloaded_engine_says_when_to_come_again(on_stand):
                     "3", "2250",
                 )  # fmt: skip
                 assert answer.json()["error"]["code"] == "overloaded"
+
+    on_stand(scenario, http_port=0)
+
+
+def test_a_target_that_no_idle_server_meets_has_a_kind_of_its_own(on_stand):
+    async def scenario(stand):
+        async def refuse(*args, **rest):
+            raise UnattainableTargetError("ttft_target_s", 0.01, 0.0834)
+            yield
+
+        stand.engine.generate = refuse
+        async with client_of(stand) as client:
+            for stream in (False, True):
+                answer = await client.post("/v1/completions", json=ASK | {"stream": stream})
+                assert answer.status_code == 422
+                assert not {"retry-after", "retry-after-ms"} & answer.headers.keys()
+                error = answer.json()["error"]
+                assert error["code"] == "unattainable_target"
+                assert error["param"] == "ttft_target_s"
+                assert "at least 0.0834 s" in error["message"]
+            page = (await client.get("/metrics")).text
+        assert 'octavo:requests_refused_total{reason="unattainable_target"} 2.0' in page
+
+    on_stand(scenario, http_port=0)
+
+
+@pytest.mark.parametrize("bad", ["0", "-1", "nan", "inf", "86400001", "soon"])
+def test_targets_that_are_none_are_refused_by_name(on_stand, bad):
+    async def scenario(stand):
+        async with client_of(stand) as client:
+            for name in ("x-slo-ttft-ms", "x-slo-tpot-ms", "x-slo-e2e-ms"):
+                answer = await client.post("/v1/completions", json=ASK, headers={name: bad})
+                assert answer.status_code == 400
+                assert answer.json()["error"]["param"] == name
+                assert "at most 86400000 (a day)" in answer.json()["error"]["message"]
+        assert not stand.engine.seen
 
     on_stand(scenario, http_port=0)
 

@@ -40,6 +40,69 @@ def test_the_grpc_clients_snippet_runs(live):
     assert len(done.stdout) > 1
 
 
+TARGET = re.compile(r"x-slo-(?:ttft|tpot|e2e)-ms|(?:ttft|tpot|e2e)_target_m?s=")
+ROOT = DOCS.parent
+
+
+def examples_with_targets() -> list[tuple[str, str, str]]:
+    """(page, language, code) of every block in README and docs that asks for a target."""
+    found = []
+    for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
+        for language, code in re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.M | re.S):
+            # Signatures and what is written of them, as in api.md, are no examples.
+            if TARGET.search(code) and "None" not in code:
+                found.append((path.name, language, code))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("page", "language", "code"), examples_with_targets(), ids=lambda value: value[:12]
+)
+def test_every_example_with_a_target_is_served_at_once(live, page, language, code):
+    import httpx
+
+    def num_refused() -> float:
+        text = httpx.get(f"{live.http}/metrics").text
+        return sum(
+            map(float, re.findall(r"^octavo:requests_refused_total\{.*\} (.*)$", text, re.M))
+        )
+
+    assert language in ("python", "sh"), f"{page}: an example in a language that nobody runs here"
+    code = code.replace("http://127.0.0.1:8000", live.http).replace("127.0.0.1:50051", live.grpc)
+    command = [sys.executable, "-c"] if language == "python" else ["bash", "-c"]
+    before = num_refused()
+    done = subprocess.run(
+        [*command, code], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    # Clients ask again when they are refused: the server knows.
+    assert num_refused() == before
+
+
+def test_examples_with_targets_are_found():
+    assert {page for page, _, _ in examples_with_targets()} >= {"http.md", "grpc.md"}
+
+
+def test_a_target_that_no_idle_server_meets_is_refused_with_the_least_it_could(live):
+    import httpx
+
+    def ask(target_ms: float) -> httpx.Response:
+        return httpx.post(
+            f"{live.http}/v1/completions", json={"prompt": "x" * 200, "max_tokens": 8},
+            headers={"x-slo-ttft-ms": str(target_ms)}, timeout=60,
+        )  # fmt: skip
+
+    for _ in range(8):  # steps by which the forecast is sound
+        assert ask(60_000).status_code == 200
+    refused = ask(0.01)
+    assert refused.status_code == 422
+    assert "retry-after" not in refused.headers
+    [least_s] = re.findall(r"at least ([0-9.e-]+) s", refused.json()["error"]["message"])
+    assert 1e-5 < float(least_s) < 10
+    assert ask(1e3 * float(least_s) * 10).status_code == 200
+
+
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 def test_the_shell_snippets_run(live):
     for code in (*snippets("http.md", "sh"), *snippets("structured_output.md", "sh")):

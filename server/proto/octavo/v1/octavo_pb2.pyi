@@ -367,7 +367,7 @@ class QueueLoad(_message.Message):
     def __init__(self, priority: _Optional[_Union[Priority, str]] = ..., num_waiting: _Optional[int] = ..., oldest_s: _Optional[float] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_free_pages", "num_total_pages", "kv_cache_usage", "num_preemptions", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "queues", "num_cached_pages", "num_projected_pages", "predicted_ttft_s", "num_rejected", "num_swaps")
+    __slots__ = ("num_running", "num_waiting", "num_free_pages", "num_total_pages", "kv_cache_usage", "num_preemptions", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "queues", "num_cached_pages", "num_projected_pages", "predicted_ttft_s", "num_rejected", "num_swaps", "num_unattainable", "num_probes", "wrong_refusals_ratio", "wrong_refusals_low", "wrong_refusals_high")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -384,6 +384,11 @@ class GetLoadResponse(_message.Message):
     PREDICTED_TTFT_S_FIELD_NUMBER: _ClassVar[int]
     NUM_REJECTED_FIELD_NUMBER: _ClassVar[int]
     NUM_SWAPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_UNATTAINABLE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROBES_FIELD_NUMBER: _ClassVar[int]
+    WRONG_REFUSALS_RATIO_FIELD_NUMBER: _ClassVar[int]
+    WRONG_REFUSALS_LOW_FIELD_NUMBER: _ClassVar[int]
+    WRONG_REFUSALS_HIGH_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_free_pages: int
@@ -400,4 +405,9 @@ class GetLoadResponse(_message.Message):
     predicted_ttft_s: float
     num_rejected: int
     num_swaps: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueLoad, _Mapping]]] = ..., num_cached_pages: _Optional[int] = ..., num_projected_pages: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., num_rejected: _Optional[int] = ..., num_swaps: _Optional[int] = ...) -> None: ...
+    num_unattainable: int
+    num_probes: int
+    wrong_refusals_ratio: float
+    wrong_refusals_low: float
+    wrong_refusals_high: float
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueLoad, _Mapping]]] = ..., num_cached_pages: _Optional[int] = ..., num_projected_pages: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., num_rejected: _Optional[int] = ..., num_swaps: _Optional[int] = ..., num_unattainable: _Optional[int] = ..., num_probes: _Optional[int] = ..., wrong_refusals_ratio: _Optional[float] = ..., wrong_refusals_low: _Optional[float] = ..., wrong_refusals_high: _Optional[float] = ...) -> None: ...
