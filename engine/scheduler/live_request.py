@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
 from octavo.engine.scheduler.deadlines import end_due_s
+
+if TYPE_CHECKING:
+    from octavo.engine.scheduler.tenant_lines import Line
 
 ALWAYS_READY = 2**31 - 1
 
@@ -19,6 +23,7 @@ class LiveRequest:
         request: the request itself.
         number: 0, 1, 2, … in order of `add`; breaks ties of a policy's order.
         pages: its KV pages.
+        tenant: its tenant's number, as `TenantCounters.enter` gave it.
         stop_ids: every token id that ends it.
         num_prompt_tokens: length of the prompt.
         last_position: the position of its last possible token, whose KV is never needed: rows
@@ -30,10 +35,12 @@ class LiveRequest:
             does not hand them out again.
         is_placed: whether the device row was told of this request since it was last admitted;
             false while it waits.
-        place: where it stands while it waits: the policy's place when it began to.
+        place: where it stands among its tenant's while it waits: the policy's place when it began
+            to.
+        line: where it waits, among others of its tenant; None while it does not.
         waiting_since_s: when it last began to wait.
         is_pinned: whether it has waited its longest and comes before all that have not.
-        is_demoted: whether it is served only when no other waits.
+        is_demoted: whether it is served only when no other waits: it could not be in time.
         ready_position: last position whose step may be planned; `ALWAYS_READY` for a request that
             is not gated.
         is_live: false from the terminal event on.
@@ -43,6 +50,7 @@ class LiveRequest:
     request: Request
     number: int
     pages: SequencePages
+    tenant: int = 0
     stop_ids: frozenset[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     last_position: int = field(init=False)
@@ -56,6 +64,7 @@ class LiveRequest:
     is_pinned: bool = False
     is_demoted: bool = False
     place: tuple[float, ...] = ()
+    line: Line | None = None
     is_live: bool = True
     turn: int = 0
 

@@ -198,7 +198,7 @@ class Planner:
     # Those who wait.
 
     def _decide_on_waiting(self, now_s: float) -> int:
-        """Ends the waiting requests that the policy gives up.
+        """Ends the waiting requests that the policy gives up, sends others behind or back.
 
         Returns:
             How many others may be admitted.
@@ -226,6 +226,11 @@ class Planner:
             if request.slot is None:
                 self._waiting.demote(entry)
             entry.is_demoted = True
+        for request in admission.restored:
+            entry = self._table.entry(request)
+            if request.slot is None:
+                self._waiting.demote(entry, is_demoted=False)
+            entry.is_demoted = False
         limit = admission.limit
         return self._limits.max_num_seqs if limit is None else limit
 

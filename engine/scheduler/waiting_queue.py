@@ -1,4 +1,4 @@
-"""Requests that hold no slot, kept in the policy's order where that order is fixed."""
+"""Requests that hold no slot, in the policy's order where that order is fixed, and by tenant."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import overload
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.policies.policy import Place
+from octavo.engine.scheduler.policies.policy import Place, nothing_is_due
+from octavo.engine.scheduler.tenant_lines import Kind, TenantLines
+from octavo.engine.scheduler.tenants import TenantCounters
 from octavo.engine.scheduler.waiting_columns import WaitingColumns, WaitingFigures
 
 _Key = tuple[Place, int]
@@ -43,14 +45,18 @@ class _Requests(Sequence[Request]):
 class WaitingQueue:
     """A sorted queue: O(log n) comparisons to insert, remove or look at the head.
 
-    An entry keeps the place it was inserted with until it is removed.
+    An entry keeps the place it was inserted with until it is removed. What its tenant was served
+    moves on while it waits, and is in no place: `lines` has each tenant's entries apart.
 
     Args:
         place: an entry's place; equal ones stand in order of acceptance.
         measure: figures to keep of an entry that has its place, or None.
+        has_due: whether a request has a due time, for the order of turns.
+        tenants: what each tenant was served.
 
     Attributes:
-        entries: the waiting ones in order; for reading only.
+        entries: the waiting ones in order of their places; for reading only.
+        lines: the same ones by tenant.
         requests: theirs: a view of them.
         columns: their figures, in the same order; empty without `measure`.
     """
@@ -59,10 +65,14 @@ class WaitingQueue:
         self,
         place: Callable[[LiveRequest], Place],
         measure: Callable[[LiveRequest], WaitingFigures] | None = None,
+        has_due: Callable[[Request], bool] = nothing_is_due,
+        tenants: TenantCounters | None = None,
     ) -> None:
         self._place = place
+        self._has_due = has_due
         self._measure = measure
         self.columns = WaitingColumns()
+        self.lines = TenantLines(tenants or TenantCounters())
         # One list: whoever leaves the front moves all that are in it.
         self.entries: list[LiveRequest] = []
         self.requests: Sequence[Request] = _Requests(self.entries)
@@ -95,6 +105,14 @@ class WaitingQueue:
         entries.insert(index, entry)
         if self._measure is not None:
             self.columns.insert(index, self._measure(entry))
+        self.lines.insert(entry, self._kind(entry))
+
+    def _kind(self, entry: LiveRequest) -> Kind:
+        if entry.is_pinned:
+            return Kind.PINNED
+        if entry.is_demoted:
+            return Kind.DEMOTED
+        return Kind.DUE if self._has_due(entry.request) else Kind.OPEN
 
     def remove(self, entry: LiveRequest) -> None:
         """Takes an entry out; it must be in the queue."""
@@ -105,11 +123,12 @@ class WaitingQueue:
         del self.entries[index]
         if self._measure is not None:
             self.columns.remove(index)
+        self.lines.remove(entry)
 
-    def demote(self, entry: LiveRequest) -> None:
-        """Sends an entry behind all that are not demoted, for as long as it lives."""
+    def demote(self, entry: LiveRequest, *, is_demoted: bool = True) -> None:
+        """Sends an entry behind all that are not demoted, or back to where it would be else."""
         self.remove(entry)
-        entry.is_demoted = True
+        entry.is_demoted = is_demoted
         self.insert(entry)
 
     def pin(self, entry: LiveRequest) -> None:
@@ -118,13 +137,19 @@ class WaitingQueue:
         entry.is_pinned = True
         self.insert(entry)
 
-    def reorder(self, measure: Callable[[LiveRequest], WaitingFigures] | None) -> None:
+    def reorder(
+        self,
+        measure: Callable[[LiveRequest], WaitingFigures] | None,
+        has_due: Callable[[Request], bool],
+    ) -> None:
         """Puts every entry in its place anew, after places changed.
 
         Args:
-            measure: as at construction; it takes the place of the one before.
+            measure, has_due: as at construction; they take the place of those before.
         """
         entries = self.entries.copy()
+        self._has_due = has_due
+        self.lines.clear()
         self.entries.clear()
         self.columns.clear()
         self._measure = measure
@@ -136,3 +161,4 @@ class WaitingQueue:
         keys = [_key(entry) for entry in self.entries]
         assert keys == sorted(set(keys))
         assert len(self.columns) == (0 if self._measure is None else len(self))
+        self.lines.check_integrity(self.entries)
