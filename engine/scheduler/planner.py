@@ -183,7 +183,7 @@ class Planner:
             self._move_ahead(newest)
         table.settle()
         table.shares.settle()
-        table.waiting.columns.settle()
+        table.waiting.settle()
         self._kv.settle()
         if newest is not None and len(newest.decoding):
             rows, plan = newest.decoding, newest.plan

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from enum import IntEnum
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +18,8 @@ from octavo.engine.scheduler.tenants import TenantCounters
 from octavo.engine.scheduler.waiting_columns import Floats
 
 _FIRST_SIZE = 16
+
+_key = attrgetter("place", "number")
 
 
 class Kind(IntEnum):
@@ -55,8 +60,8 @@ class Line:
         self.entries: list[LiveRequest] = []
 
 
-_Turn = tuple[tuple[float, ...], int]
-"""Where a request stands: its claim, its own place behind that, and its number."""
+Turn = tuple[tuple[tuple[float, ...], int], LiveRequest]
+"""A request, and before it where that stands: its claim, its own place behind that, its number."""
 
 
 class TenantLines:
@@ -77,6 +82,8 @@ class TenantLines:
         self._by_name: dict[_Name, Line] = {}
         self._num_waiting: dict[int, int] = {}
         self._num_open = 0
+        self._num_changes = 0
+        self._gone: list[tuple[Line, LiveRequest]] = []
         # By line: first component of its head's place, tenant, class, whether it is open.
         self._head_s: Floats = np.zeros(_FIRST_SIZE)
         self._tenant = np.zeros(_FIRST_SIZE, np.intp)
@@ -85,10 +92,12 @@ class TenantLines:
 
     def has(self, tenant: int) -> bool:
         """Whether a request of the tenant waits."""
+        self.settle()
         return tenant in self._num_waiting
 
     def least_served(self) -> float | None:
         """The least counter of a tenant of which a request waits; None if none does."""
+        self.settle()
         if not self._lines:
             return None
         return float(self._tenants.served[self._tenant[: len(self._lines)]].min(0))
@@ -100,6 +109,8 @@ class TenantLines:
 
     def insert(self, entry: LiveRequest, kind: Kind) -> None:
         """Puts an entry, whose place is known, in its line."""
+        self.settle()
+        self._num_changes += 1
         name = _Name(entry.tenant, int(entry.request.priority), kind)
         line = self._by_name.get(name)
         if line is None:
@@ -118,25 +129,11 @@ class TenantLines:
         line = entry.line
         assert line is not None, entry.request.request_id
         entry.line = None
-        entries = line.entries
-        if entries[0] is entry:
-            del entries[0]
-            if entries:
-                self._head_s[line.index] = _first(entries[0])
-            else:
-                self._close(line)
-        else:
-            del entries[bisect_left(entries, _key(entry), key=_key)]
-        left = self._num_waiting[entry.tenant] - 1
-        if left:
-            self._num_waiting[entry.tenant] = left
-            return
-        del self._num_waiting[entry.tenant]
-        if not self._num_waiting:
-            self._tenants.waits_last(entry.request.tenant)
+        self._gone.append((line, entry))
 
     def clear(self) -> None:
         """Takes every entry out."""
+        self.settle()
         for line in self._lines:
             for entry in line.entries:
                 entry.line = None
@@ -144,10 +141,9 @@ class TenantLines:
         self._by_name.clear()
         self._num_waiting.clear()
         self._num_open = 0
+        self._num_changes += 1
 
-    def in_turn(
-        self, token_s: float, priority: int | None = None
-    ) -> Iterator[tuple[_Turn, LiveRequest]]:
+    def in_turn(self, token_s: float, priority: int | None = None) -> Iterator[Turn]:
         """Entries, next to be served first, with where they stand. Each is taken out, or is to be
         passed over, before the next one is asked for; the counters may have moved on by then.
 
@@ -155,63 +151,127 @@ class TenantLines:
             token_s: seconds that a token of lead is worth.
             priority: the only class to look at; None for all.
         """
-        passed: dict[Line, int] = {}
+        passed: set[int] = set()
         while True:
-            found = self._next(token_s, priority, passed)
-            if found is None:
+            self.settle()
+            num_changes, num_yielded = self._num_changes, 0
+            for turn in self._rank(token_s, priority, passed):
+                num_yielded += 1
+                yield turn
+                if turn[1].line is not None:
+                    passed.add(turn[1].number)
+                if self._num_changes != num_changes:
+                    break  # others have come
+            if not num_yielded:
                 return
-            line, turn, entry = found
-            yield turn, entry
-            if entry.line is line:
-                passed[line] = passed.get(line, 0) + 1
 
-    def _next(
-        self, token_s: float, priority: int | None, passed: dict[Line, int]
-    ) -> tuple[Line, _Turn, LiveRequest] | None:
-        """The line whose turn it is, and its first entry that was not passed over."""
-        size = len(self._lines)
+    def _rank(self, token_s: float, priority: int | None, passed: Container[int]) -> Iterator[Turn]:
+        """Entries by turn, until the first of the open ones is taken: then others share its claim.
+
+        All lines are ranked at once. Whoever leaves a line makes only its tenant come later: what
+        a rank says of such a line is looked at again when the line is reached.
+        """
+        lines, size, served = self._lines, len(self._lines), self._tenants.served
         if not size:
-            return None
-        claim_s, is_open = self._head_s[:size], self._is_open[:size]
-        served = self._tenants.served[self._tenant[:size]]
-        lead_s = (served - served.min(0)) * token_s
-        if passed or priority is not None:
-            claim_s = self._leave_out(claim_s.copy(), lead_s, priority, passed)
-        if self._num_open:
-            claim_s = np.where(is_open, claim_s[is_open].min(0), claim_s)
-        claim_s = claim_s + lead_s
-        least_s = float(claim_s.min(0))
-        if least_s == math.inf:  # all that are left are demoted
-            least_lead_s = float(lead_s[claim_s == math.inf].min(0))
-            if least_lead_s == math.inf:
-                return None
-            equals = (lead_s == least_lead_s).nonzero()[0].tolist()
-        else:
-            equals = (claim_s == least_s).nonzero()[0].tolist()
-        found = [
-            (((least_s, *entry.place), entry.number), line, entry)
-            for line in [self._lines[index] for index in equals]
-            for entry in (line.entries[passed.get(line, 0)],)
-        ]
-        turn, line, entry = min(found, key=_turn_of) if len(found) > 1 else found[0]
-        return line, turn, entry
-
-    def _leave_out(
-        self, claim_s: Floats, lead_s: Floats, priority: int | None, passed: dict[Line, int]
-    ) -> Floats:
-        """Claims without entries that were passed over, or of other classes: a line of which none
-        is left has an infinite claim and an infinite lead."""
-        for line, count in passed.items():
-            if not line.entries:
-                continue  # the line is no more
-            if count < len(line.entries):
-                claim_s[line.index] = _first(line.entries[count])
-            else:
-                claim_s[line.index] = lead_s[line.index] = math.inf
+            return
+        tenants, head_s, is_open = self._tenant[:size], self._head_s[:size], self._is_open[:size]
+        least = float(served[tenants].min(0))
+        chosen = range(size)
         if priority is not None:
-            is_other = self._priority[: len(claim_s)] != priority
-            claim_s[is_other] = lead_s[is_other] = math.inf
-        return claim_s
+            chosen = (self._priority[:size] == priority).nonzero()[0].tolist()
+            head_s, is_open, tenants = head_s[chosen], is_open[chosen], tenants[chosen]
+            if not chosen:
+                return
+        open_s = math.inf
+        if self._num_open:
+            open_s = (
+                self._first_open_s(chosen, passed)
+                if passed
+                else float(np.where(is_open, head_s, math.inf).min(0))
+            )
+            head_s = np.where(is_open, open_s, head_s)
+        claims_s = head_s + (served[tenants] - least) * token_s
+        order = claims_s.argsort(kind="stable").tolist()
+        claims = claims_s.tolist()
+        reached: list[tuple[bool, float, tuple[float, ...], int, LiveRequest, int]] = []
+
+        def reach(line: Line, index: int) -> None:
+            """Ranks the first entry of a line, from an index on, that was not passed over."""
+            entries = line.entries
+            while index < len(entries) and (
+                entries[index].number in passed or entries[index].line is None
+            ):
+                index += 1
+            if index < len(entries):
+                entry = entries[index]
+                is_demoted, claim_s = self._claim(entry, line.name.kind, open_s, least, token_s)
+                item = (is_demoted, claim_s, entry.place, entry.number, entry, index)
+                heapq.heappush(reached, item)
+
+        at, num_chosen = 0, len(order)
+        while True:
+            while at < num_chosen:
+                claim_s = claims[order[at]]
+                if reached and claim_s > (math.inf if reached[0][0] else reached[0][1]):
+                    break  # demoted ones have an infinite claim here, and are reached together
+                reach(lines[chosen[order[at]]], 0)
+                at += 1
+            if not reached:
+                return
+            _, claim_s, place, number, entry, index = heapq.heappop(reached)
+            line = entry.line
+            assert line is not None
+            if self._claim(entry, line.name.kind, open_s, least, token_s)[1] > claim_s:
+                reach(line, index)  # its tenant has been served since
+                continue
+            yield ((claim_s, *place), number), entry
+            if line.name.kind is Kind.OPEN and place[0] <= open_s:
+                return
+            reach(line, index + 1)
+
+    def _first_open_s(self, chosen: Iterable[int], passed: Container[int]) -> float:
+        """The earliest place of an open entry that was not passed over; infinity if none is."""
+        return min(
+            (
+                _first(entry)
+                for line in [self._lines[index] for index in chosen]
+                if line.name.kind is Kind.OPEN
+                for entry in itertools.islice(
+                    (entry for entry in line.entries if entry.number not in passed), 1
+                )
+            ),
+            default=math.inf,
+        )
+
+    def _claim(
+        self, entry: LiveRequest, kind: Kind, open_s: float, least: float, token_s: float
+    ) -> tuple[bool, float]:
+        """Where an entry at the head of its line stands; smaller comes first."""
+        lead_s = (self._tenants.served.item(entry.tenant) - least) * token_s
+        if kind is Kind.DEMOTED:
+            return True, lead_s
+        return False, lead_s + (open_s if kind is Kind.OPEN else _first(entry))
+
+    def settle(self) -> None:
+        """Takes entries that have left out of their lines, which no plan need wait for."""
+        for line, entry in self._gone:
+            entries = line.entries
+            if entries[0] is entry:
+                del entries[0]
+                if entries:
+                    self._head_s[line.index] = _first(entries[0])
+                else:
+                    self._close(line)
+            else:
+                del entries[bisect_left(entries, _key(entry), key=_key)]
+            left = self._num_waiting[line.name.tenant] - 1
+            if left:
+                self._num_waiting[line.name.tenant] = left
+            else:
+                del self._num_waiting[line.name.tenant]
+                if not self._num_waiting:
+                    self._tenants.waits_last(entry.request.tenant)
+        self._gone.clear()
 
     def _open(self, name: _Name) -> Line:
         """A line that has no entry yet."""
@@ -247,6 +307,7 @@ class TenantLines:
 
     def check_integrity(self, entries: Sequence[LiveRequest]) -> None:
         """Asserts that the lines hold these entries, each where it belongs."""
+        self.settle()
         assert sum(len(line.entries) for line in self._lines) == len(entries)
         assert self._num_open == sum(line.name.kind is Kind.OPEN for line in self._lines)
         for index, line in enumerate(self._lines):
@@ -260,14 +321,6 @@ class TenantLines:
             assert entry.line is not None
             assert entry in entry.line.entries
             assert entry.line.name[:2] == (entry.tenant, entry.request.priority)
-
-
-def _key(entry: LiveRequest) -> tuple[tuple[float, ...], int]:
-    return entry.place, entry.number
-
-
-def _turn_of(found: tuple[_Turn, Line, LiveRequest]) -> _Turn:
-    return found[0]
 
 
 def _first(entry: LiveRequest) -> float:

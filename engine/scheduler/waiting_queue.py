@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import overload
 
 from octavo.engine.request import Request
@@ -14,10 +15,7 @@ from octavo.engine.scheduler.tenants import TenantCounters
 from octavo.engine.scheduler.waiting_columns import WaitingColumns, WaitingFigures
 
 _Key = tuple[Place, int]
-
-
-def _key(entry: LiveRequest) -> _Key:
-    return entry.place, entry.number
+_key: Callable[[LiveRequest], _Key] = attrgetter("place", "number")
 
 
 class _Requests(Sequence[Request]):
@@ -124,6 +122,11 @@ class WaitingQueue:
         if self._measure is not None:
             self.columns.remove(index)
         self.lines.remove(entry)
+
+    def settle(self) -> None:
+        """Does what those who left first have left to be done."""
+        self.columns.settle()
+        self.lines.settle()
 
     def demote(self, entry: LiveRequest, *, is_demoted: bool = True) -> None:
         """Sends an entry behind all that are not demoted, or back to where it would be else."""
