@@ -161,7 +161,7 @@ class TenantLines:
                 if turn[1].line is not None:
                     passed.add(turn[1].number)
                 if self._num_changes != num_changes:
-                    break  # others have come
+                    break  # lines have changed
             if not num_yielded:
                 return
 
@@ -254,6 +254,7 @@ class TenantLines:
 
     def settle(self) -> None:
         """Takes entries that have left out of their lines, which no plan need wait for."""
+        self._num_changes += len(self._gone) > 0
         for line, entry in self._gone:
             entries = line.entries
             if entries[0] is entry:

@@ -95,6 +95,7 @@ class WaitingQueue:
 
     def insert(self, entry: LiveRequest) -> None:
         """Puts an entry in its place: for a preempted one, where it stood before."""
+        self.lines.settle()  # an entry that has left is found in its line by the place it had
         entry.place = self._place(entry)
         entries, key = self.entries, _key(entry)
         # Who comes last by arrival comes last, as a rule.

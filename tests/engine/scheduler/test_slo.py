@@ -121,7 +121,7 @@ def test_a_demoted_request_comes_back_to_its_place_when_the_queue_gets_short(mac
 
 def test_a_demoted_request_does_not_go_back_and_forth_as_others_come_and_go(machine, request_of):
     """It is in time whenever the guest has gone, but with less than a quarter to spare."""
-    driver = machine(limits={"max_num_seqs": 1})
+    driver = machine("slo:stickiness=1e9", limits={"max_num_seqs": 1})  # the row stays taken
     driver.add(request_of("running", [9] * 8, 300))
     driver.turn()
     large = driver.add(request_of("large", [1] * 160, 1, ttft_target_s=0.4))
