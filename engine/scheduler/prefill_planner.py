@@ -1,4 +1,8 @@
-"""Whose prompt advances in a step, and who is let in."""
+"""Whose prompt advances in a step, and who is let in.
+
+It is one long module because order, admission and the search for victims of one plan share what the
+plan has tried already.
+"""
 
 from __future__ import annotations
 

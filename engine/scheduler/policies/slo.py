@@ -5,6 +5,9 @@ so that of two requests due alike the smaller goes first. Admission: who cannot 
 rejected; when not all can, the largest give way (Moore–Hodgson). Chunks: as large as the smallest
 banked slack of a running row allows. Victims: the cheapest to lose for each page, and only if the
 machine gains by it. Nobody waits longer than `max_wait_s` before he comes first.
+
+The file is a long one because the decisions share their reckoning of due times and places; what is
+arithmetic alone has modules of its own.
 """
 
 from __future__ import annotations

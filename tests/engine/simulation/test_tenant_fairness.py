@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from octavo.engine.scheduler.scheduler import Scheduler
-from octavo.engine.simulation.arrivals import gamma_arrivals, superpose, uniform_lengths
 from octavo.engine.simulation.guarantees import _charges, tenant_gap
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.simulate import SimulationReport, simulate
 from octavo.engine.simulation.soak import draw_scenario, play
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME
-from octavo.engine.simulation.traffic import Arrival, TrafficClass
+from octavo.engine.simulation.workloads.arrivals import gamma_arrivals, superpose, uniform_lengths
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 LIMITS = replica_limits(
     kv_tokens=8_000, num_rows=16, max_num_batched_tokens=1024, max_model_len=2048
