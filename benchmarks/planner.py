@@ -44,6 +44,8 @@ SCENARIOS = {
     "slo": "as decode, policy slo, every request with targets",
     "slo-churn": "as churn, policy slo, every request with targets",
     "slo-chat": "as chat, policy slo, every request with targets",
+    "tenants": "as churn, policy auto, requests of 100 tenants",
+    "slo-tenants": "as slo-churn, requests of 100 tenants",
     "multi": "decode of up to 8 iterations a dispatch, nobody waits",
 }
 
@@ -98,9 +100,10 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
         max_model_len=1 << 20,
         token_edges=(2048,),
     )
+    policies = {"priority": "priority", "tenants": "auto"}
     scheduler = Scheduler(
         limits,
-        policy="slo" if has_targets else "priority" if scenario == "priority" else "fcfs",
+        policy="slo" if has_targets else policies.get(scenario, "fcfs"),
         num_decode_steps=max_steps,
     )
     shared = [rng.randrange(50_000) for _ in range(1024 if scenario == "shared" else 0)]
@@ -123,6 +126,7 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
                 eos_token_ids=(2,),
                 max_tokens=most,
                 arrival_s=now_s if has_targets else float(num_added),
+                tenant=str(num_added * 37 % 100) if scenario.endswith("tenants") else "",
                 priority=rng.choice([0, 1, 2, 3]) if scenario == "priority" else 2,
                 # Far enough that nobody is given up, and the queue stays as long as it is.
                 ttft_target_s=rng.uniform(1e5, 2e5) if has_targets else None,

@@ -63,6 +63,39 @@ def late_jobs(
     return [int(order[index]) for index in left_out]
 
 
+RESTORE_MARGIN = 1.25
+"""How much longer all work may take when a job is taken in again. A job is left out as soon as
+there is too much work by any amount, and taken in only when a quarter more would fit. So it is left
+out again only if as much work arrives, or estimates grow by as much: a request that comes or
+ends changes nothing by itself, and no job goes back and forth."""
+
+
+def job_to_restore(
+    work_s: Floats, due_s: Floats, start_s: float, left_work_s: Floats, left_due_s: Floats
+) -> int | None:
+    """The shortest job that was left out and would be in time again, with all others still in time
+    as far as they are due after it. `late_jobs` would leave none of them out, `RESTORE_MARGIN` more
+    work included.
+
+    Args:
+        work_s, due_s, start_s: as for `late_jobs`, of jobs that were not left out.
+        left_work_s, left_due_s: of those that were.
+
+    Returns:
+        Its index, or None.
+    """
+    order = due_s.argsort()
+    due_s = due_s[order]
+    ends_s = start_s + RESTORE_MARGIN * np.cumsum(np.concatenate(([0.0], work_s[order])))
+    least_s = np.minimum.accumulate(np.append(due_s - ends_s[1:], np.inf)[::-1])[::-1]
+    before = due_s.searchsorted(left_due_s, "right")
+    takes_s = RESTORE_MARGIN * left_work_s
+    fits = (ends_s[before] + takes_s <= left_due_s) & (takes_s <= least_s[before])
+    if not fits.any():
+        return None
+    return int(np.where(fits, left_work_s, np.inf).argmin(0))
+
+
 def peak_pages(contexts: Floats, remaining: Floats, page_size: int) -> float:
     """Most pages that rows will hold together if none joins and each emits what is expected.
 

@@ -121,6 +121,7 @@ class Committer:
             self._append_one_each(dispatched, rows, apart, broken, barred, news, now_s)
             return
         ones_apart, stop_ids = set(apart), self._table.stop_ids.keys()
+        going_on: list[int] = []
         for index, (request, row, count) in enumerate(
             zip(decode_rows.requests, rows, counts.tolist(), strict=False)
         ):
@@ -136,11 +137,14 @@ class Committer:
                 request.output_token_ids.extend(token_ids)
                 request.metrics.last_token_s = now_s
                 news.items.append(Committed(request, token_ids, row.logprobs, None, False))
+                going_on.append(index)
                 continue
             entry = self._table.find(request)
             if entry is not None:
                 planned = None if index in barred else count
                 news.items.append(self._append(dispatched, entry, row, planned, None, now_s))
+        if going_on:
+            self._table.tenants.serve_rows(columns.tenant[slots[going_on]], counts[going_on])
 
     def _append_one_each(
         self,
@@ -173,17 +177,19 @@ class Committer:
         requests: Sequence[Request] = decoding.requests
         outputs: Sequence[list[int]] = decoding.outputs
         all_metrics: Sequence[RequestMetrics] = decoding.metrics
-        numbers = decoding.numbers
+        numbers, slots = decoding.numbers, decoding.slots
         if apart:
             token_ids, requests = all_but(token_ids, apart), all_but(requests, apart)
             outputs, all_metrics = all_but(outputs, apart), all_but(all_metrics, apart)
-            numbers = numbers[is_kept(len(numbers), apart)]
+            kept = is_kept(len(numbers), apart)
+            numbers, slots = numbers[kept], slots[kept]
         assert NO_TOKEN not in token_ids, "a row that goes on emitted nothing"
         deque(map(list.append, outputs, token_ids), maxlen=0)
         for metrics in all_metrics:
             metrics.last_token_s = now_s
         if token_ids:
             news.rows.append(CommittedRows(requests, token_ids, numbers, now_s))
+            self._table.tenants.serve_rows(self._table.columns.tenant[slots])
         for index in apart:
             entry = self._table.find(decoding.requests[index])
             if entry is not None and index not in broken:
@@ -219,6 +225,7 @@ class Committer:
                 logprobs = logprobs and logprobs[: stop + 1]
         assert stop is not None or count is None or len(token_ids) == count, (token_ids, count)
         output.extend(token_ids)
+        self._table.tenants.serve(entry.tenant, 0, len(token_ids))
         metrics = request.metrics
         if token_ids:
             metrics.last_token_s = now_s

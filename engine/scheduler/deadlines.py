@@ -37,6 +37,12 @@ def end_due_s(request: Request) -> float:
     return due_s
 
 
+def was_in_time(request: Request) -> bool:
+    """Whether its first token has come, and no later than was promised."""
+    first_s, target_s = request.metrics.first_token_s, request.ttft_target_s
+    return first_s is not None and (target_s is None or first_s <= request.arrival_s + target_s)
+
+
 def next_due_s(request: Request) -> float:
     """When its next milestone is due; infinity if nothing was promised.
 

@@ -70,10 +70,6 @@ class Forecast:
         """Whether step times rest on more than a guess."""
         return self.step_time.num_observed >= self.num_steps_to_trust
 
-    def tenant_lead_s(self, tenant: str) -> float:
-        """Seconds of prefill by which a tenant is ahead of the least served active one."""
-        return self.tenants.lead(tenant) * self.prefill_token_s
-
     def remaining_tokens(self, request: Request, quantile: int | None = None) -> float:
         """Output tokens still to come, ≥ 1: the mean, or one of the kept quantiles."""
         if self.uses_declared_lengths and request.known_output_len is not None:

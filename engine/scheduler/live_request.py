@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.kv.prefix_lookup import NO_REUSE, Reuse
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
 from octavo.engine.scheduler.deadlines import end_due_s
+
+if TYPE_CHECKING:
+    from octavo.engine.scheduler.tenant_lines import Line
 
 ALWAYS_READY = 2**31 - 1
 
@@ -29,6 +33,7 @@ class LiveRequest:
         request: the request itself.
         number: 0, 1, 2, … in order of `add`; breaks ties of a policy's order.
         pages: its KV pages.
+        tenant: its tenant's number, as `TenantCounters.enter` gave it.
         stop_ids: every token id that ends it.
         num_prompt_tokens: length of the prompt.
         last_position: the position of its last possible token, whose KV is never needed: rows
@@ -40,10 +45,12 @@ class LiveRequest:
             does not hand them out again.
         is_placed: whether the device row was told of this request since it was last admitted;
             false while it waits.
-        place: where it stands while it waits: the policy's place when it began to.
+        place: where it stands among its tenant's while it waits: the policy's place when it began
+            to.
+        line: where it waits, among others of its tenant; None while it does not.
         waiting_since_s: when it last began to wait.
         is_pinned: whether it has waited its longest and comes before all that have not.
-        is_demoted: whether it is served only when no other waits.
+        is_demoted: whether it is served only when no other waits: it could not be in time.
         ready_position: last position whose step may be planned; `ALWAYS_READY` for a request that
             is not gated.
         is_live: false from the terminal event on.
@@ -72,6 +79,7 @@ class LiveRequest:
     request: Request
     number: int
     pages: SequencePages
+    tenant: int = 0
     stop_ids: frozenset[int] = field(init=False)
     num_prompt_tokens: int = field(init=False)
     last_position: int = field(init=False)
@@ -85,6 +93,7 @@ class LiveRequest:
     is_pinned: bool = False
     is_demoted: bool = False
     place: tuple[float, ...] = ()
+    line: Line | None = None
     is_live: bool = True
     turn: int = 0
     reuse: Reuse = NO_REUSE

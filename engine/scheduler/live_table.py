@@ -7,7 +7,7 @@ in step; what each of them is has a module of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from octavo.engine.kv.held_prefixes import PrefixRun
 from octavo.engine.kv.kv_manager import KVManager
@@ -19,11 +19,11 @@ from octavo.engine.request import (
     Request,
     RequestStatus,
 )
-from octavo.engine.scheduler.deadlines import has_target
+from octavo.engine.scheduler.deadlines import has_target, was_in_time
 from octavo.engine.scheduler.fairness import ClassShares, MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.policies.policy import Place, Policy
+from octavo.engine.scheduler.policies.policy import Place, Policy, nothing_is_due
 from octavo.engine.scheduler.remaining_work import RemainingWork
 from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
@@ -60,10 +60,11 @@ class LiveTable:
         self.forecast = forecast
         self._place = policy.place
         self._measure = policy.measure
-        measure = None if policy.measure is None else self._figures_of
-        self.waiting = WaitingQueue(self.place_of, measure)
-        self.max_wait = self._maximum_wait(policy)
+        self._turns = policy.turns
         self.tenants = forecast.tenants
+        measure = None if policy.measure is None else self._figures_of
+        self.waiting = WaitingQueue(self.place_of, measure, self._has_due, self.tenants)
+        self.max_wait = self._maximum_wait(policy)
         self.shares = ClassShares()
         self._pinned: set[str] = set()
         self.columns = RowColumns(limits.max_num_seqs, limits.page_size)
@@ -85,13 +86,18 @@ class LiveTable:
 
     def adopt(self, policy: Policy) -> None:
         """Goes on by another policy's order, figures and longest wait."""
-        self._place, self._measure = policy.place, policy.measure
+        self._place, self._measure, self._turns = policy.place, policy.measure, policy.turns
         self.max_wait = self._maximum_wait(policy)
-        self.waiting.reorder(None if policy.measure is None else self._figures_of)
+        measure = None if policy.measure is None else self._figures_of
+        self.waiting.reorder(measure, self._has_due)
         if policy.max_wait_s is not None:
             for entry in self.waiting:
                 if not entry.is_pinned:
                     self.max_wait.began(entry)
+
+    @property
+    def _has_due(self) -> Callable[[Request], bool]:
+        return nothing_is_due if self._turns is None else self._turns.has_due
 
     def _maximum_wait(self, policy: Policy) -> MaximumWait:
         max_wait_s = math.inf if policy.max_wait_s is None else policy.max_wait_s
@@ -123,7 +129,8 @@ class LiveTable:
 
     def place_of(self, entry: LiveRequest) -> Place:
         """Where an entry stands by the policy; before all others once it was pinned, behind them
-        once it was demoted. Where others wait for what it computes, no later than they."""
+        while it is demoted. Where others wait for what it computes, no later than they. What its
+        tenant was served is left out."""
         place: Place
         if entry.is_pinned:
             place = (-math.inf, entry.request.arrival_s)
@@ -135,12 +142,37 @@ class LiveTable:
             return min(place, min(other.place for other in entry.followers.values()))
         return place
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether tenants take turns: several have live requests, and the policy minds."""
+        return self._turns is not None and self.tenants.num_live > 1
+
+    @property
+    def lead_token_s(self) -> float:
+        """Seconds by which a request comes later for each token that its tenant is ahead."""
+        return 0.0 if self._turns is None else self._turns.token_s(self.forecast)
+
+    def turn_of(self, entry: LiveRequest) -> tuple[Place, int]:
+        """Where a running entry stands among others, its tenant's lead counted."""
+        place = self.place_of(entry)
+        if place and self.takes_turns:
+            lead_s = self.waiting.lines.lead(entry.tenant) * self.lead_token_s
+            place = (place[0] + lead_s, *place)
+        return place, entry.number
+
+    def _lead(self, request: Request) -> float:
+        """Tokens by which a live request's tenant is ahead; 0 where no turns are taken."""
+        return self.waiting.lines.lead(self.entry(request).tenant) if self.takes_turns else 0.0
+
     def _figures_of(self, entry: LiveRequest) -> WaitingFigures:
         assert self._measure is not None
         figures = self._measure(entry.request, entry.place, self.forecast)
         # Who was given up or must come first is not given up again.
         is_settled = entry.is_demoted or entry.is_pinned
-        return figures._replace(due_s=math.inf) if is_settled else figures
+        if not is_settled:
+            return figures
+        demoted_due_s = math.inf if entry.is_pinned else figures.due_s
+        return figures._replace(due_s=math.inf, demoted_due_s=demoted_due_s)
 
     def snapshot(
         self,
@@ -162,6 +194,7 @@ class LiveTable:
             columns=self.columns,
             waiting_columns=self.waiting.columns,
             pinned=self._pinned,
+            lead=self._lead,
         )
         self.renew(snapshot, now_s)
         snapshot.show(rows)
@@ -206,6 +239,7 @@ class LiveTable:
                 num_scored_prompt_tokens=before.num_scored_prompt_tokens,
                 is_pinned=before.is_pinned,
                 is_demoted=before.is_demoted,
+                tenant=before.tenant,
             )
             entry.ready_position = before.ready_position
             self._enter(entry)
@@ -224,10 +258,10 @@ class LiveTable:
         """
         assert request.request_id not in self._by_id, request.request_id
         pages = self.kv.open(request) if pages is None else pages
-        entry = LiveRequest(request=request, number=self.num_added, pages=pages)
+        tenant = self.tenants.enter(request.tenant)
+        entry = LiveRequest(request=request, number=self.num_added, pages=pages, tenant=tenant)
         self.num_added += 1
         self._enter(entry)
-        self.tenants.enter(request.tenant)
         self._wait(entry, request.arrival_s)
         return entry
 
@@ -282,7 +316,12 @@ class LiveTable:
 
     def _wait(self, entry: LiveRequest, since_s: float) -> None:
         entry.waiting_since_s = since_s
+        if entry.is_demoted and was_in_time(entry.request):
+            entry.is_demoted = False
         self.work.enter(entry)
+        lines = self.waiting.lines
+        if not lines.has(entry.tenant):
+            self.tenants.begin_to_wait(entry.tenant, lines.least_served())
         self.waiting.insert(entry)
         if self.max_wait.max_wait_s < math.inf and not entry.is_pinned:
             self.max_wait.began(entry)
@@ -312,7 +351,7 @@ class LiveTable:
             self.work.seat(entry, len(matched.page_ids))
         if request.metrics.first_scheduled_s is None:
             # At once: who comes next may depend on what each tenant was served.
-            self.tenants.serve(request.tenant, num_known - num_cached, 0)
+            self.tenants.serve(entry.tenant, num_known - num_cached, 0)
 
     def all_running(self) -> list[LiveRequest]:
         """The running ones, those that `settle` has not entered yet among them."""
@@ -403,7 +442,6 @@ class LiveTable:
                 del self.stop_ids[token_id]
             else:
                 self.stop_ids[token_id] -= 1
-        self.tenants.serve(request.tenant, 0, len(request.output_token_ids))
         self.tenants.leave(request.tenant)
         self.num_with_targets -= has_target(request)
         self.num_gated -= request.is_gated

@@ -17,7 +17,7 @@ def in_order(
     if len(entries) < 2:
         return entries
     if table.has_places:
-        return sorted(entries, key=lambda entry: (table.place_of(entry), entry.number))
+        return sorted(entries, key=table.turn_of)
     accepted = sorted(entries, key=lambda entry: entry.number)
     ordered = policy.order(snapshot, [entry.request for entry in accepted])
     return [table.entry(request) for request in ordered]

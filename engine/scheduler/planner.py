@@ -195,7 +195,7 @@ class Planner:
         table.settle()
         table.work.settle()
         table.shares.settle()
-        table.waiting.columns.settle()
+        table.waiting.settle()
         self._kv.settle()
         if newest is not None and len(newest.decoding):
             rows, plan = newest.decoding, newest.plan
@@ -210,7 +210,7 @@ class Planner:
     # Those who wait.
 
     def _decide_on_waiting(self, now_s: float) -> int:
-        """Ends the waiting requests that the policy gives up.
+        """Ends the waiting requests that the policy gives up, sends others behind or back.
 
         Returns:
             How many others may be admitted.
@@ -236,6 +236,8 @@ class Planner:
             entry = self._table.entry(request)
             if not entry.is_demoted:
                 self._table.demote(entry)
+        for request in admission.restored:
+            self._table.promote(self._table.entry(request))
         return ANY_NUMBER if admission.limit is None else admission.limit
 
     def _ask_for_admission(self, now_s: float) -> Admission:

@@ -1,4 +1,8 @@
-"""Whose prompt advances in a step, and who is let in."""
+"""Whose prompt advances in a step, and who is let in.
+
+It is one long module because order, admission and the search for victims of one plan share what the
+plan has tried already.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from octavo.engine.scheduler.fairness import short_of_pages
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.ordering import in_order
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policies.policy import Place, Policy
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import Decision, PrefillRow
@@ -177,18 +181,32 @@ class PrefillPlanner:
             lacking = short_of_pages(snapshot)
             if below or lacking:
                 yield from self._entitled(below, lacking)
-        index = 0
+        turns = self._in_turn()
+        turn = next(turns, None) if policy.merges_prompts or not prefilling else None
         for entry in prefilling:
             if policy.merges_prompts:
-                key = (self._table.place_of(entry), entry.number)
-                while self._may_admit and index < len(entries) and queue.key(index) < key:
-                    waiting_entry = entries[index]
-                    yield waiting_entry
-                    index += waiting_entry.request.slot is None
+                key = self._table.turn_of(entry)
+                while self._may_admit and turn is not None and turn[0] < key:
+                    yield turn[1]
+                    turn = next(turns, None)
             yield entry
-        while self._may_admit and index < len(entries):
+        if turn is None:
+            turn = next(turns, None)
+        while self._may_admit and turn is not None:
+            yield turn[1]
+            turn = next(turns, None)
+
+    def _in_turn(self) -> Iterator[tuple[tuple[Place, int], LiveRequest]]:
+        """Waiting requests, next to be served first, each with where it stands. Each is admitted or
+        skipped before the next one is asked for."""
+        queue, table = self._waiting, self._table
+        if table.takes_turns:
+            yield from queue.lines.in_turn(table.lead_token_s)
+            return
+        entries, index = queue.entries, 0
+        while index < len(entries):
             entry = entries[index]
-            yield entry
+            yield (entry.place, entry.number), entry
             index += entry.request.slot is None
 
     def _entitled(self, below: list[int], lacking: list[int]) -> Iterator[LiveRequest]:
@@ -202,7 +220,7 @@ class PrefillPlanner:
         for priority in dict.fromkeys((*below, *lacking)):
             if not self._may_admit or not queue.columns.num_of(priority):
                 continue  # those before may have been the last who waited
-            entry = queue[int((queue.columns.priority == priority).argmax())]
+            entry = self._first_of(priority)
             # Pages are short for it if they would not be enough for two of its size to grow.
             num_pages = 2 * self._kv.num_pages_for(entry.request.num_tokens)
             is_short = priority in lacking and self._kv.num_available < num_pages + len(
@@ -212,6 +230,13 @@ class PrefillPlanner:
                 continue
             self._entitled_classes.add(priority)
             yield entry
+
+    def _first_of(self, priority: int) -> LiveRequest:
+        """The waiting request of a class, of which there is one, whose turn it is."""
+        queue, table = self._waiting, self._table
+        if table.takes_turns:
+            return next(queue.lines.in_turn(table.lead_token_s, priority))[1]
+        return queue[int((queue.columns.priority == priority).argmax())]
 
     def _try_to_admit(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:
         """Admits a waiting request if step and pool have room for it, or can be given room."""
@@ -377,6 +402,10 @@ class PrefillPlanner:
             self._kv.drop_host_copy(pages)
         elif recalled and self._is_worth_recalling(len(recalled), snapshot):
             self._serve_pages(entry, len(recalled))
+            if not entry.request.metrics.num_preemptions:
+                # They were charged to the tenant with what the device's cache lacks.
+                num_tokens = len(recalled) * self._limits.page_size
+                self._table.tenants.serve(entry.tenant, -num_tokens, 0)
             self._transfers.recall(entry, recalled, num_matched, now_s)
             self._running.begin_arrival(entry)
 

@@ -41,6 +41,7 @@ class RowColumns:
         is_pinned: whether it has waited its longest and is nobody's victim.
         counts: int32[3, slots], `Request.counts` of the rows' requests, which are views of it.
         num_computed, num_inflight_tokens, num_inflight_steps: its rows; `inflight`: the latter two.
+        tenant: its tenant's number.
         number: of the request that holds the slot, in order of acceptance; -1 for nobody.
         last_position, ready_position: as in `LiveRequest`.
         capacity: tokens that the row's pages have room for.
@@ -65,6 +66,7 @@ class RowColumns:
         self.length: Floats = np.zeros(num_slots)
         self.next_guess: Counts = np.zeros(num_slots, np.int32)
         self.priority: NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        self.tenant: Slots = np.zeros(num_slots, np.intp)
         self.num_preemptions: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.is_pinned: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.counts: Counts = np.zeros((3, num_slots), np.int32)
@@ -117,6 +119,7 @@ class RowColumns:
         self.length[slot] = 0.0
         self.next_guess[slot] = 0
         self.priority[slot] = request.priority
+        self.tenant[slot] = entry.tenant
         self.num_preemptions[slot] = request.metrics.num_preemptions
         self.is_pinned[slot] = entry.is_pinned
         self.number[slot] = entry.number

@@ -24,6 +24,10 @@ def _no_starts() -> NDArray[np.int32]:
     return np.empty(0, np.int32)
 
 
+def _no_lead(request: Request) -> float:
+    return 0.0
+
+
 # Not frozen: the planner renews one in every plan, which takes less than making another.
 @dataclass(slots=True, kw_only=True, eq=False)
 class Snapshot:
@@ -57,6 +61,8 @@ class Snapshot:
         decode_pace_s, decode_least_due_s: give float64[D] and a number, as `Rows.pace_s` and
             `Rows.least_due_s`.
         pinned: ids of waiting requests that have waited their longest.
+        lead: tokens by which a live request's tenant was served more than the least served tenant
+            that waits, as `TenantLines.lead`; 0 for all where tenants take no turns.
     """
 
     now_s: float
@@ -76,6 +82,7 @@ class Snapshot:
     decode_slots: NDArray[np.intp] = field(default_factory=_no_slots)
     decode_starts: NDArray[np.int32] = field(default_factory=_no_starts)
     pinned: Container[str] = ()
+    lead: Callable[[Request], float] = _no_lead
     decode_context: float = 0.0
     decode_pace_s: Callable[[RowColumns], Floats] = NO_ROWS.pace_s
     decode_least_due_s: Callable[[RowColumns], float] = NO_ROWS.least_due_s

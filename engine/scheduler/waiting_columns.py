@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 _FIRST_SIZE = 64
-_WORK, _PRIORITY = 1, 4
+_WORK, _PRIORITY, _DEMOTED_DUE = 1, 4, 5
 
 
 class WaitingFigures(NamedTuple):
@@ -26,6 +26,7 @@ class WaitingFigures(NamedTuple):
         last_chance_s: when it becomes hopeless if it has not been begun; infinity if never.
         place: first component of its place in the queue.
         priority: its class.
+        demoted_due_s: what `due_s` was before it was demoted; infinity if it is not.
     """
 
     due_s: float
@@ -33,6 +34,7 @@ class WaitingFigures(NamedTuple):
     last_chance_s: float
     place: float
     priority: float
+    demoted_due_s: float = math.inf
 
 
 class WaitingColumns:
@@ -52,6 +54,7 @@ class WaitingColumns:
         # Rows are those from `_first` to before `_end`; the sums are of those from `_first_summed`.
         self._first = self._first_summed = self._end = _FIRST_SIZE // 2
         self._num_of: dict[float, int] = {}
+        self._num_demoted = 0
         self._is_loose = False
         self._total_work_tokens = 0.0
         self.least_due_s = self.least_chance_s = math.inf
@@ -75,7 +78,8 @@ class WaitingColumns:
                 table[:, at + 1 : end + 1] = table[:, at:end]
             self._end = end + 1
         table[:, at] = figures
-        due_s, work_tokens, last_chance_s, _, priority = figures
+        due_s, work_tokens, last_chance_s, _, priority, demoted_due_s = figures
+        self._num_demoted += demoted_due_s < math.inf
         self._num_of[priority] = self._num_of.get(priority, 0) + 1
         self._total_work_tokens += work_tokens
         self.least_due_s = min(self.least_due_s, due_s)
@@ -112,11 +116,13 @@ class WaitingColumns:
         else:
             self._num_of[priority] -= 1
         self._total_work_tokens -= self._table.item(_WORK, at)
+        self._num_demoted -= self._table.item(_DEMOTED_DUE, at) < math.inf
 
     def clear(self) -> None:
         """Takes every row out."""
         self._first = self._first_summed = self._end = self._table.shape[1] // 2
         self._num_of.clear()
+        self._num_demoted = 0
         self._total_work_tokens = 0.0
         self.least_due_s = self.least_chance_s = math.inf
 
@@ -146,6 +152,12 @@ class WaitingColumns:
         return self._num_of.get(priority, 0)
 
     @property
+    def num_demoted(self) -> int:
+        """Rows that were demoted and have a due time."""
+        self.settle()
+        return self._num_demoted
+
+    @property
     def due_s(self) -> Floats:
         return self._column(0)
 
@@ -164,6 +176,10 @@ class WaitingColumns:
     @property
     def priority(self) -> Floats:
         return self._column(_PRIORITY)
+
+    @property
+    def demoted_due_s(self) -> Floats:
+        return self._column(_DEMOTED_DUE)
 
     def _column(self, index: int) -> Floats:
         view: Floats = self._table[index, self._first : self._end]

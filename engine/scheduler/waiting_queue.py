@@ -1,21 +1,21 @@
-"""Requests that hold no slot, kept in the policy's order where that order is fixed."""
+"""Requests that hold no slot, in the policy's order where that order is fixed, and by tenant."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import overload
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.policies.policy import Place
+from octavo.engine.scheduler.policies.policy import Place, nothing_is_due
+from octavo.engine.scheduler.tenant_lines import Kind, TenantLines
+from octavo.engine.scheduler.tenants import TenantCounters
 from octavo.engine.scheduler.waiting_columns import WaitingColumns, WaitingFigures
 
 _Key = tuple[Place, int]
-
-
-def _key(entry: LiveRequest) -> _Key:
-    return entry.place, entry.number
+_key: Callable[[LiveRequest], _Key] = attrgetter("place", "number")
 
 
 class _Requests(Sequence[Request]):
@@ -43,14 +43,18 @@ class _Requests(Sequence[Request]):
 class WaitingQueue:
     """A sorted queue: O(log n) comparisons to insert, remove or look at the head.
 
-    An entry keeps the place it was inserted with until it is removed.
+    An entry keeps the place it was inserted with until it is removed. What its tenant was served
+    moves on while it waits, and is in no place: `lines` has each tenant's entries apart.
 
     Args:
         place: an entry's place; equal ones stand in order of acceptance.
         measure: figures to keep of an entry that has its place, or None.
+        has_due: whether a request has a due time, for the order of turns.
+        tenants: what each tenant was served.
 
     Attributes:
-        entries: the waiting ones in order; for reading only.
+        entries: the waiting ones in order of their places; for reading only.
+        lines: the same ones by tenant.
         requests: theirs: a view of them.
         columns: their figures, in the same order; empty without `measure`.
     """
@@ -59,10 +63,14 @@ class WaitingQueue:
         self,
         place: Callable[[LiveRequest], Place],
         measure: Callable[[LiveRequest], WaitingFigures] | None = None,
+        has_due: Callable[[Request], bool] = nothing_is_due,
+        tenants: TenantCounters | None = None,
     ) -> None:
         self._place = place
+        self._has_due = has_due
         self._measure = measure
         self.columns = WaitingColumns()
+        self.lines = TenantLines(tenants or TenantCounters())
         # One list: whoever leaves the front moves all that are in it.
         self.entries: list[LiveRequest] = []
         self.requests: Sequence[Request] = _Requests(self.entries)
@@ -87,6 +95,7 @@ class WaitingQueue:
 
     def insert(self, entry: LiveRequest) -> None:
         """Puts an entry in its place: for a preempted one, where it stood before."""
+        self.lines.settle()  # an entry that has left is found in its line by the place it had
         entry.place = self._place(entry)
         entry.num_queued_reusable = entry.request.num_reusable_tokens
         entries, key = self.entries, _key(entry)
@@ -96,6 +105,14 @@ class WaitingQueue:
         entries.insert(index, entry)
         if self._measure is not None:
             self.columns.insert(index, self._measure(entry))
+        self.lines.insert(entry, self._kind(entry))
+
+    def _kind(self, entry: LiveRequest) -> Kind:
+        if entry.is_pinned:
+            return Kind.PINNED
+        if entry.is_demoted:
+            return Kind.DEMOTED
+        return Kind.DUE if self._has_due(entry.request) else Kind.OPEN
 
     def remove(self, entry: LiveRequest) -> None:
         """Takes an entry out; it must be in the queue."""
@@ -106,6 +123,12 @@ class WaitingQueue:
         del self.entries[index]
         if self._measure is not None:
             self.columns.remove(index)
+        self.lines.remove(entry)
+
+    def settle(self) -> None:
+        """Does what those who left first have left to be done."""
+        self.columns.settle()
+        self.lines.settle()
 
     def pin(self, entry: LiveRequest) -> None:
         """Sends an entry to the front, behind those pinned before, for as long as it lives."""
@@ -118,13 +141,19 @@ class WaitingQueue:
         self.remove(entry)
         self.insert(entry)
 
-    def reorder(self, measure: Callable[[LiveRequest], WaitingFigures] | None) -> None:
+    def reorder(
+        self,
+        measure: Callable[[LiveRequest], WaitingFigures] | None,
+        has_due: Callable[[Request], bool],
+    ) -> None:
         """Puts every entry in its place anew, after places changed.
 
         Args:
-            measure: as at construction; it takes the place of the one before.
+            measure, has_due: as at construction; they take the place of those before.
         """
         entries = self.entries.copy()
+        self._has_due = has_due
+        self.lines.clear()
         self.entries.clear()
         self.columns.clear()
         self._measure = measure
@@ -136,3 +165,4 @@ class WaitingQueue:
         keys = [_key(entry) for entry in self.entries]
         assert keys == sorted(set(keys))
         assert len(self.columns) == (0 if self._measure is None else len(self))
+        self.lines.check_integrity(self.entries)

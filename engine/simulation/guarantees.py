@@ -1,4 +1,4 @@
-"""Whether a run kept what the scheduler guarantees: classes their shares, nobody a wait too long.
+"""Whether a run kept what the scheduler guarantees: shares of classes and tenants, bounded waits.
 
 Found from the steps as they ran and from what clients saw, apart from the scheduler's own books.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.fairness import DEFAULT_SHARES, WINDOW_TOKENS
+from octavo.engine.scheduler.tenants import TenantCounters
 from octavo.engine.simulation.simulate import SimulationReport
 
 SLACK_TOKENS = 8_192
@@ -148,6 +149,84 @@ class _Window:
         keep = 0.5 ** (total / WINDOW_TOKENS)
         self.of_class = self.of_class * keep + of_class
         self.total = self.total * keep + total
+
+
+def tenant_gap(
+    report: SimulationReport, *, page_size: int, num_rows: int, max_tokens: int
+) -> dict[str, Any]:
+    """The largest difference of service between two tenants while requests of both waited, against
+    what virtual token counters promise of a policy that goes by them alone.
+
+    A tenant is charged a request's prompt, less what was cached, when it is first begun, and twice
+    each output token. It is begun only if no other tenant that waits was served less; from then on
+    its counter grows by that prompt, and by what its rows emit. So counters of tenants that wait
+    are never further apart than `U`, the longest prompt and twice what a batch's rows may emit, and
+    what two of them get in any time in which both wait throughout differs by `2 U` at most.
+
+    Args:
+        report: of a run with `keep_timeline`, without failed steps.
+        page_size: tokens a page.
+        num_rows: rows of a batch.
+        max_tokens: most output tokens of a request.
+
+    Returns:
+        `gap`, the largest difference of any two tenants over any such time; `bound`, `2 U`;
+        `is_kept`.
+
+    Source: Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024, theorem 4.4.
+    """
+    records = {record.request_id: record for record in report.records}
+    tenant_of = {name: record.traffic_class.tenant for name, record in records.items()}
+    tenants = sorted(set(tenant_of.values()))
+    begins = [step.begin_s for step in report.timeline]
+    waiting = {tenant: np.zeros(len(begins), bool) for tenant in tenants}
+    for stretch in waits(report):
+        # Plans that saw it wait and left it waiting: made when the step before began.
+        first = bisect.bisect_left(begins, stretch.since_s) + 1
+        last = bisect.bisect_left(begins, stretch.until_s)
+        waiting[tenant_of[stretch.request_id]][first:last] = True
+    service = {tenant: np.zeros(len(begins)) for tenant in tenants}
+    for index, (name, num_tokens) in _charges(report, page_size):
+        service[tenant_of[name]][index] += num_tokens
+    gap = 0.0
+    for at, first_tenant in enumerate(tenants):
+        for second_tenant in tenants[at + 1 :]:
+            both = waiting[first_tenant] & waiting[second_tenant]
+            low = high = total = 0.0
+            differences = service[first_tenant] - service[second_tenant]
+            for waits_on, difference in zip(both.tolist(), differences.tolist(), strict=True):
+                total = total + difference if waits_on else 0.0
+                low, high = (min(low, total), max(high, total)) if waits_on else (0.0, 0.0)
+                gap = max(gap, high - low)
+    longest = max((record.num_input for record in report.records), default=0)
+    bound = 2 * (longest + TenantCounters.OUTPUT_WEIGHT * num_rows * max_tokens)
+    return {"gap": gap, "bound": bound, "is_kept": gap <= bound}
+
+
+def _charges(report: SimulationReport, page_size: int) -> Iterator[tuple[int, tuple[str, float]]]:
+    """(step, (request, tokens)) of all that tenants are charged for."""
+    left = {record.request_id: record.num_output for record in report.records}
+    begun: set[str] = set()
+    records = {record.request_id: record for record in report.records}
+    for index, step in enumerate(report.timeline):
+        recalled = {
+            copy.request_id: len(copy.device_pages) * page_size
+            for copy in step.plan.copy_ins
+            if copy.request_id
+        }
+        for name in (*recalled, *(row.request.request_id for row in step.plan.prefill_rows)):
+            if name not in begun:
+                begun.add(name)
+                record = records[name]
+                yield index, (name, record.num_input - record.cached_tokens - recalled.get(name, 0))
+        rows = step.plan.decode_rows
+        emitted = list(zip(rows.requests, rows.max_new_tokens.tolist(), strict=True))
+        emitted += [(row.request, 1) for row in step.plan.prefill_rows if row.samples]
+        for request, count in emitted:
+            name = request.request_id
+            count = min(count, left[name])  # what a row was to emit past its end it did not
+            left[name] -= count
+            yield index, (name, TenantCounters.OUTPUT_WEIGHT * count)
 
 
 def _served(

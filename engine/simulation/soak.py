@@ -28,7 +28,7 @@ from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.simulation.checked_executor import BrokenPlanError, CheckedExecutor
 from octavo.engine.simulation.executor import HostOverhead, SwapLink, output_tokens
 from octavo.engine.simulation.faults import Faults
-from octavo.engine.simulation.guarantees import longest_wait
+from octavo.engine.simulation.guarantees import longest_wait, tenant_gap
 from octavo.engine.simulation.simulate import SimulationReport, simulate
 from octavo.engine.simulation.step_time import LinearCost, TwoRegimeStepTime
 from octavo.engine.simulation.workloads.prompts import block_segments
@@ -122,7 +122,7 @@ def draw_scenario(number: int) -> Scenario:
         )
     if number % 4 == 1:
         arrivals = _in_bursts(arrivals, random.Random(f"bursts {number}"))
-    return Scenario(
+    scenario = Scenario(
         number=number,
         policy=policy,
         limits=limits,
@@ -145,6 +145,34 @@ def draw_scenario(number: int) -> Scenario:
         },
         arrivals=arrivals,
         max_tokens=max_tokens,
+    )
+    return _flooded(scenario) if number % 10 == 7 else scenario
+
+
+def _flooded(scenario: Scenario) -> Scenario:
+    """The same requests under `auto`, promised nothing, of three tenants of which one sends most;
+    no step fails, as what is computed again is charged once."""
+    rng = random.Random(f"tenants {scenario.number}")
+    tenants = ("flood",) * rng.randint(1, 6) + ("a", "b")
+    arrivals = [
+        replace(
+            arrival,
+            arrival_s=arrival.arrival_s / 10,
+            traffic_class=TrafficClass(
+                name=arrival.traffic_class.name,
+                priority=arrival.traffic_class.priority,
+                tenant=rng.choice(tenants),
+            ),
+        )
+        for arrival in scenario.arrivals
+    ]
+    faults = replace(scenario.options["faults"], failed_step_share=0.0, hung_step_share=0.0)
+    return replace(
+        scenario,
+        policy="auto",
+        scheduler_args={**scenario.scheduler_args, "policy": "auto"},
+        options={**scenario.options, "faults": faults, "keep_timeline": True},
+        arrivals=arrivals,
     )
 
 
@@ -203,6 +231,14 @@ def play(scenario: Scenario) -> SimulationReport:
     if report.timeline and max_wait_s is not None:
         wait = longest_wait(report, max_wait_s)
         assert wait["is_kept"], f"somebody was overtaken past the bound on waiting: {wait}"
+    if scenario.policy == "auto" and report.timeline and not report.num_faults[0]:
+        gap = tenant_gap(
+            report,
+            page_size=PAGE_SIZE,
+            num_rows=scenario.limits.max_num_seqs,
+            max_tokens=scenario.max_tokens,
+        )
+        assert gap["is_kept"], f"a tenant was served too much more than another: {gap}"
     failed = [record for record in report.records if record.status == "failed"]
     assert not failed or report.num_faults[0], "requests failed without a fault"
     return report

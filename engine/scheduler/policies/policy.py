@@ -13,7 +13,8 @@ from octavo.engine.scheduler.step_size import decode_steps
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 
 Place = tuple[float, ...]
-"""A request's place in an order that holds still while it waits; smaller is served first."""
+"""A request's place in an order that holds still while it waits; smaller is served first. What
+tenants were served is no part of it: see `TenantTurns`."""
 
 
 class Admission(NamedTuple):
@@ -22,12 +23,28 @@ class Admission(NamedTuple):
     Attributes:
         limit: most requests to admit in this plan; None for as many as fit.
         rejected: waiting requests to give up now, each with the reason.
-        demoted: waiting requests to be served from now on only when nobody else waits.
+        demoted: requests to be served only when nobody else waits, until they are restored.
+        restored: demoted requests to be served in their place again.
     """
 
     limit: int | None = None
     rejected: Sequence[tuple[Request, str]] = ()
     demoted: Sequence[Request] = ()
+    restored: Sequence[Request] = ()
+
+
+class TenantTurns(NamedTuple):
+    """How the tenants' leads enter the order of waiting requests.
+
+    Attributes:
+        token_s: seconds that are added to the first component of a place for each token by which
+            the request's tenant was served more than the least served tenant that waits.
+        has_due: whether that component is a due time. Of requests that have none, those of the
+            least served tenant come first, whatever their places: see `TenantLines`.
+    """
+
+    token_s: Callable[[Forecast], float]
+    has_due: Callable[[Request], bool]
 
 
 class Refusal(NamedTuple):
@@ -44,6 +61,11 @@ def in_given_order(snapshot: Snapshot, requests: Sequence[Request]) -> list[Requ
 def admit_everyone(snapshot: Snapshot) -> Admission:
     """Nobody is rejected, as many are admitted as fit."""
     return Admission()
+
+
+def nothing_is_due(request: Request) -> bool:
+    """No request has a due time."""
+    return False
 
 
 def refuse_nobody(snapshot: Snapshot, request: Request) -> Refusal | None:
@@ -111,6 +133,8 @@ class Policy:
             that the queue is kept sorted instead of being sorted again in every plan. Asked when a
             request begins to wait, and for running ones when they are compared. None when urgency
             moves with time or load.
+        turns: how tenants take turns, for a policy that gives places; None where all requests are
+            one tenant's to it. With one tenant that waits it changes nothing.
         admit: who is given up before anyone is admitted, and how many may be admitted.
         refuse: asked at the door, before a request may wait.
         budget: most tokens of a step in which prompts advance.
@@ -154,6 +178,7 @@ class Policy:
     order: Callable[[Snapshot, Sequence[Request]], list[Request]] = in_given_order
     place: Callable[[Request, Forecast], Place] | None = None
     measure: Callable[[Request, Place, Forecast], WaitingFigures] | None = None
+    turns: TenantTurns | None = None
     admit: Callable[[Snapshot], Admission] = admit_everyone
     refuse: Callable[[Snapshot, Request], Refusal | None] = refuse_nobody
     budget: Callable[[Snapshot], int] = whole_budget

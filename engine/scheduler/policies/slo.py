@@ -5,21 +5,32 @@ so that of two requests due alike the smaller goes first. Admission: who cannot 
 rejected; when not all can, the largest give way (Moore–Hodgson). Chunks: as large as the smallest
 banked slack of a running row allows. Victims: the cheapest to lose for each page, and only if the
 machine gains by it. Nobody waits longer than `max_wait_s` before he comes first.
+
+The file is a long one because the decisions share their reckoning of due times and places; what is
+arithmetic alone has modules of its own.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from octavo.engine.request import Request
-from octavo.engine.scheduler.admission import demand_s, late_jobs, peak_pages
+from octavo.engine.scheduler.admission import demand_s, job_to_restore, late_jobs, peak_pages
 from octavo.engine.scheduler.deadlines import end_due_s, first_due_s, is_hopeless, next_due_s
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import Admission, Place, Policy, Refusal, refuse_nobody
+from octavo.engine.scheduler.policies.policy import (
+    Admission,
+    Place,
+    Policy,
+    Refusal,
+    TenantTurns,
+    refuse_nobody,
+)
 from octavo.engine.scheduler.policies.shedding import HOPELESS
 from octavo.engine.scheduler.row_columns import Floats, Slots
 from octavo.engine.scheduler.slack import smallest_slack_s, thrifty_budget
@@ -94,6 +105,7 @@ class SLOPolicy:
             name="slo",
             place=self.place,
             measure=self.measure,
+            turns=TenantTurns(lambda forecast: forecast.prefill_token_s, _has_due),
             admit=self.admit,
             refuse=self.refuse if self.rejects else refuse_nobody,
             budget=self.budget,
@@ -122,11 +134,13 @@ class SLOPolicy:
         else:
             due_s = next_due_s(request)
             if due_s == math.inf:
+                # Nothing was promised: what it takes does not matter, and arrival is the order that
+                # leaves no long answers for the end, when rows stand empty beside them.
                 due_s = request.arrival_s + self.patience_s
-            if request.tpot_target_s is None or request.metrics.first_token_s is None:
+            elif request.tpot_target_s is None or request.metrics.first_token_s is None:
                 # Whoever has tokens to come at a pace is late at its next one, not at its end.
                 due_s += self.gamma * forecast.demand_s(request)
-        return (due_s + forecast.tenant_lead_s(request.tenant), request.arrival_s)
+        return (due_s, request.arrival_s)
 
     def measure(self, request: Request, place: Place, forecast: Forecast) -> WaitingFigures:
         """What `admit` looks at of every waiting request."""
@@ -152,12 +166,13 @@ class SLOPolicy:
         """Gives up who would be late, and the largest where not all can be in time."""
         gone = self._hopeless(snapshot)
         late = self._late(snapshot)
-        if not gone and not late:
+        restored = [] if late else self._in_time_again(snapshot)
+        if not gone and not late and not restored:
             return _EVERYONE
         if not self.rejects:
-            return Admission(demoted=[*gone, *late])
+            return Admission(demoted=[*gone, *late], restored=restored)
         rejected = [(request, HOPELESS) for request in gone]
-        return Admission(rejected=rejected, demoted=late)
+        return Admission(rejected=rejected, demoted=late, restored=restored)
 
     def _hopeless(self, snapshot: Snapshot) -> list[Request]:
         """Waiting requests, and running prompts, that can no longer be in time."""
@@ -196,6 +211,33 @@ class SLOPolicy:
             snapshot.waiting[index] if index < num_waiting else prompts[index - num_waiting]
             for index in late_jobs(work_s, due_s, snapshot.starts_s, step_s=forecast.full_step_s)
         ]
+
+    def _in_time_again(self, snapshot: Snapshot) -> list[Request]:
+        """A demoted request that can be in time again beside all that are not demoted, if there is
+        one: others are looked at in the plans to come."""
+        columns, forecast = snapshot.waiting_columns, snapshot.forecast
+        if not columns.num_demoted and not snapshot.demoted:
+            return []
+        token_s, now_s = forecast.prefill_token_s, snapshot.now_s
+        may_return = (columns.demoted_due_s < _NEVER) & (columns.last_chance_s >= now_s)
+        indices = may_return.nonzero()[0].tolist()
+        left = [snapshot.waiting[index] for index in indices]
+        left += [r for r in snapshot.demoted if not is_hopeless(r, now_s, forecast)]
+        if not left:
+            return []
+
+        def jobs(requests: Sequence[Request]) -> tuple[Floats, Floats]:
+            missing = [request.num_missing_tokens for request in requests]
+            return np.array(missing) * token_s, np.array([first_due_s(r) for r in requests])
+
+        work_s, due_s = jobs(snapshot.prefilling)
+        found = job_to_restore(
+            np.concatenate((columns.work_tokens * token_s, work_s)),
+            np.concatenate((columns.due_s, due_s)),
+            snapshot.starts_s,
+            *jobs(left),
+        )
+        return [] if found is None else [left[found]]
 
     # Steps.
 
@@ -249,7 +291,8 @@ class SLOPolicy:
         """The cheapest to lose for each page; for a waiting request only if that is a gain.
 
         A row gives way to a waiting request only if it comes after it, loses no target, is not
-        pinned, and if bringing all victims back takes a fraction of what the beneficiary takes.
+        pinned, if anything was promised to either, and if bringing all victims back takes a
+        fraction of what the beneficiary takes.
         """
         running = snapshot.decoding
         slots, contexts = snapshot.decode_slots, snapshot.decode_starts.astype(np.float64)
@@ -274,8 +317,12 @@ class SLOPolicy:
         most_s = math.inf
         if not snapshot.is_pinned(beneficiary):
             own = self.place(beneficiary, forecast)[0]
+            own += snapshot.lead(beneficiary) * forecast.prefill_token_s
             allowed &= places > own + self.stickiness * forecast.step_s
             allowed &= columns.num_preemptions[slots] < self.pin_after
+            if not _has_due(beneficiary):
+                # Nothing was promised to it: between it and such a row nothing can be gained.
+                allowed &= np.minimum(columns.base_s[slots], columns.end_due_s[slots]) < _NEVER
             most_s = MOST_RESUME_SHARE * forecast.demand_s(beneficiary)
         if not np.count_nonzero(allowed):
             return []  # as nearly always: nobody's loss need be priced
@@ -356,7 +403,8 @@ class SLOPolicy:
         due_s = columns.base_s[slots] + columns.tpot_s[slots] * emitted
         due_s = np.minimum(due_s, columns.end_due_s[slots])
         patient_s = columns.arrival_s[slots] + np.array(self.patience_s)
-        due_s = np.where(due_s < _NEVER, due_s, patient_s)
+        is_due = due_s < _NEVER
+        due_s = np.where(is_due, due_s, patient_s)
         demand = demand_s(
             np.maximum(columns.length[slots] - emitted, _ONE),
             contexts,
@@ -365,7 +413,7 @@ class SLOPolicy:
             num_pages=limits.num_pages - 1,
             page_size=limits.page_size,
         )
-        places: Floats = due_s + np.where(has_pace, _ZERO, np.array(self.gamma) * demand)
+        places: Floats = due_s + np.where(is_due & ~has_pace, np.array(self.gamma) * demand, _ZERO)
         return places
 
 
@@ -384,3 +432,8 @@ def _is_cheap_to_lose(snapshot: Snapshot, request: Request) -> bool:
     forecast = snapshot.forecast
     is_short = forecast.prefill_s(request.num_tokens) <= forecast.step_s
     return is_short or snapshot.limits.num_host_pages > 0 or not len(snapshot.decode_slots)
+
+
+def _has_due(request: Request) -> bool:
+    """Whether its place is a due time, and not merely its patience."""
+    return next_due_s(request) < math.inf

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from octavo.engine.scheduler.admission import late_jobs, peak_pages
+from octavo.engine.scheduler.admission import RESTORE_MARGIN, job_to_restore, late_jobs, peak_pages
 
 
 def jobs(*pairs):
@@ -34,6 +34,42 @@ def test_nobody_is_left_out_when_all_are_in_time():
     work, due = jobs((1, 1), (2, 3), (3, 6))
     assert late_jobs(work, due, 0.0) == []
     assert late_jobs(work, due, 0.5) == [0]
+
+
+def test_the_shortest_job_that_fits_with_a_margin_is_restored():
+    work, due = jobs((1, 10), (2, 20))
+    # Of the three, 5 ends too late, and before job 0 the job of 8 would make that late.
+    assert job_to_restore(work, due, 0.0, *jobs((5, 5), (8, 9.5), (4, 30))) == 2
+    assert job_to_restore(work, due, 0.0, *jobs((8, 9.5))) is None
+    # 4 + 3 tokens' work ends at 7 and fits; with the margin it ends at 8.75.
+    assert job_to_restore(work, due, 0.0, *jobs((4, 8))) == 0
+    assert job_to_restore(*jobs((3, 4)), 0.0, *jobs((4, 8))) is None
+    assert job_to_restore(*jobs((3, 4)), 0.0, *jobs((4, 8.75))) == 0
+    assert job_to_restore(np.empty(0), np.empty(0), 0.0, *jobs((1, 2))) == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_restored_job_is_not_left_out_at_once(seed):
+    rng = np.random.default_rng(seed)
+    work, due = rng.random(12), np.sort(rng.random(12)) * 12
+    gone = late_jobs(work, due, 0.0, most=99)
+    kept = np.array([index for index in range(12) if index not in gone])
+    left_work, left_due = rng.random(9) * 3, rng.random(9) * 20
+    found = job_to_restore(work[kept], due[kept], 0.0, left_work, left_due)
+    fitting = []
+    for at in range(9):
+        all_work = RESTORE_MARGIN * np.append(work[kept], left_work[at])
+        all_due = np.append(due[kept], left_due[at])
+        # Jobs due before it are what they were without it, with a margin or none.
+        own_and_later = np.where(all_due >= left_due[at], all_due, np.inf)
+        order = all_due.argsort()
+        ends = np.empty(len(order))
+        ends[order] = np.cumsum(all_work[order])
+        if (ends <= own_and_later).all():
+            fitting.append(at)
+            late = late_jobs(np.append(work[kept], left_work[at]), all_due, 0.0)
+            assert late == []
+    assert found == min(fitting, key=lambda at: left_work[at], default=None)
 
 
 def test_jobs_that_cannot_be_late_are_in_nobodys_way():

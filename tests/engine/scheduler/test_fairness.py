@@ -7,7 +7,6 @@ import pytest
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.fairness import ClassShares
 from octavo.engine.scheduler.step_time_model import StepTimeModel
-from octavo.engine.scheduler.tenants import TenantCounters
 
 STEP_S = 0.05
 
@@ -25,29 +24,6 @@ def test_a_class_below_its_share_is_named_the_furthest_first():
     assert shares.below_share([Priority.LOW, Priority.HIGH]) == [Priority.HIGH, Priority.LOW]
     shares.serve(Priority.LOW, 30_000)
     assert Priority.LOW not in shares.below_share()
-
-
-def test_a_tenant_that_was_served_more_is_ahead():
-    tenants = TenantCounters()
-    tenants.enter("a")
-    assert tenants.lead("a") == 0
-    tenants.serve("a", 100, 10)
-    tenants.enter("b")  # starts level with the least served active one
-    assert tenants.lead("a") == tenants.lead("b") == 0
-    tenants.serve("b", 30, 10)
-    assert tenants.lead("b") == 50
-    tenants.leave("a")
-    assert tenants.lead("b") == 0
-
-
-def test_a_tenant_does_not_save_up_service_while_it_is_away():
-    tenants = TenantCounters()
-    for name in ("a", "b"):
-        tenants.enter(name)
-    tenants.leave("b")
-    tenants.serve("a", 1000, 0)
-    tenants.enter("b")
-    assert tenants.lead("a") == 0
 
 
 @pytest.mark.parametrize("priority", Priority)
