@@ -12,7 +12,12 @@ from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.ordering import in_order
-from octavo.engine.scheduler.policies.policy import Admission, Policy, admit_everyone
+from octavo.engine.scheduler.policies.policy import (
+    Admission,
+    Policy,
+    admit_everyone,
+    no_idle_rows,
+)
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import PrefillPlanner
 from octavo.engine.scheduler.refusals import Refusals
@@ -264,6 +269,11 @@ class Planner:
         if self._table.num_gated:
             awaits_release = selected.starts > columns.ready_position[selected.slots]
             selected = selected.without(awaits_release.nonzero()[0].tolist())
+        if self._policy.idle_rows is not no_idle_rows and len(selected):
+            self._table.renew(self._snapshot, now_s)
+            self._snapshot.show(selected)
+            selected = selected.without(self._policy.idle_rows(self._snapshot))
+            columns.last_run_s[selected.slots] = now_s
         full = selected.full(columns)
         if not full.slots:
             return selected, False

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, INFLIGHT_TOKENS, Request
+from octavo.engine.scheduler.deadlines import pace_s
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 
@@ -47,6 +48,7 @@ class RowColumns:
         capacity: tokens that the row's pages have room for.
         page_ids: the pages: `SequencePages.page_ids`; those of the newest `grow` are missing until
             `hand_out`.
+        last_run_s: when the newest step that decodes the row was planned.
         begun: (slot, when its next token is due) of rows whose first token has come since the next
             plan's rows were prepared.
         latest_pace_s, latest_unpaced_s, most_length, most_context: bounds of all rows: no
@@ -79,6 +81,7 @@ class RowColumns:
         self.ready_position: Counts = np.full(num_slots, ALWAYS_READY, np.int32)
         self.capacity: Counts = np.zeros(num_slots, np.int32)
         self.page_ids: list[list[int]] = [[] for _ in range(num_slots)]
+        self.last_run_s: Floats = np.zeros(num_slots)
         self.begun: list[tuple[int, float]] = []
         self.latest_pace_s = self.latest_unpaced_s = -math.inf
         self.most_length = 0.0
@@ -111,11 +114,12 @@ class RowColumns:
         request, slot = entry.request, entry.request.slot
         assert slot is not None
         self.base_s[slot] = np.inf
-        self.tpot_s[slot] = request.tpot_target_s or 0.0
+        self.tpot_s[slot] = pace_s(request) or 0.0
         self.end_due_s[slot] = due_s = entry.end_due_s
         self.unpaced_s[slot] = due_s if due_s < math.inf else request.arrival_s
         self.arrival_s[slot] = request.arrival_s
         self.last_prompt[slot] = entry.num_prompt_tokens - 1
+        self.last_run_s[slot] = -math.inf
         self.length[slot] = 0.0
         self.next_guess[slot] = 0
         self.priority[slot] = request.priority
@@ -180,18 +184,19 @@ class RowColumns:
     def begin_output(self, entry: LiveRequest) -> None:
         """The request's first token is known to have come; later ones are due from here."""
         request, slot = entry.request, entry.request.slot
-        if slot is not None and request.tpot_target_s is not None:
+        tpot_s = pace_s(request)
+        if slot is not None and tpot_s is not None:
             assert request.metrics.first_token_s is not None
             self.base_s[slot] = base_s = request.metrics.first_token_s
-            self.paced_from_s[slot] = base_s - request.tpot_target_s * (entry.num_prompt_tokens - 1)
+            self.paced_from_s[slot] = base_s - tpot_s * (entry.num_prompt_tokens - 1)
             self.unpaced_s[slot] = -math.inf
             num_emitted = float(self.num_computed[slot] - self.last_prompt[slot])
-            self.begun.append((slot, base_s + request.tpot_target_s * num_emitted))
+            self.begun.append((slot, base_s + tpot_s * num_emitted))
             self._bound_pace(entry)
 
     def _bound_pace(self, entry: LiveRequest) -> None:
         request = entry.request
-        tpot_s, first_s = request.tpot_target_s, request.metrics.first_token_s
+        tpot_s, first_s = pace_s(request), request.metrics.first_token_s
         if tpot_s is not None and first_s is not None:
             from_s = first_s - tpot_s * (entry.num_prompt_tokens - 1)
             self.latest_pace_s = max(self.latest_pace_s, from_s + tpot_s * entry.last_position)

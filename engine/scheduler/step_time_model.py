@@ -127,6 +127,26 @@ class StepTimeModel:
         """The low quantile of measured over predicted time in a phase, at most 1."""
         return (self.prefill if is_prefill else self.decode).low(now_s)
 
+    def decode_cost_s(self, num_decode: int, mean_context: float) -> tuple[float, float]:
+        """Seconds that a step of so many decode rows costs whatever is in it, and those that each
+        of its rows adds.
+
+        Args:
+            mean_context: positions that a row attends to.
+        """
+        fixed_s = self._intercepts[bisect_left(self._edges, num_decode)]
+        row_s = self._decode_s + self._decode_context_s * mean_context
+        level = self.decode.level
+        return max(fixed_s, _LEAST_S) * level, row_s * level
+
+    def prefill_token_s(self, mean_context: float) -> float:
+        """Seconds that a prompt token adds to a step that runs anyway.
+
+        Args:
+            mean_context: positions before it.
+        """
+        return (self._prefill_s + self._prefill_context_s * mean_context) * self.prefill.level
+
     @property
     def safety(self) -> float:
         return self._safety

@@ -78,6 +78,11 @@ def whole_budget(snapshot: Snapshot) -> int:
     return snapshot.limits.max_num_batched_tokens
 
 
+def no_idle_rows(snapshot: Snapshot) -> Sequence[int]:
+    """Every row decodes in every step."""
+    return ()
+
+
 def whole_chunk(snapshot: Snapshot, request: Request, num_missing: int, budget: int) -> int:
     """As much of the prompt as the step has room for."""
     return min(num_missing, budget)
@@ -138,6 +143,9 @@ class Policy:
         admit: who is given up before anyone is admitted, and how many may be admitted.
         refuse: asked at the door, before a request may wait.
         budget: most tokens of a step in which prompts advance.
+        idle_rows: which of the snapshot's decode rows are left out of this step, by index,
+            ascending: rows whose next token is not due yet, where the others' would be late beside
+            them. No row may be left out for ever.
         chunk: tokens of one prompt in this step, 1 ≤ … ≤ `budget`; called with its missing tokens
             and the budget that is left.
         choose_victims: running requests to take pages from, one after the other, until the
@@ -182,6 +190,7 @@ class Policy:
     admit: Callable[[Snapshot], Admission] = admit_everyone
     refuse: Callable[[Snapshot, Request], Refusal | None] = refuse_nobody
     budget: Callable[[Snapshot], int] = whole_budget
+    idle_rows: Callable[[Snapshot], Sequence[int]] = no_idle_rows
     chunk: Callable[[Snapshot, Request, int, int], int] = whole_chunk
     choose_victims: Callable[[Snapshot, Request, int], list[Request]] = no_victims
     may_choose_victims: Callable[[Snapshot, Request], bool] = may_find_victims

@@ -20,8 +20,15 @@ import numpy as np
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.admission import demand_s, job_to_restore, late_jobs, peak_pages
-from octavo.engine.scheduler.deadlines import end_due_s, first_due_s, is_hopeless, next_due_s
+from octavo.engine.scheduler.deadlines import (
+    end_due_s,
+    first_due_s,
+    is_hopeless,
+    next_due_s,
+    pace_s,
+)
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
+from octavo.engine.scheduler.pace import PaceModel, idle_rows
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import (
     Admission,
@@ -109,6 +116,7 @@ class SLOPolicy:
             admit=self.admit,
             refuse=self.refuse if self.rejects else refuse_nobody,
             budget=self.budget,
+            idle_rows=idle_rows,
             choose_victims=self.choose_victims,
             may_choose_victims=self.may_choose_victims,
             rules_out_victims=self.rules_out_victims,
@@ -167,12 +175,27 @@ class SLOPolicy:
         gone = self._hopeless(snapshot)
         late = self._late(snapshot)
         restored = [] if late else self._in_time_again(snapshot)
+        limit = self._limit(snapshot)
         if not gone and not late and not restored:
-            return _EVERYONE
+            return _EVERYONE if limit is None else Admission(limit=limit)
         if not self.rejects:
-            return Admission(demoted=[*gone, *late], restored=restored)
+            return Admission(limit=limit, demoted=[*gone, *late], restored=restored)
         rejected = [(request, HOPELESS) for request in gone]
-        return Admission(rejected=rejected, demoted=late, restored=restored)
+        return Admission(limit=limit, rejected=rejected, demoted=late, restored=restored)
+
+    def _limit(self, snapshot: Snapshot) -> int | None:
+        """How many requests more can decode beside the rows that do, each at its pace."""
+        num_rows = len(snapshot.running)
+        if not len(snapshot.waiting) or not num_rows or not snapshot.forecast.is_sound:
+            return None
+        goals_s = snapshot.columns.tpot_s
+        tpot_s = pace_s(snapshot.waiting[0]) or math.inf
+        least_s = min(tpot_s, float(goals_s.min(0, initial=math.inf, where=goals_s > 0)))
+        if least_s == math.inf:
+            return None
+        waiting = snapshot.waiting_columns.work_tokens[:8]
+        limit = PaceModel(snapshot).room(float(waiting.mean()), tpot_s)
+        return max(limit, 1) if snapshot.pinned else limit
 
     def _hopeless(self, snapshot: Snapshot) -> list[Request]:
         """Waiting requests, and running prompts, that can no longer be in time."""
@@ -271,12 +294,18 @@ class SLOPolicy:
         if _is_cheap_to_lose(snapshot, request):
             return pages
         columns = snapshot.columns
-        contexts = np.concatenate((snapshot.decode_starts, (float(request.num_tokens),)))
-        emitted = snapshot.decode_starts - columns.last_prompt[slots]
+        starts = snapshot.decode_starts.astype(np.float64)
+        prices = price_rows(snapshot, slots, starts)
+        emitted = starts - columns.last_prompt[slots]
         own = forecast.remaining_tokens(request)
-        remaining = np.concatenate((np.maximum(columns.length[slots] - emitted, 1.0), (own,)))
+        # Rows without a pace that can stand still give their pages up when others need them.
+        can_wait = (columns.tpot_s[slots] == 0) & (prices.spare_s > prices.delay_s)
+        stays = ~can_wait
+        contexts = np.append(starts[stays], float(request.num_tokens))
+        remaining = np.append(np.maximum(columns.length[slots] - emitted, 1.0)[stays], own)
         growth = peak_pages(contexts, remaining, page_size) - float(contexts.sum()) / page_size
-        return max(pages, int(growth) - len(contexts))
+        growth -= len(contexts) + float(prices.num_pages.sum(where=can_wait))
+        return max(pages, int(growth))
 
     def most_headroom(self, snapshot: Snapshot) -> float:
         """Every row at its longest, if all came there at once; or room to come back, if more."""
@@ -310,7 +339,7 @@ class SLOPolicy:
         pinned = columns.is_pinned[slots]
         if beneficiary.slot is not None:
             prices = price_rows(snapshot, slots, contexts)
-            by_loss = np.lexsort((-places, prices.loss_per_page, pinned))
+            by_loss = np.lexsort((-places, pinned))
             victims = [running[index] for index in by_loss.tolist()]
             return victims[: victims.index(beneficiary) + 1]
         allowed = ~pinned
@@ -329,15 +358,16 @@ class SLOPolicy:
         prices = price_rows(snapshot, slots, contexts)
         if most_s < math.inf:
             # A row with a pace to keep comes back when the beneficiary's pages do: it must be able
-            # to stand still that long.
+            # to stand still that long, and is not computed again for that: where pages are short,
+            # such rows would take each other's.
             stay_s = forecast.remaining_tokens(beneficiary) * forecast.step_s
-            has_pace = columns.base_s[slots] < np.inf
-            lasts = ~has_pace | (prices.spare_s > prices.delay_s + stay_s) | (prices.spare_s < 0)
+            lasts = ~(columns.base_s[slots] < _NEVER) | (prices.spare_s < 0)
+            lasts |= (prices.resume_s == 0) & (prices.spare_s > prices.delay_s + stay_s)
             allowed &= prices.keeps_target & lasts
         (candidates,) = allowed.nonzero()
         if not len(candidates):
             return []
-        chosen = candidates[np.lexsort((-places[candidates], prices.loss_per_page[candidates]))]
+        chosen = candidates[(-places[candidates]).argsort(kind="stable")]
         freed = np.cumsum(prices.num_pages[chosen])
         count = int(freed.searchsorted(num_pages)) + 1
         if count > len(chosen) or float(prices.resume_s[chosen[:count]].sum()) > most_s:

@@ -1,0 +1,175 @@
+"""How many rows may decode together for each to keep its pace, and which may be left out of a step.
+
+A step of n rows takes `fixed + n · row` seconds. A row that needs a token every `e` seconds takes
+part in one of `e / T` steps when steps take T. So all rows keep their pace if
+
+    fixed / T + Σ row / e  ≤  1        for T = the smallest e
+
+Rows have banked tokens, so `e` is not the target itself: a row whose next token is due `slack` from
+now, with r tokens to come, keeps its target in the mean with one every `target + slack / r`.
+
+Source: the utilization bound of fluid (processor-sharing) schedules: Liu and Layland, "Scheduling
+Algorithms for Multiprogramming in a Hard-Real-Time Environment", JACM 20(1), 1973; the sizes of
+batches that a pace allows: Niyama (2025) and SCORPIO (2025) bound them by measured step times.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.scheduler.row_columns import Floats
+from octavo.engine.scheduler.snapshot import Snapshot
+
+Bools = NDArray[np.bool_]
+
+MOST_IDLE_STEPS = 4
+"""A row that has no pace to keep, or cannot keep it any more, decodes at least once in so many
+steps."""
+
+
+SPREAD_STEPS = 32.0
+"""Iterations over which admitted prompts are computed, at the least: a row that ends sooner does
+not wait for all of them."""
+
+MOST_AT_ONCE = 16
+"""Requests that one plan lets in beside rows with a pace to keep."""
+
+
+class Pace(NamedTuple):
+    """What the rows' paces ask of a step.
+
+    Attributes:
+        step_s: seconds that a step may take; infinity if no row has a pace to keep.
+        every_s: float64[slots], seconds in which each row needs a token.
+    """
+
+    step_s: float
+    every_s: Floats
+
+
+class PaceModel:
+    """The rows' paces at one moment.
+
+    Args:
+        snapshot: whose rows; those in prefill count as if they decoded already.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        columns, forecast = snapshot.columns, snapshot.forecast
+        self.now_s = snapshot.starts_s
+        self._holds = columns.number >= 0
+        self._num_rows = int(np.count_nonzero(self._holds))
+        context = float(columns.num_computed.sum(where=self._holds)) / max(self._num_rows, 1)
+        self._fixed_s, self._row_s = forecast.step_time.decode_cost_s(self._num_rows, context)
+        self._token_s = forecast.step_time.prefill_token_s(forecast.mean_prefill_context)
+        self._least_s = forecast.alone_step_s
+        emitted = columns.num_computed - columns.last_prompt
+        self._remaining = np.maximum(columns.length - emitted, 1.0)
+        slack_s = columns.base_s + columns.tpot_s * emitted - self.now_s
+        # Before the first token nothing is banked. What is must last: for as long again as the row
+        # has come, if no more is expected of it.
+        slack_s = np.where(slack_s < math.inf, slack_s, 0.0)
+        lasting = np.maximum(self._remaining, emitted)
+        self._bank_s = slack_s / np.where(slack_s > 0, lasting, self._remaining)
+        self._tpot_s = np.where(columns.tpot_s > 0, columns.tpot_s, math.inf)
+        self._until_end_s = columns.end_due_s - self.now_s
+        missing = sum([request.num_missing_tokens for request in snapshot.prefilling])
+        self._pending_s = missing * self._token_s
+        self._is_lost = ~self._holds
+        self._is_lost |= self._every_s(self._pending_s) < self._least_s
+
+    def measure(self) -> Pace:
+        """The pace of the rows.
+
+        Those that ask for more than all can have together are given up on, the hastiest first.
+        """
+        every_s = self._every_s(self._pending_s)
+        paces_s = np.sort(every_s[every_s < math.inf])
+        if not len(paces_s):
+            return Pace(math.inf, every_s)
+        num_free = self._num_rows - len(paces_s) + np.arange(len(paces_s))
+        rates = np.cumsum((1.0 / paces_s)[::-1])[::-1]
+        (feasible,) = (self._loads(paces_s, rates, num_free) <= 1.0).nonzero()
+        step_s = float(paces_s[feasible[0] if len(feasible) else -1])
+        every_s[(every_s < step_s) | (every_s == math.inf)] = MOST_IDLE_STEPS * step_s
+        return Pace(step_s, every_s)
+
+    def room(self, num_tokens: float, pace_s: float) -> int:
+        """How many requests more could be let in, so that each row that can keep its pace without
+        them keeps it; at most `MOST_AT_ONCE`.
+
+        Args:
+            num_tokens: prompt tokens that each takes.
+            pace_s: seconds a token that each is promised; infinity for nothing.
+        """
+        before = self.measure()
+        kept = self._holds & (self._every_s(self._pending_s) >= before.step_s)
+        kept &= before.every_s < math.inf
+        room, step = 0, MOST_AT_ONCE
+        while step:
+            count = room + step
+            if self._load(kept, count * num_tokens * self._token_s, pace_s, count) <= 1.0:
+                room = count
+            step //= 2
+        return min(room, MOST_AT_ONCE)
+
+    def _load(self, kept: Bools, work_s: float, pace_s: float, num_new: int) -> float:
+        """Share of the time that these rows and some new ones take, all at their paces."""
+        every_s = self._every_s(self._pending_s + work_s)[kept]
+        least_s = min(float(every_s.min(0, initial=math.inf)), pace_s)
+        if least_s == math.inf:
+            return 0.0
+        if least_s < self._least_s:
+            return math.inf
+        rate = float((1.0 / every_s).sum()) + num_new / min(pace_s, MOST_IDLE_STEPS * least_s)
+        return float(self._loads(least_s, rate, self._num_rows - len(every_s)))
+
+    def _loads(self, step_s: Floats, rates: Floats, num_free: Floats) -> Floats:
+        """Shares of the time that are taken if steps take `step_s` seconds.
+
+        Args:
+            rates: tokens a second of the rows that keep their pace.
+            num_free: rows that have none to keep.
+        """
+        loads: Floats = self._fixed_s / step_s + self._row_s * (
+            rates + num_free / (MOST_IDLE_STEPS * step_s)
+        )
+        return loads
+
+    def _every_s(self, work_s: float) -> Floats:
+        """Seconds in which each row needs a token once `work_s` of prompts are computed; infinity
+        without a goal, or if it could not keep up even alone."""
+        every_s = self._tpot_s + self._bank_s - work_s / np.maximum(self._remaining, SPREAD_STEPS)
+        every_s = np.minimum(every_s, (self._until_end_s - work_s) / self._remaining)
+        every_s[self._is_lost] = math.inf
+        return every_s
+
+
+def idle_rows(snapshot: Snapshot) -> list[int]:
+    """The decode rows to leave out of this step, by index, so that the others keep their pace.
+
+    None as long as a step of all of them is short enough. Else those whose next token is due last,
+    counted from their last step at the pace that each needs.
+    """
+    slots = snapshot.decode_slots
+    pace_s = snapshot.columns.tpot_s[slots]
+    model, num_rows = snapshot.forecast.step_time, len(slots)
+    context = snapshot.decode_context / num_rows
+    fixed_s, row_s = model.decode_cost_s(num_rows, context)
+    step_s = fixed_s + num_rows * row_s
+    if step_s <= float(pace_s.min(0, initial=math.inf, where=pace_s > 0)):
+        return []  # as nearly always
+    pace = PaceModel(snapshot).measure()
+    if step_s <= pace.step_s:
+        return []
+    due_s = snapshot.columns.last_run_s[slots] + pace.every_s[slots]
+    most = max(1, int((pace.step_s - fixed_s) / row_s))
+    order = due_s.argsort(kind="stable")
+    is_due = int(np.count_nonzero(due_s <= snapshot.starts_s + pace.step_s))
+    left_out = order[max(most, is_due) :]
+    result: list[int] = np.sort(left_out).tolist()
+    return result
