@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -56,6 +57,21 @@ class Store(Protocol):
     def drop(self, name: str) -> None: ...
 
 
+class Left(NamedTuple):
+    """A program that was left in the store: seconds it took, and whether a cache had it."""
+
+    seconds: float
+    was_cached: bool
+
+
+class Maker(Protocol):
+    """Compiles programs apart and leaves them in the store; see `ProgramMaker`."""
+
+    def make(self, shape: StepShape) -> Left | None: ...
+
+    def close(self) -> None: ...
+
+
 class _Made(NamedTuple):
     """A program, the seconds it took, and whether a cache had it."""
 
@@ -94,6 +110,8 @@ class CompileManager:
     Args:
         lower: traces and lowers a shape to a `jax.stages.Lowered`; called from both threads.
         store: where programs are looked for before, by their shape's text, and left; None is none.
+        maker: what compiles the shapes behind and leaves them in the store; None, or one that does
+            not do it, leaves that to this process.
         compiler_options: of a shape's `jax.stages.Lowered.compile`.
         has_room: whether the host has memory for another program; asked before each behind.
         tidy: called when a program is there, so that what making it took is given back.
@@ -105,6 +123,7 @@ class CompileManager:
         lower: Callable[[StepShape], Any],
         *,
         store: Store | None = None,
+        maker: Maker | None = None,
         compiler_options: Callable[[StepShape], dict[str, str] | None] = lambda shape: None,
         has_room: Callable[[], bool] = lambda: True,
         tidy: Callable[[], None] = lambda: None,
@@ -112,12 +131,14 @@ class CompileManager:
     ) -> None:
         self._lower = lower
         self._store = store
+        self._maker = maker
         self.compiler_options = compiler_options
         self._has_room = has_room
         self._tidy = tidy
         self._fail_after_ready = fail_after_ready
         self._programs: dict[StepShape, Program] = {}
         self._loading: dict[StepShape, Future[_Made | None]] = {}
+        self._made_apart: set[str] = set()
         self._leaving: list[Future[None]] = []
         self._ready = False
         self._behind: threading.Thread | None = None
@@ -254,7 +275,7 @@ class CompileManager:
 
     def distrust(self) -> None:
         """Has the store forget what it gave: a later start compiles it anew."""
-        for name in tuple(self.stats.from_cache):  # the thread behind may add to it
+        for name in (*tuple(self.stats.from_cache), *tuple(self._made_apart)):  # both may grow
             if self._store is not None:
                 self._store.drop(name)
 
@@ -265,8 +286,11 @@ class CompileManager:
             self._behind.join()
 
     def close(self) -> None:
-        """Ends compiling behind: waits for the shape it is at and leaves out the rest."""
+        """Ends compiling behind: waits for the shape that is compiled in this process, and leaves
+        out the rest."""
         self._stop.set()
+        if self._maker is not None:
+            self._maker.close()
         self.wait()
 
     def _compile_behind(self, shapes: tuple[StepShape, ...]) -> None:
@@ -286,19 +310,52 @@ class CompileManager:
                 continue
             left.remove(shape)
             try:
-                self._compile(shape, claim)
+                left_apart = self._make_apart(shape)
+                if self._stop.is_set():
+                    claim.release()
+                    break
+                self._compile(shape, claim, left_apart)
             except Exception:
                 # Coarser shapes go on serving what this one would have.
                 logger.exception("could not compile %s", shape)
             self._tidy()
+        if self._maker is not None:
+            self._maker.close()
         atexit.unregister(self.close)
+
+    def leave(self, shape: StepShape, writing: AbstractContextManager[Any]) -> Left | None:
+        """Compiles a program for the store alone; None if the store does not have it for all that.
+
+        Args:
+            writing: held while it is written down.
+        """
+        assert self._store is not None
+        begun = time.perf_counter()
+        lowered = self._lower(shape)
+        made = self._compile_lowered(shape, lowered, 0.0)
+        if not made.was_cached:
+            with writing:
+                self._store.save(str(shape), lowered, made.program)
+        if not self._store.has(str(shape)):
+            return None
+        return Left(time.perf_counter() - begun, made.was_cached)
+
+    def _make_apart(self, shape: StepShape) -> Left | None:
+        """Has the store have a program that it lacks; None if that was not made apart."""
+        return None if self._maker is None or self.is_left(shape) else self._maker.make(shape)
 
     def _claim(self, shape: StepShape) -> Claim | None:
         """The right to make a shape's program; None while another process has it."""
         return _NO_CLAIM if self._store is None else self._store.claim(str(shape))
 
-    def _compile(self, shape: StepShape, claim: Claim | None = None) -> Program:
-        """Loads or compiles a shape in this thread; then the claim is released."""
+    def _compile(
+        self, shape: StepShape, claim: Claim | None = None, left: Left | None = None
+    ) -> Program:
+        """Loads or compiles a shape in this thread; then the claim is released.
+
+        Args:
+            left: what making it apart just came to, if it was.
+        """
         try:
             made = self._load(shape)
             if made is None:
@@ -309,6 +366,9 @@ class CompileManager:
                 self._leave(shape, lowered, made)
                 del lowered
             else:
+                if left is not None:
+                    made = _Made(made.program, made.seconds + left.seconds, left.was_cached)
+                    self._made_apart.add(str(shape))
                 self._keep(shape, made)
             return self._programs[shape]
         finally:

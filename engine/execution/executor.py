@@ -27,7 +27,7 @@ from octavo.engine.execution.available_memory import has_room_for_programs
 from octavo.engine.execution.buckets import Lattice, waste
 from octavo.engine.execution.compile_manager import CompileManager
 from octavo.engine.execution.dispatched_step import DispatchedStep
-from octavo.engine.execution.host_memory import give_back_freed_memory, give_back_zeros
+from octavo.engine.execution.host_memory import give_back_after_compiling, give_back_zeros
 from octavo.engine.execution.logits import HAS_MASK, logits_row, set_masks, set_row
 from octavo.engine.execution.packing import (
     NO_SLOT,
@@ -37,6 +37,7 @@ from octavo.engine.execution.packing import (
     row_flags,
 )
 from octavo.engine.execution.page_copies import PageCopier
+from octavo.engine.execution.program_maker import ProgramMaker
 from octavo.engine.execution.program_store import open_program_store
 from octavo.engine.execution.program_weights import ProgramWeights
 from octavo.engine.execution.state import DeviceState, StateLayout, state_shardings
@@ -68,6 +69,9 @@ IDLE_POLL_S = 1e-4
 
 MASK_EDGES = (4, 32)
 """Masks that are handed over together: so many, or one for each row."""
+LAYERS_APART = 8
+"""Layers from which on a CPU's programs are compiled in a process of their own: what compiling
+leaves in this one grows with them, and such a process costs three seconds of a core."""
 PAGES_TIMED = 64
 """Pages of the copy that is timed at start-up."""
 
@@ -169,7 +173,7 @@ class DeviceExecutor:
         self._copier = (
             PageCopier(self._layout, limits.num_host_pages) if limits.num_host_pages else None
         )
-        store = open_program_store(
+        self.store = open_program_store(
             mesh,
             (
                 config,
@@ -182,12 +186,31 @@ class DeviceExecutor:
             ),
             (*self.weights.abstract, self._abstract_state),
         )
+        maker = None
+        on_cpu = mesh.devices.flat[0].platform == "cpu"
+        if self.store is not None and on_cpu and config.num_layers >= LAYERS_APART:
+            weights, packed = jax.tree.map(_abstract, (weights, packed))
+            arguments = {
+                "config": config,
+                "weights": weights,
+                "mesh": mesh,
+                "limits": dataclasses.replace(limits, num_host_pages=0),
+                "lattice": lattice,
+                "backend": backend,
+                "kv_dtype": kv_dtype,
+                "packed": packed,
+                "sliced": sliced,
+                "screened": screened,
+                "num_slots": num_slots,
+            }
+            maker = ProgramMaker(arguments, self.store.identity)
         self.programs = CompileManager(
             self._lower,
-            store=store,
+            store=self.store,
+            maker=maker,
             compiler_options=self._compiler_options,
             has_room=has_room_for_programs,
-            tidy=give_back_freed_memory,
+            tidy=give_back_after_compiling,
             fail_after_ready=fail_on_compile,
         )
         self._fresh: Future[DeviceState] | None = None
@@ -441,3 +464,8 @@ class DeviceExecutor:
             self._abstract_state,
             vector,
         )
+
+
+def _abstract(array: Any) -> jax.ShapeDtypeStruct:
+    """What a program is compiled for, of an array or the like."""
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)

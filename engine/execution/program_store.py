@@ -106,6 +106,12 @@ class ProgramStore:
         self._purpose = purpose
         self._devices = tuple(devices)
 
+    @property
+    def identity(self) -> str:
+        """Of all that decides which programs are kept here, but their names: two stores of one
+        identity have the same."""
+        return _digest(self._environment, self._purpose, self._source).hex()
+
     def has(self, name: str) -> bool:
         """Whether there is an entry, sound or not."""
         key = self._key(name, self._source)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,12 +89,14 @@ def make_case(
     stored = jnp.dtype(dtype)
     if kv_dtype is not None:
         stored = stored_dtype(KV_DTYPES[kv_dtype]) if as_bits else KV_DTYPES[kv_dtype]
-    return q, k, v, _pool(pool, stored, layout), batch
+    kv = _pool(jnp.asarray(pool, jnp.float32), stored=stored, layout=layout)
+    return q, k, v, kv, batch
 
 
-def _pool(numbers: np.ndarray, stored: jnp.dtype, layout: PoolLayout) -> PagedKV:
+@partial(jax.jit, static_argnames=("stored", "layout"))
+def _pool(numbers: jax.Array, stored: jnp.dtype, layout: PoolLayout) -> PagedKV:
     quantization = kv_quantization(stored)
-    pages, scales = jnp.asarray(numbers, jnp.float32), None
+    pages, scales = numbers, None
     if quantization is not None:
         pages, scales = quantize(pages, quantization, -1)
         beyond = ((0, 0),) * 3 + ((0, layout.scale_width - layout.page_size),)

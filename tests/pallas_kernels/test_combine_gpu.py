@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,8 +16,8 @@ from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
 from octavo.pallas_kernels.ragged_paged_attention import AttentionParams, ragged_paged_attention
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
-from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
 from octavo.pallas_kernels.ragged_paged_attention.shares import Shares, share_tiles
+from tests.pallas_kernels.reference import attend_reference
 
 pytestmark = pytest.mark.skipif(
     not has_mosaic_gpu_kernels(), reason="Mosaic GPU's interpreter comes with JAX 0.11"
@@ -35,6 +36,7 @@ def interpreter() -> Any:
     return plgpu.InterpretGPUParams()
 
 
+@jax.jit
 def combine_plain(
     part: jax.Array, lse: jax.Array, shares: Shares, sinks: jax.Array | None
 ) -> jax.Array:
@@ -89,12 +91,8 @@ def check(
     from octavo.pallas_kernels.ragged_paged_attention.decode_gpu import part_places
 
     num_rows = len(count)
-    shares = share_tiles(
-        jnp.asarray(count, jnp.int32),
-        num_heads=NUM_KV_HEADS,
-        num_programs=num_programs,
-        least=1,
-    )
+    share = partial(share_tiles, num_heads=NUM_KV_HEADS, num_programs=num_programs, least=1)
+    shares = jax.jit(share)(jnp.asarray(count, jnp.int32))
     num_parts = num_rows + -(-num_programs // NUM_KV_HEADS)
     item = np.full(num_rows, -1, np.int32)
     item[row] = np.arange(len(row))

@@ -9,7 +9,7 @@ import pytest
 from octavo.pallas_kernels.compat import interprets_mosaic_gpu
 from octavo.pallas_kernels.ragged_paged_attention import AttentionParams
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
-from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
+from tests.pallas_kernels.reference import attend_reference
 
 pytestmark = pytest.mark.skipif(
     not interprets_mosaic_gpu(), reason="JAX 0.12 is the first to interpret all of these kernels"

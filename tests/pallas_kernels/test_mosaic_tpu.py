@@ -14,8 +14,8 @@ from octavo.pallas_kernels.ragged_paged_attention import AttentionParams, ragged
 from octavo.pallas_kernels.ragged_paged_attention.kernel_tpu import attend_mosaic_tpu
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
-from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
 from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import TpuTiles
+from tests.pallas_kernels.reference import attend_reference
 
 # float32: sums of up to a few hundred products of unit normals, added in another order.
 # bfloat16: weights, the pool and the output are rounded to 8 bits of mantissa.

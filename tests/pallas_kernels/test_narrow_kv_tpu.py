@@ -17,8 +17,8 @@ from octavo.pallas_kernels.ragged_paged_attention.kv_write import write_kv
 from octavo.pallas_kernels.ragged_paged_attention.kv_write_tpu import write_kv_mosaic_tpu
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
-from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
 from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import TpuTiles
+from tests.pallas_kernels.reference import attend_reference
 
 # Both read the same rounded numbers and scales. float32: sums of up to a few hundred products of
 # unit normals, in another order, with a scale before or after the sum. bfloat16: weights times

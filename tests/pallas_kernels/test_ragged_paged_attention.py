@@ -21,9 +21,9 @@ from octavo.pallas_kernels.ragged_paged_attention import (
     ragged_paged_attention,
 )
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
-from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
 from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import XlaTiles
 from octavo.pallas_kernels.ragged_paged_attention.xla import attend_xla
+from tests.pallas_kernels.reference import attend_reference
 
 # float32: sums of up to a few hundred products of unit normals, added in another order.
 # bfloat16: the pool and the output are rounded to 8 bits of mantissa.
@@ -48,13 +48,19 @@ VARIANTS = {
 }
 
 
+# As one program: operation by operation, each would be compiled by itself for every shape.
+reference = jax.jit(
+    functools.partial(ragged_paged_attention, backend="reference"), static_argnames="params"
+)
+
+
 def check(rows: list[tuple[int, int]], params: AttentionParams, **shape: object) -> None:
     rng = np.random.default_rng(len(rows) + 1)
     num_tokens = sum(q for q, _ in rows)
     case = make_case(rng, rows, num_tokens=num_tokens + 5, num_rows=len(rows) + 3, **shape)  # type: ignore[arg-type]
     decode_only = all(q == 1 for q, _ in rows)
     got, got_kv = ragged_paged_attention(*case, params, backend="xla", decode_only=decode_only)
-    want, want_kv = ragged_paged_attention(*case, params, backend="reference")
+    want, want_kv = reference(*case, params)
     live = np.concatenate([np.full(q, kv > 0) for q, kv in rows] or [np.zeros(0, bool)])
     tolerance = TOLERANCE[str(shape.get("dtype", "float32"))]
     np.testing.assert_allclose(

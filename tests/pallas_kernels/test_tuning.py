@@ -21,7 +21,6 @@ from octavo.pallas_kernels.ragged_paged_attention.backends import (
     choose_backend,
 )
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
-from octavo.pallas_kernels.ragged_paged_attention.reference import attend_reference
 from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     choose_decode_tiles,
     choose_prefill_tiles,
@@ -34,6 +33,7 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import (
 )
 from octavo.pallas_kernels.ragged_paged_attention.tune import Workload, tune
 from octavo.pallas_kernels.ragged_paged_attention.xla import attend_xla
+from tests.pallas_kernels.reference import attend_reference
 
 Q, POOL = (32, 9, 64), (40, 2, 3, 8, 64)
 F32 = jnp.dtype("float32")
