@@ -2,10 +2,9 @@
 
 A request on time has its prompt computed between its arrival and its first due time, and emits its
 tokens before its last. In any stretch of time, the requests that arrive and fall due within it may
-take more than the machine has: of its time, of its pages or of its rows. Then the largest of them
-at least are late, so many that the rest fits. Disjoint stretches add up. Whatever else a scheduler
-is held to is left out: paces between tokens, steps that are not full, pages that fall short at one
-moment.
+take more than the machine has: of its time, or of its pages. Then the largest of them at least are
+late, so many that the rest fits. Disjoint stretches add up. Whatever else a scheduler is held to is
+left out: paces between tokens, steps that are not full, pages that fall short at one moment.
 """
 
 from __future__ import annotations
@@ -73,14 +72,10 @@ def work_bound(
     contexts = iterations * prompts + iterations * (iterations - 1) / 2
     shortest_s, context_s = _shortest_step_s(step_time, limits), _context_s(step_time, limits)
     pages = iterations * own + iterations * (iterations - 1) / 2
-    missed = [
-        # Pages and rows are held for as long as steps take: so many page-seconds, row-seconds.
-        _fewest_missed(begin, first_due, last_due, np.zeros(len(jobs)), shortest_s * held, capacity)
-        for held, capacity in (
-            (pages / limits.page_size, limits.num_pages - 1),
-            (iterations, limits.max_num_seqs),
-        )
-    ]
+    # Pages are held for as long as steps take. So are rows, but the price of a token covers them.
+    page_s = shortest_s * pages / limits.page_size
+    nothing = np.zeros(len(jobs))
+    missed = [_fewest_missed(begin, first_due, last_due, nothing, page_s, limits.num_pages - 1)]
     for prompt_s, token_s in _prices(step_time, limits):
         prefill = prompt_s * own
         whole = prefill + token_s * iterations + context_s * contexts
