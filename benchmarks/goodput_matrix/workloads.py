@@ -9,6 +9,7 @@ three seeds.
 from __future__ import annotations
 
 import hashlib
+import random
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from octavo.engine.errors import InvalidConfigError
 from octavo.engine.simulation.executor import SwapLink
 from octavo.engine.simulation.settings import BATCH, CHAT, CODE, Setting, replica_limits
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME
-from octavo.engine.simulation.workloads.arrivals import spread_classes
+from octavo.engine.simulation.workloads.arrivals import spread_classes, trace_traffic, window
 from octavo.engine.simulation.workloads.spec import (
     Extent,
     Workload,
@@ -102,11 +103,10 @@ def setting_of(case: Case, trace_dir: str | Path | None) -> Setting:
     Raises:
         InvalidConfigError: it reads a trace and the folder is not given, or has no such file.
     """
-    extent = Extent(num_requests=case.num_requests)
     if case.is_trace:
-        workload = _azure(_trace(case, trace_dir), extent)
+        workload = _azure(_trace(case, trace_dir), case.num_requests)
     else:
-        workload = generated_workload([case.source], extent)
+        workload = generated_workload([case.source], Extent(num_requests=case.num_requests))
     return Setting(
         name=case.name,
         limits=replica_limits(kv_tokens=case.kv_tokens, max_model_len=case.max_model_len),
@@ -135,14 +135,31 @@ def _trace(case: Case, trace_dir: str | Path | None) -> Path:
     return path
 
 
-def _azure(path: Path, extent: Extent) -> Workload:
+def _azure(path: Path, num_requests: int) -> Workload:
     """Azure's requests with the promises of the setting `azure`: code has 1.5 s to the first token,
-    conversations 1 s, but for the fifth of them that is batch work."""
+    conversations 1 s, but for the fifth of them that is batch work.
 
-    def promised(arrivals: list[Arrival], seed: int) -> list[Arrival]:
+    A run is a window of the trace at a place drawn by seed, as long as its requests take, with so
+    many of them left out, or of shifted copies added, that its own rate is the one asked for. The
+    rate of the trace as a whole says little of a window: that of code varies by a factor of four.
+    """
+    workload = trace_file_workload(path, format_name="arrivals")
+    recorded = workload.traffic(workload.rate, 0)
+    span_s = recorded[-1].arrival_s
+
+    def traffic(rate: float, seed: int) -> list[Arrival]:
+        place = random.Random(f"window {seed}").random()
+        length_s = min(num_requests / rate, span_s / 1.1)
+        arrivals: list[Arrival] = []
+        # Which ones are left out is drawn, and a window may end before its last second.
+        while len(arrivals) < num_requests and length_s < span_s:
+            length_s = min(span_s, 1.1 * length_s)
+            begin_s = place * (span_s - length_s)
+            part = window(recorded, begin_s, begin_s + length_s)
+            arrivals = trace_traffic(part)(rate, seed)[:num_requests] if part else []
         if "code" in path.name:
             return [replace(arrival, traffic_class=CODE) for arrival in arrivals]
         chats = [replace(arrival, traffic_class=CHAT) for arrival in arrivals]
         return spread_classes(chats, 0.2, BATCH, seed)
 
-    return trace_file_workload(path, extent, format_name="arrivals").changed(promised)
+    return replace(workload, traffic=traffic)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from octavo.engine.errors import InvalidConfigError
 from octavo.engine.simulation.request_record import RequestRecord
 from octavo.engine.simulation.workloads.traffic import PLAIN, TrafficClass
 
@@ -341,18 +342,37 @@ def test_each_case_fits_its_replica(load) -> None:
         assert len(setting.traffic(case.guess, 1)) == case.num_requests
 
 
-def test_traces_are_read_with_promises(load, tmp_path) -> None:
+@pytest.mark.parametrize(("name", "classes"), [("code", {"code"}), ("conv", {"chat", "batch"})])
+def test_a_window_of_a_trace_has_the_rate_that_is_asked_for(load, tmp_path, name, classes) -> None:
+    """The trace has 6 requests a second in its first half and 2 in the other."""
     workloads = load("workloads")
-    for name in ("conv", "code"):
-        rows = [f"{0.5 * n},{100 + n},10" for n in range(2000)]
-        text = "\n".join(["arrival_s,input_tokens,output_tokens", *rows])
-        (tmp_path / f"azure_2023_{name}.csv").write_text(text)
-        case = workloads.get_case(f"azure-{name}")
-        arrivals = workloads.setting_of(case, tmp_path).traffic(2.0, 1)
-        promised = {arrival.traffic_class.name for arrival in arrivals}
-        assert promised == ({"code"} if name == "code" else {"chat", "batch"})
+    times = [n / 6 for n in range(3000)] + [500 + n / 2 for n in range(1000)]
+    rows = [f"{time_s},{100 + n},10" for n, time_s in enumerate(times)]
+    text = "\n".join(["arrival_s,input_tokens,output_tokens", *rows])
+    path = tmp_path / f"azure_2023_{name}.csv"
+    path.write_text(text)
+    case = replace(workloads.get_case(f"azure-{name}"), num_requests=400)
+    traffic = workloads.setting_of(case, tmp_path).traffic
+    for rate in (1.5, 3.0, 9.0):
+        for seed in (1, 2, 3):
+            arrivals = traffic(rate, seed)
+            assert len(arrivals) == 400
+            assert 400 / arrivals[-1].arrival_s == pytest.approx(rate, rel=0.12)
+            assert len({arrival.request_id for arrival in arrivals}) == 400
+            assert {arrival.traffic_class.name for arrival in arrivals} == classes
+    places = {tuple(a.num_input for a in traffic(3.0, seed)[:5]) for seed in (1, 2, 3)}
+    assert len(places) == 3
+    # The trace is too short for 400 requests at a tenth a second.
+    assert 50 <= len(traffic(0.1, 1)) <= 150
+
+
+def test_a_trace_is_known_by_its_content_and_must_be_there(load, tmp_path) -> None:
+    workloads = load("workloads")
+    case = workloads.get_case("azure-code")
+    (tmp_path / case.source).write_text("arrival_s,input_tokens,output_tokens\n0,5,5\n")
     key = workloads.identity(case, tmp_path)
-    (tmp_path / case.source).write_text(text + "\n1000.0,5,5")
+    (tmp_path / case.source).write_text("arrival_s,input_tokens,output_tokens\n0,5,6\n")
     assert workloads.identity(case, tmp_path) != key
-    with pytest.raises(Exception, match="azure_2023_code"):
-        workloads.setting_of(case, None)
+    for folder in (None, tmp_path / "elsewhere"):
+        with pytest.raises(InvalidConfigError, match="azure_2023_code"):
+            workloads.setting_of(case, folder)
