@@ -74,7 +74,7 @@ def _tune(args: argparse.Namespace) -> int:
         for case in _cases(args):
             _say(f"{case.name}: capacity and tunings")
             tuned = tune_case(case, store, loads=args.loads, policies=_policies(args))
-            tunings["workloads"][case.name] = {**tuned, "seeds": TUNING_SEEDS, **about_machine()}
+            tunings["workloads"][case.name] = {**tuned, "seeds": TUNING_SEEDS, **_about(args)}
             _say(f"{case.name}: capacity {tuned['capacity']:.3g} a second")
             args.output.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(tunings, indent=1) + "\n")
@@ -164,7 +164,7 @@ def _write(
     text = "\n\n".join(lines)
     print(text)
     args.output.mkdir(parents=True, exist_ok=True)
-    report = {**about_machine(), "cells": list(cells), "shortfalls": list(shortfalls)}
+    report = {**_about(args), "cells": list(cells), "shortfalls": list(shortfalls)}
     (args.output / "matrix.json").write_text(json.dumps(report, indent=1) + "\n")
     head = f"`{report['command']}`, {report['date']}, {report['processor']}"
     (args.output / "matrix.md").write_text(f"{head}\n\n{text}\n")
@@ -176,6 +176,22 @@ def _write(
         of_case = [cell for cell in cells if cell["workload"] == name]
         title = f"{name}: capacity {tunings[name]['capacity']:.3g} requests a second"
         plot_loads(of_case, args.output / f"{name}.svg", title=title)
+
+
+def _about(args: argparse.Namespace) -> dict[str, Any]:
+    """What the figures were made with; folders of this machine are left out."""
+    given = {"only": args.only, "loads": args.loads, "policies": args.policies,
+             "num-requests": args.num_requests, "workers": args.workers}  # fmt: skip
+    if args.command == "evaluate":
+        given["seeds"] = args.seeds
+    words = [f"python -m benchmarks.goodput_matrix {args.command}"]
+    for name, value in given.items():
+        if name == "only":
+            words += [f"--only {workload}" for workload in value or ()]
+        elif value is not None:
+            shown = ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else value
+            words.append(f"--{name} {shown}")
+    return {**about_machine(), "command": " ".join(words)}
 
 
 def _store(args: argparse.Namespace) -> RunStore:

@@ -283,6 +283,10 @@ def test_a_corner_of_the_matrix_runs_and_is_kept(load, tmp_path, capsys) -> None
     assert report["cells"][0]["num_requests"] == [40]
     assert set(report["cells"][1]["groups"]["tenants"]) <= {"flood", "calm"}
     assert shown.out.strip() in (tmp_path / "matrix.md").read_text()
+    assert report["command"] == (
+        "python -m benchmarks.goodput_matrix evaluate --only agents --only flood --loads 1 "
+        "--policies fcfs,edf-shed --num-requests 40 --workers 0 --seeds 1"
+    )
     assert main(command) == status
     assert "0 runs" in capsys.readouterr().err
 
