@@ -204,6 +204,19 @@ def test_no_run_is_begun_when_time_is_over(load) -> None:
     assert store.num_made == 0
 
 
+def test_processes_make_the_same_runs(load) -> None:
+    runs = [a_run(load, policy=policy) for policy in ("fcfs", "slo", "bound")]
+    store = load("runs").RunStore(workers=2)
+    try:
+        found = store.get(runs)
+    finally:
+        store.close()
+    here = load("runs").RunStore().get(runs)
+    assert [{**figures, "run_s": 0} for figures in found] == [
+        {**figures, "run_s": 0} for figures in here
+    ]
+
+
 # Rivals at their best.
 
 
