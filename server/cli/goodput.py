@@ -40,9 +40,11 @@ BUDGETS = (128, 256, 320, 352, 384, 416, 512, 1024, 2048)
 """Static token budgets that policies without a chunk size of their own are tuned over."""
 
 TUNED = {
-    "niyama": ("niyama:alpha=0", "niyama", "niyama:alpha=2", "niyama:alpha=8"),
+    "niyama": (
+        "niyama:alpha=0", "niyama", "niyama:alpha=2", "niyama:alpha=8", "niyama:decode=due",
+    ),
     "dynamic": ("dynamic:batch_size=8", "dynamic:batch_size=32", "dynamic:batch_size=128"),
-}
+}  # fmt: skip
 """Parameters that others are tuned over."""
 
 UNTUNED = ("slo", "static", "orca")
@@ -216,7 +218,8 @@ def _variants(args: argparse.Namespace) -> list[list[Candidate]]:
     names = args.policies.split()
     if not names:
         names = [name for name in policy_names() if name != "auto"]
-        names.insert(names.index("fcfs-shed") + 1, "fcfs-shed:begun=drop")
+        for name in ("fcfs-shed", "edf-shed"):
+            names.insert(names.index(name) + 1, f"{name}:begun=drop")
     variants = []
     for name in names:
         plain = name.partition(":")[0]
