@@ -141,7 +141,8 @@ def test_a_late_request_or_one_that_gave_way_preempts_nobody(snapshot, fakes):
 
 def test_what_a_request_decodes_moves_niyamas_place_where_it_is_due_at_its_end(snapshot, fakes):
     forecast = snapshot.forecast
-    forecast.iteration_s, forecast.full_step_token_s = 0.05, 1e-3
+    token_s, step_s = forecast.prefill_token_s, forecast.step_s
+    assert 0 < token_s < step_s
 
     def place(decode, **targets):
         request = fakes.request("r", arrival_s=9.0, priority=Priority.NORMAL)
@@ -154,9 +155,9 @@ def test_what_a_request_decodes_moves_niyamas_place_where_it_is_due_at_its_end(s
 
     batch = {"e2e_target_s": 60.0}
     alone, num_tokens = place("none", **batch)
-    assert alone == pytest.approx(69.0 + 2 * num_tokens * 1e-3)
-    assert place("work", **batch)[0] == pytest.approx(alone + 2 * 40 * 1e-3)
-    assert place("due", **batch)[0] == pytest.approx(alone - 40 * 0.05)
+    assert alone == pytest.approx(69.0 + 2 * num_tokens * token_s, abs=1e-9)
+    assert place("work", **batch)[0] == pytest.approx(alone + 2 * 40 * token_s, abs=1e-9)
+    assert place("due", **batch)[0] == pytest.approx(alone - 40 * step_s, abs=1e-9)
     chat = {"ttft_target_s": 1.0, "tpot_target_s": 0.05}
     assert place("work", **chat) == place("due", **chat) == place("none", **chat)
     assert place("work")[0] == math.inf
