@@ -267,6 +267,21 @@ def test_each_load_has_the_variant_that_serves_most_there(load) -> None:
     assert seeds.isdisjoint({1, 2, 3})
 
 
+def test_the_committed_tunings_are_of_known_workloads_loads_and_variants(load) -> None:
+    tuning, workloads = load("tuning"), load("workloads")
+    committed = json.loads(load("__main__").TUNINGS.read_text())["workloads"]
+    assert committed
+    for name, tuned in committed.items():
+        workloads.get_case(name)
+        assert tuned["capacity"] > 0
+        assert set(tuned["loads"]) == {f"{at:g}" for at in tuning.LOADS}
+        assert set(tuned["seeds"]) == set(tuning.TUNING_SEEDS)
+        for variants in tuned["loads"].values():
+            assert set(variants) == set(tuning.RIVALS)
+            for rival, variant in variants.items():
+                assert tuning.Variant(**variant) in tuning.RIVALS[rival]
+
+
 # The whole, on a corner of it.
 
 
