@@ -19,6 +19,8 @@ WORKERS := -n $(TEST_WORKERS) --maxprocesses 4 --max-worker-restart 0 --dist loa
 SOAK_STEPS ?= 1000000
 SOAK_SECONDS ?= 1800
 FUZZ_MESSAGES ?= 100000
+# Of azure_2023_conv.csv and azure_2023_code.csv.
+TRACE_DIR ?= traces
 # Compiled steps are kept between test runs; empty turns it off.
 export OCTAVO_TEST_CACHE ?= .jax_cache
 
@@ -87,6 +89,14 @@ serve: venv ## serve the packaged model over gRPC on this machine
 .PHONY: bench
 bench: venv ## measure throughput on the packaged model
 	@$(BIN)/octavo bench throughput --num-prompts 128 --prompt-len 16:256 --output-len 16:128 --seed 1 $(ARGS)
+
+.PHONY: goodput-tune
+goodput-tune: venv ## tune scheduling policies for each workload and load (TRACE_DIR=folder of the Azure traces)
+	@$(BIN)/python -m benchmarks.goodput_matrix tune --trace-dir $(TRACE_DIR) $(ARGS)
+
+.PHONY: goodput-matrix
+goodput-matrix: venv ## compare `slo` with other policies, tuned, over workloads and loads; fails where it falls short
+	@$(BIN)/python -m benchmarks.goodput_matrix evaluate --trace-dir $(TRACE_DIR) $(ARGS)
 
 .PHONY: aot-venv
 aot-venv: ## build or refresh the environment of `make aot`

@@ -162,7 +162,7 @@ class Forecast:
             return self._full_step * self.step_time.prefill.level
         return self.step_time.predict_prefill_s(self.limits.max_num_batched_tokens)
 
-    def prefill_s(self, num_tokens: int) -> float:
+    def prefill_s(self, num_tokens: float) -> float:
         """Seconds of device time for `num_tokens` prompt tokens, decode rows beside them."""
         return num_tokens * self.prefill_token_s
 

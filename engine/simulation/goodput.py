@@ -252,10 +252,11 @@ def tune(
     variants: Sequence[Candidate],
     *,
     seeds: Sequence[int],
+    rates: Sequence[float] | None = None,
     threshold: float = 0.9,
     runs: Runs | None = None,
 ) -> Candidate:
-    """The variant with the most goodput by the setting's rates.
+    """The variant with the most goodput by the rates that it will be compared at.
 
     From the lowest rate up, those go on that reach the threshold on the first seed. At the rate
     where none does any more, or where the rates end, those that came close to the best are tried on
@@ -264,19 +265,20 @@ def tune(
     Args:
         variants: the same policy with other parameters or token budgets, ≥ 1.
         seeds: best others than those it is measured with.
-        runs: as for `measure_goodput`.
+        rates, runs: as for `measure_goodput`.
     """
     runs, left = (Runs(setting) if runs is None else runs), list(variants)
+    rates = sorted(setting.rates if rates is None else rates)
     attained: list[float] = []
-    rate = min(setting.rates)
-    for rate in sorted(setting.rates):
+    rate = rates[0]
+    for rate in rates:
         if len(left) == 1:
             return left[0]
         attained = _attained(runs, left, rate, seeds[:1])
         reached = [c for c, share in zip(left, attained, strict=True) if share >= threshold]
         if not reached:
             break
-        if rate < max(setting.rates):
+        if rate < rates[-1]:
             left = reached
     best = max(attained)
     close = [c for c, share in zip(left, attained, strict=True) if share >= best - CLOSE]

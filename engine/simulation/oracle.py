@@ -15,8 +15,6 @@ import numpy as np
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.simulation.request_record import RequestRecord
-from octavo.engine.simulation.step_time import StepTime, StepWork
-from octavo.engine.simulation.workloads.traffic import Arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,70 +163,6 @@ def _phases(job: Job, page_size: int) -> list[tuple[int, int]]:
         else:
             phases.append((pages, 1))
     return phases
-
-
-def prefill_bound(arrivals: Sequence[Arrival], step_time: StepTime, budget: int) -> float:
-    """A loose bound on attainment in large settings: prompts' computation alone.
-
-    One machine computes prompts one after the other, preemptively, at the fastest rate at which a
-    step of `budget` tokens computes prefill; a request is on time if its prompt is done by its
-    TTFT (or end-to-end) target. Decoding is free. In any stretch of time the prompts that arrive
-    and fall due within it may be more work than it has time for; then the largest of them at
-    least must be given up. Disjoint stretches add up.
-
-    Returns:
-        A share from 0 to 1 that no scheduler exceeds.
-    """
-    work = StepWork(0, 1, budget, prefill_attention=budget * budget / 2)
-    per_token_s = step_time.seconds(work) / budget
-    jobs = []
-    for arrival in arrivals:
-        goals = arrival.traffic_class
-        goal_s = goals.ttft_target_s if goals.ttft_target_s is not None else goals.e2e_target_s
-        if goal_s is not None:
-            jobs.append(
-                (arrival.arrival_s, arrival.arrival_s + goal_s, arrival.num_input * per_token_s)
-            )
-    if not jobs:
-        return 1.0
-    missed = _fewest_missed(jobs)
-    return 1.0 - missed / len(arrivals)
-
-
-def _fewest_missed(jobs: Sequence[tuple[float, float, float]]) -> int:
-    """A lower bound on late jobs of one preemptive machine, from disjoint overloaded windows.
-
-    In a window [a, b] the jobs that arrive and fall due within it have more work than time; at
-    least so many of the largest must be given up that the rest fits. Windows are taken greedily,
-    the one with most missed first; disjoint ones add up.
-    """
-    arrival = np.array([job[0] for job in jobs])
-    due = np.array([job[1] for job in jobs])
-    size = np.array([job[2] for job in jobs])
-    order = np.argsort(arrival)
-    arrival, due, size = arrival[order], due[order], size[order]
-    span_s = 60.0
-    best_from: list[tuple[int, float, float]] = []
-    begins = arrival[:: max(1, len(arrival) // 100)]
-    for begin_s in begins:
-        first = int(np.searchsorted(arrival, begin_s))
-        inside = slice(first, int(np.searchsorted(arrival, begin_s + span_s)))
-        a, d, s = arrival[inside], due[inside], size[inside]
-        for end_s in np.linspace(begin_s + 2.0, begin_s + span_s, 30):
-            held = (a >= begin_s) & (d <= end_s)
-            excess_s = s[held].sum() - (end_s - begin_s)
-            if excess_s > 0:
-                given_up = np.cumsum(np.sort(s[held])[::-1])
-                count = int(np.searchsorted(given_up, excess_s)) + 1
-                best_from.append((count, float(begin_s), float(end_s)))
-    # Weighted interval scheduling: disjoint windows with the most missed in all.
-    best_from.sort(key=lambda item: item[2])
-    ends = [item[2] for item in best_from]
-    best = [0] * (len(best_from) + 1)
-    for index, (count, begin_s, _) in enumerate(best_from):
-        before = int(np.searchsorted(ends, begin_s, side="right"))
-        best[index + 1] = max(best[index], best[min(before, index)] + count)
-    return best[-1]
 
 
 def count_on_time(records: Sequence[RequestRecord]) -> int:

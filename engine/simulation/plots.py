@@ -107,6 +107,25 @@ def plot_attainment(
     _save(figure, path)
 
 
+def plot_loads(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: str) -> None:
+    """Attainment against load, a line for each policy and a dotted one for the bound.
+
+    Args:
+        rows: one for each load, with `load`, `attainment` by policy, and `bound`.
+        title: of the plot.
+    """
+    rows = sorted(rows, key=lambda row: row["load"])
+    figure, axes = _figure(title, "offered load, in capacities", "share on time")
+    loads = [row["load"] for row in rows]
+    for name in rows[0]["attainment"]:
+        shares = [row["attainment"][name] for row in rows]
+        axes.plot(loads, shares, marker=".", label=name, **_style(name))
+    axes.plot(loads, [row["bound"] for row in rows], color="0.7", linestyle=":", label="bound")
+    axes.set_ylim(0, 1.02)
+    axes.legend(fontsize=7, ncols=2)
+    _save(figure, path)
+
+
 def plot_budgets(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     """Throughput against p99 TPOT, a point for each static token budget.
 

@@ -40,9 +40,11 @@ BUDGETS = (128, 256, 320, 352, 384, 416, 512, 1024, 2048)
 """Static token budgets that policies without a chunk size of their own are tuned over."""
 
 TUNED = {
-    "niyama": ("niyama:alpha=0", "niyama", "niyama:alpha=2", "niyama:alpha=8"),
+    "niyama": (
+        "niyama:alpha=0", "niyama", "niyama:alpha=2", "niyama:alpha=8", "niyama:decode=due",
+    ),
     "dynamic": ("dynamic:batch_size=8", "dynamic:batch_size=32", "dynamic:batch_size=128"),
-}
+}  # fmt: skip
 """Parameters that others are tuned over."""
 
 UNTUNED = ("slo", "static", "orca")
@@ -111,7 +113,7 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
         keeps_guarantees,
         ratio_lines,
     )
-    from octavo.engine.simulation.oracle import prefill_bound
+    from octavo.engine.simulation.work_bound import work_bound
 
     begun_s = time.perf_counter()
     setting, _ = setting_from(args)
@@ -122,16 +124,17 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
         rates = sorted({row["rate"] for result in results for row in result["rates"]})
         middle = rates[len(rates) // 2]
         seeds = range(args.seed, args.seed + args.seeds)
-        budget = setting.limits.max_num_batched_tokens
-        # What the prefix cache holds is not computed, and bounds nothing.
         bounds = {
             rate: sum(
-                prefill_bound(setting.traffic(rate, seed), setting.step_time, budget)
+                work_bound(
+                    setting.traffic(rate, seed), setting.step_time, setting.limits,
+                    max_tokens=setting.max_tokens, shares_prefixes=setting.enable_prefix_caching,
+                )
                 for seed in seeds
             )
             / len(seeds)
-            for rate in ([] if setting.enable_prefix_caching else rates)
-        }
+            for rate in rates
+        }  # fmt: skip
         wall_s = time.perf_counter() - begun_s
         num_runs, run_s = len(runs), runs.run_s
         sweeps = _sweeps(args, setting, runs) if args.output else {}
@@ -139,7 +142,7 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
     parts = [
         goodput_table(results, bounds),
         ratio_lines(results),
-        bound_line(results, bounds) if bounds else "",
+        bound_line(results, bounds),
         f"At {middle:g} requests a second:",
         detail_table(results, middle),
         "On time by class:",
@@ -215,7 +218,8 @@ def _variants(args: argparse.Namespace) -> list[list[Candidate]]:
     names = args.policies.split()
     if not names:
         names = [name for name in policy_names() if name != "auto"]
-        names.insert(names.index("fcfs-shed") + 1, "fcfs-shed:begun=drop")
+        for name in ("fcfs-shed", "edf-shed"):
+            names.insert(names.index(name) + 1, f"{name}:begun=drop")
     variants = []
     for name in names:
         plain = name.partition(":")[0]
@@ -243,7 +247,7 @@ def _compare(
         fitting = [v for v in variants if v.token_budget is None or v.token_budget >= least]
         result = measure_goodput(
             setting,
-            tune(setting, fitting, seeds=TUNING_SEEDS, runs=runs),
+            tune(setting, fitting, seeds=TUNING_SEEDS, rates=_rates(args) or None, runs=runs),
             seeds=range(args.seed, args.seed + args.seeds),
             rates=_rates(args) or None,
             thresholds=_numbers("thresholds", args.thresholds),

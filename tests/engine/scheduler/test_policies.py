@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
@@ -135,3 +137,27 @@ def test_a_late_request_or_one_that_gave_way_preempts_nobody(snapshot, fakes):
     urgent.ttft_target_s = 1e-9
     snapshot.forecast.step_time.num_observed = 100
     assert choose(snapshot, urgent, 0) == []
+
+
+def test_what_a_request_decodes_moves_niyamas_place_where_it_is_due_at_its_end(snapshot, fakes):
+    forecast = snapshot.forecast
+    token_s, step_s = forecast.prefill_token_s, forecast.step_s
+    assert 0 < token_s < step_s
+
+    def place(decode, **targets):
+        request = fakes.request("r", arrival_s=9.0, priority=Priority.NORMAL)
+        for name, value in targets.items():
+            setattr(request, name, value)
+        request.known_output_len = 40
+        policy = get_policy(f"niyama:alpha=2,decode={decode},lengths=declared")
+        forecast.uses_declared_lengths = policy.uses_declared_lengths
+        return policy.place(request, forecast)[0], request.num_tokens
+
+    batch = {"e2e_target_s": 60.0}
+    alone, num_tokens = place("none", **batch)
+    assert alone == pytest.approx(69.0 + 2 * num_tokens * token_s, abs=1e-9)
+    assert place("work", **batch)[0] == pytest.approx(alone + 2 * 40 * token_s, abs=1e-9)
+    assert place("due", **batch)[0] == pytest.approx(alone - 40 * step_s, abs=1e-9)
+    chat = {"ttft_target_s": 1.0, "tpot_target_s": 0.05}
+    assert place("work", **chat) == place("due", **chat) == place("none", **chat)
+    assert place("work")[0] == math.inf

@@ -64,6 +64,23 @@ def test_tuning_takes_the_budget_that_serves_most(setting: Setting) -> None:
     assert tune(setting, variants, seeds=(9,)).token_budget == 1024
 
 
+def test_tuning_is_for_the_rates_that_are_compared(setting: Setting) -> None:
+    tried: list[float] = []
+
+    def submit(candidate: Candidate, rate: float, seed: int) -> Future[dict[str, Any]]:
+        tried.append(rate)
+        better = 64 if rate < 5 else 1024
+        future: Future[dict[str, Any]] = Future()
+        future.set_result({"attainment": 0.5 + 0.1 * (candidate.token_budget == better)})
+        return future
+
+    variants = [Candidate(policy="fcfs", token_budget=budget) for budget in (64, 1024)]
+    for rates, best in (((3.0,), 64), ((7.0, 9.0), 1024), (None, 64)):
+        runs = Runs(setting, submit)
+        assert tune(setting, variants, seeds=(9,), rates=rates, runs=runs).token_budget == best
+    assert set(tried) == {3.0, 7.0, 2.0}
+
+
 def test_runs_are_made_once_wherever_they_are_made(setting: Setting) -> None:
     made: list[tuple[str, float, int]] = []
 

@@ -7,11 +7,7 @@ import random
 
 import pytest
 
-from octavo.engine.simulation.oracle import Job, prefill_bound, relaxed_bound
-from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, ConstantStepTime
-from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
-
-CHAT = TrafficClass(name="chat", ttft_target_s=1.0)
+from octavo.engine.simulation.oracle import Job, relaxed_bound
 
 
 def best_schedule(jobs: list[Job], num_rows: int, num_pages: int, page_size: int) -> int:
@@ -60,17 +56,3 @@ def test_the_bound_counts_rows_pages_and_windows() -> None:
     assert bound(same, num_rows=5, num_pages=4) == 2
     assert bound([Job(arrival=0, deadline=2, prompt=3, output=4)]) == 0
     assert bound([Job(arrival=0, deadline=9, prompt=40, output=1)]) == 0
-
-
-def test_prompts_alone_bound_attainment() -> None:
-    def arrivals(count: int) -> list[Arrival]:
-        return [
-            Arrival(request_id=str(n), arrival_s=0.1 * n, num_input=2000, num_output=1,
-                    traffic_class=CHAT)
-            for n in range(count)
-        ]  # fmt: skip
-
-    assert prefill_bound(arrivals(50), ConstantStepTime(1e-6), 2048) == 1.0
-    # Twenty thousand tokens a second arrive; about nine thousand can be computed.
-    share = prefill_bound(arrivals(600), NIYAMA_STEP_TIME, 2048)
-    assert 0.4 < share < 0.75

@@ -217,14 +217,17 @@ def test_goodput_is_simulated_with_the_prefix_cache_that_is_asked_for(
     arguments = ["bench", "goodput", "--simulate", "--policies", "fcfs", "--token-budget", "512",
                  "--workload", "agents:output_len=4:8", "--num-requests", "60", "--rates", "3",
                  "--seeds", "1", "--jobs", "1", "--json"]  # fmt: skip
-    attained = {}
+    attained, bounds = {}, {}
     for cache in ("--no-enable-prefix-caching", "--enable-prefix-caching"):
         assert main([*arguments, cache]) == 0
         report = json.loads(capsys.readouterr().out)
         attained[cache] = report["results"][0]["rates"][0]["attainment"]["mean"]
-        assert bool(report["bounds"]) == (cache == "--no-enable-prefix-caching")
+        (bounds[cache],) = (bound["attainment"] for bound in report["bounds"])
     assert attained["--no-enable-prefix-caching"] < 0.1
     assert attained["--enable-prefix-caching"] > 0.9
+    # What prompts share bounds nothing where it is computed once.
+    assert attained["--no-enable-prefix-caching"] <= bounds["--no-enable-prefix-caching"] < 0.7
+    assert bounds["--enable-prefix-caching"] == 1.0
 
 
 def test_goodput_takes_prompts_as_long_as_the_workload_has(
