@@ -16,7 +16,7 @@ batches that a pace allows: Niyama (2025) and SCORPIO (2025) bound them by measu
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from octavo.engine.scheduler.row_columns import Floats
 from octavo.engine.scheduler.snapshot import Snapshot
 
 Bools = NDArray[np.bool_]
+_Number = TypeVar("_Number", float, Floats)
 
 MOST_IDLE_STEPS = 4
 """A row that has no pace to keep, or cannot keep it any more, decodes at least once in so many
@@ -91,7 +92,7 @@ class PaceModel:
         paces_s = np.sort(every_s[every_s < math.inf])
         if not len(paces_s):
             return Pace(math.inf, every_s)
-        num_free = self._num_rows - len(paces_s) + np.arange(len(paces_s))
+        num_free = self._num_rows - len(paces_s) + np.arange(len(paces_s), dtype=np.float64)
         rates = np.cumsum((1.0 / paces_s)[::-1])[::-1]
         (feasible,) = (self._loads(paces_s, rates, num_free) <= 1.0).nonzero()
         step_s = float(paces_s[feasible[0] if len(feasible) else -1])
@@ -126,19 +127,17 @@ class PaceModel:
         if least_s < self._least_s:
             return math.inf
         rate = float((1.0 / every_s).sum()) + num_new / min(pace_s, MOST_IDLE_STEPS * least_s)
-        return float(self._loads(least_s, rate, self._num_rows - len(every_s)))
+        return self._loads(least_s, rate, self._num_rows - len(every_s))
 
-    def _loads(self, step_s: Floats, rates: Floats, num_free: Floats) -> Floats:
+    def _loads(self, step_s: _Number, rates: _Number, num_free: _Number) -> _Number:
         """Shares of the time that are taken if steps take `step_s` seconds.
 
         Args:
             rates: tokens a second of the rows that keep their pace.
             num_free: rows that have none to keep.
         """
-        loads: Floats = self._fixed_s / step_s + self._row_s * (
-            rates + num_free / (MOST_IDLE_STEPS * step_s)
-        )
-        return loads
+        free_rates = num_free / (MOST_IDLE_STEPS * step_s)
+        return self._fixed_s / step_s + self._row_s * (rates + free_rates)
 
     def _every_s(self, work_s: float) -> Floats:
         """Seconds in which each row needs a token once `work_s` of prompts are computed; infinity

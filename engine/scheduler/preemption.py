@@ -80,7 +80,12 @@ class Preemption:
         self.preempt(entry, now_s, snapshot, entry)
 
     def may_give_way(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
-        """Whether anybody might give way to a waiting request: asked before it is seen who."""
+        """Whether anybody might give way to a waiting request: asked before it is seen who.
+
+        A demoted request takes nobody's place: two of them would take each other's for ever.
+        """
+        if entry.is_demoted and not entry.is_pinned:
+            return False
         rules_out, table = self._policy.rules_out_victims, self._table
         if rules_out is None or not rules_out(snapshot, entry.request):
             table.settle()

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.scheduler.deadlines import pace_s
 from octavo.engine.scheduler.decoding_rows import DecodingRows
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.row_columns import RowColumns
@@ -102,11 +103,12 @@ class Device:
             assert rows.context == sum(e.request.num_computed_tokens for e in expected)
             assert len(rows.full(self.columns).slots) == len(expected)  # nobody has pages
             assert rows.pace_s(self.columns).tolist() == [
-                0.5 * (e.request.num_computed_tokens - 1) for e in expected
+                pace_s(e.request) * (e.request.num_computed_tokens - 1) for e in expected
             ]
             assert rows.least_due_s(self.columns) == min(
                 (
-                    e.request.metrics.first_token_s + 0.5 * (e.request.num_computed_tokens - 1)
+                    e.request.metrics.first_token_s
+                    + pace_s(e.request) * (e.request.num_computed_tokens - 1)
                     for e in expected
                     if e.request.metrics.first_token_s is not None
                 ),

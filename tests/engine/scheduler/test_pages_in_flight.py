@@ -166,7 +166,7 @@ def test_whom_waiting_would_make_late_computes_by_itself(drive, request_of, star
     follower = request_of("follower", [*PROMPT, 1], 2, ttft_target_s=0.1)
     driver.scheduler.add(follower, 0.0)
     table = driver.scheduler._table
-    table.forecast.full_step_token_s = 1e-3
+    table.forecast._full_step_token = 1e-3
     entry = table.entry(follower)
     leader = table.work.leader_to_await(entry, starts_s)
     assert (leader is not None, entry.goes_alone) == (waits, not waits)

@@ -151,7 +151,7 @@ def test_a_request_that_was_demoted_but_in_time_is_demoted_no_more(machine, requ
     driver = machine("slo:late=serve")
     request = driver.add(request_of("demoted", [1] * 8, 20, ttft_target_s=5.0))
     record = driver.scheduler._table.entry(request)
-    driver.scheduler._table.waiting.demote(record)
+    driver.scheduler._table.demote(record)
     driver.turn()
     record.is_demoted = True
     while request.metrics.first_token_s is None:
