@@ -6,7 +6,8 @@ part in one of `e / T` steps when steps take T. So all rows keep their pace if
     fixed / T + Σ row / e  ≤  1        for T = the smallest e
 
 Rows have banked tokens, so `e` is not the target itself: a row whose next token is due `slack` from
-now, with r tokens to come, keeps its target in the mean with one every `target + slack / r`.
+now, with r tokens to come, keeps its target in the mean with one every
+`(slack + (r - 1) target) / r` seconds.
 
 Source: the utilization bound of fluid (processor-sharing) schedules: Liu and Layland, "Scheduling
 Algorithms for Multiprogramming in a Hard-Real-Time Environment", JACM 20(1), 1973; the sizes of
@@ -35,6 +36,10 @@ steps."""
 SPREAD_STEPS = 32.0
 """Iterations over which admitted prompts are computed, at the least: a row that ends sooner does
 not wait for all of them."""
+
+LOAD_WITHOUT_PACE = 0.9
+"""Share of the time up to which requests without a pace are let in beside rows that have one: they
+can wait, and forecasts err."""
 
 MOST_AT_ONCE = 16
 """Requests that one plan lets in beside rows with a pace to keep."""
@@ -70,7 +75,7 @@ class PaceModel:
         self._least_s = forecast.alone_step_s
         emitted = columns.num_computed - columns.last_prompt
         self._remaining = np.maximum(columns.length - emitted, 1.0)
-        slack_s = columns.base_s + columns.tpot_s * emitted - self.now_s
+        slack_s = columns.base_s + columns.tpot_s * (emitted - 1) - self.now_s
         # Before the first token nothing is banked. What is must last: for as long again as the row
         # has come, if no more is expected of it.
         slack_s = np.where(slack_s < math.inf, slack_s, 0.0)
@@ -110,10 +115,11 @@ class PaceModel:
         before = self.measure()
         kept = self._holds & (self._every_s(self._pending_s) >= before.step_s)
         kept &= before.every_s < math.inf
+        bound = 1.0 if pace_s < math.inf else LOAD_WITHOUT_PACE
         room, step = 0, MOST_AT_ONCE
         while step:
             count = room + step
-            if self._load(kept, count * num_tokens * self._token_s, pace_s, count) <= 1.0:
+            if self._load(kept, count * num_tokens * self._token_s, pace_s, count) <= bound:
                 room = count
             step //= 2
         return min(room, MOST_AT_ONCE)
