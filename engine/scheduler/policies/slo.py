@@ -339,7 +339,11 @@ class SLOPolicy:
         pinned = columns.is_pinned[slots]
         if beneficiary.slot is not None:
             prices = price_rows(snapshot, slots, contexts)
-            by_loss = np.lexsort((-places, pinned))
+            # Without a host tier a row costs about the same for each page, whichever it is: the
+            # last in the order go first.
+            swaps = snapshot.limits.num_host_pages > 0
+            losses = prices.loss_per_page if swaps else np.zeros(len(slots))
+            by_loss = np.lexsort((-places, losses, pinned))
             victims = [running[index] for index in by_loss.tolist()]
             return victims[: victims.index(beneficiary) + 1]
         allowed = ~pinned
@@ -362,12 +366,13 @@ class SLOPolicy:
             # such rows would take each other's.
             stay_s = forecast.remaining_tokens(beneficiary) * forecast.step_s
             lasts = ~(columns.base_s[slots] < _NEVER) | (prices.spare_s < 0)
-            lasts |= (prices.resume_s == 0) & (prices.spare_s > prices.delay_s + stay_s)
+            if snapshot.limits.num_host_pages:
+                lasts |= prices.spare_s > prices.delay_s + stay_s
             allowed &= prices.keeps_target & lasts
         (candidates,) = allowed.nonzero()
         if not len(candidates):
             return []
-        chosen = candidates[(-places[candidates]).argsort(kind="stable")]
+        chosen = candidates[np.lexsort((-places[candidates], prices.loss_per_page[candidates]))]
         freed = np.cumsum(prices.num_pages[chosen])
         count = int(freed.searchsorted(num_pages)) + 1
         if count > len(chosen) or float(prices.resume_s[chosen[:count]].sum()) > most_s:
