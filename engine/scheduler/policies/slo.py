@@ -241,11 +241,10 @@ class SLOPolicy:
         columns, forecast = snapshot.waiting_columns, snapshot.forecast
         if not columns.num_demoted and not snapshot.demoted:
             return []
-        token_s, now_s = forecast.prefill_token_s, snapshot.now_s
-        may_return = (columns.demoted_due_s < _NEVER) & (columns.last_chance_s >= now_s)
-        indices = may_return.nonzero()[0].tolist()
-        left = [snapshot.waiting[index] for index in indices]
-        left += [r for r in snapshot.demoted if not is_hopeless(r, now_s, forecast)]
+        token_s, now_s, starts_s = forecast.prefill_token_s, snapshot.now_s, snapshot.starts_s
+        may_return = (columns.demoted_due_s < _NEVER) & (columns.last_chance_s >= starts_s)
+        left = [snapshot.waiting[index] for index in may_return.nonzero()[0].tolist()]
+        left += [r for r in snapshot.demoted if not is_hopeless(r, now_s, forecast, starts_s)]
         if not left:
             return []
 
@@ -257,7 +256,8 @@ class SLOPolicy:
         found = job_to_restore(
             np.concatenate((columns.work_tokens * token_s, work_s)),
             np.concatenate((columns.due_s, due_s)),
-            snapshot.starts_s,
+            # A job is done with the step that its last token is in: at most a full step later.
+            starts_s + forecast.full_step_s,
             *jobs(left),
         )
         return [] if found is None else [left[found]]
@@ -300,6 +300,9 @@ class SLOPolicy:
         own = forecast.remaining_tokens(request)
         # Rows without a pace that can stand still give their pages up when others need them.
         can_wait = (columns.tpot_s[slots] == 0) & (prices.spare_s > prices.delay_s)
+        if not _has_due(request):
+            # It has no more of a claim to them than rows that were promised nothing, either.
+            can_wait &= columns.end_due_s[slots] < _NEVER
         stays = ~can_wait
         contexts = np.append(starts[stays], float(request.num_tokens))
         remaining = np.append(np.maximum(columns.length[slots] - emitted, 1.0)[stays], own)
@@ -338,9 +341,10 @@ class SLOPolicy:
         places = self._places(snapshot, slots, contexts)
         pinned = columns.is_pinned[slots]
         if beneficiary.slot is not None:
-            prices = price_rows(snapshot, slots, contexts)
-            by_loss = np.lexsort((-places, pinned))
-            victims = [running[index] for index in by_loss.tolist()]
+            # Of equals, as when all came at once, the last that was accepted comes last: else those
+            # that come back would give way again.
+            last_first = np.lexsort((-columns.number[slots], -places, pinned))
+            victims = [running[index] for index in last_first.tolist()]
             return victims[: victims.index(beneficiary) + 1]
         allowed = ~pinned
         most_s = math.inf
