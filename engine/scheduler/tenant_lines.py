@@ -218,13 +218,14 @@ class TenantLines:
                 at += 1
             if not reached:
                 return
-            _, claim_s, place, number, entry, index = heapq.heappop(reached)
+            is_demoted, claim_s, place, number, entry, index = heapq.heappop(reached)
             line = entry.line
             assert line is not None
             if self._claim(entry, line.name.kind, open_s, least, token_s)[1] > claim_s:
                 reach(line, index)  # its tenant has been served since
                 continue
-            yield ((claim_s, *place), number), entry
+            # Beside running prompts a demoted one stands by its own place, which is infinite, too.
+            yield ((math.inf if is_demoted else claim_s, *place), number), entry
             if line.name.kind is Kind.OPEN and place[0] <= open_s:
                 return
             reach(line, index + 1)

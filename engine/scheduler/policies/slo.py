@@ -28,7 +28,7 @@ from octavo.engine.scheduler.deadlines import (
     pace_s,
 )
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
-from octavo.engine.scheduler.pace import PaceModel, idle_rows
+from octavo.engine.scheduler.pace import MOST_AT_ONCE, PaceModel, idle_rows
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import (
     Admission,
@@ -48,6 +48,10 @@ from octavo.engine.scheduler.waiting_columns import WaitingFigures
 
 MOST_RESUME_SHARE = 0.1
 """What bringing its victims back may cost, as a share of what a waiting request takes itself."""
+
+CLEARLY_WITHIN = 0.7
+"""Share of the smallest pace within which a step of all rows, and of as many as are let in at once,
+leaves no doubt that all keep theirs."""
 
 PIN_AFTER = 4
 """Preemptions after which a row is no waiting request's victim. Two would do to end ping-pong; the
@@ -193,6 +197,11 @@ class SLOPolicy:
         least_s = min(tpot_s, float(goals_s.min(0, initial=math.inf, where=goals_s > 0)))
         if least_s == math.inf:
             return None
+        context = float(snapshot.columns.num_computed.sum()) / num_rows
+        num_more = num_rows + MOST_AT_ONCE
+        fixed_s, row_s = snapshot.forecast.step_time.decode_cost_s(num_more, context)
+        if fixed_s + row_s * num_more <= CLEARLY_WITHIN * least_s:
+            return None  # as nearly always
         waiting = snapshot.waiting_columns.work_tokens[:8]
         limit = PaceModel(snapshot).room(float(waiting.mean()), tpot_s)
         return max(limit, 1) if snapshot.pinned else limit
@@ -241,11 +250,10 @@ class SLOPolicy:
         columns, forecast = snapshot.waiting_columns, snapshot.forecast
         if not columns.num_demoted and not snapshot.demoted:
             return []
-        token_s, now_s = forecast.prefill_token_s, snapshot.now_s
-        may_return = (columns.demoted_due_s < _NEVER) & (columns.last_chance_s >= now_s)
-        indices = may_return.nonzero()[0].tolist()
-        left = [snapshot.waiting[index] for index in indices]
-        left += [r for r in snapshot.demoted if not is_hopeless(r, now_s, forecast)]
+        token_s, now_s, starts_s = forecast.prefill_token_s, snapshot.now_s, snapshot.starts_s
+        may_return = (columns.demoted_due_s < _NEVER) & (columns.last_chance_s >= starts_s)
+        left = [snapshot.waiting[index] for index in may_return.nonzero()[0].tolist()]
+        left += [r for r in snapshot.demoted if not is_hopeless(r, now_s, forecast, starts_s)]
         if not left:
             return []
 
@@ -257,7 +265,8 @@ class SLOPolicy:
         found = job_to_restore(
             np.concatenate((columns.work_tokens * token_s, work_s)),
             np.concatenate((columns.due_s, due_s)),
-            snapshot.starts_s,
+            # A job is done with the step that its last token is in: at most a full step later.
+            starts_s + forecast.full_step_s,
             *jobs(left),
         )
         return [] if found is None else [left[found]]
@@ -300,6 +309,9 @@ class SLOPolicy:
         own = forecast.remaining_tokens(request)
         # Rows without a pace that can stand still give their pages up when others need them.
         can_wait = (columns.tpot_s[slots] == 0) & (prices.spare_s > prices.delay_s)
+        if not _has_due(request):
+            # It has no more of a claim to them than rows that were promised nothing, either.
+            can_wait &= columns.end_due_s[slots] < _NEVER
         stays = ~can_wait
         contexts = np.append(starts[stays], float(request.num_tokens))
         remaining = np.append(np.maximum(columns.length[slots] - emitted, 1.0)[stays], own)
@@ -338,13 +350,14 @@ class SLOPolicy:
         places = self._places(snapshot, slots, contexts)
         pinned = columns.is_pinned[slots]
         if beneficiary.slot is not None:
-            prices = price_rows(snapshot, slots, contexts)
             # Without a host tier a row costs about the same for each page, whichever it is: the
-            # last in the order go first.
-            swaps = snapshot.limits.num_host_pages > 0
-            losses = prices.loss_per_page if swaps else np.zeros(len(slots))
-            by_loss = np.lexsort((-places, losses, pinned))
-            victims = [running[index] for index in by_loss.tolist()]
+            # last in the order go first. Of equals, as when all came at once, the last that was
+            # accepted does: else those that come back would give way again.
+            losses = np.zeros(len(slots))
+            if snapshot.limits.num_host_pages:
+                losses = price_rows(snapshot, slots, contexts).loss_per_page
+            last_first = np.lexsort((-columns.number[slots], -places, losses, pinned))
+            victims = [running[index] for index in last_first.tolist()]
             return victims[: victims.index(beneficiary) + 1]
         allowed = ~pinned
         most_s = math.inf

@@ -72,6 +72,21 @@ def test_a_restored_job_is_not_left_out_at_once(seed):
     assert found == min(fitting, key=lambda at: left_work[at], default=None)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_job_restored_a_step_early_is_not_left_out_where_steps_are_whole(seed):
+    rng = np.random.default_rng(seed)
+    step_s = 0.7
+    work, due = rng.random(8), np.sort(rng.random(8)) * 12
+    gone = late_jobs(work, due, 0.0, step_s=step_s, most=99)
+    kept = np.array([index for index in range(8) if index not in gone])
+    left_work, left_due = rng.random(30) * 2, rng.random(30) * 12
+    found = job_to_restore(work[kept], due[kept], step_s, left_work, left_due)
+    if found is not None:
+        all_work = np.append(work[kept], left_work[found])
+        all_due = np.append(due[kept], left_due[found])
+        assert late_jobs(all_work, all_due, 0.0, step_s=step_s) == []
+
+
 def test_jobs_that_cannot_be_late_are_in_nobodys_way():
     work, due = jobs((100, np.inf), (1, 2))
     assert late_jobs(work, due, 0.5) == []

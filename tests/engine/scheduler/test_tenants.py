@@ -136,6 +136,16 @@ class TestTurns:
         counters.serve(kinds[Kind.OPEN].tenant, 1000, 0)
         assert self.order(lines) == [2, 1, 0]
 
+    def test_a_demoted_request_comes_after_every_running_prompt_that_is_not(self, counters, entry):
+        lines = TenantLines(counters)
+        lines.insert(entry("a", float("inf"), 3.0), Kind.DEMOTED)
+        lines.insert(entry("b", float("inf"), 2.0), Kind.DEMOTED)
+        counters.serve(counters.number_of("b"), 9, 0)
+        turns = list(lines.in_turn(1.0))
+        assert [entry.number for _, entry in turns] == [0, 1]
+        prompt = ((1e9, 1e9), 7)  # of another tenant, far ahead
+        assert all(turn > prompt for turn, _ in turns)
+
     def test_the_first_of_a_class_is_by_turn_too(self, counters, entry):
         lines = TenantLines(counters)
         for tenant, place in (("a", 1.0), ("b", 2.0)):
