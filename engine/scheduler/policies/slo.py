@@ -350,12 +350,11 @@ class SLOPolicy:
         places = self._places(snapshot, slots, contexts)
         pinned = columns.is_pinned[slots]
         if beneficiary.slot is not None:
-            # Without a host tier a row costs about the same for each page, whichever it is: the
-            # last in the order go first. Of equals, as when all came at once, the last that was
-            # accepted does: else those that come back would give way again.
-            losses = np.zeros(len(slots))
-            if snapshot.limits.num_host_pages:
-                losses = price_rows(snapshot, slots, contexts).loss_per_page
+            # What a row loses tells rows apart that come back at little cost. Others cost about the
+            # same for each page: the last in the order go first. Of equals, as when all came at
+            # once, the last that was accepted does: else those that come back would give way again.
+            prices = price_rows(snapshot, slots, contexts)
+            losses = np.where(prices.resume_s <= forecast.step_s, prices.loss_per_page, 0.0)
             last_first = np.lexsort((-columns.number[slots], -places, losses, pinned))
             victims = [running[index] for index in last_first.tolist()]
             return victims[: victims.index(beneficiary) + 1]
@@ -379,8 +378,8 @@ class SLOPolicy:
             # such rows would take each other's.
             stay_s = forecast.remaining_tokens(beneficiary) * forecast.step_s
             lasts = ~(columns.base_s[slots] < _NEVER) | (prices.spare_s < 0)
-            if snapshot.limits.num_host_pages:
-                lasts |= prices.spare_s > prices.delay_s + stay_s
+            is_cheap = prices.resume_s <= forecast.step_s
+            lasts |= is_cheap & (prices.spare_s > prices.delay_s + stay_s)
             allowed &= prices.keeps_target & lasts
         (candidates,) = allowed.nonzero()
         if not len(candidates):
