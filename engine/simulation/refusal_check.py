@@ -1,14 +1,15 @@
 """Were a log's refusals right? Each refused request is put into the log alone, all else as it was.
 
 A refusal was wrong if the request, let in, would have been on time and made nobody else late. Its
-steps are put in as late as its own target allows. What the log computed after them comes later by
-what they take, less each pause of the device on the way, until pauses have made up for all of it.
+steps are put in as late as its own target allows, behind those that were on their way when it came.
+What the log computed after them comes later by what they take, less each pause of the device on
+the way, until pauses have made up for all of it.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +103,7 @@ class _Timeline:
     _first_s: dict[str, float] = field(default_factory=dict)
     _last_s: dict[str, float] = field(default_factory=dict)
     _steps: list[tuple[list[float], float]] = field(default_factory=list)
+    _spans: list[tuple[float, float]] = field(default_factory=list)
     _done_s: float = 0.0
     _cost: list[float] = field(default_factory=list)
 
@@ -131,6 +133,7 @@ class _Timeline:
         work = [1.0, len(decode), sum(chunk[3] for chunk in prefill), sum(r[2] for r in decode)]
         seconds = (now_s - max(planned_s, self._done_s)) / plan["num_steps"]
         self._steps.append((work, max(seconds, 1e-6)))
+        self._spans.append((planned_s, now_s))
         self._done_s = now_s
 
     def finish(self) -> None:
@@ -160,10 +163,15 @@ class _Timeline:
             due_s = min(due_s, arrival_s + record["e2e_target_s"] - rest_s)
         if due_s == math.inf:
             return True  # its pace is no matter of when it is let in
-        begin_s = max(arrival_s, due_s - alone_s)
+        begin_s = max(self._free_s(arrival_s), due_s - alone_s)
         if begin_s + alone_s > due_s:
             return False
         return not self._makes_late(begin_s, prefill_s + decode_s)
+
+    def _free_s(self, now_s: float) -> float:
+        """When the steps that were planned before a moment were done: that moment, if they were."""
+        index = bisect_right(self._spans, now_s, key=lambda span: span[0]) - 1
+        return max(now_s, self._spans[index][1]) if index >= 0 else now_s
 
     def _makes_late(self, begin_s: float, delay_s: float) -> bool:
         """Whether anybody is late if all that comes after `begin_s` comes later by `delay_s`."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.simulation.refusal_check import check_refusals
 from octavo.engine.simulation.settings import replica_limits
@@ -75,6 +77,14 @@ def test_of_what_no_idle_machine_could_do_it_was_right(tmp_path: Path) -> None:
     record(tmp_path / "log", 1.0, count=30)
     refuse_another(tmp_path / "log", 0.5, ttft_target_s=0.09)  # it takes 0.1 s
     assert check_refusals(tmp_path / "log").wrong == ()
+
+
+@pytest.mark.parametrize(("target_s", "is_wrong"), [(0.15, False), (0.3, True)])
+def test_what_was_on_its_way_comes_first(tmp_path: Path, target_s: float, is_wrong: bool) -> None:
+    record(tmp_path / "log", 1.0, count=30)
+    # 10 ms after another one, whose step takes 0.1 s, as its own does.
+    refuse_another(tmp_path / "log", -0.01, ttft_target_s=target_s)
+    assert bool(check_refusals(tmp_path / "log").wrong) is is_wrong
 
 
 def test_of_what_would_have_made_another_late_too(tmp_path: Path) -> None:
