@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.scheduler.deadlines import pace_s
 from octavo.engine.scheduler.row_columns import Floats
 from octavo.engine.scheduler.snapshot import Snapshot
 
@@ -40,6 +41,13 @@ not wait for all of them."""
 LOAD_WITHOUT_PACE = 0.9
 """Share of the time up to which requests without a pace are let in beside rows that have one: they
 can wait, and forecasts err."""
+
+CLEARLY_WITHIN = 0.7
+"""Share of the smallest pace within which a step of all rows, and of as many as are let in at once,
+leaves no doubt that all keep theirs."""
+
+NUM_FIRST = 8
+"""Waiting requests whose mean prompt stands for those that are let in next."""
 
 MOST_AT_ONCE = 16
 """Requests that one plan lets in beside rows with a pace to keep."""
@@ -152,6 +160,27 @@ class PaceModel:
         every_s = np.minimum(every_s, (self._until_end_s - work_s) / self._remaining)
         every_s[self._is_lost] = math.inf
         return every_s
+
+
+def most_admissions(snapshot: Snapshot) -> int | None:
+    """How many waiting requests can be admitted so that all rows keep their paces; None for any
+    number."""
+    num_rows, forecast = len(snapshot.running), snapshot.forecast
+    if not len(snapshot.waiting) or not num_rows or not forecast.is_sound:
+        return None
+    goals_s = snapshot.columns.tpot_s
+    own_s = pace_s(snapshot.waiting[0]) or math.inf
+    least_s = min(own_s, float(goals_s.min(0, initial=math.inf, where=goals_s > 0)))
+    if least_s == math.inf:
+        return None
+    context = float(snapshot.columns.num_computed.sum()) / num_rows
+    num_more = num_rows + MOST_AT_ONCE
+    fixed_s, row_s = forecast.step_time.decode_cost_s(num_more, context)
+    if fixed_s + row_s * num_more <= CLEARLY_WITHIN * least_s:
+        return None  # as nearly always
+    prompts = snapshot.waiting_columns.work_tokens[:NUM_FIRST]
+    limit = PaceModel(snapshot).room(float(prompts.mean()), own_s)
+    return max(limit, 1) if snapshot.pinned else limit
 
 
 def idle_rows(snapshot: Snapshot) -> list[int]:

@@ -25,10 +25,9 @@ from octavo.engine.scheduler.deadlines import (
     first_due_s,
     is_hopeless,
     next_due_s,
-    pace_s,
 )
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
-from octavo.engine.scheduler.pace import MOST_AT_ONCE, PaceModel, idle_rows
+from octavo.engine.scheduler.pace import idle_rows, most_admissions
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import (
     Admission,
@@ -48,10 +47,6 @@ from octavo.engine.scheduler.waiting_columns import WaitingFigures
 
 MOST_RESUME_SHARE = 0.1
 """What bringing its victims back may cost, as a share of what a waiting request takes itself."""
-
-CLEARLY_WITHIN = 0.7
-"""Share of the smallest pace within which a step of all rows, and of as many as are let in at once,
-leaves no doubt that all keep theirs."""
 
 PIN_AFTER = 4
 """Preemptions after which a row is no waiting request's victim. Two would do to end ping-pong; the
@@ -179,32 +174,13 @@ class SLOPolicy:
         gone = self._hopeless(snapshot)
         late = self._late(snapshot)
         restored = [] if late else self._in_time_again(snapshot)
-        limit = self._limit(snapshot)
+        limit = most_admissions(snapshot)
         if not gone and not late and not restored:
             return _EVERYONE if limit is None else Admission(limit=limit)
         if not self.rejects:
             return Admission(limit=limit, demoted=[*gone, *late], restored=restored)
         rejected = [(request, HOPELESS) for request in gone]
         return Admission(limit=limit, rejected=rejected, demoted=late, restored=restored)
-
-    def _limit(self, snapshot: Snapshot) -> int | None:
-        """How many requests more can decode beside the rows that do, each at its pace."""
-        num_rows = len(snapshot.running)
-        if not len(snapshot.waiting) or not num_rows or not snapshot.forecast.is_sound:
-            return None
-        goals_s = snapshot.columns.tpot_s
-        tpot_s = pace_s(snapshot.waiting[0]) or math.inf
-        least_s = min(tpot_s, float(goals_s.min(0, initial=math.inf, where=goals_s > 0)))
-        if least_s == math.inf:
-            return None
-        context = float(snapshot.columns.num_computed.sum()) / num_rows
-        num_more = num_rows + MOST_AT_ONCE
-        fixed_s, row_s = snapshot.forecast.step_time.decode_cost_s(num_more, context)
-        if fixed_s + row_s * num_more <= CLEARLY_WITHIN * least_s:
-            return None  # as nearly always
-        waiting = snapshot.waiting_columns.work_tokens[:8]
-        limit = PaceModel(snapshot).room(float(waiting.mean()), tpot_s)
-        return max(limit, 1) if snapshot.pinned else limit
 
     def _hopeless(self, snapshot: Snapshot) -> list[Request]:
         """Waiting requests, and running prompts, that can no longer be in time."""
