@@ -42,10 +42,11 @@ STALL_MS = 100.0
 HONEST = frozenset(
     (
         "OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED",
-        "CANCELLED",
+        "CANCELLED", "FAILED_PRECONDITION",
     )
 )  # fmt: skip
-"""Statuses that blame the client, the load, or time."""
+"""Statuses that blame the client, the load, or time. FAILED_PRECONDITION tells of a target that the
+server could not meet if it were idle."""
 HONEST_HTTP = frozenset((*range(200, 500), 504))
 """The same; 504 is the request's own `timeout_s`."""
 HTTP_ROUTES = ("/v1/completions", "/v1/chat/completions", "/tokenize")

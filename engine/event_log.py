@@ -122,7 +122,7 @@ class EventLog:
         rows = [list(row.token_ids) for row in result.rows]
         self._write(
             t=now_s, commit=plan.step_id, rows=rows, duration_s=result.duration_s,
-            priced_s=round(plan.priced_s, 6),
+            priced_s=round(plan.priced_s, 9),
             **({"broken": list(result.broken)} if result.broken else {}),
             **({"barred": list(result.barred)} if result.barred else {}),
             **({"ended": ends} if ends else {}),

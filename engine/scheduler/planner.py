@@ -1,7 +1,7 @@
 """One step, decided from the live table.
 
-It is one long module because a plan is made in one pass, each part of which counts on what the parts
-before it have taken.
+It is one long module because a plan is made in one pass, each part of which counts on what the
+parts before it have taken.
 """
 
 from __future__ import annotations

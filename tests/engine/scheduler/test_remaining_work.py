@@ -248,6 +248,7 @@ def test_the_time_to_the_first_token_counts_what_is_cached(drive, request_of, so
     assert known == 32
     full = scheduler.predict_ttft_s(33, driver.now_s)
     spared = full - scheduler.predict_ttft_s(33, driver.now_s, num_cached_tokens=known)
-    assert spared == pytest.approx(scheduler.forecast.prefill_s(32))
+    # A millisecond for each cached token, and what rows beside them add to the steps.
+    assert scheduler.forecast.prefill_s(32) <= spared <= 1.1 * scheduler.forecast.prefill_s(32)
     assert scheduler.num_cached_tokens([*PROMPT, 5], tenant="other") == 0
     driver.drain()
