@@ -55,9 +55,10 @@ async def has_left(context: Any, error: BaseException) -> bool:
         error: what the handler raised, or a group of such.
     """
     if isinstance(error, BaseExceptionGroup):
-        if error.subgroup(lambda leaf: not isinstance(leaf, GONE_ERRORS)) is not None:
-            return bool(context.done())
-    elif not isinstance(error, GONE_ERRORS):
+        others: BaseException | None = error.split(GONE_ERRORS)[1]
+    else:
+        others = None if isinstance(error, GONE_ERRORS) else error
+    if others is not None:
         return bool(context.done())
     for _ in range(GONE_CHECKS):
         if context.done():
