@@ -43,6 +43,7 @@ class Forecast:
             and dispatch it, and to take in its result.
         gap_s: the same of a step that was dispatched while another one ran.
         door_s: seconds from a request's arrival at the front to its acceptance.
+        ttft_targets: of accepted requests, in seconds; infinity for one without.
 
     Running means of seconds are kept without the level of step times (`StepErrors`), so that a
     change of the machine's speed shows in all of them at once.
@@ -60,6 +61,7 @@ class Forecast:
     host_s: RecentValues = field(default_factory=RecentValues)
     gap_s: RecentValues = field(default_factory=RecentValues)
     door_s: RecentValues = field(default_factory=RecentValues)
+    ttft_targets: RecentValues = field(default_factory=RecentValues)
     _iteration: float = 0.0
     _mean_full: StepFeatures = NO_FEATURES
     _full_step: float = 0.0
@@ -154,6 +156,17 @@ class Forecast:
             return self._full_step_token * self.step_time.prefill.level
         most = self.limits.max_num_batched_tokens
         return self.step_time.predict_prefill_s(most) / most
+
+    @property
+    def marginal_token_s(self) -> float:
+        """Seconds that a prompt token adds to a step of decode rows, at the size of step that
+        prompts run in."""
+        mean = self._mean_full
+        if not mean.num_prefill:
+            return self.step_time.prefill_token_s(self.mean_prefill_context)
+        alone = StepFeatures(mean.num_decode, 0, mean.decode_context)
+        added_s = self.step_time.predict_s(mean) - self.step_time.predict_s(alone)
+        return max(added_s / mean.num_prefill, 0.0)
 
     @property
     def full_step_s(self) -> float:

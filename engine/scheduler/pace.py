@@ -38,6 +38,9 @@ SPREAD_STEPS = 32.0
 """Iterations over which admitted prompts are computed, at the least: a row that ends sooner does
 not wait for all of them."""
 
+LOAD_WITH_PACE = 0.97
+"""Share of the time up to which requests with a pace are let in beside rows that have one."""
+
 LOAD_WITHOUT_PACE = 0.9
 """Share of the time up to which requests without a pace are let in beside rows that have one: they
 can wait, and forecasts err."""
@@ -79,7 +82,7 @@ class PaceModel:
         self._num_rows = int(np.count_nonzero(self._holds))
         context = float(columns.num_computed.sum(where=self._holds)) / max(self._num_rows, 1)
         self._fixed_s, self._row_s = forecast.step_time.decode_cost_s(self._num_rows, context)
-        self._token_s = forecast.step_time.prefill_token_s(forecast.mean_prefill_context)
+        self._token_s = forecast.marginal_token_s
         self._least_s = forecast.alone_step_s
         emitted = columns.num_computed - columns.last_prompt
         self._remaining = np.maximum(columns.length - emitted, 1.0)
@@ -120,10 +123,8 @@ class PaceModel:
             num_tokens: prompt tokens that each takes.
             pace_s: seconds a token that each is promised; infinity for nothing.
         """
-        before = self.measure()
-        kept = self._holds & (self._every_s(self._pending_s) >= before.step_s)
-        kept &= before.every_s < math.inf
-        bound = 1.0 if pace_s < math.inf else LOAD_WITHOUT_PACE
+        kept = self._every_s(self._pending_s) < math.inf
+        bound = LOAD_WITH_PACE if pace_s < math.inf else LOAD_WITHOUT_PACE
         room, step = 0, MOST_AT_ONCE
         while step:
             count = room + step
@@ -195,7 +196,7 @@ def idle_rows(snapshot: Snapshot) -> list[int]:
     context = snapshot.decode_context / num_rows
     fixed_s, row_s = model.decode_cost_s(num_rows, context)
     step_s = fixed_s + num_rows * row_s
-    if step_s <= float(pace_s.min(0, initial=math.inf, where=pace_s > 0)):
+    if step_s <= CLEARLY_WITHIN * float(pace_s.min(0, initial=math.inf, where=pace_s > 0)):
         return []  # as nearly always
     pace = PaceModel(snapshot).measure()
     if step_s <= pace.step_s:

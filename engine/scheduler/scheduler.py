@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 from collections import deque
 from collections.abc import Collection, Sequence
 
@@ -176,6 +177,7 @@ class Scheduler:
             request.num_reusable_tokens = 0
             raise error
         entry = self._table.accept(request, pages)
+        self.forecast.ttft_targets.observe(request.ttft_target_s or math.inf)
         if len(self._table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
             ahead = backlog_before(self._table, entry)
             tokens = request.num_missing_tokens

@@ -7,6 +7,7 @@ from bisect import bisect_right
 
 import numpy as np
 
+from octavo.engine.scheduler.deadlines import first_due_s
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_time_model import StepFeatures
 
@@ -15,6 +16,10 @@ _FLOOR_STEPS = 2
 
 _WORTH_BANKING = 1.05
 """How much more a second must buy for it to be waited for."""
+
+_SHARE_OF_TARGET = 0.5
+"""Most that a step may take of the time that first tokens are promised in: whoever arrives as it
+begins waits for its end, and then for the end of one as long."""
 
 
 def smallest_slack_s(snapshot: Snapshot) -> float:
@@ -33,6 +38,45 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     due_s = columns.base_s[slots] + snapshot.decode_pace_s(columns)
     slack = due_s - np.array(snapshot.starts_s)
     return float(slack.min(0, initial=math.inf, where=slack > 0))
+
+
+def first_tokens_s(snapshot: Snapshot) -> float:
+    """Seconds that a step with prompts may take so that those it completes, and those that arrive
+    while it runs, are in time; infinity if that bounds nothing.
+
+    All first tokens of a step come at its end, so that one prompt more makes all of them later.
+    Prompts are taken in by due time, as long as the step ends before the first of them is due. One
+    that is late anyway bounds nothing, nor does one that a later step completes.
+    """
+    forecast, columns = snapshot.forecast, snapshot.waiting_columns
+    limits, starts_s = snapshot.limits, snapshot.starts_s
+    bound_s = _SHARE_OF_TARGET * (forecast.ttft_targets.low or math.inf)
+    num_decode, context = len(snapshot.decode_slots), snapshot.decode_context
+    before, model = forecast.mean_prefill_context, forecast.step_time
+    room = limits.max_num_batched_tokens - num_decode
+
+    def takes_s(num_tokens: float) -> float:
+        features = StepFeatures(num_decode, int(num_tokens), context, num_tokens * before)
+        return model.predict_s(features) * model.safety
+
+    full_s = min(bound_s, takes_s(max(room, 1)))
+    prompts = [(first_due_s(r), r.num_missing_tokens) for r in snapshot.prefilling]
+    if starts_s + full_s <= min(columns.least_due_s, *(due_s for due_s, _ in prompts), math.inf):
+        return bound_s
+    most = limits.max_prefill_rows
+    prompts += zip(columns.due_s[:most].tolist(), columns.work_tokens[:most].tolist(), strict=True)
+    num_tokens = 0.0
+    for due_s, missing in sorted(prompts):
+        num_tokens += missing
+        slack_s = due_s - starts_s
+        if num_tokens > room or slack_s >= bound_s:
+            break
+        seconds = takes_s(num_tokens)
+        if seconds > bound_s:
+            break
+        if seconds <= slack_s:
+            bound_s = slack_s
+    return bound_s
 
 
 def budget_within(snapshot: Snapshot, seconds: float, floor: int) -> int:

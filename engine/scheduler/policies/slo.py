@@ -39,7 +39,12 @@ from octavo.engine.scheduler.policies.policy import (
 )
 from octavo.engine.scheduler.policies.shedding import HOPELESS
 from octavo.engine.scheduler.row_columns import Floats, Slots
-from octavo.engine.scheduler.slack import smallest_slack_s, thrifty_budget
+from octavo.engine.scheduler.slack import (
+    budget_within,
+    first_tokens_s,
+    smallest_slack_s,
+    thrifty_budget,
+)
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_size import MAX_STEPS_WHILE_WAITING
 from octavo.engine.scheduler.victims import price_rows
@@ -250,8 +255,13 @@ class SLOPolicy:
     # Steps.
 
     def budget(self, snapshot: Snapshot) -> int:
-        """As many tokens as the smallest banked slack of a row allows."""
-        return thrifty_budget(snapshot, smallest_slack_s(snapshot), self.floor)
+        """As many tokens as the smallest banked slack of a row allows, and the first tokens that
+        come at the step's end."""
+        budget = thrifty_budget(snapshot, smallest_slack_s(snapshot), self.floor)
+        seconds = first_tokens_s(snapshot)
+        if seconds == math.inf:
+            return budget
+        return min(budget, budget_within(snapshot, seconds, self.floor))
 
     def num_steps(self, snapshot: Snapshot, limit: int, longest: int, shortest: int) -> int:
         """Iterations of a decode dispatch: few while somebody waits, and none that would keep a
