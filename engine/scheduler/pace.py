@@ -38,12 +38,9 @@ SPREAD_STEPS = 32.0
 """Iterations over which admitted prompts are computed, at the least: a row that ends sooner does
 not wait for all of them."""
 
-LOAD_WITH_PACE = 0.97
-"""Share of the time up to which requests with a pace are let in beside rows that have one."""
-
-LOAD_WITHOUT_PACE = 0.9
-"""Share of the time up to which requests without a pace are let in beside rows that have one: they
-can wait, and forecasts err."""
+MOST_LOAD = 0.92
+"""Share of the time up to which requests are let in beside rows that have a pace: forecasts err, and
+a row that has lost its pace takes time from the others that it needs no more."""
 
 CLEARLY_WITHIN = 0.7
 """Share of the smallest pace within which a step of all rows, and of as many as are let in at once,
@@ -124,11 +121,10 @@ class PaceModel:
             pace_s: seconds a token that each is promised; infinity for nothing.
         """
         kept = self._every_s(self._pending_s) < math.inf
-        bound = LOAD_WITH_PACE if pace_s < math.inf else LOAD_WITHOUT_PACE
         room, step = 0, MOST_AT_ONCE
         while step:
             count = room + step
-            if self._load(kept, count * num_tokens * self._token_s, pace_s, count) <= bound:
+            if self._load(kept, count * num_tokens * self._token_s, pace_s, count) <= MOST_LOAD:
                 room = count
             step //= 2
         return min(room, MOST_AT_ONCE)
