@@ -33,14 +33,17 @@ MOST_IDLE_STEPS = 4
 """A row that has no pace to keep, or cannot keep it any more, decodes at least once in so many
 steps."""
 
+LONGEST_STALL_STEPS = 8
+"""Every row decodes at least once in so many steps, however far away its end is due: somebody may
+read along, and what holds pages should come to its end."""
 
 SPREAD_STEPS = 32.0
 """Iterations over which admitted prompts are computed, at the least: a row that ends sooner does
 not wait for all of them."""
 
 MOST_LOAD = 0.92
-"""Share of the time up to which requests are let in beside rows that have a pace: forecasts err, and
-a row that has lost its pace takes time from the others that it needs no more."""
+"""Share of the time up to which requests are let in beside rows that have a pace: forecasts err,
+and a row that has lost its pace takes time that others need."""
 
 CLEARLY_WITHIN = 0.7
 """Share of the smallest pace within which a step of all rows, and of as many as are let in at once,
@@ -110,7 +113,7 @@ class PaceModel:
         (feasible,) = (self._loads(paces_s, rates, num_free) <= 1.0).nonzero()
         step_s = float(paces_s[feasible[0] if len(feasible) else -1])
         every_s[(every_s < step_s) | (every_s == math.inf)] = MOST_IDLE_STEPS * step_s
-        return Pace(step_s, every_s)
+        return Pace(step_s, np.minimum(every_s, LONGEST_STALL_STEPS * step_s))
 
     def room(self, num_tokens: float, pace_s: float) -> int:
         """How many requests more could be let in, so that each row that can keep its pace without

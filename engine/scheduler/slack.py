@@ -40,43 +40,64 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     return float(slack.min(0, initial=math.inf, where=slack > 0))
 
 
-def first_tokens_s(snapshot: Snapshot) -> float:
-    """Seconds that a step with prompts may take so that those it completes, and those that arrive
-    while it runs, are in time; infinity if that bounds nothing.
+def first_tokens_budget(snapshot: Snapshot, floor: int) -> int:
+    """Tokens of the largest step whose prompts, and those that arrive while it runs, have their
+    first tokens in time.
 
     All first tokens of a step come at its end, so that one prompt more makes all of them later.
     Prompts are taken in by due time, as long as the step ends before the first of them is due. One
-    that is late anyway bounds nothing, nor does one that a later step completes.
+    that is late anyway bounds nothing, nor does one that a later step completes. Those to come do
+    not cut the first prompt short if they would be due after it.
+
+    Args:
+        floor: as for `budget_within`.
     """
     forecast, columns = snapshot.forecast, snapshot.waiting_columns
     limits, starts_s = snapshot.limits, snapshot.starts_s
-    bound_s = _SHARE_OF_TARGET * (forecast.ttft_targets.low or math.inf)
     num_decode, context = len(snapshot.decode_slots), snapshot.decode_context
     before, model = forecast.mean_prefill_context, forecast.step_time
-    room = limits.max_num_batched_tokens - num_decode
+    room = max(limits.max_num_batched_tokens - num_decode, 1)
 
     def takes_s(num_tokens: float) -> float:
         features = StepFeatures(num_decode, int(num_tokens), context, num_tokens * before)
         return model.predict_s(features) * model.safety
 
-    full_s = min(bound_s, takes_s(max(room, 1)))
     prompts = [(first_due_s(r), r.num_missing_tokens) for r in snapshot.prefilling]
-    if starts_s + full_s <= min(columns.least_due_s, *(due_s for due_s, _ in prompts), math.inf):
-        return bound_s
     most = limits.max_prefill_rows
-    prompts += zip(columns.due_s[:most].tolist(), columns.work_tokens[:most].tolist(), strict=True)
+    if not _may_await(snapshot, most):
+        dues_s, work = columns.due_s[:most], columns.work_tokens[:most]
+        prompts += zip(dues_s.tolist(), work.tolist(), strict=True)
+    if not prompts:
+        return limits.max_num_batched_tokens
+    prompts.sort()
+    full_s, (least_due_s, first_tokens) = takes_s(room), prompts[0]
+    target_s = forecast.ttft_targets.low or math.inf
+    bound_s, whole = _SHARE_OF_TARGET * target_s, 0.0
+    if bound_s < full_s and least_due_s <= starts_s + target_s:
+        whole = min(first_tokens, room)
+        bound_s = max(bound_s, takes_s(whole))
     num_tokens = 0.0
-    for due_s, missing in sorted(prompts):
-        num_tokens += missing
-        slack_s = due_s - starts_s
-        if num_tokens > room or slack_s >= bound_s:
-            break
-        seconds = takes_s(num_tokens)
-        if seconds > bound_s:
-            break
-        if seconds <= slack_s:
-            bound_s = slack_s
-    return bound_s
+    if least_due_s - starts_s < min(bound_s, full_s):
+        for due_s, missing in prompts:
+            num_tokens += missing
+            slack_s = due_s - starts_s
+            if num_tokens > room or slack_s >= bound_s or takes_s(num_tokens) > bound_s:
+                break
+            if takes_s(num_tokens) <= slack_s:
+                bound_s, whole = slack_s, num_tokens
+    if bound_s >= full_s:
+        return limits.max_num_batched_tokens
+    return max(budget_within(snapshot, bound_s, floor), num_decode + int(whole))
+
+
+def _may_await(snapshot: Snapshot, most: int) -> bool:
+    """Whether the first waiting requests may need what the step computes of others' prompts, of
+    demoted ones too."""
+    if snapshot.num_awaiting:
+        return True
+    if not snapshot.demoted:
+        return False
+    return any(request.num_reusable_tokens for request in snapshot.waiting[:most])
 
 
 def budget_within(snapshot: Snapshot, seconds: float, floor: int) -> int:

@@ -40,8 +40,7 @@ from octavo.engine.scheduler.policies.policy import (
 from octavo.engine.scheduler.policies.shedding import HOPELESS
 from octavo.engine.scheduler.row_columns import Floats, Slots
 from octavo.engine.scheduler.slack import (
-    budget_within,
-    first_tokens_s,
+    first_tokens_budget,
     smallest_slack_s,
     thrifty_budget,
 )
@@ -258,10 +257,7 @@ class SLOPolicy:
         """As many tokens as the smallest banked slack of a row allows, and the first tokens that
         come at the step's end."""
         budget = thrifty_budget(snapshot, smallest_slack_s(snapshot), self.floor)
-        seconds = first_tokens_s(snapshot)
-        if seconds == math.inf:
-            return budget
-        return min(budget, budget_within(snapshot, seconds, self.floor))
+        return min(budget, first_tokens_budget(snapshot, self.floor))
 
     def num_steps(self, snapshot: Snapshot, limit: int, longest: int, shortest: int) -> int:
         """Iterations of a decode dispatch: few while somebody waits, and none that would keep a
