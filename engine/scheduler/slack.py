@@ -52,42 +52,50 @@ def first_tokens_budget(snapshot: Snapshot, floor: int) -> int:
     Args:
         floor: as for `budget_within`.
     """
-    forecast, columns = snapshot.forecast, snapshot.waiting_columns
-    limits, starts_s = snapshot.limits, snapshot.starts_s
-    num_decode, context = len(snapshot.decode_slots), snapshot.decode_context
-    before, model = forecast.mean_prefill_context, forecast.step_time
-    room = max(limits.max_num_batched_tokens - num_decode, 1)
-
-    def takes_s(num_tokens: float) -> float:
-        features = StepFeatures(num_decode, int(num_tokens), context, num_tokens * before)
-        return model.predict_s(features) * model.safety
-
+    limits, columns, starts_s = snapshot.limits, snapshot.waiting_columns, snapshot.starts_s
+    most = limits.max_num_batched_tokens
+    num_decode = len(snapshot.decode_slots)
+    room = max(most - num_decode, 1)
+    full_s = _step_s(snapshot, room)
+    target_s = snapshot.forecast.ttft_targets.low or math.inf
+    bound_s, whole = _SHARE_OF_TARGET * target_s, 0
     prompts = [(first_due_s(r), r.num_missing_tokens) for r in snapshot.prefilling]
-    most = limits.max_prefill_rows
-    if not _may_await(snapshot, most):
-        dues_s, work = columns.due_s[:most], columns.work_tokens[:most]
-        prompts += zip(dues_s.tolist(), work.tolist(), strict=True)
+    least_due_s = min([columns.least_due_s, *(due_s for due_s, _ in prompts)])
+    if full_s <= min(bound_s, least_due_s - starts_s):
+        return most  # as nearly always where steps are short
+    first = limits.max_prefill_rows
+    if not _may_await(snapshot, first):
+        dues_s, work = columns.due_s[:first].tolist(), columns.work_tokens[:first].tolist()
+        prompts += zip(dues_s, map(int, work), strict=True)
     if not prompts:
-        return limits.max_num_batched_tokens
+        return most
     prompts.sort()
-    full_s, (least_due_s, first_tokens) = takes_s(room), prompts[0]
-    target_s = forecast.ttft_targets.low or math.inf
-    bound_s, whole = _SHARE_OF_TARGET * target_s, 0.0
+    least_due_s, missing = prompts[0]
     if bound_s < full_s and least_due_s <= starts_s + target_s:
-        whole = min(first_tokens, room)
-        bound_s = max(bound_s, takes_s(whole))
-    num_tokens = 0.0
-    if least_due_s - starts_s < min(bound_s, full_s):
-        for due_s, missing in prompts:
-            num_tokens += missing
-            slack_s = due_s - starts_s
-            if num_tokens > room or slack_s >= bound_s or takes_s(num_tokens) > bound_s:
-                break
-            if takes_s(num_tokens) <= slack_s:
-                bound_s, whole = slack_s, num_tokens
-    if bound_s >= full_s:
-        return limits.max_num_batched_tokens
-    return max(budget_within(snapshot, bound_s, floor), num_decode + int(whole))
+        whole = min(missing, room)
+        bound_s = max(bound_s, _step_s(snapshot, whole))
+    num_tokens = 0
+    for due_s, missing in prompts:
+        num_tokens += missing
+        slack_s = due_s - starts_s
+        if num_tokens > room or slack_s >= min(bound_s, full_s):
+            break
+        seconds = _step_s(snapshot, num_tokens)
+        if seconds > bound_s:
+            break
+        if seconds <= slack_s:
+            bound_s, whole = slack_s, num_tokens
+    if full_s <= bound_s:
+        return most
+    return max(budget_within(snapshot, bound_s, floor), num_decode + whole)
+
+
+def _step_s(snapshot: Snapshot, num_tokens: int) -> float:
+    """Seconds that a step of so many prompt tokens beside the decode rows takes at the most."""
+    forecast, num_decode = snapshot.forecast, len(snapshot.decode_slots)
+    before_all = num_tokens * forecast.mean_prefill_context
+    features = StepFeatures(num_decode, num_tokens, snapshot.decode_context, before_all)
+    return forecast.step_time.predict_s(features) * forecast.step_time.safety
 
 
 def _may_await(snapshot: Snapshot, most: int) -> bool:
