@@ -12,7 +12,7 @@ import pytest
 
 from octavo.engine.scheduler import policies
 from octavo.engine.scheduler.policies import policy as policy_module
-from tests.oracle import digests
+from tests.oracle import digests, record
 from tests.oracle.digests import PLANS_PER_MARK, first_difference, marks, play
 from tests.oracle.record import PATH, differences, read
 from tests.oracle.runs import FAULTS, POLICIES, VARIANTS, WORKLOADS, Run, all_runs
@@ -88,6 +88,22 @@ def test_a_run_that_goes_on_for_longer_differs_after_its_end() -> None:
     assert first_difference(marks(lines[:100]), marks(lines)) == (100, 149)
     assert first_difference(marks(lines[:110]), marks(lines)) == (100, 149)
     assert first_difference(marks(lines), marks(lines[:50])) == (50, 99)
+
+
+def test_a_run_that_rounding_decides_is_compared_with_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = RUNS["slo / chat / none"]
+
+    def played(run: Run, *, stretch: float = 1.0) -> list[str]:
+        return ["longer" if stretch > 1 else "as it is"]
+
+    monkeypatch.setattr(digests, "play", played)
+    monkeypatch.setattr(record, "play", played)
+    assert record.record(run) == []
+    assert not differences([run], {run.name: []})
+    monkeypatch.setattr(digests, "ROUNDINGS", (1 - 1e-10,))
+    assert record.record(run) == marks(["as it is"])
 
 
 def test_a_run_is_the_same_in_another_process() -> None:
