@@ -303,6 +303,17 @@ def _samples(rng: random.Random) -> Iterator[Arrival]:
             num += 1
 
 
+def _paces(rng: random.Random) -> Iterator[Arrival]:
+    """Requests of two priorities and paces that all rows together cannot keep, and batch work."""
+    tight = TrafficClass(name="tight", ttft_target_s=0.5, tpot_target_s=0.0118)
+    even = TrafficClass(name="even", ttft_target_s=0.5, tpot_target_s=0.014)
+    kinds = (tight, even, replace(even, priority=Priority.LOW), PATIENT, BATCH)
+    now_ms = 0
+    for _ in range(120):
+        now_ms += rng.randint(0, 60)
+        yield _arrival(now_ms, rng.randint(2, 20), rng.randint(4, 30), rng.choice(kinds))
+
+
 WORKLOADS = {
     "chat": Workload(arrivals=_chat),
     "bursts": Workload(arrivals=_bursts, max_num_steps=4),
@@ -311,5 +322,6 @@ WORKLOADS = {
     "reasoning": Workload(arrivals=_reasoning, num_pages=56, max_num_steps=4, run_pages=3),
     "tenants": Workload(arrivals=_tenants),
     "priorities": Workload(arrivals=_priorities, num_pages=48),
+    "paces": Workload(arrivals=_paces),
     "samples": Workload(arrivals=_samples, num_pages=56, max_num_batched_tokens=96),
 }
