@@ -1,4 +1,4 @@
-"""CI and templates agree with pyproject.toml."""
+"""CI, hooks and templates agree with the Makefile and pyproject.toml."""
 
 from __future__ import annotations
 
@@ -12,6 +12,30 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 GITHUB = ROOT / ".github"
+
+
+def make_check_commands() -> list[str]:
+    """The commands of `make check`, from the environment that `make venv` builds."""
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    assert recipe
+    return [line.strip().replace("$(BIN)", ".venv/bin") for line in recipe[1].splitlines()]
+
+
+def test_hooks_run_what_make_check_runs_of_ruff_and_mypy() -> None:
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
+    [local] = config["repos"]
+    assert local["repo"] == "local"
+    assert all(hook["language"] == "system" for hook in local["hooks"])
+    # A hook that got names of files would check those alone.
+    assert not any(hook["pass_filenames"] for hook in local["hooks"])
+    wanted = [
+        line
+        for line in make_check_commands()
+        if line.startswith((".venv/bin/ruff", ".venv/bin/mypy"))
+    ]
+    assert len(wanted) == 3
+    assert [hook["entry"] for hook in local["hooks"]] == wanted
 
 
 def test_ci_installs_the_oldest_and_the_newest_python_and_calls_the_one_script() -> None:
