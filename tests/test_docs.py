@@ -14,6 +14,8 @@ from octavo.server.status import reason_of
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+INDEX = ROOT / "docs" / "findings" / "README.md"
+DATED = re.compile(r"- \d{4}-\d\d(-\d\d)?\b")
 
 
 def documents() -> list[Path]:
@@ -53,6 +55,19 @@ def test_the_link_checker_sees_anchors(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# Was `it` so?\n## When a step fails\n")
     assert anchors(page) == {"was-it-so", "when-a-step-fails"}
+
+
+def findings() -> list[Path]:
+    return sorted(set((ROOT / "docs" / "findings").glob("*.md")) - {INDEX})
+
+
+@pytest.mark.parametrize("path", findings(), ids=lambda path: path.name)
+def test_every_page_of_findings_is_in_the_index_and_its_lines_are_dated(path: Path) -> None:
+    assert path.name in LINK.findall(INDEX.read_text("utf-8"))
+    lines = [line for line in path.read_text("utf-8").splitlines() if line.startswith("- ")]
+    undated = [line for line in lines if not DATED.match(line)]
+    assert lines
+    assert not undated
 
 
 def all_errors() -> list[type[errors.OctavoError]]:

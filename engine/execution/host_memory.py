@@ -2,8 +2,9 @@
 
 XLA's CPU client allocates a program's temporary buffer anew for each run. glibc serves blocks above
 32 MB (and at first above 128 KB) by mapping fresh pages and unmaps them when freed, so every step
-would fault in, and the kernel zero, tens of megabytes (docs/log.md has what that cost). XLA's own
-threads would get arenas of their own, which never hold a block that large: one arena serves all.
+would fault in, and the kernel zero, tens of megabytes (docs/findings/starts-and-memory.md has what
+that cost). XLA's own threads would get arenas of their own, which never hold a block that large:
+one arena serves all.
 
 What compiling a program took, up to a gigabyte, is given back: no step will want it.
 """
