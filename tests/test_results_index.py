@@ -81,6 +81,12 @@ def test_every_file_is_listed() -> None:
 
 
 @in_git
+def test_the_table_of_machines_names_results_that_are_there() -> None:
+    dated = {name for name in index.MACHINES if name not in index.SHOWS}
+    assert dated <= {result.name for result in index.read_results(ROOT)}
+
+
+@in_git
 def test_no_result_stays_that_is_superseded_and_unquoted() -> None:
     assert index.stale(ROOT) == [], "remove them with git rm, or quote them"
 
@@ -136,9 +142,10 @@ def test_an_older_result_stays_while_a_document_quotes_it(repository: Repository
         repository.result(f"probe-2026-01-0{day}")
     repository.write("docs/page.md", "[figures](../benchmarks/results/probe-2026-01-02.json)\n")
     assert index.stale(repository.path) == ["probe-2026-01-01"]
-    # A longer name is another result, and the index quotes nothing.
+    # A longer name is another result; the index and the script's tables quote nothing.
     repository.write("docs/other.md", "probe-2026-01-01-b, a-probe-2026-01-01\n")
     repository.write("benchmarks/results/README.md", "probe-2026-01-01\n")
+    repository.write("tools/index_results.py", "probe-2026-01-01\n")
     assert index.stale(repository.path) == ["probe-2026-01-01"]
     text = index.render(repository.path)
     newest, _, older = text.partition("## Older")

@@ -23,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path("benchmarks/results")
 INDEX = RESULTS / "README.md"
+SCRIPT = Path("tools/index_results.py")
 
 SHOWS = {
     "aot": "kernels and steps compiled for TPUs and Hopper: registers, memory, least times",
@@ -64,7 +65,6 @@ MACHINES = {
     "goodput-matrix": "simulated",
     "live-refusals-2026-11-24": ZEN_4,
     "server-faults-2026-11-21": ZEN_5,
-    "server-faults-2026-11-22": XEON,
     "server-soak-2026-11-21": ZEN_5,
 }
 """Machines of results, or of kinds, whose files do not say theirs."""
@@ -222,7 +222,7 @@ def quoted(root: Path, results: Iterable[Result]) -> set[str]:
     found = {
         name
         for path in others
-        if not path.is_relative_to(RESULTS)
+        if not path.is_relative_to(RESULTS) and path != SCRIPT
         for name in named_in(root / path)
     }
     staying = [r for r in results if r.name in found or is_newest(r, results)]
