@@ -8,7 +8,7 @@ SHELL := bash
 PYTHON ?=
 VENV ?= .venv
 AOT_VENV ?= .venv-aot
-EXTRAS ?= test,http,check,plots
+EXTRAS ?= test,http,check,plots,docs
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # Tests run in this many processes, four at the most: a module's tests in one of them, which shares
@@ -126,6 +126,10 @@ proto-check: venv ## check that the generated gRPC code is current
 notebook: venv ## run the notebooks' cells
 	@$(BIN)/python -m pytest tests/notebooks $(PYTEST_ARGS)
 
+.PHONY: docs
+docs: venv ## build the documentation and the public API's pages into site/; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
 .PHONY: constraints
 constraints: venv ## pin the newest versions that resolve together on every supported Python
 	@tools/compile_constraints.sh $(BIN)/python
@@ -136,6 +140,6 @@ wheel-check: venv ## build the wheel through the sdist and try it in an environm
 
 .PHONY: clean
 clean: ## remove environments, caches and builds
-	rm -rf .venv .venv-* build dist src/octavo.egg-info .jax_cache .jax_cache-* .pytest_cache .mypy_cache \
+	rm -rf .venv .venv-* build dist site src/octavo.egg-info .jax_cache .jax_cache-* .pytest_cache .mypy_cache \
 	  .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

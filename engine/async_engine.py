@@ -179,7 +179,8 @@ class AsyncEngine:
             timeout_s: seconds after which the answer is worthless; the request then fails.
             targets: when tokens are wanted, for policies that schedule by it.
             output_len_class: requests of one class are expected to answer at similar length.
-            tenant, cache_salt: identity for fairness; isolation of the prefix cache.
+            tenant: identity for fairness.
+            cache_salt: requests share cached prefixes with requests of the same salt only.
             owner: the credential that submits it: `abort` takes it from no other.
             trace_parent: the W3C trace context that the request came with; empty for none.
             tokenization: special tokens and truncation of the prompt.

@@ -153,7 +153,8 @@ class LLM:
             continue_final_message: end within the last message, for the model to go on with it.
             chat_template: Jinja source in place of the model's own.
             chat_template_kwargs: further names for the template.
-            Others as for `generate`.
+
+        The other arguments are those of `generate`.
 
         Raises:
             InvalidRequestError: messages that the template refuses, or a model without one.

@@ -6,5 +6,5 @@ python=$1
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 "$python" -m uv pip compile --quiet --upgrade --universal --python-version 3.11 \
   --no-annotate --no-header --no-emit-index-url --no-emit-find-links \
-  --extra test --extra http --extra check --extra plots --extra otel --extra tpu pyproject.toml -o constraints.txt
+  --extra test --extra http --extra check --extra plots --extra docs --extra otel --extra tpu pyproject.toml -o constraints.txt
 echo "constraints.txt: $(wc -l <constraints.txt) pins; run \`make check test\` before committing it"
