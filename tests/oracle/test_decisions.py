@@ -15,7 +15,8 @@ from octavo.engine.scheduler.policies import policy as policy_module
 from tests.oracle import digests, record
 from tests.oracle.digests import PLANS_PER_MARK, first_difference, marks, play
 from tests.oracle.record import PATH, differences, read
-from tests.oracle.runs import FAULTS, POLICIES, VARIANTS, WORKLOADS, Run, all_runs
+from tests.oracle.runs import FAULTS, POLICIES, VARIANTS, Run, all_runs
+from tests.oracle.workloads import WORKLOADS
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = {run.name: run for run in all_runs()}
