@@ -22,11 +22,11 @@ from octavo.engine.scheduler.step_plan import StepPlan, StepResult
 from octavo.engine.simulation.simulate import simulate, true_length, undeclared
 from octavo.engine.simulation.step_time import StepWork
 from tests.oracle.runs import FAULTS, STEP_TIME, Run
+from tests.oracle.workloads import WORKLOADS
 
 PLANS_PER_MARK = 50
 MARK_DIGITS = 12
 """Hexadecimal digits kept of a SHA-256: 48 bits."""
-MAX_TOKENS = 96
 ROUNDINGS = (1 + 1e-12, 1 - 1e-10)
 """Far above what dot products differ by (about 1e-15), as learning may amplify it."""
 
@@ -146,7 +146,7 @@ def play(run: Run, *, stretch: float = 1.0) -> list[str]:
             _Stretched(stretch),
             link=run.link,
             faults=FAULTS[run.faults].faults,
-            max_tokens=MAX_TOKENS,
+            max_tokens=WORKLOADS[run.workload].max_tokens,
             declared_length=true_length if policy.uses_declared_lengths else undeclared,
             idle_tick_s=0.01,
             max_turns=30_000,

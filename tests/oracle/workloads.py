@@ -30,6 +30,8 @@ class Workload:
         max_num_steps: most decode iterations in a dispatch.
         max_num_batched_tokens: tokens in a step with prefill.
         run_pages: as in `StepLimits`.
+        max_tokens: every request's limit, at which some outputs are cut off: then a row's last
+            token is known when it is planned. None: each request's own length.
     """
 
     arrivals: Callable[[random.Random], Iterator[Arrival]]
@@ -37,6 +39,7 @@ class Workload:
     max_num_steps: int = 1
     max_num_batched_tokens: int = 48
     run_pages: int = 1
+    max_tokens: int | None = 96
 
 
 def _arrival(
@@ -155,11 +158,13 @@ def _paces(rng: random.Random) -> Iterator[Arrival]:
 
 
 WORKLOADS = {
-    "chat": Workload(arrivals=_chat),
-    "bursts": Workload(arrivals=_bursts, max_num_steps=4),
+    "chat": Workload(arrivals=_chat, max_tokens=12),
+    "bursts": Workload(arrivals=_bursts, max_num_steps=4, max_tokens=None),
     "prefixes": Workload(arrivals=_prefixes, num_pages=64),
     "long-prompts": Workload(arrivals=_long_prompts, num_pages=96),
-    "reasoning": Workload(arrivals=_reasoning, num_pages=56, max_num_steps=4, run_pages=3),
+    "reasoning": Workload(
+        arrivals=_reasoning, num_pages=56, max_num_steps=4, run_pages=3, max_tokens=36
+    ),
     "tenants": Workload(arrivals=_tenants),
     "priorities": Workload(arrivals=_priorities, num_pages=48),
     "paces": Workload(arrivals=_paces),
