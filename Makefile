@@ -46,6 +46,14 @@ soak: venv ## run the property tests for long
 	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile=soak $(PYTEST_ARGS)
 	@$(BIN)/python -m octavo.engine.simulation.soak --steps $(SOAK_STEPS)
 
+.PHONY: oracle
+oracle: venv ## play all recorded runs of the scheduler, and say which decide otherwise
+	@$(BIN)/python -m tests.oracle.record --check
+
+.PHONY: oracle-record
+oracle-record: venv ## record what the scheduler decides, after a change of decisions
+	@$(BIN)/python -m tests.oracle.record
+
 .PHONY: soak-server
 soak-server: venv ## keep a live server at 1.5 times its capacity for half an hour
 	@$(BIN)/python -m benchmarks.server_soak --seconds $(SOAK_SECONDS) $(ARGS)

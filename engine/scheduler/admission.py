@@ -44,7 +44,8 @@ def late_jobs(
         return []
     if start_s + float(work_s.sum()) <= float(due_s.min(0)):
         return []
-    order = due_s.argsort()
+    # Stable: what an unstable sort makes of equal due times differs between processors.
+    order = due_s.argsort(kind="stable")
     due_s, work_s = due_s[order], work_s[order]
     left_out: list[int] = []
     while len(left_out) < most:
@@ -84,7 +85,7 @@ def job_to_restore(
     Returns:
         Its index, or None.
     """
-    order = due_s.argsort()
+    order = due_s.argsort(kind="stable")
     due_s = due_s[order]
     ends_s = start_s + RESTORE_MARGIN * np.cumsum(np.concatenate(([0.0], work_s[order])))
     least_s = np.minimum.accumulate(np.append(due_s - ends_s[1:], np.inf)[::-1])[::-1]

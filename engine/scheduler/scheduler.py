@@ -40,8 +40,7 @@ from octavo.engine.scheduler.load import SchedulerLoad
 from octavo.engine.scheduler.load_report import measure_load, predict_ttft_s
 from octavo.engine.scheduler.planner import Planner
 from octavo.engine.scheduler.policies import get_policy
-from octavo.engine.scheduler.policies.policy import Policy, Refusal, refuse_nobody
-from octavo.engine.scheduler.policies.shedding import HOPELESS
+from octavo.engine.scheduler.policies.policy import HOPELESS, Policy, Refusal, refuse_nobody
 from octavo.engine.scheduler.refusals import Refusals
 from octavo.engine.scheduler.step_plan import StepLimits, StepPlan, StepResult
 from octavo.engine.scheduler.step_time_model import StepTimeModel

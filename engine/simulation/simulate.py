@@ -21,6 +21,7 @@ import numpy as np
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import OctavoError, OverloadedError, UnattainableTargetError
 from octavo.engine.event_log import EventLog
+from octavo.engine.observers import Observer, Observers
 from octavo.engine.request import Request
 from octavo.engine.scheduler.committed import CommittedRows, News
 from octavo.engine.scheduler.load import SchedulerLoad
@@ -130,6 +131,7 @@ class SimulationOptions:
         executor_type: the simulated device.
         on_end: told of each request that was taken, when it ends.
         log: a file to record events in, as the live engine does.
+        observer: told of the same events, beside the log or without one.
         scheduler_args: what the scheduler was made with, for the log's first line.
         num_returns: times that a client which is told when to come back does so, then, with the
             same request; its records are named `ID~1`, `ID~2`, …
@@ -151,6 +153,7 @@ class SimulationOptions:
     executor_type: type[SimulatedExecutor] = SimulatedExecutor
     on_end: Callable[[Request], None] | None = None
     log: TextIO | None = None
+    observer: Observer | None = None
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
     num_returns: int = 0
 
@@ -216,8 +219,10 @@ class _Simulation:
         )
         self.scheduler = scheduler
         self.core = EngineCore(scheduler, self.executor, self.clock, overlap=options.overlap)
+        self.core.log = options.observer
         if options.log is not None:
-            self.core.log = EventLog(options.log, scheduler.limits, options.scheduler_args)
+            log = EventLog(options.log, scheduler.limits, options.scheduler_args)
+            self.core.log = log if options.observer is None else Observers(log, options.observer)
         self.events: list[tuple[float, int, int, Arrival]] = []
         limits = scheduler.limits
         most_pages = min(limits.num_pages - 1, limits.max_pages_per_seq)

@@ -6,21 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.scheduler.policies import (
-    auto,
-    dynamic_batching,
-    earliest_deadline,
-    fcfs,
-    fcfs_shed,
-    least_slack,
-    mlfq,
-    niyama,
-    orca,
-    priority,
-    shortest_job,
-    slo,
-    static_batching,
-)
+from octavo.engine.scheduler.policies import auto, baselines, mlfq, niyama, slo
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Policy
 
@@ -31,17 +17,17 @@ PolicyMaker = Callable[[Parameters], Policy]
 
 POLICIES: dict[str, PolicyMaker] = {
     "auto": auto.make,
-    "static": static_batching.make,
-    "dynamic": dynamic_batching.make,
-    "orca": orca.make,
-    "fcfs": fcfs.make,
-    "fcfs-shed": fcfs_shed.make,
-    "priority": priority.make,
-    "sjf": shortest_job.make,
+    "static": baselines.static,
+    "dynamic": baselines.dynamic,
+    "orca": baselines.orca,
+    "fcfs": baselines.fcfs,
+    "fcfs-shed": baselines.fcfs_shed,
+    "priority": baselines.priority,
+    "sjf": baselines.sjf,
     "mlfq": mlfq.make,
-    "edf": earliest_deadline.make,
-    "edf-shed": earliest_deadline.make_shedding,
-    "least-slack": least_slack.make,
+    "edf": baselines.edf,
+    "edf-shed": baselines.edf_shed,
+    "least-slack": baselines.least_slack,
     "niyama": niyama.make,
     "slo": slo.make,
 }

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 
 from octavo.engine.request import Request
-from octavo.engine.scheduler.policies import fcfs, slo
+from octavo.engine.scheduler.policies import slo
+from octavo.engine.scheduler.policies.baselines import fcfs
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import Policy, TenantTurns, nothing_is_due
 from octavo.engine.scheduler.snapshot import Snapshot
@@ -34,7 +35,7 @@ def choose_victims(snapshot: Snapshot, beneficiary: Request, num_pages: int) -> 
 def make(parameters: Parameters) -> Policy:
     """FCFS by tenant and `slo` in turn: `token_budget` as for FCFS, and what `slo` takes."""
     return dataclasses.replace(
-        fcfs.make(parameters),
+        fcfs(parameters),
         name="auto",
         turns=TURNS,
         choose_victims=choose_victims,

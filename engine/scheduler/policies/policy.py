@@ -53,6 +53,10 @@ class Refusal(NamedTuple):
     reason: str
 
 
+HOPELESS = "could no longer meet its target"
+"""The reason of a request that is rejected or refused because it would be late."""
+
+
 def in_given_order(snapshot: Snapshot, requests: Sequence[Request]) -> list[Request]:
     """Requests as they come."""
     return list(requests)

@@ -30,6 +30,7 @@ from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.pace import idle_rows, most_admissions
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.policy import (
+    HOPELESS,
     Admission,
     Place,
     Policy,
@@ -37,7 +38,6 @@ from octavo.engine.scheduler.policies.policy import (
     TenantTurns,
     refuse_nobody,
 )
-from octavo.engine.scheduler.policies.shedding import HOPELESS
 from octavo.engine.scheduler.row_columns import Floats, Slots
 from octavo.engine.scheduler.slack import (
     first_tokens_budget,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.engine.request import Priority, RequestStatus
-from octavo.engine.scheduler.policies.fcfs import order, place
+from octavo.engine.scheduler.policies.baselines import by_arrival
 from octavo.engine.scheduler.policies.policy import Policy
 
 TIGHT = {"num_pages": 5, "max_num_batched_tokens": 32}
@@ -164,7 +164,7 @@ def test_a_crowd_in_a_tiny_pool_always_ends(drive, request_of, depth):
 
 
 def test_a_policy_that_names_no_victims_costs_the_row_in_need_its_own_pages(drive, request_of):
-    nobody = Policy(name="nobody", choose_victims=lambda *_: [], place=place)
+    nobody = Policy(name="nobody", choose_victims=lambda *_: [], place=by_arrival)
     driver, first, _ = fill(drive, request_of, policy=nobody)
     assert first.request_id in driver.turn().preempted
     driver.drain()
@@ -173,8 +173,10 @@ def test_a_policy_that_names_no_victims_costs_the_row_in_need_its_own_pages(driv
 def test_a_victim_that_had_just_gained_a_page_leaves_no_trace_in_the_plan(drive, request_of):
     best_first = Policy(
         name="best first",
-        choose_victims=lambda snapshot, *_: order(snapshot, snapshot.running),
-        place=place,
+        choose_victims=lambda snapshot, *_: sorted(
+            snapshot.running, key=lambda request: request.arrival_s
+        ),
+        place=by_arrival,
     )
     driver = drive({**TIGHT, "num_pages": 6}, enable_prefix_caching=False, policy=best_first)
     driver.add(request_of("first", [1] * 8, 6, arrival_s=1.0))

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.policies.fcfs import place
+from octavo.engine.scheduler.policies.baselines import by_arrival
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
 
 
@@ -26,7 +26,7 @@ def entry(fakes):
 def test_entries_keep_their_place_through_any_removals_and_returns(entry):
     rng = random.Random(0)
     entries = [entry(number, float(rng.randrange(5))) for number in range(60)]
-    queue, inside = WaitingQueue(lambda entry: place(entry.request, None)), []
+    queue, inside = WaitingQueue(lambda entry: by_arrival(entry.request, None)), []
     for _ in range(500):
         chosen = rng.choice(entries)
         if chosen in inside:
@@ -52,7 +52,7 @@ def test_without_places_the_order_of_acceptance_stays(entry):
 
 
 def test_what_is_not_in_the_queue_cannot_leave_it(entry):
-    queue = WaitingQueue(lambda entry: place(entry.request, None))
+    queue = WaitingQueue(lambda entry: by_arrival(entry.request, None))
     queue.insert(entry(0, 0.0))
     with pytest.raises((AssertionError, IndexError)):
         queue.remove(entry(1, 0.0))

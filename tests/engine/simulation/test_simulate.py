@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from octavo.engine.event_log import EventLog
 from octavo.engine.request import Request
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.simulation.executor import HostOverhead, output_tokens
@@ -86,6 +87,20 @@ def test_one_seed_gives_the_same_report_and_log(
 
     assert run(3) == run(3)
     assert run(3) != run(4)
+
+
+def test_an_observer_hears_what_the_log_holds(
+    chats: Callable[..., list[Arrival]], make_scheduler: Callable[..., Scheduler]
+) -> None:
+    def run(**options: object) -> None:
+        simulate(chats(), make_scheduler(), NIYAMA_STEP_TIME, **options)
+
+    log, beside, alone = io.StringIO(), io.StringIO(), io.StringIO()
+    limits = make_scheduler().limits
+    run(log=log, observer=EventLog(beside, limits))
+    run(observer=EventLog(alone, limits))
+    assert log.getvalue() == beside.getvalue() == alone.getvalue()
+    assert len(log.getvalue().splitlines()) > 100
 
 
 @pytest.mark.parametrize("overlap", [False, True])

@@ -1,0 +1,290 @@
+"""Baseline policies: what the field schedules by, each a short function that `slo` is held to.
+
+From the plainest to those that know targets: `static`, `dynamic` and `orca` differ in when a batch
+changes; `fcfs`, `priority` and `sjf` in the order; `edf` and `least-slack` order by due times;
+`fcfs-shed` and `edf-shed` give up requests that will be late. All but `static`, `dynamic` and
+`orca` split prompts over steps (chunked prefill).
+
+Source: of chunked prefill beside decode rows: Agrawal et al., "Taming Throughput-Latency Tradeoff
+    in LLM Inference with Sarathi-Serve", OSDI 2024.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable
+
+from octavo.engine.request import Request
+from octavo.engine.scheduler.deadlines import end_due_s, next_due_s, will_be_late
+from octavo.engine.scheduler.forecast import Forecast
+from octavo.engine.scheduler.policies.parameters import Parameters
+from octavo.engine.scheduler.policies.policy import HOPELESS, Admission, Place, Policy
+from octavo.engine.scheduler.policies.victims_by_place import PlaceOf, last_in_order
+from octavo.engine.scheduler.snapshot import Snapshot
+
+# Batches.
+
+
+def static(parameters: Parameters) -> Policy:
+    """Static batching: a whole batch is served to its end before the next one is begun.
+
+    `batch_size` (default 0: as many requests as wait when the last batch has ended). With a batch
+    size, a batch is begun only when it is full: the last requests may wait for ever.
+
+    Source: what the papers on `dynamic` and `orca` compare with, as in FasterTransformer.
+    """
+    batch_size = parameters.integer("batch_size", 0)
+    return Policy(
+        name="static",
+        place=by_arrival,
+        admit=admit_batch(batch_size, math.inf),
+        choose_victims=last_to_come(by_arrival),
+    )
+
+
+def dynamic(parameters: Parameters) -> Policy:
+    """Dynamic batching: a batch is begun when it is full, or its first request has waited long.
+
+    `batch_size` (default 8) and `timeout_s` (default 0.1).
+
+    Source: Crankshaw et al., "Clipper: A Low-Latency Online Prediction Serving System", NSDI 2017
+        (delayed batching).
+    """
+    batch_size = parameters.integer("batch_size", 8, least=1)
+    timeout_s = parameters.number("timeout_s", 0.1)
+    return Policy(
+        name="dynamic",
+        place=by_arrival,
+        admit=admit_batch(batch_size, timeout_s),
+        choose_victims=last_to_come(by_arrival),
+    )
+
+
+def admit_batch(batch_size: int, timeout_s: float) -> Callable[[Snapshot], Admission]:
+    """Admits no request while a batch runs, then a full batch, or what waits at the timeout.
+
+    A batch that was preempted, or that waits for pages which one of its requests computes for all,
+    is completed first.
+
+    Args:
+        batch_size: requests in a full batch; 0 for as many as wait.
+        timeout_s: longest wait of the first request before a batch is begun that is not full.
+    """
+
+    def admit(snapshot: Snapshot) -> Admission:
+        begun = sum(r.metrics.first_scheduled_s is not None for r in snapshot.waiting)
+        begun += snapshot.num_awaiting
+        if len(snapshot.running) or begun:
+            return Admission(limit=begun)
+        oldest_s = snapshot.now_s - min(request.arrival_s for request in snapshot.waiting)
+        is_full = len(snapshot.waiting) >= max(batch_size, 1)
+        if not is_full and oldest_s < timeout_s:
+            return Admission(limit=0)
+        return Admission(limit=batch_size or None)
+
+    return admit
+
+
+def orca(parameters: Parameters) -> Policy:
+    """Iteration-level scheduling of whole prompts: rows come and go at every step.
+
+    `prefill=mixed` (prompts beside decode rows) or `alone` (in steps of their own).
+
+    Source: Yu et al., "Orca: A Distributed Serving System for Transformer-Based Generative Models",
+        OSDI 2022.
+    """
+    alone = parameters.choice("prefill", "mixed", "alone") == "alone"
+    return Policy(
+        name="orca",
+        place=by_arrival,
+        choose_victims=last_to_come(by_arrival),
+        chunks_prompts=False,
+        prefills_alone=alone,
+    )
+
+
+# Orders that know no targets.
+
+
+def by_arrival(request: Request, forecast: Forecast) -> Place:
+    """By arrival. A preempted request comes back to where it stood."""
+    return (request.arrival_s,)
+
+
+def fcfs(parameters: Parameters) -> Policy:
+    """First come, first served: the last to arrive waits, and gives way.
+
+    `token_budget` (default: all a step can take).
+
+    Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+        PagedAttention", SOSP 2023, section 4.5.
+    """
+    return Policy(
+        name="fcfs",
+        place=by_arrival,
+        choose_victims=last_to_come(by_arrival),
+        budget=parameters.static_budget(),
+    )
+
+
+def by_priority(request: Request, forecast: Forecast) -> Place:
+    """By priority class, then by arrival."""
+    return (request.priority, request.arrival_s)
+
+
+def priority(parameters: Parameters) -> Policy:
+    """Priority classes; first come, first served within each.
+
+    `token_budget` (default: all a step can take).
+    """
+    return Policy(
+        name="priority",
+        place=by_priority,
+        choose_victims=last_to_come(by_priority),
+        budget=parameters.static_budget(),
+    )
+
+
+def last_to_come(place: PlaceOf) -> Callable[[Snapshot, Request, int], list[Request]]:
+    """Takes victims from the last in the order on, down to the beneficiary itself."""
+
+    def choose_victims(snapshot: Snapshot, beneficiary: Request, num_pages: int) -> list[Request]:
+        forecast = snapshot.forecast
+        worst_first = sorted(snapshot.running, key=lambda request: place(request, forecast))[::-1]
+        return worst_first[: worst_first.index(beneficiary) + 1]
+
+    return choose_victims
+
+
+def by_work_left(request: Request, forecast: Forecast) -> Place:
+    """By the seconds of work that are left: prompt, then expected output."""
+    missing = request.num_missing_tokens
+    work_s = forecast.prefill_s(missing) + forecast.remaining_tokens(request) * forecast.step_s
+    return (work_s, request.arrival_s)
+
+
+def sjf(parameters: Parameters) -> Policy:
+    """Shortest job first: the request that is expected to be done soonest.
+
+    `lengths=declared` to believe lengths, `token_budget` as for `fcfs`. Rows that run are not
+    preempted for shorter ones, but are the victims of them when pages run out. Long requests may
+    starve.
+
+    Source: Smith, "Various optimizers for single-stage production", 1956.
+    """
+    return Policy(
+        name="sjf",
+        place=by_work_left,
+        choose_victims=last_in_order(by_work_left),
+        budget=parameters.static_budget(),
+        uses_declared_lengths=parameters.declared_lengths(),
+    )
+
+
+# Orders by due time.
+
+
+def by_due_time(request: Request, forecast: Forecast) -> Place:
+    """By due time, then by arrival; requests without targets come last."""
+    return (next_due_s(request), request.arrival_s)
+
+
+def edf(parameters: Parameters) -> Policy:
+    """Earliest deadline first: the next milestone that is due, preempting requests due later.
+
+    `token_budget` as for `fcfs`, `lengths=declared` to believe lengths.
+
+    Source: Liu and Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time
+        Environment", 1973.
+    """
+    return _preempting(parameters, "edf", by_due_time)
+
+
+def by_latest_start(request: Request, forecast: Forecast) -> Place:
+    """By the latest time to begin: due time less the seconds still needed. The present time is the
+    same for all and left out."""
+    missing = request.num_missing_tokens
+    prefill_s = forecast.prefill_s(missing)
+    begin_s = next_due_s(request) - prefill_s
+    decode_s = forecast.remaining_tokens(request) * forecast.step_s
+    return (min(begin_s, end_due_s(request) - prefill_s - decode_s), request.arrival_s)
+
+
+def least_slack(parameters: Parameters) -> Policy:
+    """Least slack first: the least time to spare beyond the work that is left.
+
+    `token_budget` as for `fcfs`, `lengths=declared` to believe lengths.
+
+    Source: Mok, "Fundamental Design Problems of Distributed Systems for the Hard-Real-Time
+        Environment", 1983.
+    """
+    return _preempting(parameters, "least-slack", by_latest_start)
+
+
+def _preempting(parameters: Parameters, name: str, place: PlaceOf) -> Policy:
+    """An order by due time in which waiting requests preempt running ones."""
+    return Policy(
+        name=name,
+        place=place,
+        choose_victims=last_in_order(place, if_in_time=True),
+        budget=parameters.static_budget(),
+        preempts_for_waiting=True,
+        merges_prompts=True,
+        max_skipped=16,
+        uses_declared_lengths=parameters.declared_lengths(),
+    )
+
+
+# The same, with requests given up that will be late whatever is done.
+
+MAX_LOOKED_AT = 64
+"""Waiting requests that one plan looks at: the first in the order are the first to be late."""
+
+
+def fcfs_shed(parameters: Parameters) -> Policy:
+    """First come, first served, less the requests that will be late: they are rejected.
+
+    `token_budget` as for `fcfs`, `begun=finish` or `drop` prompts that were begun and will be late,
+    `lengths=declared` to believe lengths.
+
+    Source: Gujarati et al., "Serving DNNs like Clockwork: Performance Predictability from the
+        Bottom Up", OSDI 2020 (requests that cannot meet their target are dropped before they run).
+    """
+    admit = _shedding(parameters)
+    return dataclasses.replace(
+        fcfs(parameters),
+        name="fcfs-shed",
+        admit=admit,
+        uses_declared_lengths=parameters.declared_lengths(),
+    )
+
+
+def edf_shed(parameters: Parameters) -> Policy:
+    """Earliest deadline first, less the requests that will be late; parameters of `fcfs-shed`."""
+    admit = _shedding(parameters)
+    return dataclasses.replace(edf(parameters), name="edf-shed", admit=admit)
+
+
+def _shedding(parameters: Parameters) -> Callable[[Snapshot], Admission]:
+    drops = parameters.choice("begun", "finish", "drop") == "drop"
+    return shed_begun_too if drops else shed_hopeless
+
+
+def shed_hopeless(snapshot: Snapshot) -> Admission:
+    """Rejects the waiting requests that would be late if they came next."""
+    late = late_ones(snapshot.waiting[:MAX_LOOKED_AT], snapshot)
+    return Admission(rejected=[(request, HOPELESS) for request in late]) if late else Admission()
+
+
+def shed_begun_too(snapshot: Snapshot) -> Admission:
+    """The same, and gives up prompts under way that will not be done in time."""
+    requests = [*snapshot.prefilling, *snapshot.waiting[:MAX_LOOKED_AT]]
+    late = late_ones(requests, snapshot)
+    return Admission(rejected=[(request, HOPELESS) for request in late]) if late else Admission()
+
+
+def late_ones(requests: Iterable[Request], snapshot: Snapshot) -> list[Request]:
+    """The requests that will be late at the present pace even if they are served next."""
+    now_s, forecast = snapshot.now_s, snapshot.forecast
+    return [request for request in requests if will_be_late(request, now_s, forecast)]
