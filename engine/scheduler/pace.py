@@ -34,8 +34,8 @@ MOST_IDLE_STEPS = 4
 steps."""
 
 LONGEST_STALL_STEPS = 8
-"""Every row decodes at least once in so many steps, however far away its end is due: somebody may
-read along, and what holds pages should come to its end."""
+"""Every row decodes at least once in so many steps, however late its end is due: its reader sees no
+long stall, and its pages come free."""
 
 SPREAD_STEPS = 32.0
 """Iterations over which admitted prompts are computed, at the least: a row that ends sooner does

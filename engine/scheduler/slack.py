@@ -18,8 +18,8 @@ _WORTH_BANKING = 1.05
 """How much more a second must buy for it to be waited for."""
 
 _SHARE_OF_TARGET = 0.5
-"""Most that a step may take of the time that first tokens are promised in: whoever arrives as it
-begins waits for its end, and then for the end of one as long."""
+"""Most that a step may take of recent TTFT targets: a request that arrives as the step begins waits
+for its end, and then for the end of a step as long."""
 
 
 def smallest_slack_s(snapshot: Snapshot) -> float:
@@ -41,13 +41,13 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
 
 
 def first_tokens_budget(snapshot: Snapshot, floor: int) -> int:
-    """Tokens of the largest step whose prompts, and those that arrive while it runs, have their
-    first tokens in time.
+    """Tokens of the largest step for which its prompts, and the requests that arrive while it runs,
+    meet their TTFT targets.
 
-    All first tokens of a step come at its end, so that one prompt more makes all of them later.
-    Prompts are taken in by due time, as long as the step ends before the first of them is due. One
-    that is late anyway bounds nothing, nor does one that a later step completes. Those to come do
-    not cut the first prompt short if they would be due after it.
+    All first tokens of a step come at its end, so that each prompt more delays all of them.
+    Prompts join by due time as long as the step ends before the first of them is due. A prompt
+    that is late anyway bounds nothing, nor does one that a later step completes. Requests to come
+    do not split the first prompt if they would be due after it.
 
     Args:
         floor: as for `budget_within`.
@@ -99,8 +99,8 @@ def _step_s(snapshot: Snapshot, num_tokens: int) -> float:
 
 
 def _may_await(snapshot: Snapshot, most: int) -> bool:
-    """Whether the first waiting requests may need what the step computes of others' prompts, of
-    demoted ones too."""
+    """Whether the first waiting requests may need pages that this step computes for another prompt,
+    a demoted one included."""
     if snapshot.num_awaiting:
         return True
     if not snapshot.demoted:
