@@ -17,7 +17,7 @@ import numpy as np
 import tokenizers
 from safetensors.numpy import save_file
 
-from octavo.models.architectures import config_from_hf
+from octavo.models.families.table import config_from_hf
 from octavo.models.loading.tensors import expected_shapes
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 

@@ -3,31 +3,24 @@
 Attention is the caller's: it owns the cache and knows which row is which sequence's. The layers
 here see a flat run of T tokens, whatever mixture of prefill and decode they are.
 
-Shape suffixes: T tokens, S sampled rows, V vocabulary, E hidden, F MLP, Hq and Hkv heads, G query
-heads a KV head, D head dimension.
+Shape suffixes: T tokens, S sampled rows, V vocabulary, E hidden.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from octavo.models import screened
-from octavo.models.config import LayerAttention, LayerKind, ModelConfig
-from octavo.models.layers import (
-    activate,
-    apply_rotary,
-    full_precision,
-    linear,
-    rms_norm,
-    rotary_tables,
-    row_major,
-    softcap,
-)
+from octavo.models.blocks.attention import Attend
+from octavo.models.blocks.layer import FeedForward, Mixer, apply_layer
+from octavo.models.blocks.norms import Norms
+from octavo.models.config import ModelConfig
+from octavo.models.layers import full_precision, rotary_tables, softcap
 from octavo.pallas_kernels.eigen_linear import EigenWeight, eigen_linear
 from octavo.pallas_kernels.packed_linear import PackedWeight, PanelWeight, packed_linear
 from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
@@ -38,16 +31,6 @@ Weights = Mapping[str, Any]
 quantized, see `octavo.models.quantization`, packed, see `octavo.models.loading.packed`, sliced, see
 `octavo.models.sliced_tree`, or marked as Eigen's, see `octavo.models.eigen_tree`; and there may be
 a screen, see `octavo.models.screened`."""
-
-
-class Attend(Protocol):
-    """Writes a layer's new keys and values into its cache and attends over the cache."""
-
-    def __call__(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, cache: Any, attention: LayerAttention, /
-    ) -> tuple[jax.Array, Any]:
-        """q [T, Hq, D], k and v [T, Hkv, D] -> (out [T, Hq, D], the layer's new cache)."""
-        ...
 
 
 def embed(weights: Weights, config: ModelConfig, token_ids: jax.Array) -> jax.Array:
@@ -80,15 +63,18 @@ def run_layers(
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     """All layers, one after another.
 
-    The loop is unrolled, because a scan over layers copies the cache, but each kind of layer is
-    traced and lowered once.
+    This is where embeddings enter: `embed` makes them of token ids, and whoever has others (of an
+    image, say) hands them over instead.
+
+    The loop is unrolled, because a scan over layers copies the cache, but layers with equal specs
+    are traced and lowered once.
 
     Args:
-        x: [T, E].
+        x: [T, E] input embeddings, in the weights' dtype.
         positions: [T] int32, of each token in its own sequence.
         attend: see `Attend`; it may close over traced arrays. Pass a `jax.tree_util.Partial` to
             hand them over as arguments instead.
-        caches: one pytree a layer.
+        caches: one pytree for each of `config.own_caches()`.
 
     Returns:
         x [T, E] before the final norm, and the new caches.
@@ -96,19 +82,22 @@ def run_layers(
     if not isinstance(attend, jax.tree_util.Partial):
         attend = jax.tree_util.Partial(attend)
     with jax.named_scope("rotary"):
-        tables = {
-            kind: rotary_tables(positions, config.layer_rope(kind), config.head_dim)
-            for kind in sorted(set(config.layer_kinds))
-        }
+        wanted = dict.fromkeys(layer.mixer.rotary for layer in config.layers)
+        tables = [None if key is None else rotary_tables(positions, *key) for key in wanted]
         # Fused into their users, XLA's CPU backend would compute them for each head of each layer.
-        tables = jax.lax.optimization_barrier(tables)
-    new_caches = []
-    for index, kind in enumerate(config.layer_kinds):
-        cos, sin = tables[kind]
-        x, cache = _layer(
-            weights["layers"][index], x, cos, sin, caches[index], attend, config=config, kind=kind
+        rotary = dict(zip(wanted, jax.lax.optimization_barrier(tables), strict=True))
+    new_caches = list(caches)
+    for index, (layer, place) in enumerate(zip(config.layers, config.cache_places(), strict=True)):
+        x, new_caches[place] = _layer(
+            weights["layers"][index],
+            x,
+            rotary[layer.mixer.rotary],
+            new_caches[place],
+            attend,
+            mixer=layer.mixer,
+            feed_forward=layer.feed_forward,
+            norms=layer.norms,
         )
-        new_caches.append(cache)
     return x, tuple(new_caches)
 
 
@@ -122,7 +111,7 @@ def unembed(weights: Weights, config: ModelConfig, hidden: jax.Array) -> jax.Arr
         [S, V] float32.
     """
     with jax.named_scope("unembed"):
-        normed = rms_norm(hidden, weights["final_norm"], config.rms_norm_eps)
+        normed = config.final_norm(hidden, weights["final_norm"])
         # Tied ones may come with an output layer of their own, where its order in memory matters.
         if "lm_head" in weights:
             table, contracted = weights["lm_head"], ((1,), (0,))
@@ -160,74 +149,20 @@ def greedy_token(
         Tokens int32 [S], and bool [S], whether they are certain: where not, `unembed` tells.
     """
     with jax.named_scope("screen"):
-        normed = rms_norm(hidden, weights["final_norm"], config.rms_norm_eps)
+        normed = config.final_norm(hidden, weights["final_norm"])
         return screened_argmax(normed, weights["embed"], weights[screened.NAME], active)
 
 
-@partial(jax.jit, static_argnames=("config", "kind"))
+@partial(jax.jit, static_argnames=("mixer", "feed_forward", "norms"))
 def _layer(
     weights: Weights,
     x: jax.Array,
-    cos: jax.Array,
-    sin: jax.Array,
+    rotary: tuple[jax.Array, jax.Array] | None,
     cache: Any,
     attend: Attend,
     *,
-    config: ModelConfig,
-    kind: LayerKind,
+    mixer: Mixer,
+    feed_forward: FeedForward,
+    norms: Norms,
 ) -> tuple[jax.Array, Any]:
-    with jax.named_scope("attention"):
-        out, cache = _attention(weights, x, cos, sin, cache, attend, config, kind)
-        if config.post_norms:
-            out = rms_norm(out, weights["post_attn_norm"], config.rms_norm_eps)
-        x = x + out
-    with jax.named_scope("mlp"):
-        out = _mlp(weights, x, config)
-        if config.post_norms:
-            out = rms_norm(out, weights["post_mlp_norm"], config.rms_norm_eps)
-        x = x + out
-    return x, cache
-
-
-def _attention(
-    weights: Weights,
-    x: jax.Array,
-    cos: jax.Array,
-    sin: jax.Array,
-    cache: Any,
-    attend: Attend,
-    config: ModelConfig,
-    kind: LayerKind,
-) -> tuple[jax.Array, Any]:
-    num_tokens, group = x.shape[0], config.num_queries_per_kv
-    heads = (num_tokens, config.num_heads, config.head_dim)
-    grouped = (num_tokens, config.num_kv_heads, group, config.head_dim)
-
-    normed = rms_norm(x, weights["attn_norm"], config.rms_norm_eps)
-    qkv = row_major(linear(normed, weights["wqkv"]))  # [T, Hkv, G + 2, D]
-    if config.qkv_bias:
-        qkv = qkv + weights["bqkv"][None]
-    q = qkv[:, :, :group].reshape(heads)
-    k, v = qkv[:, :, group], qkv[:, :, group + 1]
-    if config.qk_norm:
-        q = rms_norm(q, weights["q_norm"], config.rms_norm_eps)
-        k = rms_norm(k, weights["k_norm"], config.rms_norm_eps)
-    q, k = apply_rotary(q, cos, sin), apply_rotary(k, cos, sin)
-
-    out, cache = attend(q, k, v, cache, config.attention(config.layer_kinds.index(kind)))
-    out = linear(out.astype(x.dtype).reshape(grouped), weights["wo"], num_inputs=3)
-    if config.attention_out_bias:
-        out = out + weights["bo"][None]
-    return out, cache
-
-
-def _mlp(weights: Weights, x: jax.Array, config: ModelConfig) -> jax.Array:
-    normed = rms_norm(x, weights["mlp_norm"], config.rms_norm_eps)
-    gate_up = linear(normed, weights["w_gate_up"])  # [T, 2, F]
-    if config.mlp_bias:
-        gate_up = gate_up + weights["b_gate_up"][None]
-    hidden = activate(gate_up[:, 0], config.activation) * gate_up[:, 1]
-    out = linear(hidden, weights["w_down"])
-    if config.mlp_bias:
-        out = out + weights["b_down"][None]
-    return out
+    return apply_layer(mixer, feed_forward, norms, weights, x, rotary, cache, attend)

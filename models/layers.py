@@ -6,18 +6,21 @@ Shape suffixes: T tokens (rows of a step), E hidden, F MLP, D head dimension, H 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from octavo.models.config import Activation, Rope, RopeScaling
+from octavo.models.rope import Rope, RopeScaling
 from octavo.pallas_kernels.compat import device_kind
 from octavo.pallas_kernels.eigen_linear import EigenWeight, eigen_linear
 from octavo.pallas_kernels.packed_linear import PackedWeight, PanelWeight, packed_linear
 from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
 from octavo.pallas_kernels.sliced_linear import SlicedWeight, sliced_linear
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:

@@ -1,7 +1,8 @@
 """The parameters of a decoder: declared once with Flax, flattened into plain dicts of specs.
 
-Every parameter's shape, dtype, logical axes and initial values are stated here and nowhere else:
-loaders, random weights and shardings all read the specs. No Flax object outlives `declare`.
+A block declares its parameters as a Flax module of `param`s: shape, dtype, logical axes, initial
+values, inputs of a product, and the checkpoint tensors they come from. Loaders, random weights,
+quantization and shardings all read the specs. No Flax object outlives `declare`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from octavo.models.config import ModelConfig
+from octavo.models.tensor_layouts import Tensor, TensorLayout, Transposed, Whole
 from octavo.sharding.rules import DEFAULT_RULES, AxisRules, LogicalAxes
 
 Init = Literal["normal", "zeros", "ones"]
@@ -33,74 +35,72 @@ class ParamSpec:
         dtype: of its elements.
         logical_axes: a name a dimension, for `AxisRules`.
         init: "normal" (standard deviation `INIT_STDDEV`), "zeros" or "ones".
+        layout: the checkpoint tensors that it is made of, and how they lie in it.
+        num_inputs: of a linear layer's weight, leading dimensions that its product contracts; None
+            for other parameters, which are never quantized.
     """
 
     shape: tuple[int, ...]
     dtype: jnp.dtype
     logical_axes: LogicalAxes
     init: Init
+    layout: TensorLayout
+    num_inputs: int | None = None
 
     def sharding(self, mesh: Mesh, rules: AxisRules = DEFAULT_RULES) -> NamedSharding:
         """Where the parameter lives on `mesh`."""
         return rules.sharding(mesh, self.logical_axes, self.shape)
 
 
-class _Layer(nnx.Module):
-    """One decoder layer. Which parameters exist follows the config's parts.
-
-    wqkv holds, for each KV head, the queries that read it, then its key, then its value; so a
-    split over KV heads splits all three.
-    """
-
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
-        hidden, mlp, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
-        kv_heads, group = config.num_kv_heads, config.num_queries_per_kv
-        qkv_axes = ("kv_heads", None, "head_dim")
-
-        self.attn_norm = _norm(hidden, "embed")
-        self.wqkv = _param((hidden, kv_heads, group + 2, head_dim), dtype, ("embed", *qkv_axes))
-        if config.qkv_bias:
-            self.bqkv = _param((kv_heads, group + 2, head_dim), dtype, qkv_axes, "zeros")
-        if config.qk_norm:
-            self.q_norm = _norm(head_dim, "head_dim")
-            self.k_norm = _norm(head_dim, "head_dim")
-        self.wo = _param((kv_heads, group, head_dim, hidden), dtype, (*qkv_axes, "embed"))
-        if config.attention_out_bias:
-            self.bo = _param((hidden,), dtype, ("embed",), "zeros")
-        if config.post_norms:
-            self.post_attn_norm = _norm(hidden, "embed")
-
-        self.mlp_norm = _norm(hidden, "embed")
-        self.w_gate_up = _param((hidden, 2, mlp), dtype, ("embed", None, "mlp"))
-        self.w_down = _param((mlp, hidden), dtype, ("mlp", "embed"))
-        if config.mlp_bias:
-            self.b_gate_up = _param((2, mlp), dtype, (None, "mlp"), "zeros")
-            self.b_down = _param((hidden,), dtype, ("embed",), "zeros")
-        if config.post_norms:
-            self.post_mlp_norm = _norm(hidden, "embed")
+def param(
+    shape: tuple[int, ...],
+    dtype: jnp.dtype,
+    logical_axes: LogicalAxes,
+    layout: TensorLayout,
+    *,
+    init: Init = "normal",
+    num_inputs: int | None = None,
+) -> nnx.Param[Any]:
+    """One parameter of a block; arguments as the attributes of `ParamSpec`."""
+    return nnx.Param(
+        jax.ShapeDtypeStruct(shape, dtype),
+        logical_axes=logical_axes,
+        init=init,
+        layout=layout,
+        num_inputs=num_inputs,
+    )
 
 
-class _Decoder(nnx.Module):
-    """Everything but the layers, which are all alike, and one of them."""
+def flatten(module: nnx.Module) -> dict[str, ParamSpec]:
+    """The parameters that a block's module declares, by name."""
+    specs = {}
+    for (name,), variable in nnx.to_flat_state(nnx.state(module)):
+        metadata = variable.get_metadata()
+        specs[str(name)] = ParamSpec(
+            shape=tuple(variable.shape),
+            dtype=jnp.dtype(variable.dtype),
+            **{key: metadata[key] for key in ("logical_axes", "init", "layout", "num_inputs")},
+        )
+    return specs
+
+
+class _WholeModel(nnx.Module):
+    """Everything but the layers."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
         vocab, hidden = config.vocab_size, config.hidden_size
-        self.embed = _param((vocab, hidden), dtype, ("vocab", "embed"))
-        self.layer = _Layer(config, dtype)
-        self.final_norm = _norm(hidden, "embed")
+        table = Tensor(
+            name="model.embed_tokens.weight", gguf="token_embd.weight", shape=(vocab, hidden)
+        )
+        self.embed = param((vocab, hidden), dtype, ("vocab", "embed"), Whole(table))
+        self.final_norm = config.final_norm.param(
+            hidden, "embed", name="model.norm.weight", gguf="output_norm.weight"
+        )
         if not config.tie_word_embeddings:
-            self.lm_head = _param((hidden, vocab), dtype, ("embed", "vocab"))
-
-
-def _param(
-    shape: tuple[int, ...], dtype: jnp.dtype, logical_axes: LogicalAxes, init: Init = "normal"
-) -> nnx.Param[Any]:
-    return nnx.Param(jnp.zeros(shape, dtype), logical_axes=logical_axes, init=init)
-
-
-def _norm(size: int, axis: str) -> nnx.Param[Any]:
-    """A norm's multiplier: float32 in every model, because 1 + w loses w in bfloat16."""
-    return _param((size,), jnp.dtype(jnp.float32), (axis,), "ones")
+            head = Tensor(name="lm_head.weight", gguf="output.weight", shape=(vocab, hidden))
+            self.lm_head = param(
+                (hidden, vocab), dtype, ("embed", "vocab"), Transposed(head), num_inputs=1
+            )
 
 
 @lru_cache(maxsize=32)
@@ -115,26 +115,10 @@ def declare(config: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
         {"embed", "layers": one dict a layer, "final_norm", and "lm_head" if untied}, with a
         `ParamSpec` at each leaf. Shared between calls: do not change it.
     """
-    module = nnx.eval_shape(lambda: _Decoder(config, jnp.dtype(dtype)))
-    tree = _specs(nnx.to_flat_state(nnx.state(module)))
-    layer = tree.pop("layer")
-    tree["layers"] = tuple(dict(layer) for _ in range(config.num_layers))
-    return tree
-
-
-def _specs(flat_state: Any) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, variable in flat_state:
-        node = tree
-        for name in path[:-1]:
-            node = node.setdefault(name, {})
-        metadata = variable.get_metadata()
-        node[path[-1]] = ParamSpec(
-            shape=tuple(variable.shape),
-            dtype=jnp.dtype(variable.dtype),
-            logical_axes=tuple(metadata["logical_axes"]),
-            init=metadata["init"],
-        )
+    dtype = jnp.dtype(dtype)
+    tree: dict[str, Any] = {**flatten(_WholeModel(config, dtype))}
+    alike = {layer: layer.declare(config.hidden_size, dtype) for layer in set(config.layers)}
+    tree["layers"] = tuple(dict(alike[layer]) for layer in config.layers)
     return tree
 
 

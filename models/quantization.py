@@ -17,6 +17,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.models.blocks import attention, mlp
 from octavo.models.config import ModelConfig
 from octavo.models.parameters import ParamSpec, declare, is_spec
 from octavo.pallas_kernels.quantized_linear import (
@@ -27,8 +28,8 @@ from octavo.pallas_kernels.quantized_linear import (
 )
 from octavo.sharding.rules import DEFAULT_RULES
 
-NUM_INPUTS = {"wqkv": 1, "wo": 3, "w_gate_up": 1, "w_down": 1, "lm_head": 1}
-"""Parameter -> its leading dimensions that a product contracts."""
+NUM_INPUTS = attention.NUM_INPUTS | mlp.NUM_INPUTS | {"lm_head": 1}
+"""Linear layer -> its leading dimensions that a product contracts, as its block declares it."""
 
 
 def check_quantization(name: str | None) -> Quantization | None:
@@ -83,8 +84,7 @@ def quantize_parameter(
         spec: of the parameter.
         array: its values on `mesh`. Not donated.
     """
-    num_inputs = NUM_INPUTS.get(str(path[-1]))
-    program, _ = _quantizer(spec, quantization, num_inputs, mesh)
+    program, _ = _quantizer(spec, quantization, mesh)
     quantized: QuantizedWeight = program(array)
     return quantized
 
@@ -123,7 +123,7 @@ def abstract_quantized_weights(
         keys = path_keys(path)
         if not is_quantized(keys, config):
             return plain
-        program, shardings = _quantizer(spec, quantization, NUM_INPUTS.get(str(keys[-1])), mesh)
+        program, shardings = _quantizer(spec, quantization, mesh)
         return jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             jax.eval_shape(program, plain),
@@ -141,10 +141,10 @@ def path_keys(path: Any) -> tuple[str | int, ...]:
 
 @lru_cache(maxsize=64)
 def _quantizer(
-    spec: ParamSpec, quantization: Quantization, num_inputs: int | None, mesh: Mesh
+    spec: ParamSpec, quantization: Quantization, mesh: Mesh
 ) -> tuple[Any, QuantizedWeight]:
     """A compiled array -> `QuantizedWeight`, and its shardings; one for all that are alike."""
-    axes, shape = spec.logical_axes, spec.shape
+    axes, shape, num_inputs = spec.logical_axes, spec.shape, spec.num_inputs
     if num_inputs is None:  # an embedding table: outputs first, already
         order, inputs = tuple(range(len(shape))), 1
     else:

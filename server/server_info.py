@@ -21,16 +21,16 @@ def octavo_version() -> str:
 
 
 def model_info(engine: AsyncEngine) -> pb.GetModelInfoResponse:
-    """The served model's shape and limits."""
+    """The served model's shape and limits; 0 for a size that its layers do not have in common."""
     config = engine.model_config
     return pb.GetModelInfoResponse(
         model=engine.model_name,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        num_attention_heads=config.common(lambda layer: layer.mixer.num_heads) or 0,
+        num_kv_heads=config.common(lambda layer: layer.mixer.num_kv_heads) or 0,
+        head_dim=config.common(lambda layer: layer.mixer.head_dim) or 0,
         max_model_len=engine.max_model_len,
         dtype=engine.dtype,
         eos_token_ids=config.eos_token_ids,

@@ -42,15 +42,24 @@ class AxisRules:
         raise ValueError(f"logical axis = {logical_axis!r} is not allowed: one of {known}")
 
     def spec(self, logical_axes: Sequence[str | None]) -> PartitionSpec:
-        """The canonical partition of an array with these axes."""
-        return canonical_spec([self.mesh_axis(name) for name in logical_axes])
+        """The canonical partition of an array with these axes, if all of them divide.
+
+        Of several that name one mesh axis, the first is split.
+        """
+        axes: list[str | None] = []
+        for name in logical_axes:
+            axis = self.mesh_axis(name)
+            axes.append(None if axis in axes else axis)
+        return canonical_spec(axes)
 
     def sharding(
         self, mesh: Mesh, logical_axes: Sequence[str | None], shape: Sequence[int]
     ) -> NamedSharding:
         """Where an array of `shape` lives on `mesh`.
 
-        A dimension that does not divide evenly over its mesh axis is kept whole on every device.
+        A dimension that does not divide evenly over its mesh axis is kept whole on every device. Of
+        several dimensions that name one mesh axis, the first that divides is split: experts where
+        there are enough of them, or else the features within each.
 
         Raises:
             ValueError: as many names as dimensions are needed, each of them in the table.
@@ -61,10 +70,10 @@ class AxisRules:
                 f"{len(shape)} names, for the shape {tuple(shape)}"
             )
         axes = [self.mesh_axis(name) for name in logical_axes]
-        fitting = [
-            axis if axis is not None and size % mesh.shape[axis] == 0 else None
-            for axis, size in zip(axes, shape, strict=True)
-        ]
+        fitting: list[str | None] = []
+        for axis, size in zip(axes, shape, strict=True):
+            fits = axis is not None and axis not in fitting and size % mesh.shape[axis] == 0
+            fitting.append(axis if fits else None)
         return NamedSharding(mesh, canonical_spec(fitting))
 
 
@@ -84,6 +93,7 @@ DEFAULT_RULES = AxisRules(
         ("vocab", TENSOR_AXIS),
         ("heads", TENSOR_AXIS),
         ("kv_heads", TENSOR_AXIS),
+        ("expert", TENSOR_AXIS),
         ("mlp", TENSOR_AXIS),
         ("embed", None),
         ("head_dim", None),
@@ -91,4 +101,8 @@ DEFAULT_RULES = AxisRules(
         ("pages", None),
     )
 )
-"""Tensor parallelism: heads, MLP features and vocabulary split, the rest on every device."""
+"""Tensor parallelism: heads, MLP features and vocabulary split, the rest on every device.
+
+"expert" counts whole experts of a layer: a device that holds some of them computes what tokens they
+are chosen for, and its results are summed with the others' as those of an MLP's features are. There
+is no mesh axis of its own for them."""

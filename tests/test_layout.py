@@ -53,6 +53,11 @@ def test_every_folder_of_code_is_a_package() -> None:
     assert not missing, "setuptools would leave these out of the wheel"
 
 
+def test_simulations_and_model_configurations_load_no_jax() -> None:
+    modules = "octavo.engine.simulation.roofline, octavo.models.config"
+    assert in_fresh_process(f"import sys, {modules}; print('jax' in sys.modules)") == "False"
+
+
 def test_importing_octavo_loads_no_jax() -> None:
     heavy = ("jax", "jaxlib", "flax", "transformers", "numpy", "grpc")
     loaded = in_fresh_process(

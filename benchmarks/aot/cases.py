@@ -16,12 +16,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.aot.moved import NOTHING, Attention, Moved, attention_moved
-from octavo.engine.execution.state import StateLayout, kv_bytes_per_token
+from octavo.engine.execution.state import StateLayout, kv_bytes_per_token, pool_layouts
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, step_spec
 from octavo.engine.execution.weight_layout import abstract, loop_compiler_options
-from octavo.models.config import ModelConfig, Rope
+from octavo.models.config import ModelConfig
+from octavo.models.flat_config import flat_config
 from octavo.models.parameters import abstract_weights, declare, num_parameters
+from octavo.models.rope import Rope
 from octavo.pallas_kernels.ragged_paged_attention import (
     AttentionParams,
     Backend,
@@ -40,7 +42,7 @@ from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 BF16 = jnp.dtype("bfloat16")
 PAGE = 64
 
-LLAMA_1B = ModelConfig(
+LLAMA_1B = flat_config(
     vocab_size=128_256,
     hidden_size=2048,
     intermediate_size=8192,
@@ -51,11 +53,9 @@ LLAMA_1B = ModelConfig(
     rms_norm_eps=1e-5,
     tie_word_embeddings=True,
     rope=Rope(theta=500_000.0),
-    layer_kinds=("global",) * 16,
     max_position_embeddings=131_072,
-    query_scale=64**-0.5,
 )
-LLAMA_8B = ModelConfig(
+LLAMA_8B = flat_config(
     vocab_size=128_256,
     hidden_size=4096,
     intermediate_size=14_336,
@@ -65,9 +65,7 @@ LLAMA_8B = ModelConfig(
     head_dim=128,
     rms_norm_eps=1e-5,
     rope=Rope(theta=500_000.0),
-    layer_kinds=("global",) * 32,
     max_position_embeddings=131_072,
-    query_scale=128**-0.5,
 )
 
 
@@ -299,6 +297,7 @@ def step_cases() -> Iterator[Case]:
         embedding = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
         read_bytes = weight_bytes - embedding * BF16.itemsize
         head = model.vocab_size * model.hidden_size
+        heads = model.layers[0].mixer  # as those of every layer
         for shape, context in STEPS:
             rows, chunk = _rows_and_chunk(shape)
             kv_bytes = (rows + bool(chunk)) * context * kv_bytes_per_token(model, BF16)
@@ -310,15 +309,15 @@ def step_cases() -> Iterator[Case]:
                 name=f"step {label} {shape} x {context}",
                 lower=functools.partial(_lower_step, model, shape, context),
                 bytes_moved=steps * (read_bytes + kv_bytes),
-                flops=steps * (linear + pairs * model.num_heads * model.head_dim),
+                flops=steps * (linear + pairs * heads.num_heads * heads.head_dim),
                 attention=Attention(
                     rows=rows,
                     chunk=chunk,
                     context=context,
                     seen=context,
-                    num_heads=model.num_heads,
-                    num_kv_heads=model.num_kv_heads,
-                    head_dim=model.head_dim,
+                    num_heads=heads.num_heads,
+                    num_kv_heads=heads.num_kv_heads,
+                    head_dim=heads.head_dim,
                     page_size=PAGE,
                     itemsize=BF16.itemsize,
                     kv_dtype=BF16,
@@ -348,8 +347,9 @@ def _rows_and_chunk(shape: StepShape) -> tuple[int, int]:
 
 def _activation_bytes(model: ModelConfig, shape: StepShape) -> float:
     """Between products, read and written once: residuals and norms, qkv, gate and up, logits."""
-    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    layer = 4 * model.hidden_size + heads + 3 * model.intermediate_size
+    attention, mlp = model.layers[0].mixer, model.layers[0].feed_forward
+    heads = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
+    layer = 4 * model.hidden_size + heads + 3 * mlp.intermediate_size
     hidden = model.num_layers * shape.num_tokens * layer * BF16.itemsize
     return 2 * (hidden + shape.num_rows * model.vocab_size * 4)
 
@@ -370,7 +370,7 @@ def _lower_step(
         page_size=PAGE,
         table_pages=pages,
         dtype=BF16,
-        pool=pool_layout(backend, model.head_dim, PAGE),
+        pools=pool_layouts(model, backend, PAGE),
     )
     step = jax.jit(make_step(model, spec, mesh=mesh, backend=backend), donate_argnums=1)
     vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=NamedSharding(mesh, P()))

@@ -82,7 +82,7 @@ class StepBench:
 
         begun_s = time.perf_counter()
         self.sizes = sizes
-        config = LLAMA_8B if sizes is FULL else _tiny(LLAMA_8B)
+        config = LLAMA_8B if sizes is FULL else _tiny()
         most_rows = sizes.decode_rows[-1]
         self.page = PAGE if sizes is FULL else 16
         mesh = make_mesh(1)
@@ -289,17 +289,20 @@ class StepBench:
         """Of `count` tokens after `start`, but for the head, which few of them need."""
         head = self.config.vocab_size * self.config.hidden_size
         pairs = count * start + count * (count + 1) // 2
-        attention = 4 * pairs * self.config.num_layers * self.config.num_heads
-        return 2.0 * count * (self.num_read - head) + attention * self.config.head_dim
+        attention = (
+            4
+            * pairs
+            * sum(layer.mixer.num_heads * layer.mixer.head_dim for layer in self.config.layers)
+        )
+        return 2.0 * count * (self.num_read - head) + attention
 
 
-def _tiny(config: Any) -> Any:
-    import dataclasses
+def _tiny() -> Any:
+    from octavo.models.flat_config import flat_config
 
-    return dataclasses.replace(
-        config, vocab_size=256, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4,
-        num_kv_heads=2, head_dim=64, layer_kinds=("global",) * 2, query_scale=64**-0.5,
-        max_position_embeddings=1024,
+    return flat_config(
+        vocab_size=256, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4,
+        num_kv_heads=2, head_dim=64, rms_norm_eps=1e-5, max_position_embeddings=1024,
     )  # fmt: skip
 
 

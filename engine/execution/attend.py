@@ -8,7 +8,8 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from octavo.models.config import LayerAttention
+from octavo.engine.execution.state import head_axis
+from octavo.models.blocks.attention import LayerAttention
 from octavo.pallas_kernels.compat import shard_map
 from octavo.pallas_kernels.ragged_paged_attention import (
     AttentionParams,
@@ -19,14 +20,13 @@ from octavo.pallas_kernels.ragged_paged_attention import (
 )
 
 Attend = Callable[
-    [RaggedBatch, jax.Array, jax.Array, jax.Array, PagedKV, LayerAttention],
+    [RaggedBatch, jax.Array, jax.Array | None, jax.Array | None, PagedKV, LayerAttention],
     tuple[jax.Array, PagedKV],
 ]
 
 
 def attend_over_heads(
     mesh: Mesh,
-    head_axis: str | None,
     *,
     backend: Backend,
     decode_only: bool,
@@ -34,22 +34,24 @@ def attend_over_heads(
 ) -> Attend:
     """Attention over heads split along a mesh axis; each device sees only its own heads and pages.
 
+    A layer whose KV heads do not divide over the axis runs every head everywhere.
+
     Args:
         mesh: the device mesh.
-        head_axis: the mesh axis that splits query and KV heads; None runs every head everywhere.
         backend: which implementation.
         decode_only: every row has one token.
         quick: rather compiled soon than fast.
 
     Returns:
-        `attend(batch, q [T, Hq, D], k, v [T, Hkv, D], pool, params) -> (out, pool)`.
+        `attend(batch, q [T, Hq, D], k, v [T, Hkv, D], pool, attention) -> (out, pool)`. Where k and
+        v are None, the pool holds the step's tokens already.
     """
 
     def attend(
         batch: RaggedBatch,
         q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
         kv: PagedKV,
         attention: LayerAttention,
     ) -> tuple[jax.Array, PagedKV]:
@@ -60,7 +62,11 @@ def attend_over_heads(
         )
 
         def local(
-            batch: RaggedBatch, q: jax.Array, k: jax.Array, v: jax.Array, kv: PagedKV
+            batch: RaggedBatch,
+            q: jax.Array,
+            k: jax.Array | None,
+            v: jax.Array | None,
+            kv: PagedKV,
         ) -> tuple[jax.Array, PagedKV]:
             return ragged_paged_attention(
                 q, k, v, kv, batch, params, backend=backend, decode_only=decode_only, quick=quick
@@ -68,7 +74,8 @@ def attend_over_heads(
 
         if mesh.size == 1:
             return local(batch, q, k, v, kv)
-        heads, pool = P(None, head_axis), P(None, None, head_axis)
+        axis = head_axis(kv.num_kv_heads, mesh)
+        heads, pool = P(None, axis), P(None, None, axis)
         return shard_map(
             local, mesh=mesh, in_specs=(P(), heads, heads, heads, pool), out_specs=(heads, pool)
         )(batch, q, k, v, kv)

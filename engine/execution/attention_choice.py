@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.state import head_axis
+from octavo.models.blocks.attention import LayerAttention
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.backends import AttentionShape, choose_backend
@@ -29,9 +30,10 @@ def choose_attention(
 ) -> Backend:
     """The backend for `--attention-backend` on this mesh.
 
-    A Pallas kernel is compiled for a small batch in the model's own heads and pages, and its
-    numbers are compared with the reference's: what a device does not do rightly is found here and
-    never in a step. "auto" then falls back to XLA with a warning.
+    A Pallas kernel is compiled for a small batch in the heads and pages of each of the model's
+    layers, as far as they differ, and its numbers are compared with the reference's: what a device
+    does not do rightly is found here and never in a step. "auto" then falls back to XLA with a
+    warning. All layers have the same backend.
 
     Args:
         requested: the engine's argument.
@@ -45,53 +47,59 @@ def choose_attention(
             agree with the reference there; a table of block sizes that cannot be used.
     """
     device = mesh.devices.flat[0]
-    axis = head_axis(model, mesh)
-    split = 1 if axis is None else mesh.shape[axis]
-    shape = AttentionShape(
-        num_heads=model.num_heads // split,
-        num_kv_heads=model.num_kv_heads // split,
-        head_dim=model.head_dim,
-        page_size=page_size,
-        max_tokens=max_tokens,
-        q_dtype=dtype,
-        kv_dtype=kv_dtype,
-    )
     check_tables()
-    backend = choose_backend(
-        requested, shape, platform=device.platform, device_kind=device.device_kind
+    backend: Backend = "xla"
+    layers = dict.fromkeys(
+        (layer.mixer.num_heads, layer.mixer.num_kv_heads, layer.mixer.head_dim, layer.mixer.asked)
+        for layer in model.layers
     )
-    if backend in ("xla", "reference"):
-        return backend
-    problem = _problem(backend, shape, model)
-    if problem is None:
-        return backend
-    if requested != "auto":
-        raise InvalidConfigError("attention_backend", requested, f"xla: here {problem}")
-    logger.warning("attention_backend=%s is not used, xla is: %s", backend, problem)
-    return "xla"
+    shapes = []
+    for num_heads, num_kv_heads, head_dim, asked in layers:
+        axis = head_axis(num_kv_heads, mesh)
+        split = 1 if axis is None else mesh.shape[axis]
+        shape = AttentionShape(
+            num_heads=num_heads // split,
+            num_kv_heads=num_kv_heads // split,
+            head_dim=head_dim,
+            page_size=page_size,
+            max_tokens=max_tokens,
+            q_dtype=dtype,
+            kv_dtype=kv_dtype,
+        )
+        shapes.append((shape, asked))
+    for shape in dict.fromkeys(shape for shape, _ in shapes):
+        backend = choose_backend(
+            requested, shape, platform=device.platform, device_kind=device.device_kind
+        )
+        if backend in ("xla", "reference"):
+            return backend  # one layer that a kernel cannot take, and none gets it
+    for shape, asked in shapes:
+        problem = _problem(backend, shape, asked)
+        if problem is None:
+            continue
+        if requested != "auto":
+            raise InvalidConfigError("attention_backend", requested, f"xla: here {problem}")
+        logger.warning("attention_backend=%s is not used, xla is: %s", backend, problem)
+        return "xla"
+    return backend
 
 
-def _problem(backend: Backend, shape: AttentionShape, model: ModelConfig) -> str | None:
+def _problem(backend: Backend, shape: AttentionShape, asked: LayerAttention) -> str | None:
     """What is wrong with a backend on the device at hand; None if nothing is."""
     # Imported here: a CPU never needs it.
     from octavo.pallas_kernels.ragged_paged_attention import AttentionParams
     from octavo.pallas_kernels.ragged_paged_attention.self_check import check_backend
 
-    layers = {model.layer_kinds.index(kind) for kind in model.layer_kinds}
-    for layer in sorted(layers):
-        attention = model.attention(layer)
-        params = AttentionParams(
-            scale=attention.scale,
-            sliding_window=attention.sliding_window,
-            logit_softcap=attention.logit_softcap,
-        )
-        try:
-            worst = check_backend(backend, shape, params)
-        except InvalidConfigError:
-            raise  # a table of block sizes: the user's to mend
-        except Exception as error:  # whatever a compiler or a device may raise
-            logger.debug("attention_backend=%s", backend, exc_info=True)
-            return f"it fails with {type(error).__name__}: {str(error)[:200]}"
-        if worst is not None:
-            return f"it differs from the reference by {worst:.3g}"
-    return None
+    params = AttentionParams(
+        scale=asked.scale,
+        sliding_window=asked.sliding_window,
+        logit_softcap=asked.logit_softcap,
+    )
+    try:
+        worst = check_backend(backend, shape, params)
+    except InvalidConfigError:
+        raise  # a table of block sizes: the user's to mend
+    except Exception as error:  # whatever a compiler or a device may raise
+        logger.debug("attention_backend=%s", backend, exc_info=True)
+        return f"it fails with {type(error).__name__}: {str(error)[:200]}"
+    return None if worst is None else f"it differs from the reference by {worst:.3g}"

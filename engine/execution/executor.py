@@ -40,7 +40,12 @@ from octavo.engine.execution.page_copies import PageCopier
 from octavo.engine.execution.program_maker import ProgramMaker
 from octavo.engine.execution.program_store import open_program_store
 from octavo.engine.execution.program_weights import ProgramWeights
-from octavo.engine.execution.state import DeviceState, StateLayout, state_shardings
+from octavo.engine.execution.state import (
+    DeviceState,
+    StateLayout,
+    pool_layouts,
+    state_shardings,
+)
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step_spec
 from octavo.engine.executor import TransferDone
@@ -59,7 +64,6 @@ from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.decode_cpu import (
     compiler_options as attention_compiler_options,
 )
-from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.tuning import Span
 
 logger = logging.getLogger(__name__)
@@ -165,7 +169,7 @@ class DeviceExecutor:
             page_size=limits.page_size,
             table_pages=limits.max_pages_per_seq,
             dtype=kv_dtype,
-            pool=pool_layout(backend, config.head_dim, limits.page_size),
+            pools=pool_layouts(config, backend, limits.page_size),
         )
         self._abstract_state = self._layout.abstract()
         self._make_state = self._layout.maker()

@@ -6,7 +6,10 @@ hands them to the device; when they are there, a scatter into the donated pools 
 later step sees them. Copies inside a step's program would end within the program, and the next step
 wait for them; these do not.
 
-Shapes: N pages a program, L layers, a page [2, Hkv, P, D] and its scales [2, Hkv, P] if any.
+Pools whose pages have the same shape move together, as one array of all of them.
+
+Shapes: N pages a program, L pools of a group, a page [2, Hkv, P, D] and its scales [2, Hkv, P] if
+any.
 """
 
 from __future__ import annotations
@@ -37,7 +40,21 @@ SIZES = (8, 64)
 
 KV = tuple[PagedKV, ...]
 Block = tuple[jax.Array, ...]
-"""Some pages of all layers, [pages, L, ...]: of each array of a layer's pool, one."""
+"""Some pages of all pools: of each group, for each array of a pool, one [pages, L, ...]."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Pools whose pages have the same shape.
+
+    Attributes:
+        members: which of the state's.
+        parts: of each array of a pool (its pages, and scales if any): shape and dtype of a page,
+            and how blocks of pages of all members are sharded.
+    """
+
+    members: tuple[int, ...]
+    parts: tuple[tuple[tuple[int, ...], Any, NamedSharding], ...]
 
 
 @dataclass(slots=True)
@@ -58,16 +75,17 @@ class PageCopier:
     """
 
     def __init__(self, layout: StateLayout, num_host_pages: int) -> None:
-        config = layout.config
         self._kv = layout.abstract().kv
-        # Of each array of a layer's pool (its pages, and scales if any): one, of all layers.
+        self._groups = _groups(self._kv, layout)
+        parts = [(group, part) for group in self._groups for part in group.parts]
         self.host: tuple[NDArray[Any], ...] = tuple(
-            np.empty((num_host_pages, config.num_layers, *pool.shape[1:]), np.dtype(pool.dtype))
-            for pool in jax.tree.leaves(self._kv[0])
+            np.empty((num_host_pages, len(group.members), *shape), np.dtype(dtype))
+            for group, (shape, dtype, _) in parts
         )
+        """Of each group, for each array of a pool, one of all members."""
+        self._shardings = tuple(sharding for _, (_, _, sharding) in parts)
         self._num_pages = layout.num_pages
-        axis = head_axis(config, layout.mesh)
-        self._sharding = NamedSharding(layout.mesh, P(None, None, None, axis))
+        self._mesh = layout.mesh
         self._flat = layout.mesh.size == 1
         self._gathers: dict[int, Any] = {}
         self._scatters: dict[int, Any] = {}
@@ -76,15 +94,15 @@ class PageCopier:
 
     def compile(self) -> None:
         """Compiles the copies, so that none waits for it."""
-        whole = NamedSharding(self._sharding.mesh, P())
+        whole = NamedSharding(self._mesh, P())
         kv_shardings = jax.tree.map(lambda x: x.sharding, self._kv)
         for size in SIZES:
             ids = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
             block = tuple(
-                jax.ShapeDtypeStruct((size, *host.shape[1:]), host.dtype, sharding=self._sharding)
-                for host in self.host
+                jax.ShapeDtypeStruct((size, *host.shape[1:]), host.dtype, sharding=sharding)
+                for host, sharding in zip(self.host, self._shardings, strict=True)
             )
-            gather = jax.jit(self._gather, out_shardings=self._sharding)
+            gather = jax.jit(self._gather, out_shardings=self._shardings)
             scatter = jax.jit(self._scatter, donate_argnums=0, out_shardings=kv_shardings)
             self._gathers[size] = gather.lower(self._kv, ids).compile()
             self._scatters[size] = scatter.lower(self._kv, ids, block).compile()
@@ -191,24 +209,24 @@ class PageCopier:
         for start, size in pieces(len(host_pages)):
             part = host_pages[start : start + size]
             block = []
-            for host in self.host:
+            for host, sharding in zip(self.host, self._shardings, strict=True):
                 # An array of its own for every piece: a device may use the memory as it stands.
                 array = np.zeros((size, *host.shape[1:]), host.dtype)
                 array[: len(part)] = host[list(part)]
-                block.append(jax.device_put(array, self._sharding))
+                block.append(jax.device_put(array, sharding))
             blocks.append(tuple(block))
         return time.perf_counter() - begun_s, blocks
 
     # Traced.
 
     def _gather(self, kv: KV, ids: jax.Array) -> Block:
-        parts = zip(*(jax.tree.leaves(layer) for layer in kv), strict=True)
-        return tuple(
-            jnp.stack([self._rows(pool)[ids] for pool in layers], axis=1).reshape(
-                ids.shape[0], *host.shape[1:]
-            )
-            for layers, host in zip(parts, self.host, strict=True)
-        )
+        block = []
+        for group in self._groups:
+            members = (jax.tree.leaves(kv[index]) for index in group.members)
+            for pools, (shape, _, _) in zip(zip(*members, strict=True), group.parts, strict=True):
+                pages = jnp.stack([self._rows(pool)[ids] for pool in pools], axis=1)
+                block.append(pages.reshape(ids.shape[0], len(pools), *shape))
+        return tuple(block)
 
     def _scatter(self, kv: KV, ids: jax.Array, block: Block) -> KV:
         def put(pool: jax.Array, new: jax.Array) -> jax.Array:
@@ -216,17 +234,40 @@ class PageCopier:
             new = new.reshape(ids.shape[0], *rows.shape[1:])
             return rows.at[ids].set(new, mode="drop").reshape(pool.shape)
 
-        out = []
-        for index, layer in enumerate(kv):
-            pools, tree = jax.tree.flatten(layer)
-            new = [put(pool, part[:, index]) for pool, part in zip(pools, block, strict=True)]
-            out.append(jax.tree.unflatten(tree, new))
+        out, parts = list(kv), iter(block)
+        for group in self._groups:
+            pages = [next(parts) for _ in group.parts]
+            for place, index in enumerate(group.members):
+                pools, tree = jax.tree.flatten(kv[index])
+                new = [put(pool, part[:, place]) for pool, part in zip(pools, pages, strict=True)]
+                out[index] = jax.tree.unflatten(tree, new)
         return tuple(out)
 
     def _rows(self, pool: jax.Array) -> jax.Array:
         """A row a page. Flattened on one device, where that makes each a single copy; a flattened
         pool could not stay split over heads."""
         return pool.reshape(pool.shape[0], -1) if self._flat else pool
+
+
+def _groups(kv: KV, layout: StateLayout) -> tuple[_Group, ...]:
+    """The pools of a state, those whose pages have the same shape together."""
+    members: dict[tuple[Any, ...], list[int]] = {}
+    for index, pool in enumerate(kv):
+        leaves = jax.tree.leaves(pool)
+        key = tuple((leaf.shape[1:], leaf.dtype) for leaf in leaves)
+        members.setdefault(key, []).append(index)
+
+    def sharding(index: int) -> NamedSharding:
+        axis = head_axis(layout.config.own_caches()[index].num_kv_heads, layout.mesh)
+        return NamedSharding(layout.mesh, P(None, None, None, axis))
+
+    return tuple(
+        _Group(
+            members=tuple(indexes),
+            parts=tuple((shape, dtype, sharding(indexes[0])) for shape, dtype in key),
+        )
+        for key, indexes in members.items()
+    )
 
 
 def _is_ready(block: Any) -> bool:

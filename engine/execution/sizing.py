@@ -14,14 +14,14 @@ from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.attention_choice import choose_attention
 from octavo.engine.execution.available_memory import available_memory_bytes
 from octavo.engine.execution.buckets import Lattice, make_lattice
-from octavo.engine.execution.state import kv_bytes_per_token
+from octavo.engine.execution.state import kv_bytes_per_token, pool_layouts
 from octavo.engine.execution.step_spec import prefill_rows
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.decode_cpu import takes_pages
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import KV_DTYPES, stored_dtype
-from octavo.pallas_kernels.ragged_paged_attention.pool_layout import default_page_size, pool_layout
+from octavo.pallas_kernels.ragged_paged_attention.pool_layout import default_page_size
 
 DEFAULT_MAX_MODEL_LEN = 8192
 TABLE_ALIGNMENT_PAGES = 8
@@ -107,7 +107,7 @@ def size_engine(
         for_few=is_few,
         has_quick=platform == "cpu"
         and backend == "xla"
-        and takes_pages(model.head_dim, page_size, kv_dtype),
+        and any(takes_pages(cache.key_size, page_size, kv_dtype) for cache in model.own_caches()),
     )
     num_rows, max_prefill_rows = config.max_num_seqs, lattice.max_prefill_rows
     token_edges = lattice.token_edges
@@ -115,8 +115,8 @@ def size_engine(
         num_rows, max_tokens = min(num_rows, FEW_ROWS), min(max_tokens, FEW_TOKENS)
         max_prefill_rows = prefill_rows(max_tokens, num_rows)
         token_edges = tuple(edge for edge in token_edges if edge <= max_tokens)
-    pool = pool_layout(backend, model.head_dim, page_size)
-    page_bytes = page_size * kv_bytes_per_token(model, kv_dtype, pool)
+    pools = pool_layouts(model, backend, page_size)
+    page_bytes = page_size * kv_bytes_per_token(model, kv_dtype, pools)
     return EngineSize(
         limits=StepLimits(
             max_num_batched_tokens=max_tokens,

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from octavo.engine.errors import UnsupportedModelError
 from octavo.engine.execution.logits import LogitsState, SamplingRows
 from octavo.models.config import ModelConfig
-from octavo.pallas_kernels.ragged_paged_attention import PagedKV
+from octavo.pallas_kernels.ragged_paged_attention import Backend, PagedKV
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import bytes_per_head
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import PoolLayout, pool_layout
 from octavo.sharding.mesh import TENSOR_AXIS
@@ -24,8 +25,8 @@ class DeviceState:
     """KV pool and row state. The last slot is the trash row that padding rows use.
 
     Attributes:
-        kv: one pool a layer, never stacked: [N, 2, Hkv, P, D], and scales [N, 2, Hkv, P] if any;
-            `PoolLayout` says where a backend has it otherwise.
+        kv: one pool for each of `ModelConfig.own_caches()`, never stacked: [N, 2, Hkv, P, D], and
+            scales [N, 2, Hkv, P] if any; `PoolLayout` says where a backend has it otherwise.
         block_table: int32[slots, M].
         num_computed_tokens: int32[slots] positions whose KV is written.
         max_total_tokens: int32[slots] prompt and output tokens at which the row stops.
@@ -45,30 +46,47 @@ class DeviceState:
     logits: LogitsState
 
 
-def head_axis(config: ModelConfig, mesh: Mesh) -> str | None:
-    """The mesh axis that splits heads; None when they do not divide, and all run everywhere."""
-    return TENSOR_AXIS if config.num_kv_heads % mesh.shape[TENSOR_AXIS] == 0 else None
+def head_axis(num_kv_heads: int, mesh: Mesh) -> str | None:
+    """The mesh axis that splits a layer's heads; None when they do not divide, and all run
+    everywhere."""
+    return TENSOR_AXIS if num_kv_heads % mesh.shape[TENSOR_AXIS] == 0 else None
 
 
-def kv_pool_sharding(config: ModelConfig, mesh: Mesh) -> NamedSharding:
-    """Where a pool [N, 2, Hkv, P, D] lives: split over heads."""
-    axis = head_axis(config, mesh)
-    return NamedSharding(mesh, P() if axis is None else P(None, None, axis))
+def pool_layouts(config: ModelConfig, backend: Backend, page_size: int) -> tuple[PoolLayout, ...]:
+    """How an attention backend lays out the pool of each of `config.own_caches()`.
+
+    Raises:
+        UnsupportedModelError: a cache whose keys and values differ in size, which no pool holds.
+    """
+    for cache in config.own_caches():
+        if cache.key_size != cache.value_size:
+            raise UnsupportedModelError(
+                f"value_size = {cache.value_size} is not supported: {cache.key_size}, as wide as "
+                "keys"
+            )
+    return tuple(pool_layout(backend, cache.key_size, page_size) for cache in config.own_caches())
 
 
 def kv_bytes_per_token(
-    config: ModelConfig, dtype: jnp.dtype, pool: PoolLayout | None = None
+    config: ModelConfig, dtype: jnp.dtype, pools: tuple[PoolLayout, ...] | None = None
 ) -> int:
-    """Bytes of KV for one token over all layers and devices, scales counted.
+    """Bytes of KV for one token over all caches and devices, scales counted.
 
     Args:
-        dtype: of the pool.
-        pool: how it lies, padding counted; None counts the model's own numbers.
+        dtype: of the pools.
+        pools: how they lie, padding counted; None counts the model's own numbers.
     """
-    per_head = bytes_per_head(dtype, config.head_dim)
-    if pool is not None:
-        per_head = pool.bytes_per_head(dtype)
-    return 2 * config.num_layers * config.num_kv_heads * per_head
+    caches = config.own_caches()
+    if pools is None:
+        return sum(
+            cache.num_kv_heads
+            * (bytes_per_head(dtype, cache.key_size) + bytes_per_head(dtype, cache.value_size))
+            for cache in caches
+        )
+    return sum(
+        2 * cache.num_kv_heads * pool.bytes_per_head(dtype)
+        for cache, pool in zip(caches, pools, strict=True)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +100,8 @@ class StateLayout:
         num_pages, page_size: the pool, page 0 (trash) counted.
         table_pages: M.
         dtype: of KV.
-        pool: how the attention backend lays a pool out; None is plain XLA's way.
+        pools: how the attention backend lays out each pool, see `pool_layouts`; None is plain XLA's
+            way.
     """
 
     config: ModelConfig
@@ -92,7 +111,7 @@ class StateLayout:
     page_size: int
     table_pages: int
     dtype: jnp.dtype
-    pool: PoolLayout | None = None
+    pools: tuple[PoolLayout, ...] | None = None
 
     def abstract(self) -> DeviceState:
         """The state as `jax.ShapeDtypeStruct`s with shardings."""
@@ -115,15 +134,17 @@ class StateLayout:
 
     def _build(self) -> DeviceState:
         config, slots = self.config, self.num_slots + 1
-        pool = self.pool or pool_layout("xla", config.head_dim, self.page_size)
-        shape = pool.shape(self.num_pages, config.num_kv_heads)
+        pools = self.pools or pool_layouts(config, "xla", self.page_size)
 
         def zeros(*tail: int) -> jax.Array:
             return jnp.zeros((slots, *tail), jnp.int32)
 
         return DeviceState(
             kv=tuple(
-                PagedKV.zeros(shape, self.dtype, pool.scale_width) for _ in range(config.num_layers)
+                PagedKV.zeros(
+                    pool.shape(self.num_pages, cache.num_kv_heads), self.dtype, pool.scale_width
+                )
+                for cache, pool in zip(config.own_caches(), pools, strict=True)
             ),
             block_table=zeros(self.table_pages),
             num_computed_tokens=zeros(),
@@ -137,6 +158,11 @@ class StateLayout:
 
 def state_shardings(state: DeviceState, config: ModelConfig, mesh: Mesh) -> DeviceState:
     """The sharding of every array of a state: pools over heads, the rest on every device."""
-    whole, pool = NamedSharding(mesh, P()), kv_pool_sharding(config, mesh)
+    whole = NamedSharding(mesh, P())
     shardings = jax.tree.map(lambda _: whole, state)
-    return replace(shardings, kv=jax.tree.map(lambda _: pool, state.kv))
+    pools = []
+    for kv, cache in zip(state.kv, config.own_caches(), strict=True):
+        axis = head_axis(cache.num_kv_heads, mesh)  # of a pool [N, 2, Hkv, P, D]
+        pool = whole if axis is None else NamedSharding(mesh, P(None, None, axis))
+        pools.append(jax.tree.map(lambda _, pool=pool: pool, kv))
+    return replace(shardings, kv=tuple(pools))

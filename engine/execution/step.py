@@ -30,7 +30,7 @@ from octavo.engine.execution.next_tokens import (
     or_drop,
     score_prompt,
 )
-from octavo.engine.execution.state import DeviceState, head_axis
+from octavo.engine.execution.state import DeviceState
 from octavo.engine.execution.step_spec import (
     NEW_ROW_FLOATS,
     NEW_ROW_INTS,
@@ -282,7 +282,6 @@ def _forward(
     """Hidden states [T, E] of the tokens, and the pools with their KV written."""
     attend_all = attend_over_heads(
         mesh,
-        head_axis(config, mesh),
         backend=backend,
         decode_only=spec.shape.is_decode,
         quick=spec.shape.quick,

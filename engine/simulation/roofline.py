@@ -78,8 +78,8 @@ class RooflineStepTime:
         device: the chip.
         num_weights: parameters read and multiplied by in a step.
         num_layers, hidden_size: of the model.
-        num_heads, head_dim: of its queries.
-        kv_bytes_per_token: over all layers.
+        num_query_numbers: numbers of a token's queries, over all heads and layers.
+        kv_bytes_per_token: over all caches.
         weight_bytes: a parameter.
         num_devices: that share each layer.
         bandwidth_share, flops_share: what of the published figures is reached.
@@ -90,8 +90,7 @@ class RooflineStepTime:
     num_weights: float
     num_layers: int
     hidden_size: int
-    num_heads: int
-    head_dim: int
+    num_query_numbers: int
     kv_bytes_per_token: float
     weight_bytes: float = 2.0
     num_devices: int = 1
@@ -111,7 +110,7 @@ class RooflineStepTime:
         # KV is read once a chunk, not once a query.
         kv_read = work.decode_context + work.prefill_context + n
         flops = 2 * self.num_weights * n
-        flops += 4 * self.num_layers * self.num_heads * self.head_dim * pairs
+        flops += 4 * self.num_query_numbers * pairs
         num_bytes = self.weight_bytes * self.num_weights + self.kv_bytes_per_token * kv_read
         bandwidth = self.device.bytes_per_s * self.bandwidth_share * self.num_devices
         rate = self.device.flops_per_s * self.flops_share * self.num_devices
@@ -146,10 +145,7 @@ def roofline(
         InvalidConfigError: an unknown device, or weights that do not fit.
     """
     device = get_device(device) if isinstance(device, str) else device
-    c = config
-    attention = c.hidden_size * c.head_dim * (2 * c.num_heads + 2 * c.num_kv_heads)
-    mlp = 3 * c.hidden_size * c.intermediate_size
-    num_weights = c.num_layers * (attention + mlp) + c.vocab_size * c.hidden_size
+    num_weights = config.num_layer_weights() + config.vocab_size * config.hidden_size
     if num_weights * weight_bytes > 0.95 * device.memory_bytes * num_devices:
         raise InvalidConfigError(
             "num_devices",
@@ -160,11 +156,12 @@ def roofline(
     return RooflineStepTime(
         device=device,
         num_weights=num_weights,
-        num_layers=c.num_layers,
-        hidden_size=c.hidden_size,
-        num_heads=c.num_heads,
-        head_dim=c.head_dim,
-        kv_bytes_per_token=2 * c.num_layers * c.num_kv_heads * c.head_dim * kv_bytes,
+        num_layers=config.num_layers,
+        hidden_size=config.hidden_size,
+        num_query_numbers=sum(
+            layer.mixer.num_heads * layer.mixer.head_dim for layer in config.layers
+        ),
+        kv_bytes_per_token=kv_bytes * sum(c.numbers_per_token for c in config.own_caches()),
         weight_bytes=weight_bytes,
         num_devices=num_devices,
     )

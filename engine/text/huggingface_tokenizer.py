@@ -17,7 +17,7 @@ from octavo.engine.text.tokenizer_parts import (
     vocabulary_size,
     with_end_of_turn,
 )
-from octavo.models.config import MAX_EOS_TOKENS, MAX_SIZE, is_integer
+from octavo.models.checks import MAX_EOS_TOKENS, MAX_SIZE, is_integer
 from octavo.models.loading.json_file import check_file_size, read_json, read_text
 
 MAX_TOKENIZER_BYTES = 1 << 27

@@ -14,15 +14,10 @@ from jax.sharding import Mesh
 
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.config import ModelConfig
-from octavo.models.loading.tensors import (
-    LM_HEAD,
-    Index,
-    TensorSource,
-    expected_shapes,
-    read_parameter,
-)
+from octavo.models.loading.tensors import LM_HEAD, TensorSource, expected_shapes, read_parameter
 from octavo.models.parameters import ParamSpec, declare, is_spec
 from octavo.models.quantization import is_quantized, path_keys, quantize_parameter
+from octavo.models.tensor_layouts import Index
 from octavo.pallas_kernels.quantized_linear import Quantization
 
 MAX_READERS = 4
@@ -96,7 +91,7 @@ def assemble_weights(
 
     def load(leaf: tuple[Any, ParamSpec]) -> Any:
         path, spec = path_keys(leaf[0]), leaf[1]
-        array = _load_parameter(source, config, path, spec, mesh)
+        array = _load_parameter(source, path, spec, mesh)
         if quantization is None or not is_quantized(path, config):
             return array
         quantized = quantize_parameter(path, spec, array, quantization, mesh)
@@ -109,9 +104,7 @@ def assemble_weights(
     return weights
 
 
-def _load_parameter(
-    source: TensorSource, config: ModelConfig, path: Any, spec: ParamSpec, mesh: Mesh
-) -> jax.Array:
+def _load_parameter(source: TensorSource, path: Any, spec: ParamSpec, mesh: Mesh) -> jax.Array:
     slices: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
 
     def read(index: tuple[slice, ...] | None) -> np.ndarray:
@@ -121,7 +114,7 @@ def _load_parameter(
         )
         key = tuple((part.start, part.stop) for part in whole)
         if key not in slices:
-            slices[key] = read_parameter(source, config, path, spec, whole)
+            slices[key] = read_parameter(source, path, spec, whole)
         return slices[key]
 
     return jax.make_array_from_callback(spec.shape, spec.sharding(mesh), read)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,36 +16,13 @@ from octavo.models.loading.aligned import aligned_empty
 from octavo.models.loading.gguf_blocks import BLOCK_TYPES, read_blocks
 from octavo.models.loading.gguf_config import config_from_gguf
 from octavo.models.loading.gguf_file import GGUFFile, GGUFTensor
-from octavo.models.loading.tensors import EMBED, FINAL_NORM, LM_HEAD, Index, layer_prefix
+from octavo.models.loading.tensors import expected_tensors
+from octavo.models.tensor_layouts import Index
 from octavo.pallas_kernels.packed_linear import Blocks, BlockType
 
 ROPE_FACTORS = "rope_freqs.weight"
 """One divisor a rotary frequency; part of the configuration here, not a weight."""
 
-_TOP_NAMES = {
-    "token_embd.weight": EMBED,
-    "output_norm.weight": FINAL_NORM,
-    "output.weight": LM_HEAD,
-}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_POST_NORM_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
-_LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(\w+)\.(weight|bias)")
 MAX_ROPE_FACTORS = 1 << 12
 """Most divisors that are read to compare them with the heads: half of the widest head."""
 _INTERLEAVED_ARCHITECTURES = ("llama",)
@@ -85,8 +61,16 @@ class GGUFSource:
             checkpoint_dtype=_checkpoint_dtype(tensors),
         )
         architecture = self.file.metadata["general.architecture"]
-        self._interleaved = architecture in _INTERLEAVED_ARCHITECTURES
-        self._tensors = {self._canonical(name): tensor for name, tensor in tensors.items()}
+        expected = expected_tensors(self.config)
+        canonical = {gguf: name for name, (_, gguf) in expected.items()}
+        self._tensors = {canonical.get(name, name): tensor for name, tensor in tensors.items()}
+        self._rotary_dims: dict[str, int] = {}
+        if architecture in _INTERLEAVED_ARCHITECTURES:
+            self._rotary_dims = {
+                name: tensor.rotary_dim
+                for name, (tensor, _) in expected.items()
+                if tensor.rotary_dim is not None
+            }
         if len(self._tensors) < len(tensors):
             raise ModelLoadError(f"{path} holds a tensor twice, under two names")
 
@@ -96,8 +80,8 @@ class GGUFSource:
     def read(self, name: str, index: Index) -> np.ndarray:
         tensor = self._tensors[name]
         rows = self._dequantized(tensor, index[0])
-        if self._is_interleaved(name):
-            rows = _halves_from_pairs(rows, self.config.head_dim)
+        if name in self._rotary_dims:
+            rows = _halves_from_pairs(rows, self._rotary_dims[name])
         return rows if rows.ndim == 1 else rows[:, index[1]]
 
     def block_type(self, name: str) -> BlockType | None:
@@ -108,28 +92,15 @@ class GGUFSource:
         """All of a tensor that has blocks; what they stand for is what `read` reads."""
         tensor = self._tensors[name]
         blocks = read_blocks(self.file.raw(tensor.name), tensor.type)
-        if not self._is_interleaved(name):
+        if name not in self._rotary_dims:
             return blocks
-        head_dim, minimum = self.config.head_dim, blocks.minimum
+        head_dim, minimum = self._rotary_dims[name], blocks.minimum
         return replace(
             blocks,
             codes=_halves_from_pairs(blocks.codes, head_dim),
             scale=_halves_from_pairs(blocks.scale, head_dim),
             minimum=None if minimum is None else _halves_from_pairs(minimum, head_dim),
         )
-
-    def _is_interleaved(self, name: str) -> bool:
-        return self._interleaved and ("q_proj" in name or "k_proj" in name)
-
-    def _canonical(self, name: str) -> str:
-        if name in _TOP_NAMES:
-            return _TOP_NAMES[name]
-        match = _LAYER_TENSOR.fullmatch(name)
-        if match is None:
-            return name
-        layer, part, kind = match.groups()
-        names = _LAYER_NAMES | _POST_NORM_NAMES if self.config.post_norms else _LAYER_NAMES
-        return f"{layer_prefix(int(layer))}{names[part]}.{kind}" if part in names else name
 
     def _rope_factors(self, tensor: GGUFTensor) -> tuple[float, ...]:
         if math.prod(tensor.shape) > MAX_ROPE_FACTORS:

@@ -18,7 +18,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
-from octavo.models.config import MAX_SIZE, MAX_TENSORS, is_integer
+from octavo.models.checks import MAX_SIZE, MAX_TENSORS, is_integer
 
 MAGIC = b"GGUF"
 SUPPORTED_VERSIONS = (2, 3)

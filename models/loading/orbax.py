@@ -25,13 +25,17 @@ from jax.sharding import Mesh
 
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.config import ModelConfig
+from octavo.models.config_dict import config_from_dict, config_to_dict
+from octavo.models.flat_config import config_from_flat_dict
 from octavo.models.kv_heads import with_kv_heads
 from octavo.models.loading.assemble import check_shapes
 from octavo.models.loading.gguf_file import GGUFFile, write_metadata_only
 from octavo.models.loading.json_file import MAX_JSON_BYTES, check_file_size, read_json
 from octavo.models.parameters import declare, is_spec
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+FLAT_VERSION = 1
+"""Of checkpoints saved before layers had specs, which are read still."""
 CONFIG_FILE = "octavo_config.json"
 WEIGHTS_DIR = "weights"
 METADATA_FILES = ("_METADATA", "_CHECKPOINT_METADATA", "_sharding")
@@ -86,7 +90,7 @@ def save(
     document = {
         "format_version": FORMAT_VERSION,
         "dtype": jnp.dtype(dtype).name,
-        "model": stored.to_dict(),
+        "model": config_to_dict(stored),
     }
     (directory / CONFIG_FILE).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
@@ -99,10 +103,11 @@ def read_config(directory: Path) -> tuple[ModelConfig, jnp.dtype]:
     """
     path = directory / CONFIG_FILE
     document = read_json(path)
-    if document.get("format_version") != FORMAT_VERSION:
+    version = document.get("format_version")
+    if version not in (FLAT_VERSION, FORMAT_VERSION):
         raise ModelLoadError(
-            f"{path}: format_version = {shorten(document.get('format_version'))} is not allowed: "
-            f"{FORMAT_VERSION}"
+            f"{path}: format_version = {shorten(version)} is not allowed: "
+            f"{FLAT_VERSION} or {FORMAT_VERSION}"
         )
     if document.get("dtype") not in DTYPES:
         raise ModelLoadError(
@@ -111,7 +116,8 @@ def read_config(directory: Path) -> tuple[ModelConfig, jnp.dtype]:
         )
     if not isinstance(document.get("model"), dict):
         raise ModelLoadError(f"{path} lacks model")
-    return ModelConfig.from_dict(document["model"]), jnp.dtype(document["dtype"])
+    read = config_from_flat_dict if version == FLAT_VERSION else config_from_dict
+    return read(document["model"]), jnp.dtype(document["dtype"])
 
 
 def check_weights(directory: Path, config: ModelConfig) -> None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from octavo.models.config import ModelConfig
 from octavo.models.loading.aligned import aligned_empty
 from octavo.models.loading.gguf import GGUFSource
-from octavo.models.loading.tensors import EMBED, LM_HEAD, layer_prefix
+from octavo.models.loading.tensors import layer_prefix
 from octavo.models.packed_tree import Packed
+from octavo.models.parameters import ParamSpec, declare
 from octavo.pallas_kernels.packed_linear import (
     Blocks,
     BlockType,
@@ -26,14 +28,8 @@ from octavo.pallas_kernels.packed_linear import (
     pack,
 )
 
-_LAYER_TENSORS = {
-    "wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "wo": ("self_attn.o_proj",),
-    "w_gate_up": ("mlp.gate_proj", "mlp.up_proj"),
-    "w_down": ("mlp.down_proj",),
-}
-_One = Callable[[str, tuple[str, ...], BlockType], PackedWeight]
-"""From a parameter's name, its tensors' and how their blocks are held together."""
+_One = Callable[[ParamSpec, tuple[str, ...], BlockType], PackedWeight]
+"""From a parameter's spec, its tensors' names and how their blocks are held together."""
 
 
 class PackedReader:
@@ -53,10 +49,9 @@ class PackedReader:
     def abstract(self) -> Packed:
         """What `read` reads, as `jax.ShapeDtypeStruct`s with shardings."""
 
-        def one(name: str, names: tuple[str, ...], kind: BlockType) -> PackedWeight:
+        def one(spec: ParamSpec, names: tuple[str, ...], kind: BlockType) -> PackedWeight:
             num_inputs = self._source.shapes()[names[0]][1]
-            outputs = _outputs(name, self._config)
-            abstract = abstract_packed(kind, outputs, num_inputs // kind.codes)
+            abstract = abstract_packed(kind, _outputs(spec), num_inputs // kind.codes)
             packed: PackedWeight = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding), abstract
             )
@@ -67,61 +62,55 @@ class PackedReader:
     def read(self) -> Packed:
         """Reads them onto the device."""
 
-        def one(name: str, names: tuple[str, ...], kind: BlockType) -> PackedWeight:
+        def one(spec: ParamSpec, names: tuple[str, ...], kind: BlockType) -> PackedWeight:
             parts = [self._source.read_blocks(tensor).held_as(kind) for tensor in names]
-            fused = _fused(name, parts, self._config)
+            fused = _fused(spec, parts)
             packed: PackedWeight = jax.tree.map(
                 lambda x: jax.device_put(x, self._sharding),
-                pack(fused, _outputs(name, self._config), aligned_empty),
+                pack(fused, _outputs(spec), aligned_empty),
             )
             return packed
 
         return self._tree(one)
 
     def _tree(self, one: _One) -> Packed:
-        """What `one` makes of each parameter whose tensors all have blocks."""
+        """What `one` makes of each linear layer whose tensors all have blocks."""
 
-        def made(parameters: Mapping[str, tuple[str, ...]]) -> dict[str, PackedWeight]:
+        def made(specs: Mapping[str, ParamSpec], prefix: str) -> dict[str, PackedWeight]:
             weights = {}
-            for name, names in parameters.items():
+            for name, spec in specs.items():
+                names = tuple(prefix + tensor.name for tensor in spec.layout.tensors)
                 types = [self._source.block_type(tensor) for tensor in names]
                 known = [each for each in types if each is not None]
                 if len(known) == len(types):
-                    weights[name] = one(name, names, common_type(known))
+                    weights[name] = one(spec, names, common_type(known))
             return weights
 
-        layers = []
-        for layer in range(self._config.num_layers):
-            prefix = layer_prefix(layer)
-            layers.append(
-                made(
-                    {
-                        name: tuple(f"{prefix}{part}.weight" for part in parts)
-                        for name, parts in _LAYER_TENSORS.items()
-                    }
-                )
+        specs = declare(self._config, jnp.dtype(jnp.float32))
+        layers = tuple(
+            made(
+                {name: spec for name, spec in layer.items() if spec.num_inputs is not None},
+                layer_prefix(number),
             )
-        head = EMBED if self._config.tie_word_embeddings else LM_HEAD
-        return {**made({"lm_head": (head,)}), "layers": tuple(layers)}
+            for number, layer in enumerate(specs["layers"])
+        )
+        # A tied embedding is the output layer, outputs first.
+        head = specs["embed" if self._config.tie_word_embeddings else "lm_head"]
+        return {**made({"lm_head": head}, ""), "layers": layers}
 
 
-def _outputs(name: str, config: ModelConfig) -> tuple[int, ...]:
+def _outputs(spec: ParamSpec) -> tuple[int, ...]:
     """The outputs' dimensions of a parameter."""
-    if name == "wqkv":
-        return config.num_kv_heads, config.num_queries_per_kv + 2, config.head_dim
-    if name == "w_gate_up":
-        return 2, config.intermediate_size
-    return (config.vocab_size if name == "lm_head" else config.hidden_size,)
+    return spec.shape[:1] if spec.num_inputs is None else spec.shape[spec.num_inputs :]
 
 
-def _fused(name: str, parts: list[Blocks], config: ModelConfig) -> Blocks:
+def _fused(spec: ParamSpec, parts: list[Blocks]) -> Blocks:
     """The blocks of a parameter's outputs, of those of its tensors."""
-    heads = config.num_kv_heads if name == "wqkv" else 1
+    groups = spec.layout.num_interleaved
 
     def joined(arrays: list[np.ndarray]) -> np.ndarray:
-        # For each KV head the queries that read it, then its key, then its value.
-        by_head = [array.reshape(heads, -1, *array.shape[1:]) for array in arrays]
-        whole = np.concatenate(by_head, axis=1) if len(by_head) > 1 else by_head[0]
+        by_group = [array.reshape(groups, -1, *array.shape[1:]) for array in arrays]
+        whole = np.concatenate(by_group, axis=1) if len(by_group) > 1 else by_group[0]
         return whole.reshape(-1, *whole.shape[2:])
 
     minima = [part.minimum for part in parts if part.minimum is not None]

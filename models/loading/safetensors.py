@@ -12,11 +12,13 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
-from octavo.models.architectures import config_from_hf
-from octavo.models.config import MAX_TENSORS, ModelConfig
-from octavo.models.config_fields import ConfigFields
+from octavo.models.checks import MAX_TENSORS
+from octavo.models.config import ModelConfig
+from octavo.models.families.composite import is_composite, text_tensor
+from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.table import config_from_hf
 from octavo.models.loading.json_file import read_json
-from octavo.models.loading.tensors import Index
+from octavo.models.tensor_layouts import Index
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -55,13 +57,31 @@ class SafetensorsSource:
             found = list(largest.values())
             values = values | {"dtype": DTYPES[max(set(found), key=found.count)]}
         self.config: ModelConfig = _with_generation_eos(config_from_hf(values), directory)
+        self._stored = self._stored_names(directory, is_composite(values))
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return self._shapes
+        return {name: self._shapes[stored] for name, stored in self._stored.items()}
 
     def read(self, name: str, index: Index) -> np.ndarray:
-        tensor: np.ndarray = self._files[name].get_slice(name)[index]
+        stored = self._stored[name]
+        tensor: np.ndarray = self._files[stored].get_slice(stored)[index]
         return tensor
+
+    def _stored_names(self, directory: Path, is_composite: bool) -> dict[str, str]:
+        """Name of each tensor of the text model -> what it is stored as."""
+        if not is_composite:
+            return {name: name for name in self._files}
+        names: dict[str, str] = {}
+        for stored in self._files:
+            name = text_tensor(stored)
+            if name in names:
+                raise ModelLoadError(
+                    f"{directory} holds {shorten(name)} twice, as {shorten(stored)} and "
+                    f"{shorten(names[name])}"
+                )
+            if name is not None:
+                names[name] = stored
+        return names
 
     def _open(self, path: Path) -> dict[str, str]:
         """Map a shard and note its tensors. Returns name -> stored dtype."""

@@ -36,8 +36,8 @@ __all__ = [
 
 def ragged_paged_attention(
     q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    k: jax.Array | None,
+    v: jax.Array | None,
     kv: PagedKV,
     batch: RaggedBatch,
     params: AttentionParams,
@@ -53,7 +53,8 @@ def ragged_paged_attention(
     Args:
         q: [T, Hq, D] packed queries, rotated.
         k, v: [T, Hkv, D] new keys (rotated) and values; Hq is a multiple of Hkv and query head h
-            reads KV head h // (Hq / Hkv).
+            reads KV head h // (Hq / Hkv). None for both: the pool holds the step's already (it is
+            another layer's), and nothing is written.
         kv: pool [N, 2, Hkv, P, D'], with scales if it is int8 or fp8, updated in place under
             donation; laid out as `pool_layout` says for the backend. D' is at least D; what
             exceeds D holds zeros.
@@ -72,11 +73,8 @@ def ragged_paged_attention(
     Raises:
         ValueError: shapes that do not fit together, or an unknown backend.
     """
-    if q.ndim != 3 or k.shape != v.shape or k.shape[0] != q.shape[0] or q.shape[1] % k.shape[1]:
-        raise ValueError(f"q {q.shape}, k {k.shape}, v {v.shape}: want [T, Hq, D], [T, Hkv, D] x 2")
+    _check_shapes(q, k, v, kv)
     head_dim = q.shape[2]
-    if kv.num_kv_heads != k.shape[1] or kv.head_dim < head_dim:
-        raise ValueError(f"pool {kv.pages.shape} does not hold heads like k {k.shape}")
     if sinks is not None and sinks.shape != (q.shape[1],):
         raise ValueError(f"sinks {sinks.shape}: want one a query head, ({q.shape[1]},)")
     if backend not in BACKENDS:
@@ -87,17 +85,24 @@ def ragged_paged_attention(
         return out, apart.side_by_side()
     if kv.in_one_row and backend != "mosaic_tpu":
         raise ValueError(f"pool {kv.pages.shape}: {backend} wants keys and values apart")
-    # Whatever padding computed, page 0 stays finite: everybody reads it, and 0 times NaN is NaN.
-    is_real = (batch.token_page > 0)[:, None, None]
-    k, v = jnp.where(is_real, k, 0), jnp.where(is_real, v, 0)
-    if kv.head_dim > head_dim:
-        wider = ((0, 0), (0, 0), (0, kv.head_dim - head_dim))
-        q, k, v = jnp.pad(q, wider), jnp.pad(k, wider), jnp.pad(v, wider)
-    with jax.named_scope("kv_write"):
-        if backend == "mosaic_tpu":
-            kv = write_kv_mosaic_tpu(kv, k, v, batch, decode_only=decode_only, interpret=interpret)
-        else:
-            kv = write_kv(kv, k, v, batch)
+    wider = ((0, 0), (0, 0), (0, kv.head_dim - head_dim))
+    is_padded = kv.head_dim > head_dim
+    if k is not None and v is not None:
+        # Whatever padding computed, page 0 stays finite: everybody reads it, and 0 times NaN is
+        # NaN.
+        is_real = (batch.token_page > 0)[:, None, None]
+        k, v = jnp.where(is_real, k, 0), jnp.where(is_real, v, 0)
+        if is_padded:
+            k, v = jnp.pad(k, wider), jnp.pad(v, wider)
+        with jax.named_scope("kv_write"):
+            if backend == "mosaic_tpu":
+                kv = write_kv_mosaic_tpu(
+                    kv, k, v, batch, decode_only=decode_only, interpret=interpret
+                )
+            else:
+                kv = write_kv(kv, k, v, batch)
+    if is_padded:
+        q = jnp.pad(q, wider)
     with jax.named_scope("paged_attention"):
         if backend == "mosaic_tpu":
             out = attend_mosaic_tpu(
@@ -114,3 +119,14 @@ def ragged_paged_attention(
         else:
             out = attend_reference(q, kv, batch, params, sinks=sinks)
     return out[:, :, :head_dim], kv
+
+
+def _check_shapes(q: jax.Array, k: jax.Array | None, v: jax.Array | None, kv: PagedKV) -> None:
+    if q.ndim != 3 or q.shape[1] % kv.num_kv_heads or kv.head_dim < q.shape[2]:
+        raise ValueError(f"pool {kv.pages.shape} does not hold heads for q {q.shape}")
+    if k is None and v is None:
+        return
+    new = (q.shape[0], kv.num_kv_heads, q.shape[2])
+    if k is None or v is None or k.shape != new or v.shape != new:
+        shapes = ", ".join("none" if x is None else str(x.shape) for x in (k, v))
+        raise ValueError(f"k and v {shapes}: want {new} x 2, for q {q.shape} and the pool")

@@ -42,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _architectures() -> tuple[str, ...]:
-    from octavo.models.architectures import ARCHITECTURES
+    from octavo.models.families.composite import COMPOSITES
+    from octavo.models.families.table import ARCHITECTURES
 
-    return tuple(ARCHITECTURES)
+    return (*ARCHITECTURES, *COMPOSITES)

@@ -87,7 +87,7 @@ def read_model_config(model: str) -> ModelConfig:
         UnsupportedModelError: it asks for mathematics that Octavo does not implement.
     """
     if model.endswith(".json"):
-        from octavo.models.architectures import config_from_hf
+        from octavo.models.families.table import config_from_hf
         from octavo.models.loading.json_file import read_json
 
         return config_from_hf(read_json(Path(model).expanduser()))

@@ -116,9 +116,12 @@ def run(args: argparse.Namespace) -> int:
     products = []
     if "products" in parts and has_products:
         config = _config(args)
+        width = config.common(lambda layer: layer.feed_forward.intermediate_size)
+        if width is None:
+            raise InvalidConfigError("model", args.model, "one whose layers have MLPs of one width")
         size = ModelSize(
             hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
+            intermediate_size=width,
             num_layers=config.num_layers,
             vocab_size=config.vocab_size,
             can_be_screened=can_be_screened(config) and multiplies_bfloat16(),
@@ -190,10 +193,16 @@ def _heads(args: argparse.Namespace) -> tuple[int, int, int]:
     split = args.tensor_parallel_size
     if split < 1:
         raise InvalidConfigError("tensor_parallel_size", split, "at least 1")
-    config = _config(args)
-    if config.num_kv_heads % split:
+    heads = _config(args).common(
+        lambda layer: (layer.mixer.num_heads, layer.mixer.num_kv_heads, layer.mixer.head_dim)
+    )
+    if heads is None:
+        raise InvalidConfigError(
+            "model", args.model, "one whose layers have equal heads, or --heads"
+        )
+    if heads[1] % split:
         split = 1  # heads that do not divide run everywhere
-    return config.num_heads // split, config.num_kv_heads // split, config.head_dim
+    return heads[0] // split, heads[1] // split, heads[2]
 
 
 def _config(args: argparse.Namespace) -> ModelConfig:

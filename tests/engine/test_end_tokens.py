@@ -11,10 +11,11 @@ from octavo.engine.engine import _eos_token_ids
 from octavo.engine.errors import ModelLoadError
 from octavo.engine.sampling_params import MAX_STOP_IDS
 from octavo.models.config import MAX_EOS_TOKENS, ModelConfig
+from octavo.models.flat_config import flat_config
 
 
 def model(*eos: int) -> ModelConfig:
-    return ModelConfig(
+    return flat_config(
         vocab_size=32, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1,
         num_kv_heads=1, head_dim=8, eos_token_ids=eos,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.sizing import size_engine
 from octavo.engine.execution.state import StateLayout, kv_bytes_per_token
 from octavo.engine.sampling_params import SamplingParams
-from octavo.models.config import ModelConfig
+from octavo.models.flat_config import flat_config
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import KV_DTYPES, stored_dtype
 from octavo.sharding.mesh import make_mesh
 
@@ -101,7 +101,7 @@ def test_narrow_pages_swap_as_they_are(make_llm: Callable[..., Any]) -> None:
 
 def test_the_pool_holds_as_many_pages_as_its_bytes_say() -> None:
     budget, mesh, sizes = 3_000_000, make_mesh(1), {}
-    model = ModelConfig(
+    model = flat_config(
         vocab_size=64,
         hidden_size=32,
         intermediate_size=48,

@@ -37,8 +37,9 @@ def test_a_broken_table_ends_the_start(directory: Path, tiny_model: Path) -> Non
 def test_an_engine_asks_for_its_own_heads_and_pages(directory: Path, tiny_model: Path) -> None:
     """An entry that no kernel could take is met only by the engine that it was measured for."""
     config = load_config(tiny_model)
-    q = (16, config.num_heads, config.head_dim)
-    pool = (2, 2, config.num_kv_heads, default_page_size("cpu"), config.head_dim)
+    heads = config.layers[0].mixer
+    q = (16, heads.num_heads, heads.head_dim)
+    pool = (2, 2, heads.num_kv_heads, default_page_size("cpu"), heads.head_dim)
     key = tuning.tuning_key("xla", "prefill", q, "float32", pool, "float32")
     entry = {**tuning.key_fields(key), "tiles": {"warp_groups": 2}}
     (directory / "mine.json").write_text(json.dumps({"device": key.device, "entries": [entry]}))

@@ -16,7 +16,7 @@ import tiny_weights
 import torch
 import transformers
 
-from octavo.models.architectures import config_from_hf
+from octavo.models.families.table import config_from_hf
 from octavo.models.loading.tensors import expected_shapes
 
 HERE = Path(__file__).parent
@@ -30,7 +30,7 @@ def reference_model(values: dict[str, Any]) -> torch.nn.Module:
     reference_config = model_class.config_class(**fields)
     reference_config._attn_implementation = "eager"
     model = model_class(reference_config).eval()
-    weights = tiny_weights.tensors(expected_shapes(config), config.norm_offset)
+    weights = tiny_weights.tensors(expected_shapes(config), config.final_norm.offset)
     state = {name: torch.from_numpy(tensor) for name, tensor in weights.items()}
     result = model.load_state_dict(state, strict=False)
     assert not result.unexpected_keys, result.unexpected_keys

@@ -18,8 +18,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from octavo.models import decoder
-from octavo.models.architectures import config_from_hf
-from octavo.models.config import LayerAttention, ModelConfig
+from octavo.models.blocks.attention import LayerAttention
+from octavo.models.config import ModelConfig
+from octavo.models.families.table import config_from_hf
 from octavo.models.loading.tensors import expected_shapes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -64,7 +65,7 @@ def tiny_tensors() -> Callable[[str], dict[str, np.ndarray]]:
     def make(name: str) -> dict[str, np.ndarray]:
         config = config_from_hf(TINY[name])
         tensors: dict[str, np.ndarray] = tiny_weights.tensors(
-            expected_shapes(config), config.norm_offset
+            expected_shapes(config), config.final_norm.offset
         )
         return tensors
 
@@ -166,9 +167,11 @@ def run_model() -> Callable[..., np.ndarray]:
     def run(config: ModelConfig, weights: Any, ids: Any, prompt_length: int) -> np.ndarray:
         length = len(ids)
         dtype = weights["embed"].dtype
-        shape = (length, config.num_kv_heads, config.head_dim)
-        empty = jnp.zeros(shape, dtype)
-        caches: Any = tuple((empty, empty) for _ in range(config.num_layers))
+        empty = [
+            jnp.zeros((length, cache.num_kv_heads, cache.key_size), dtype)
+            for cache in config.own_caches()
+        ]
+        caches: Any = tuple((array, array) for array in empty)
         step = make_step(config, length)
         edges = [0, prompt_length, *range(prompt_length + 1, length + 1)]
         rows = []

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError
-from octavo.models.architectures import ARCHITECTURES, config_from_hf
-from octavo.models.config import ModelConfig, Rope
+from octavo.models.config_dict import config_from_dict, config_to_dict
+from octavo.models.families.table import ARCHITECTURES, config_from_hf
+from octavo.models.flat_config import flat_config
+from octavo.models.rope import Rope
+
+
+def windows(config):
+    return [layer.mixer.sliding_window for layer in config.layers]
 
 
 def test_a_tiny_model_exists_for_every_architecture(tiny_values):
@@ -18,38 +25,37 @@ def test_a_tiny_model_exists_for_every_architecture(tiny_values):
 
 def test_gemma_3_reads_windows_norms_and_two_rotary_bases(tiny_values):
     config = config_from_hf(tiny_values("gemma3"))
-    assert config.layer_kinds == ("sliding",) * 5 + ("global", "sliding")
-    assert config.rope.theta == 1_000_000.0
-    assert config.rope.scaling is not None
-    assert config.local_rope == Rope(theta=10000.0)
-    assert config.post_norms
-    assert config.qk_norm
-    assert config.norm_offset == 1.0
+    assert windows(config) == [5] * 5 + [None, 5]
+    whole, local = config.layers[5].mixer, config.layers[0].mixer
+    assert whole.rope.theta == 1_000_000.0
+    assert whole.rope.scaling is not None
+    assert local.rope == Rope(theta=10000.0)
+    assert all(layer.norms.before and layer.norms.after for layer in config.layers)
+    assert config.final_norm.offset == 1.0
+    assert whole.qk_norm == local.qk_norm == config.final_norm == config.layers[0].norms.norm
     assert config.embedding_scale == math.sqrt(32)
     assert config.tie_word_embeddings
     assert config.eos_token_ids == (1, 3)
-    assert config.attention(0).sliding_window == 5
-    assert config.attention(5).sliding_window is None
 
 
 def test_gemma_2_alternates_and_caps(tiny_values):
     config = config_from_hf(tiny_values("gemma2"))
-    assert config.layer_kinds == ("sliding", "global", "sliding")
-    assert (config.attn_logit_softcap, config.final_logit_softcap) == (2.0, 12.0)
+    assert windows(config) == [5, None, 5]
+    assert config.common(lambda layer: layer.mixer.logit_softcap) == 2.0
+    assert config.final_logit_softcap == 12.0
     off = config_from_hf(tiny_values("gemma2") | {"attn_logit_softcapping": None})
-    assert off.attn_logit_softcap is None
+    assert {layer.mixer.logit_softcap for layer in off.layers} == {None}
 
 
 def test_a_config_without_architectures_goes_by_its_model_type(tiny_values):
     values = tiny_values("qwen2")
     del values["architectures"]
-    assert config_from_hf(values).qkv_bias
+    assert config_from_hf(values).common(lambda layer: layer.mixer.qkv_bias)
 
 
 def test_qwen_2_slides_from_max_window_layers_on_when_asked_to(tiny_values):
     config = config_from_hf(tiny_values("qwen2") | {"use_sliding_window": True})
-    assert config.layer_kinds == ("global", "sliding", "sliding")
-    assert config.sliding_window == 64
+    assert windows(config) == [None, 64, 64]
 
 
 @pytest.mark.parametrize(
@@ -126,8 +132,9 @@ def test_fields_that_are_off_or_harmless_change_nothing(tiny_values, extra):
 
 def test_a_config_survives_json(tiny_name, tiny_values):
     config = config_from_hf(tiny_values(tiny_name))
-    assert ModelConfig.from_dict(config.to_dict()) == config
-    assert hash(ModelConfig.from_dict(config.to_dict())) == hash(config)
+    again = config_from_dict(json.loads(json.dumps(config_to_dict(config))))
+    assert again == config
+    assert hash(again) == hash(config)
 
 
 @pytest.mark.parametrize(
@@ -145,12 +152,12 @@ def test_a_config_survives_json(tiny_name, tiny_values):
     ],
 )
 def test_kv_heads_are_copied_only_where_query_heads_divide(num_heads, num_kv_heads, size, expected):
-    config = ModelConfig(
+    config = flat_config(
         vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=num_heads,
         num_kv_heads=num_kv_heads, head_dim=4,
     )  # fmt: skip
     parallel = config.with_tensor_parallel(size)
-    assert parallel.num_kv_heads == expected
-    assert parallel.num_checkpoint_kv_heads == num_kv_heads
+    assert parallel.layers[0].mixer.num_kv_heads == expected
+    assert parallel.layers[0].mixer.num_checkpoint_kv_heads == num_kv_heads
     assert parallel.without_kv_head_copies() == config
     assert parallel.with_tensor_parallel(1) == config

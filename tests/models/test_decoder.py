@@ -10,10 +10,11 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from octavo.models import decoder, layers
-from octavo.models.architectures import config_from_hf
+from octavo.models.families.table import config_from_hf
 from octavo.models.layers import rms_norm, rotary_frequencies
 from octavo.models.parameters import ParamSpec, abstract_weights, declare, is_spec, num_parameters
 from octavo.models.random_weights import random_weights
+from octavo.models.rope import Rope
 from octavo.sharding.mesh import make_mesh
 
 
@@ -73,7 +74,7 @@ def _lower(config, *, closes_over_traced: bool):
 
 
 @pytest.mark.parametrize("closes_over_traced", [False, True])
-def test_each_kind_of_layer_is_lowered_once(tiny_values, closes_over_traced):
+def test_equal_layers_are_lowered_once(tiny_values, closes_over_traced):
     config = config_from_hf(tiny_values("gemma3"))
     text = _lower(config, closes_over_traced=closes_over_traced).as_text()
     assert text.count("func.func private @_layer") == 2
@@ -117,8 +118,9 @@ def test_norms_accumulate_in_float32():
 
 def test_llama_3_scaling_keeps_short_wavelengths_and_stretches_long_ones(tiny_values):
     config = config_from_hf(tiny_values("llama3"))
-    plain = rotary_frequencies(type(config.rope)(theta=config.rope.theta), config.head_dim)
-    scaled = rotary_frequencies(config.rope, config.head_dim)
+    rope, head_dim = config.layers[0].mixer.rotary
+    plain = rotary_frequencies(Rope(theta=rope.theta), head_dim)
+    scaled = rotary_frequencies(rope, head_dim)
     assert scaled[0] < plain[0]  # a wavelength between the ends of the blend
     np.testing.assert_allclose(scaled[-1], plain[-1] / 8.0, rtol=1e-6)
     assert np.all((plain / scaled >= 1.0 - 1e-6) & (plain / scaled <= 8.0 + 1e-5))

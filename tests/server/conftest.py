@@ -312,7 +312,7 @@ TINY_TEMPLATE = (
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama in a Hugging Face directory: one token a byte, and a chat template."""
-    from octavo.models.architectures import config_from_hf
+    from octavo.models.families.table import config_from_hf
     from octavo.models.loading.tensors import expected_shapes
 
     directory = tmp_path_factory.mktemp("tiny")

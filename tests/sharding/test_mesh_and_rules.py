@@ -39,6 +39,14 @@ def test_a_dimension_that_does_not_divide_is_kept_whole():
     assert DEFAULT_RULES.sharding(mesh, ("mlp", "embed"), (7, 4)).spec == P()
 
 
+def test_experts_are_split_or_else_their_features():
+    mesh, axes = make_mesh(2), ("expert", "embed", "mlp")
+    assert DEFAULT_RULES.sharding(mesh, axes, (4, 8, 6)).spec == P("tensor")
+    assert DEFAULT_RULES.sharding(mesh, axes, (3, 8, 6)).spec == P(None, None, "tensor")
+    assert DEFAULT_RULES.sharding(mesh, axes, (3, 8, 7)).spec == P()
+    assert DEFAULT_RULES.spec(axes) == P("tensor")
+
+
 def test_unknown_names_and_wrong_counts_are_refused():
     with pytest.raises(ValueError, match="logical axis = 'hedas'"):
         DEFAULT_RULES.spec(("hedas",))

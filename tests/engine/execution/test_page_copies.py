@@ -14,7 +14,7 @@ from octavo.engine.execution.page_copies import SIZES, PageCopier, pieces
 from octavo.engine.execution.state import StateLayout
 from octavo.engine.executor import TransferDone
 from octavo.engine.scheduler.step_plan import PageCopy
-from octavo.models.config import ModelConfig
+from octavo.models.flat_config import flat_config
 from octavo.pallas_kernels.ragged_paged_attention import PagedKV
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import KV_DTYPES, stored_dtype
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import PoolLayout
@@ -31,7 +31,7 @@ def layout(
     dtype: str = "float32",
     pool: PoolLayout | None = None,
 ) -> StateLayout:
-    config = ModelConfig(
+    config = flat_config(
         vocab_size=64,
         hidden_size=32,
         intermediate_size=32,
@@ -51,7 +51,7 @@ def layout(
         page_size=4,
         table_pages=8,
         dtype=stored_dtype(KV_DTYPES[dtype]),
-        pool=pool,
+        pools=None if pool is None else (pool,) * config.num_layers,
     )
 
 
@@ -102,7 +102,7 @@ def copier(request: pytest.FixtureRequest) -> Any:
 def layout_of(copier: PageCopier) -> StateLayout:
     names = {stored_dtype(dtype): name for name, dtype in KV_DTYPES.items()}
     pool = ONE_ROW if copier.host[0].shape[2] == 1 else None
-    return layout(copier._sharding.mesh.size, dtype=names[copier.host[0].dtype], pool=pool)
+    return layout(copier._mesh.size, dtype=names[copier.host[0].dtype], pool=pool)
 
 
 @pytest.mark.parametrize("num_pages", [1, 8, 9, 70])

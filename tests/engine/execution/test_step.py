@@ -21,12 +21,12 @@ from octavo.engine.scheduler.step_plan import (
     StepLimits,
     StepPlan,
 )
-from octavo.models.config import ModelConfig
+from octavo.models.flat_config import flat_config
 from octavo.models.parameters import abstract_weights
 from octavo.models.random_weights import random_weights
 from octavo.sharding.mesh import make_mesh
 
-CONFIG = ModelConfig(
+CONFIG = flat_config(
     vocab_size=64,
     hidden_size=32,
     intermediate_size=48,

@@ -22,19 +22,23 @@ from octavo.engine.execution.weight_layout import (
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import unembed
+from octavo.models.flat_config import flat_config
 from octavo.models.quantization import quantized_weights
 from octavo.models.random_weights import random_weights
 from octavo.sharding.mesh import make_mesh
 
-CONFIG = ModelConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
-    tie_word_embeddings=True,
+CONFIG, WIDE_HEADS = (
+    flat_config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        tie_word_embeddings=True,
+    )
+    for head_dim in (8, 128)
 )
 
 
@@ -55,9 +59,8 @@ def test_a_cpu_keeps_the_declared_order() -> None:
 
 @pytest.mark.usefixtures("on_a_tpu")
 def test_split_outputs_lie_with_their_inputs_last_but_one() -> None:
-    config = dataclasses.replace(CONFIG, head_dim=128)
-    before = np.asarray(weights(config=config)["layers"][0]["w_gate_up"])
-    layer = lay_out(weights(config=config))["layers"][0]
+    before = np.asarray(weights(config=WIDE_HEADS)["layers"][0]["w_gate_up"])
+    layer = lay_out(weights(config=WIDE_HEADS))["layers"][0]
     assert layer["w_gate_up"].format.layout.major_to_minor == (1, 0, 2)
     assert layer["wqkv"].format.layout.major_to_minor == (1, 2, 0, 3)
     assert layer["w_down"].format.layout.major_to_minor == (0, 1)

@@ -17,9 +17,9 @@ from octavo.engine.simulation.roofline import DEVICES, kv_capacity, roofline
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, StepWork, step_work
 from octavo.engine.simulation.workloads.traffic import Arrival, make_request
-from octavo.models.config import ModelConfig
+from octavo.models.flat_config import flat_config
 
-LLAMA_8B = ModelConfig(
+LLAMA_8B = flat_config(
     vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_layers=32, num_heads=32,
     num_kv_heads=8, head_dim=128, max_position_embeddings=8192,
 )  # fmt: skip
@@ -88,7 +88,7 @@ def test_an_h100_decodes_llama_8b_in_about_7_milliseconds() -> None:
 
 def test_weights_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InvalidConfigError, match="num_devices = 1"):
-        roofline("v5e", replace(LLAMA_8B, num_layers=48, layer_kinds=()))
+        roofline("v5e", replace(LLAMA_8B, layers=LLAMA_8B.layers * 2))
     with pytest.raises(InvalidConfigError, match="device = 'abacus'"):
         roofline("abacus", LLAMA_8B)
 

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from octavo.models.architectures import config_from_hf
+from octavo.models.families.table import config_from_hf
 
 _ARCHITECTURES = {
     "llama": "llama",
@@ -73,20 +73,23 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
         writer.add_block_count(config.num_layers)
         writer.add_context_length(config.max_position_embeddings)
         writer.add_embedding_length(config.hidden_size)
-        writer.add_feed_forward_length(config.intermediate_size)
-        writer.add_head_count(config.num_heads)
-        writer.add_head_count_kv(config.num_kv_heads)
-        writer.add_key_length(config.head_dim)
-        writer.add_value_length(config.head_dim)
-        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-        writer.add_rope_freq_base(config.rope.theta)
-        if config.rope.scaling is not None and config.rope.scaling.kind == "linear":
+        layer = next(one for one in config.layers if one.mixer.sliding_window is None)
+        windows = {one.mixer.sliding_window for one in config.layers} - {None}
+        attention, rope = layer.mixer, layer.mixer.rope
+        writer.add_feed_forward_length(layer.feed_forward.intermediate_size)
+        writer.add_head_count(attention.num_heads)
+        writer.add_head_count_kv(attention.num_kv_heads)
+        writer.add_key_length(attention.head_dim)
+        writer.add_value_length(attention.head_dim)
+        writer.add_layer_norm_rms_eps(config.final_norm.eps)
+        writer.add_rope_freq_base(rope.theta)
+        if rope.scaling is not None and rope.scaling.kind == "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-            writer.add_rope_scaling_factor(config.rope.scaling.factor)
-        if config.sliding_window is not None:
-            writer.add_sliding_window(config.sliding_window)
+            writer.add_rope_scaling_factor(rope.scaling.factor)
+        for window in windows:
+            writer.add_sliding_window(window)
         if architecture == "gemma2":
-            writer.add_attn_logit_softcapping(config.attn_logit_softcap)
+            writer.add_attn_logit_softcapping(attention.logit_softcap)
             writer.add_final_logit_softcapping(config.final_logit_softcap)
         writer.add_bos_token_id(config.bos_token_id)
         writer.add_eos_token_id(config.eos_token_ids[0])
@@ -94,10 +97,11 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
         if extra is not None:
             extra(writer)
         for tensor_name, tensor in tiny_tensors(name).items():
-            stored = tensor + np.float32(config.norm_offset) if "norm" in tensor_name else tensor
+            offset = np.float32(config.final_norm.offset)
+            stored = tensor + offset if "norm" in tensor_name else tensor
             if architecture == "llama" and ("q_proj" in tensor_name or "k_proj" in tensor_name):
-                stored = _pairs_from_halves(tensor, config.head_dim)
-            writer.add_tensor(_gguf_name(tensor_name, config.post_norms), stored)
+                stored = _pairs_from_halves(tensor, attention.head_dim)
+            writer.add_tensor(_gguf_name(tensor_name, layer.norms.after), stored)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

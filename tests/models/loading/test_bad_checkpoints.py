@@ -190,6 +190,30 @@ class TestGGUF:
     def test_another_kind_of_file(self, tiny_gguf):
         refused(damaged(tiny_gguf("llama"), b"GGUF", b"GGML"), "does not begin with GGUF")
 
+    def change_layer(self, saved, part, **changes):
+        path = saved / "octavo_config.json"
+        document = json.loads(path.read_text())
+        document["model"]["layer_specs"][0][part] |= changes
+        path.write_text(json.dumps(document))
+
+    @pytest.mark.parametrize(
+        ("part", "changes", "words"),
+        [
+            ("mixer", {"kind": "mlp"}, "kind = 'mlp' is not allowed: attention"),
+            ("feed_forward", {"kind": ["mlp"]}, "kind = ['mlp']"),
+            ("mixer", {"num_sinks": 2}, "num_sinks"),
+            ("norms", {"before": False}, "norms = none is not allowed"),
+        ],
+    )
+    def test_a_layer_that_is_made_of_what_there_is_not(self, saved, part, changes, words):
+        self.change_layer(saved, part, **changes)
+        refused(saved, words)
+
+    @pytest.mark.parametrize("order", [[0, 1], [-1], [], [0] * 5000, [[0]], "ab", None])
+    def test_layers_that_have_no_specs(self, saved, order):
+        self.change(saved, model={"layers": order})
+        refused(saved, "layers = ")
+
     def test_another_version(self, tiny_gguf):
         path = damaged(tiny_gguf("llama"), b"GGUF\x03", b"GGUF\x09")
         refused(path, "version = 9", "2 or 3")
@@ -293,20 +317,44 @@ class TestOrbax:
         document["model"] |= changes.pop("model", {})
         path.write_text(json.dumps(document | changes))
 
+    def change_layer(self, saved, part, **changes):
+        path = saved / "octavo_config.json"
+        document = json.loads(path.read_text())
+        document["model"]["layer_specs"][0][part] |= changes
+        path.write_text(json.dumps(document))
+
+    @pytest.mark.parametrize(
+        ("part", "changes", "words"),
+        [
+            ("mixer", {"kind": "mlp"}, "kind = 'mlp' is not allowed: attention"),
+            ("feed_forward", {"kind": ["mlp"]}, "kind = ['mlp']"),
+            ("mixer", {"num_sinks": 2}, "num_sinks"),
+            ("norms", {"before": False}, "norms = none is not allowed"),
+        ],
+    )
+    def test_a_layer_that_is_made_of_what_there_is_not(self, saved, part, changes, words):
+        self.change_layer(saved, part, **changes)
+        refused(saved, words)
+
+    @pytest.mark.parametrize("order", [[0, 1], [-1], [], [0] * 5000, [[0]], "ab", None])
+    def test_layers_that_have_no_specs(self, saved, order):
+        self.change(saved, model={"layers": order})
+        refused(saved, "layers = ")
+
     def test_another_version(self, saved):
-        self.change(saved, format_version=2)
-        refused(saved, "format_version = 2")
+        self.change(saved, format_version=3)
+        refused(saved, "format_version = 3", "1 or 2")
 
     def test_an_unknown_field(self, saved):
         self.change(saved, model={"attention_sinks": 4})
         refused(saved, "attention_sinks")
 
     def test_another_shape(self, saved):
-        self.change(saved, model={"intermediate_size": 64})
+        self.change_layer(saved, "feed_forward", intermediate_size=64)
         refused(saved, "layers.0.w_down", "(48, 32)", "(64, 32)")
 
     def test_a_missing_layer(self, saved):
-        self.change(saved, model={"num_layers": 3, "layer_kinds": ["global"] * 3})
+        self.change(saved, model={"layers": [0, 0, 0]})
         refused(saved, "lacks", "layers.2.")
 
     def test_weights_that_are_gone(self, saved):
@@ -391,4 +439,4 @@ def test_the_packaged_models_have_the_names_users_type():
 def test_a_config_is_read_without_its_weights(tiny_checkpoint):
     directory = tiny_checkpoint("qwen3")
     (directory / "model.safetensors").unlink()
-    assert load_config(directory).qk_norm
+    assert load_config(directory).layers[0].mixer.qk_norm is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from octavo.engine.errors import ModelLoadError
 from octavo.models.layers import rotary_frequencies
 from octavo.models.loading.load import load_config, load_model, save_model
 from octavo.sharding.mesh import make_mesh
@@ -33,25 +35,23 @@ def test_gguf_and_safetensors_hold_the_same_model(name, tiny_gguf, tiny_checkpoi
     # Gemma's 1 + w is rounded once more on its way through the GGUF file.
     assert_same_weights(from_gguf.weights, from_hf.weights, atol=2e-7)
     # A GGUF file names one end-of-text token here, and says "bfloat16" of anything quantized.
-    expected = from_hf.config.to_dict() | {"eos_token_ids": from_gguf.config.eos_token_ids}
-    assert from_gguf.config.to_dict() == expected
+    assert from_gguf.config == replace(from_hf.config, eos_token_ids=from_gguf.config.eos_token_ids)
     assert from_gguf.tokenizer_source == from_gguf.source
 
 
 def test_llama_3_rotary_factors_of_a_gguf_file_mean_its_scaling(
     tiny_gguf, tiny_checkpoint, tiny_values
 ):
-    from_hf = load_config(tiny_checkpoint("llama3"))
-    plain = rotary_frequencies(type(from_hf.rope)(theta=from_hf.rope.theta), from_hf.head_dim)
-    scaled = rotary_frequencies(from_hf.rope, from_hf.head_dim)
+    rope, head_dim = load_config(tiny_checkpoint("llama3")).layers[0].mixer.rotary
+    plain = rotary_frequencies(replace(rope, scaling=None), head_dim)
+    scaled = rotary_frequencies(rope, head_dim)
 
     def add_factors(writer):
         writer.add_tensor("rope_freqs.weight", (plain / scaled).astype(np.float32))
 
     from_gguf = load_model(tiny_gguf("llama3", add_factors), "float32").config
-    np.testing.assert_allclose(
-        rotary_frequencies(from_gguf.rope, from_gguf.head_dim), scaled, rtol=1e-6
-    )
+    for layer in from_gguf.layers:
+        np.testing.assert_allclose(rotary_frequencies(*layer.mixer.rotary), scaled, rtol=1e-6)
 
 
 def test_gguf_may_list_the_sliding_layers_of_gemma_3(tiny_gguf):
@@ -59,8 +59,9 @@ def test_gguf_may_list_the_sliding_layers_of_gemma_3(tiny_gguf):
     path = tiny_gguf(
         "gemma3", lambda writer: writer.add_array("gemma3.attention.sliding_window_pattern", slides)
     )
-    kinds = load_config(path).layer_kinds
-    assert kinds == tuple("sliding" if slide else "global" for slide in slides)
+    layers = load_config(path).layers
+    assert [layer.mixer.sliding_window is not None for layer in layers] == slides
+    assert [layer.mixer.rope.theta == 10000.0 for layer in layers] == slides
 
 
 @pytest.mark.parametrize("name", ["llama_biased", "gemma3"])
@@ -70,7 +71,7 @@ def test_an_orbax_checkpoint_restores_the_same_bits(name, dtype, tiny_checkpoint
     save_model(loaded, tmp_path / "saved")
     restored = load_model(tmp_path / "saved", dtype)
     assert_same_weights(restored.weights, loaded.weights)
-    assert restored.config.to_dict() == loaded.config.to_dict() | {"checkpoint_dtype": dtype}
+    assert restored.config == replace(loaded.config, checkpoint_dtype=dtype)
     assert restored.kind == "orbax"
     assert load_config(tmp_path / "saved").num_layers == loaded.config.num_layers
 
@@ -125,7 +126,7 @@ def test_weights_read_onto_a_wider_mesh_give_the_same_logits(
     # 4 query heads over 2 KV heads: split at 2, copied at 4, whole at 3.
     model = load_model(tiny_checkpoint(name), "float32", make_mesh(size))
     layer = model.weights["layers"][0]
-    assert model.config.num_kv_heads == {2: 2, 3: 2, 4: 4}[size]
+    assert model.config.layers[0].mixer.num_kv_heads == {2: 2, 3: 2, 4: 4}[size]
     split = layer["wqkv"].addressable_shards[0].data.shape[1]
     assert split == {2: 1, 3: 2, 4: 1}[size]
     assert layer["w_down"].addressable_shards[0].data.shape[0] == 48 // size
@@ -142,7 +143,7 @@ def test_an_orbax_checkpoint_restores_onto_another_mesh(
     mesh = make_mesh(restored_on)
     restored = load_model(tmp_path / "saved", "float32", mesh)
     expected = load_model(directory, "float32", mesh)
-    assert restored.config.num_kv_heads == expected.config.num_kv_heads
+    assert restored.config.layers == expected.config.layers
     assert_same_weights(restored.weights, expected.weights)
     for one, other in zip(
         jax.tree.leaves(restored.weights), jax.tree.leaves(expected.weights), strict=True
@@ -153,12 +154,12 @@ def test_an_orbax_checkpoint_restores_onto_another_mesh(
 def test_orbax_makes_and_unmakes_copies_of_kv_heads(tiny_checkpoint, tmp_path):
     directory = tiny_checkpoint("qwen2")  # biased, 4 query heads over 2 KV heads
     copied = load_model(directory, "float32", make_mesh(4))
-    assert copied.config.kv_head_copies == 2
+    assert copied.config.layers[0].mixer.kv_head_copies == 2
     save_model(copied, tmp_path / "saved")
     for size in (1, 4):
         restored = load_model(tmp_path / "saved", "float32", make_mesh(size))
         expected = load_model(directory, "float32", make_mesh(size))
-        assert restored.config.kv_head_copies == expected.config.kv_head_copies
+        assert restored.config.layers == expected.config.layers
         assert_same_weights(restored.weights, expected.weights)
 
 
@@ -177,3 +178,33 @@ def test_the_tokenizer_travels_with_an_orbax_checkpoint(tiny_gguf, tiny_checkpoi
     packed, original = GGUFFile(restored.tokenizer_source), GGUFFile(source.tokenizer_source)
     assert packed.metadata == original.metadata
     assert packed.tensors == {}
+
+
+def test_an_orbax_checkpoint_of_the_first_format_is_read(tiny_checkpoint, tmp_path):
+    """What was saved before layers had specs: one set of fields for all layers."""
+    loaded = load_model(tiny_checkpoint("gemma3"), "float32")
+    save_model(loaded, tmp_path / "saved")
+    path = tmp_path / "saved" / "octavo_config.json"
+    document = json.loads(path.read_text())
+    scaling = {"kind": "linear", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position": 8192, "factors": []}  # fmt: skip
+    first = {
+        "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_layers": 7,
+        "num_heads": 4, "num_kv_heads": 1, "head_dim": 16, "rms_norm_eps": 1e-6,
+        "activation": "gelu_tanh", "tie_word_embeddings": True, "qkv_bias": False,
+        "attention_out_bias": False, "mlp_bias": False, "qk_norm": True, "post_norms": True,
+        "norm_offset": 1.0, "rope": {"theta": 1000000.0, "scaling": scaling},
+        "local_rope": {"theta": 10000.0, "scaling": None},
+        "layer_kinds": ["sliding"] * 5 + ["global", "sliding"], "sliding_window": 5,
+        "attn_logit_softcap": None, "final_logit_softcap": None, "query_scale": 0.25,
+        "embedding_scale": 32**0.5, "max_position_embeddings": 64, "bos_token_id": 2,
+        "eos_token_ids": [1, 3], "checkpoint_dtype": "float32", "kv_head_copies": 1,
+    }  # fmt: skip
+    path.write_text(json.dumps(document | {"format_version": 1, "model": first}))
+    restored = load_model(tmp_path / "saved", "float32")
+    assert restored.config == loaded.config
+    assert_same_weights(restored.weights, loaded.weights)
+    for wrong in ({"attention_sinks": 4}, {"layer_kinds": ["global"]}, {"rope": 5}):
+        path.write_text(json.dumps(document | {"format_version": 1, "model": first | wrong}))
+        with pytest.raises(ModelLoadError, match=next(iter(wrong)).split("_")[0]):
+            load_config(tmp_path / "saved")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
-from octavo.models.config import MAX_NUMBER, MAX_SIZE, is_integer
+from octavo.models.checks import MAX_NUMBER, MAX_SIZE, is_integer
 
 HARMLESS = frozenset(
     {
@@ -64,11 +64,15 @@ _MISSING: Any = object()
 
 
 class ConfigFields:
-    """A config.json being read."""
+    """A config.json being read.
+
+    Attributes:
+        where: the fields stand, for messages.
+    """
 
     def __init__(self, values: Mapping[str, Any], where: str = "config.json") -> None:
         self._values = values
-        self._where = where
+        self.where = where
         self._read: set[str] = set()
 
     def raw(self, name: str) -> Any:
@@ -169,7 +173,7 @@ class ConfigFields:
             if name in self._read or name in HARMLESS or not value:
                 continue
             raise UnsupportedModelError(
-                f"{self._where}: {name} = {shorten(value)} is not supported: "
+                f"{self.where}: {name} = {shorten(value)} is not supported: "
                 "it may change the mathematics, and nothing here implements it"
             )
 
@@ -179,8 +183,8 @@ class ConfigFields:
         if value is not None:
             return value
         if default is _MISSING:
-            raise ModelLoadError(f"{self._where} lacks {name}")
+            raise ModelLoadError(f"{self.where} lacks {name}")
         return default
 
     def _malformed(self, name: str, value: Any, allowed: str) -> ModelLoadError:
-        return ModelLoadError(f"{self._where}: {name} = {shorten(value)} is not allowed: {allowed}")
+        return ModelLoadError(f"{self.where}: {name} = {shorten(value)} is not allowed: {allowed}")

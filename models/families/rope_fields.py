@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
-from octavo.models.config import Rope, RopeScaling
-from octavo.models.config_fields import ConfigFields
+from octavo.models.families.config_fields import ConfigFields
+from octavo.models.rope import Rope, RopeScaling
 
 DEFAULT_THETA = 10000.0
 GEMMA3_GLOBAL_THETA = 1_000_000.0

@@ -1,0 +1,315 @@
+"""Softmax attention over a cache of keys and values.
+
+wqkv holds, for each KV head, the queries that read it, then its key, then its value; so a split
+over KV heads splits all three.
+
+Shape suffixes: T tokens, E hidden, Hq and Hkv heads, G query heads a KV head, D head size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from octavo.engine.errors import ModelLoadError
+from octavo.models.blocks.norms import RMSNorm
+from octavo.models.cache_spec import PagedKVCache
+from octavo.models.checks import check_flag, check_positive, check_size
+from octavo.models.layers import apply_rotary, linear, row_major
+from octavo.models.parameters import param
+from octavo.models.rope import Rope
+from octavo.models.tensor_layouts import FusedHeads, HeadColumns, Tensor, Whole
+
+NUM_INPUTS = {"wqkv": 1, "wo": 3}
+"""Linear layer -> leading dimensions of its weight that the product contracts."""
+REGROUPED = ("wqkv", "bqkv", "wo")
+"""Parameters whose dimensions hold KV heads, of which there may be copies."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerAttention:
+    """What a layer asks of attention; hashable, so that it can be a static argument.
+
+    Attributes:
+        scale: multiplies q · k.
+        sliding_window: a token at position p sees positions > p - sliding_window; None sees all
+            up to p.
+        logit_softcap: c in c · tanh(logit / c), applied before the mask; None does not cap.
+    """
+
+    scale: float
+    sliding_window: int | None = None
+    logit_softcap: float | None = None
+
+
+class Attend(Protocol):
+    """Writes a layer's new keys and values into its cache and attends over the cache."""
+
+    def __call__(
+        self,
+        q: jax.Array,
+        k: jax.Array | None,
+        v: jax.Array | None,
+        cache: Any,
+        attention: LayerAttention,
+        /,
+    ) -> tuple[jax.Array, Any]:
+        """q [T, Hq, D], k and v [T, Hkv, D] -> (out [T, Hq, D], the layer's new cache).
+
+        Where k and v are None the cache is another layer's, holds the step's tokens already, and is
+        only read.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Grouped-query attention. Query head h reads KV head h // (num_heads / num_kv_heads).
+
+    Attributes:
+        num_heads, num_kv_heads, head_dim: Hq, Hkv and D.
+        rope: rotary embedding of queries and keys; None rotates none.
+        sliding_window, logit_softcap: see `LayerAttention`.
+        scale: multiplies q · k; 0 stands for 1 / sqrt(head_dim).
+        qkv_bias, out_bias: which linear layers add a bias.
+        qk_norm: normalizes each head's query and key before the rotary embedding; None does not.
+        shares_cache: the layer has no keys and values of its own and reads the cache of the layer
+            that its `LayerSpec` names.
+        kv_head_copies: adjacent KV heads that are copies of one head of the checkpoint, so that
+            KV heads divide over devices; `num_kv_heads` counts the copies.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: Rope | None
+    sliding_window: int | None = None
+    logit_softcap: float | None = None
+    scale: float = 0.0
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: RMSNorm | None = None
+    shares_cache: bool = False
+    kv_head_copies: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "num_kv_heads", "head_dim", "kv_head_copies"):
+            check_size(name, getattr(self, name))
+        for name in ("qkv_bias", "out_bias", "shares_cache"):
+            check_flag(name, getattr(self, name))
+        if self.num_heads % self.num_kv_heads:
+            raise ModelLoadError(
+                f"num_kv_heads = {self.num_kv_heads} is not allowed: "
+                f"a divisor of num_heads ({self.num_heads})"
+            )
+        if self.num_kv_heads % self.kv_head_copies:
+            raise ModelLoadError(
+                f"kv_head_copies = {self.kv_head_copies} is not allowed: "
+                f"a divisor of num_kv_heads ({self.num_kv_heads})"
+            )
+        if self.head_dim % 2:
+            raise ModelLoadError(f"head_dim = {self.head_dim} is not allowed: an even number")
+        if self.rope is not None:
+            self.rope.check_head_dim(self.head_dim)
+        if self.sliding_window is not None:
+            check_size("sliding_window", self.sliding_window)
+        if self.logit_softcap is not None:
+            check_positive("attn_logit_softcap", self.logit_softcap)
+        if self.scale == 0.0:
+            object.__setattr__(self, "scale", 1.0 / math.sqrt(self.head_dim))
+        check_positive("query_scale", self.scale)
+
+    @property
+    def num_queries_per_kv(self) -> int:
+        """G, query heads that read one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def num_checkpoint_kv_heads(self) -> int:
+        """KV heads on disk, before copies are made."""
+        return self.num_kv_heads // self.kv_head_copies
+
+    @property
+    def asked(self) -> LayerAttention:
+        """What the layer asks of whoever computes attention."""
+        return LayerAttention(
+            scale=self.scale,
+            sliding_window=self.sliding_window,
+            logit_softcap=self.logit_softcap,
+        )
+
+    @property
+    def rotary(self) -> tuple[Rope, int] | None:
+        """Rotary embedding and size of what it rotates; None for none."""
+        return None if self.rope is None else (self.rope, self.head_dim)
+
+    def cache(self) -> PagedKVCache:
+        """What the layer keeps of its tokens; a shared one is kept once."""
+        return PagedKVCache(
+            num_kv_heads=self.num_kv_heads,
+            key_size=self.head_dim,
+            value_size=self.head_dim,
+            window=self.sliding_window,
+        )
+
+    def with_kv_heads(self, num_kv_heads: int) -> Attention:
+        """The same attention with so many KV heads, copies counted."""
+        copies = num_kv_heads // self.num_checkpoint_kv_heads
+        return dataclasses.replace(self, num_kv_heads=num_kv_heads, kv_head_copies=copies)
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Numbers that a token's products multiply with."""
+        num_heads = 2 * self.num_heads + (0 if self.shares_cache else 2 * self.num_kv_heads)
+        return hidden_size * self.head_dim * num_heads
+
+    def parameters(self, hidden_size: int, dtype: jnp.dtype) -> nnx.Module:
+        """wqkv [E, Hkv, G + 2, D] (G where the cache is shared), wo [Hkv, G, D, E], and, if any,
+        their biases bqkv and bo, and the norms q_norm and k_norm [D]."""
+        return _Parameters(self, hidden_size, dtype)
+
+    def apply(
+        self,
+        weights: Mapping[str, Any],
+        x: jax.Array,
+        rotary: tuple[jax.Array, jax.Array] | None,
+        cache: Any,
+        attend: Attend,
+    ) -> tuple[jax.Array, Any]:
+        """Attention of x's tokens.
+
+        Args:
+            weights: the layer's.
+            x: [T, E], normalized.
+            rotary: cosines and sines [T, D / 2] for `rope`.
+            cache: the layer's, or the one it reads.
+            attend: see `Attend`.
+
+        Returns:
+            [T, E], and the new cache.
+        """
+        num_tokens, group = x.shape[0], self.num_queries_per_kv
+        qkv = row_major(linear(x, weights["wqkv"]))  # [T, Hkv, G + 2, D]
+        if self.qkv_bias:
+            qkv = qkv + weights["bqkv"][None]
+        q = qkv[:, :, :group].reshape(num_tokens, self.num_heads, self.head_dim)
+        q = self._placed(q, weights, "q_norm", rotary)
+        k = v = None
+        if not self.shares_cache:
+            k = self._placed(qkv[:, :, group], weights, "k_norm", rotary)
+            v = qkv[:, :, group + 1]
+        out, cache = attend(q, k, v, cache, self.asked)
+        grouped = (num_tokens, self.num_kv_heads, group, self.head_dim)
+        out = linear(out.astype(x.dtype).reshape(grouped), weights["wo"], num_inputs=3)
+        if self.out_bias:
+            out = out + weights["bo"][None]
+        return out, cache
+
+    def _placed(
+        self,
+        heads: jax.Array,
+        weights: Mapping[str, Any],
+        norm: str,
+        rotary: tuple[jax.Array, jax.Array] | None,
+    ) -> jax.Array:
+        """Queries or keys [T, H, D], normalized and rotated by their positions."""
+        if self.qk_norm is not None:
+            heads = self.qk_norm(heads, weights[norm])
+        return heads if rotary is None else apply_rotary(heads, *rotary)
+
+
+@partial(jax.jit, static_argnames=("old", "new"))
+def regroup(
+    parts: Mapping[str, jax.Array], *, old: Attention, new: Attention
+) -> dict[str, jax.Array]:
+    """The parameters of `REGROUPED` of `old`, for `new`, which differs in copies of KV heads alone.
+
+    Args:
+        parts: those that there are, by name.
+    """
+    group, new_group = old.num_queries_per_kv, new.num_queries_per_kv
+    heads, head_dim = new.num_kv_heads, new.head_dim
+    regrouped: dict[str, jax.Array] = {}
+    for name, array in parts.items():
+        if name == "wo":  # [Hkv, G, D, E]
+            regrouped[name] = array.reshape(heads, new_group, head_dim, -1)
+            continue
+        # [E, Hkv, G + 2, D], or [Hkv, G + 2, D] for a bias.
+        lead = array.shape[:-3]
+        q = array[..., :group, :].reshape(*lead, heads, new_group, head_dim)
+        kv = array[..., :: old.kv_head_copies, group:, :]
+        kv = jnp.repeat(kv, new.kv_head_copies, axis=-3)
+        regrouped[name] = jnp.concatenate([q, kv], axis=-2)
+    return regrouped
+
+
+class _Parameters(nnx.Module):
+    def __init__(self, attention: Attention, hidden: int, dtype: jnp.dtype) -> None:
+        a = attention
+        kv_heads, group, dim = a.num_kv_heads, a.num_queries_per_kv, a.head_dim
+        outputs = (kv_heads, group if a.shares_cache else group + 2, dim)
+        axes = ("kv_heads", None, "head_dim")
+
+        self.wqkv = param(
+            (hidden, *outputs),
+            dtype,
+            ("embed", *axes),
+            _fused(a, "weight", hidden),
+            num_inputs=NUM_INPUTS["wqkv"],
+        )
+        if a.qkv_bias:
+            self.bqkv = param(outputs, dtype, axes, _fused(a, "bias"), init="zeros")
+        if a.qk_norm is not None:
+            self.q_norm = _head_norm(a.qk_norm, dim, "q")
+            if not a.shares_cache:
+                self.k_norm = _head_norm(a.qk_norm, dim, "k")
+        self.wo = param(
+            (kv_heads, group, dim, hidden),
+            dtype,
+            (*axes, "embed"),
+            HeadColumns(
+                tensor=_output("weight", hidden, a.num_heads * dim), num_queries=group, head_dim=dim
+            ),
+            num_inputs=NUM_INPUTS["wo"],
+        )
+        if a.out_bias:
+            self.bo = param(
+                (hidden,), dtype, ("embed",), Whole(_output("bias", hidden)), init="zeros"
+            )
+
+
+def _head_norm(norm: RMSNorm, size: int, which: str) -> nnx.Param[Any]:
+    return norm.param(
+        size, "head_dim", name=f"self_attn.{which}_norm.weight", gguf=f"attn_{which}_norm.weight"
+    )
+
+
+def _output(kind: str, *shape: int) -> Tensor:
+    return Tensor(name=f"self_attn.o_proj.{kind}", gguf=f"attn_output.{kind}", shape=shape)
+
+
+def _fused(a: Attention, kind: str, *inputs: int) -> FusedHeads:
+    def tensor(name: str, num_heads: int) -> Tensor:
+        return Tensor(
+            name=f"self_attn.{name}_proj.{kind}",
+            gguf=f"attn_{name}.{kind}",
+            shape=(num_heads * a.head_dim, *inputs),
+            rotary_dim=None if name == "v" or a.rope is None else a.head_dim,
+        )
+
+    names = () if a.shares_cache else ("k", "v")
+    return FusedHeads(
+        q=tensor("q", a.num_heads),
+        kv=tuple(tensor(name, a.num_checkpoint_kv_heads) for name in names),
+        num_kv_heads=a.num_kv_heads,
+        num_queries=a.num_queries_per_kv,
+        head_dim=a.head_dim,
+        copies=a.kv_head_copies,
+    )

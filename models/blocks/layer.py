@@ -1,0 +1,100 @@
+"""A layer: what mixes its tokens, its feed-forward, the norms around both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from octavo.engine.errors import ModelLoadError, shorten
+from octavo.models.blocks.attention import Attend, Attention
+from octavo.models.blocks.mlp import MLP
+from octavo.models.blocks.norms import Norms
+from octavo.models.cache_spec import CacheSpec, SharedCache
+from octavo.models.checks import MAX_LAYERS, is_integer
+from octavo.models.parameters import ParamSpec, flatten
+
+Mixer = Attention
+"""What mixes a layer's tokens; a union, once there is another."""
+FeedForward = MLP
+"""What computes each token by itself; a union, once there is another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """One layer of a decoder. Equal layers share one traced function.
+
+    Attributes:
+        mixer: what mixes its tokens.
+        feed_forward: what computes each token by itself.
+        norms: around both.
+        cache_of: the earlier layer whose cache the mixer reads; None where it has its own.
+    """
+
+    mixer: Mixer
+    feed_forward: FeedForward
+    norms: Norms
+    cache_of: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.cache_of is not None and not is_integer(self.cache_of, 0, MAX_LAYERS - 1):
+            raise ModelLoadError(
+                f"cache_of = {shorten(self.cache_of)} is not allowed: an earlier layer's number"
+            )
+        if self.mixer.shares_cache != (self.cache_of is not None):
+            raise ModelLoadError(
+                f"cache_of = {self.cache_of} is not allowed: a number if the mixer has "
+                f"shares_cache, and none if not"
+            )
+
+    def cache(self) -> CacheSpec:
+        """What the layer keeps of its tokens."""
+        return self.mixer.cache() if self.cache_of is None else SharedCache(self.cache_of)
+
+    def declare(self, hidden_size: int, dtype: jnp.dtype) -> dict[str, ParamSpec]:
+        """The specs of its parameters by name."""
+        return {
+            **flatten(self.norms.parameters(hidden_size)),
+            **flatten(self.mixer.parameters(hidden_size, dtype)),
+            **flatten(self.feed_forward.parameters(hidden_size, dtype)),
+        }
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Numbers that a token's products multiply with."""
+        return self.mixer.num_weights(hidden_size) + self.feed_forward.num_weights(hidden_size)
+
+
+def apply_layer(
+    mixer: Mixer,
+    feed_forward: FeedForward,
+    norms: Norms,
+    weights: Mapping[str, Any],
+    x: jax.Array,
+    rotary: tuple[jax.Array, jax.Array] | None,
+    cache: Any,
+    attend: Attend,
+) -> tuple[jax.Array, Any]:
+    """One layer of the residual stream.
+
+    Args:
+        mixer, feed_forward, norms: of the layer's spec.
+        weights: the layer's.
+        x: [T, E].
+        rotary: cosines and sines for `mixer.rotary`.
+        cache: the layer's, or the one it reads.
+        attend: see `Attend`.
+
+    Returns:
+        x [T, E], and the new cache.
+    """
+    with jax.named_scope("attention"):
+        normed = norms.enter(x, weights, "attn")
+        out, cache = mixer.apply(weights, normed, rotary, cache, attend)
+        x = x + norms.leave(out, weights, "attn")
+    with jax.named_scope("mlp"):
+        normed = norms.enter(x, weights, "mlp")
+        x = x + norms.leave(feed_forward.apply(weights, normed), weights, "mlp")
+    return x, cache

@@ -1,0 +1,99 @@
+"""A gated multi-layer perceptron: down(activation(gate(x)) · up(x)).
+
+Shape suffixes: T tokens, E hidden, F the MLP's width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from octavo.engine.errors import UnsupportedModelError, shorten
+from octavo.models.checks import check_flag, check_size
+from octavo.models.layers import Activation, activate, linear
+from octavo.models.parameters import param
+from octavo.models.tensor_layouts import Stacked, Tensor, Transposed, Whole
+
+NUM_INPUTS = {"w_gate_up": 1, "w_down": 1}
+"""Linear layer -> leading dimensions of its weight that the product contracts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MLP:
+    """A gated MLP.
+
+    Attributes:
+        intermediate_size: F.
+        activation: of the gate.
+        bias: all three linear layers add one.
+    """
+
+    intermediate_size: int
+    activation: Activation = "silu"
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        check_size("intermediate_size", self.intermediate_size)
+        check_flag("mlp_bias", self.bias)
+        if self.activation not in get_args(Activation):
+            raise UnsupportedModelError(
+                f"activation = {shorten(self.activation)} is not supported: "
+                f"{' or '.join(get_args(Activation))}"
+            )
+
+    def parameters(self, hidden_size: int, dtype: jnp.dtype) -> nnx.Module:
+        """w_gate_up [E, 2, F] and w_down [F, E], with b_gate_up [2, F] and b_down [E] if any."""
+        return _Parameters(self, hidden_size, dtype)
+
+    def num_weights(self, hidden_size: int) -> int:
+        """Numbers that a token's products multiply with."""
+        return 3 * hidden_size * self.intermediate_size
+
+    def apply(self, weights: Mapping[str, Any], x: jax.Array) -> jax.Array:
+        """x [T, E] -> [T, E]."""
+        gate_up = linear(x, weights["w_gate_up"])  # [T, 2, F]
+        if self.bias:
+            gate_up = gate_up + weights["b_gate_up"][None]
+        hidden = activate(gate_up[:, 0], self.activation) * gate_up[:, 1]
+        out = linear(hidden, weights["w_down"])
+        if self.bias:
+            out = out + weights["b_down"][None]
+        return out
+
+
+class _Parameters(nnx.Module):
+    def __init__(self, mlp: MLP, hidden: int, dtype: jnp.dtype) -> None:
+        width = mlp.intermediate_size
+
+        def tensor(name: str, kind: str, *shape: int) -> Tensor:
+            return Tensor(name=f"mlp.{name}_proj.{kind}", gguf=f"ffn_{name}.{kind}", shape=shape)
+
+        def gate_and_up(kind: str, *shape: int) -> Stacked:
+            return Stacked(tuple(tensor(name, kind, *shape) for name in ("gate", "up")))
+
+        self.w_gate_up = param(
+            (hidden, 2, width),
+            dtype,
+            ("embed", None, "mlp"),
+            gate_and_up("weight", width, hidden),
+            num_inputs=NUM_INPUTS["w_gate_up"],
+        )
+        self.w_down = param(
+            (width, hidden),
+            dtype,
+            ("mlp", "embed"),
+            Transposed(tensor("down", "weight", hidden, width)),
+            num_inputs=NUM_INPUTS["w_down"],
+        )
+        if mlp.bias:
+            self.b_gate_up = param(
+                (2, width), dtype, (None, "mlp"), gate_and_up("bias", width), init="zeros"
+            )
+            self.b_down = param(
+                (hidden,), dtype, ("embed",), Whole(tensor("down", "bias", hidden)), init="zeros"
+            )

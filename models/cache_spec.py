@@ -1,0 +1,44 @@
+"""What a layer keeps of the tokens it has seen. No JAX; the engine gives it room.
+
+Specs are compared and hashed by value: layers with equal specs form a group, whose caches have one
+shape and one rule about which pages may be given back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedKVCache:
+    """Pages of keys and values, a key and a value a token and KV head.
+
+    Attributes:
+        num_kv_heads: copies for tensor parallelism counted.
+        key_size, value_size: numbers of one head's key and value.
+        window: tokens that a query may still see, itself included; None is all of them.
+    """
+
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    window: int | None = None
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Numbers that one token takes."""
+        return self.num_kv_heads * (self.key_size + self.value_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedCache:
+    """The cache of an earlier layer, which this one reads and never writes.
+
+    Attributes:
+        layer: the one whose cache it is.
+    """
+
+    layer: int
+
+
+CacheSpec = PagedKVCache | SharedCache

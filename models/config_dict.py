@@ -1,0 +1,128 @@
+"""A model's configuration as plain numbers, strings, lists and dicts, fit for JSON, and back.
+
+Equal layers are written once: `layers` holds their specs and, layer by layer, which it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from octavo.engine.errors import ModelLoadError, shorten
+from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.mlp import MLP
+from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.checks import MAX_LAYERS, is_integer
+from octavo.models.config import ModelConfig
+from octavo.models.rope import Rope, RopeScaling
+
+MIXERS: dict[str, type[Any]] = {"attention": Attention}
+FEED_FORWARDS: dict[str, type[Any]] = {"mlp": MLP}
+"""Name on disk of each block that a layer may be made of -> its class."""
+
+_Build = Callable[[Any], Any]
+
+
+def config_to_dict(config: ModelConfig) -> dict[str, Any]:
+    """The configuration, as `config_from_dict` reads it."""
+    specs = list(dict.fromkeys(config.layers))
+    fields = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(config)
+        if field.name not in ("layers", "final_norm")
+    }
+    return fields | {
+        "eos_token_ids": list(config.eos_token_ids),
+        "final_norm": dataclasses.asdict(config.final_norm),
+        "layer_specs": [_layer_to_dict(spec) for spec in specs],
+        "layers": [specs.index(layer) for layer in config.layers],
+    }
+
+
+def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
+    """The inverse of `config_to_dict`.
+
+    Raises:
+        ModelLoadError: a field that is missing, unknown or malformed.
+    """
+    fields = dict(values)
+    try:
+        specs = [_layer(spec) for spec in _listed("layer_specs", fields.pop("layer_specs"))]
+        order = _listed("layers", fields.pop("layers"))
+        if len(order) > MAX_LAYERS or not all(
+            is_integer(index, 0, len(specs) - 1) for index in order
+        ):
+            raise ModelLoadError(
+                f"layers = {shorten(order)} is not allowed: at most {MAX_LAYERS} numbers from 0 to "
+                f"{len(specs) - 1}, by layer_specs"
+            )
+        return ModelConfig(
+            **fields
+            | {
+                "layers": tuple(specs[index] for index in order),
+                "final_norm": _built(RMSNorm, fields.pop("final_norm")),
+                "eos_token_ids": tuple(fields.pop("eos_token_ids", ())),
+            }
+        )
+    except ModelLoadError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise malformed(error) from error
+
+
+def malformed(error: Exception) -> ModelLoadError:
+    """What is said of a stored configuration that something else than a check refuses."""
+    why = shorten(str(error), limit=200)
+    return ModelLoadError(f"the stored model configuration is malformed: {why}")
+
+
+def rope_from_dict(values: Any) -> Rope:
+    """The inverse of `dataclasses.asdict`."""
+    return _built(Rope, values, scaling=_optional(_scaling))
+
+
+def _layer_to_dict(spec: LayerSpec) -> dict[str, Any]:
+    names = {kind: name for name, kind in (MIXERS | FEED_FORWARDS).items()}
+    values = dataclasses.asdict(spec)
+    for part in ("mixer", "feed_forward"):
+        values[part] = {"kind": names[type(getattr(spec, part))], **values[part]}
+    return values
+
+
+def _layer(values: Any) -> LayerSpec:
+    norms = lambda found: _built(Norms, found, norm=lambda norm: _built(RMSNorm, norm))  # noqa: E731
+    mixer, feed_forward = partial(_block, MIXERS), partial(_block, FEED_FORWARDS)
+    return _built(LayerSpec, values, mixer=mixer, feed_forward=feed_forward, norms=norms)
+
+
+def _block(kinds: Mapping[str, type[Any]], values: Any) -> Any:
+    fields = dict(values)
+    kind = fields.pop("kind", None)
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ModelLoadError(f"kind = {shorten(kind)} is not allowed: {' or '.join(kinds)}")
+    qk_norm = _optional(lambda norm: _built(RMSNorm, norm))
+    return _built(kinds[kind], fields, rope=_optional(rope_from_dict), qk_norm=qk_norm)
+
+
+def _scaling(values: Any) -> RopeScaling:
+    return _built(RopeScaling, values, factors=tuple)
+
+
+def _built(kind: type[Any], values: Any, **builders: _Build) -> Any:
+    """An instance of a dataclass, of its fields; some are built by what `builders` says."""
+    fields = dict(values)
+    made = {name: build(fields[name]) for name, build in builders.items() if name in fields}
+    return kind(**fields | made)
+
+
+def _optional(build: _Build) -> _Build:
+    return lambda value: None if value is None else build(value)
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ModelLoadError(f"{name} = {shorten(value)} is not allowed: a list")
+    return value

@@ -1,0 +1,170 @@
+"""What a family of models is, and what all families read alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.mlp import MLP
+from octavo.models.blocks.norms import Norms
+from octavo.models.checks import MAX_LAYERS
+from octavo.models.config import ModelConfig
+from octavo.models.families.config_fields import ConfigFields
+from octavo.models.layers import Activation
+
+if TYPE_CHECKING:
+    from octavo.models.families.gguf_metadata import Metadata
+
+_ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+_SLIDES = {"full_attention": False, "sliding_attention": True}
+
+
+def _no_more_fields(metadata: Metadata, fields: Mapping[str, Any]) -> dict[str, Any]:
+    del metadata, fields
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A family of models.
+
+    Attributes:
+        architecture: the entry of `architectures` in a config.json.
+        model_type: its `model_type`, for files that name no architecture.
+        read: its fields -> the model. Fields that it leaves unread are refused by name.
+        defaults: fields that a composite checkpoint's `text_config` may leave out.
+        gguf: `general.architecture` of its GGUF files; None where none are read.
+        gguf_keys: keys of such files beyond the common ones, without the architecture's prefix.
+        gguf_fields: from a GGUF's metadata, and the config.json fields that follow from the common
+            keys, to the further ones that `read` reads.
+    """
+
+    architecture: str
+    model_type: str
+    read: Callable[[ConfigFields], ModelConfig]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    gguf: str | None = None
+    gguf_keys: frozenset[str] = frozenset()
+    gguf_fields: Callable[[Metadata, Mapping[str, Any]], dict[str, Any]] = _no_more_fields
+
+
+def num_layers(fields: ConfigFields) -> int:
+    """How many layers there are."""
+    number: int = fields.size("num_hidden_layers", high=MAX_LAYERS)
+    return number
+
+
+def heads(fields: ConfigFields) -> dict[str, Any]:
+    """Head counts and the head size, as `Attention` takes them."""
+    num_heads = fields.size("num_attention_heads")
+    head_dim = fields.size("head_dim", default=None)
+    return {
+        "num_heads": num_heads,
+        "num_kv_heads": fields.size("num_key_value_heads", default=num_heads),
+        "head_dim": head_dim or fields.size("hidden_size") // num_heads,
+    }
+
+
+def activation(fields: ConfigFields, default: Activation = "silu") -> Activation:
+    """The nonlinearity of the MLP's gate.
+
+    Raises:
+        UnsupportedModelError: another one, by name.
+    """
+    name = fields.text("hidden_activation", default=None)
+    name = fields.text("hidden_act", default=None) if name is None else name
+    if name is None:
+        return default
+    if name not in _ACTIVATIONS:
+        raise UnsupportedModelError(
+            f"{fields.where}: hidden_act = {shorten(name)} is not supported: "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[name]
+
+
+def epsilon(fields: ConfigFields) -> float:
+    """Of the norms."""
+    value: float = fields.number("rms_norm_eps", default=1e-6)
+    return value
+
+
+def slides(fields: ConfigFields, default: Callable[[int], bool]) -> list[bool]:
+    """Which layers have a sliding window: as `layer_types` says, or else `default` of its number.
+
+    Raises:
+        UnsupportedModelError: another type of layer, by name.
+        ModelLoadError: not one entry a layer.
+    """
+    number, named = num_layers(fields), fields.raw("layer_types")
+    if named is None:
+        return [default(layer) for layer in range(number)]
+    if not isinstance(named, (list, tuple)) or not all(
+        isinstance(name, str) and name in _SLIDES for name in named
+    ):
+        raise UnsupportedModelError(
+            f"{fields.where}: layer_types = {shorten(named)} is not supported: a list of "
+            f"{' and '.join(_SLIDES)}"
+        )
+    if len(named) != number:
+        raise ModelLoadError(
+            f"{fields.where}: layer_types = {len(named)} entries is not allowed: "
+            f"{number}, by num_hidden_layers"
+        )
+    return [_SLIDES[name] for name in named]
+
+
+def need_head_dim(fields: ConfigFields) -> None:
+    """Refuse a file of a family whose head size does not follow from other fields.
+
+    Raises:
+        ModelLoadError: head_dim is missing.
+    """
+    if fields.integer("head_dim", default=None) is None:
+        raise ModelLoadError(f"{fields.where} lacks head_dim")
+
+
+def layer(attention: Attention, mlp: MLP, norms: Norms) -> LayerSpec:
+    """A layer of attention and a gated MLP."""
+    return LayerSpec(mixer=attention, feed_forward=mlp, norms=norms)
+
+
+def model(
+    fields: ConfigFields,
+    layers: list[LayerSpec],
+    norms: Norms,
+    *,
+    tied: bool = False,
+    embedding_scale: float | None = None,
+    final_logit_softcap: float | None = None,
+) -> ModelConfig:
+    """The model of these layers, and of what every family says in the same words.
+
+    Args:
+        norms: of the layers; the final norm is like them.
+        tied: what an absent `tie_word_embeddings` means.
+        embedding_scale, final_logit_softcap: of `ModelConfig`.
+    """
+    dtype = fields.text("dtype", default=None) or fields.text("torch_dtype", default=None)
+    return ModelConfig(
+        vocab_size=fields.size("vocab_size"),
+        hidden_size=fields.size("hidden_size"),
+        layers=tuple(layers),
+        final_norm=norms.norm,
+        tie_word_embeddings=fields.boolean("tie_word_embeddings", default=tied),
+        embedding_scale=embedding_scale,
+        final_logit_softcap=final_logit_softcap,
+        max_position_embeddings=fields.size("max_position_embeddings"),
+        bos_token_id=fields.token_id("bos_token_id"),
+        eos_token_ids=fields.token_ids("eos_token_id"),
+        checkpoint_dtype=dtype or "float32",
+    )

@@ -1,0 +1,43 @@
+"""Llama, and whatever calls itself so: SmolLM2, Vicuna, TinyLlama."""
+
+from __future__ import annotations
+
+from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.mlp import MLP
+from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.config import ModelConfig
+from octavo.models.families import family
+from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.rope_fields import read_rope
+
+
+def read(fields: ConfigFields) -> ModelConfig:
+    """A Llama of a config.json's fields: equal layers of attention and a gated MLP."""
+    bias = fields.boolean("attention_bias", default=False)
+    attention = Attention(
+        **family.heads(fields), rope=read_rope(fields), qkv_bias=bias, out_bias=bias
+    )
+    mlp = MLP(
+        intermediate_size=fields.size("intermediate_size"),
+        activation=family.activation(fields),
+        bias=fields.boolean("mlp_bias", default=False),
+    )
+    norms = Norms(norm=RMSNorm(eps=family.epsilon(fields)))
+    layers = [family.layer(attention, mlp, norms)] * family.num_layers(fields)
+    return family.model(fields, layers, norms)
+
+
+LLAMA = family.Family(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    read=read,
+    defaults={
+        "vocab_size": 32000,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "max_position_embeddings": 2048,
+    },
+    gguf="llama",
+)

@@ -1,0 +1,60 @@
+"""Qwen 2, with biases of queries, keys and values, and Qwen 3, with norms of queries and keys."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.mlp import MLP
+from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.checks import check_size
+from octavo.models.config import ModelConfig
+from octavo.models.families import family
+from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.rope_fields import read_rope
+
+
+def read_qwen2(fields: ConfigFields) -> ModelConfig:
+    """A Qwen 2 of a config.json's fields."""
+    attention = Attention(**family.heads(fields), rope=read_rope(fields), qkv_bias=True)
+    return _read(fields, attention)
+
+
+def read_qwen3(fields: ConfigFields) -> ModelConfig:
+    """A Qwen 3 of a config.json's fields."""
+    family.need_head_dim(fields)
+    bias = fields.boolean("attention_bias", default=False)
+    attention = Attention(
+        **family.heads(fields),
+        rope=read_rope(fields),
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm=RMSNorm(eps=family.epsilon(fields)),
+    )
+    return _read(fields, attention)
+
+
+def _read(fields: ConfigFields, attention: Attention) -> ModelConfig:
+    """The layers, of which some slide where the file says so, and the rest."""
+    uses_window = fields.boolean("use_sliding_window", default=False)
+    window = fields.integer("sliding_window", default=None)
+    first_sliding = fields.integer("max_window_layers", default=28)
+    uses_window = uses_window and window is not None
+    mlp = MLP(
+        intermediate_size=fields.size("intermediate_size"), activation=family.activation(fields)
+    )
+    norms = Norms(norm=RMSNorm(eps=family.epsilon(fields)))
+    slides = family.slides(fields, lambda layer: uses_window and layer >= first_sliding)
+    if any(slides):
+        check_size("sliding_window", window if uses_window else None)
+    sliding = dataclasses.replace(attention, sliding_window=window if uses_window else None)
+    layers = [family.layer(sliding if slide else attention, mlp, norms) for slide in slides]
+    return family.model(fields, layers, norms)
+
+
+QWEN2 = family.Family(
+    architecture="Qwen2ForCausalLM", model_type="qwen2", read=read_qwen2, gguf="qwen2"
+)
+QWEN3 = family.Family(
+    architecture="Qwen3ForCausalLM", model_type="qwen3", read=read_qwen3, gguf="qwen3"
+)

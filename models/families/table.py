@@ -1,0 +1,82 @@
+"""The families that are served, and from a configuration file to the one it belongs to.
+
+Each field of a config.json must be read, known to be harmless, or be off: any other is refused by
+name, because ignoring it would change the mathematics without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.engine.errors import UnsupportedModelError, shorten
+from octavo.models.config import ModelConfig
+from octavo.models.families.composite import COMPOSITES, text_fields
+from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.family import Family
+from octavo.models.families.gemma import GEMMA2, GEMMA3
+from octavo.models.families.llama import LLAMA
+from octavo.models.families.mistral import MISTRAL
+from octavo.models.families.qwen import QWEN2, QWEN3
+
+FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3)
+
+ARCHITECTURES = {family.architecture: family for family in FAMILIES}
+"""The entry of `architectures` in a config.json -> its family."""
+_MODEL_TYPES = {family.model_type: family for family in FAMILIES}
+GGUF_ARCHITECTURES = {family.gguf: family for family in FAMILIES if family.gguf is not None}
+"""`general.architecture` of a GGUF file -> its family."""
+
+
+def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
+    """The model that a config.json describes; of a composite one, its text model.
+
+    Args:
+        values: the parsed file, as transformers 4 or 5 writes it.
+
+    Raises:
+        UnsupportedModelError: another architecture, remote code, or a field that is not supported,
+            each by name.
+        ModelLoadError: a field that is missing or malformed.
+    """
+    if values.get("auto_map"):
+        raise UnsupportedModelError(
+            "config.json: auto_map is not supported: Octavo never runs a checkpoint's code"
+        )
+    named = _named(values)
+    if named in COMPOSITES:
+        text = text_fields(values)
+        family = _family(text)
+        fields = ConfigFields({**family.defaults, **text}, where="config.json: text_config")
+    else:
+        family, fields = _family(values), ConfigFields(values)
+    config = family.read(fields)
+    fields.refuse_unread()
+    return config
+
+
+def _named(values: Mapping[str, Any]) -> str | None:
+    """The one architecture that a file names; None where it names none or several."""
+    named = values.get("architectures")
+    if isinstance(named, (list, tuple)) and len(named) == 1 and isinstance(named[0], str):
+        return named[0]
+    return None
+
+
+def _family(values: Mapping[str, Any]) -> Family:
+    named = values.get("architectures")
+    if isinstance(named, (list, tuple)) and named:
+        architecture = _named(values)
+        if architecture in ARCHITECTURES:
+            return ARCHITECTURES[architecture]
+        known = ", ".join((*ARCHITECTURES, *COMPOSITES))
+        raise UnsupportedModelError(
+            f"config.json: architectures = {shorten(named)} is not supported: one of {known}"
+        )
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or model_type not in _MODEL_TYPES:
+        raise UnsupportedModelError(
+            f"config.json: model_type = {shorten(model_type)} is not supported: one of "
+            f"{', '.join(_MODEL_TYPES)}"
+        )
+    return _MODEL_TYPES[model_type]

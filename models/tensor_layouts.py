@@ -1,0 +1,240 @@
+"""How checkpoint tensors become parameters, slice by slice.
+
+A block names the tensors of each of its parameters, and says by one of these layouts how they lie
+in it. Names and layouts on a checkpoint's side are Hugging Face's, the common tongue: linear
+weights are [out, in], query heads of one KV head are adjacent. A GGUF's names stand beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from octavo.models.loading.aligned import aligned_empty
+
+Index = tuple[slice, ...]
+"""One slice a dimension, with start and stop set and step 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One tensor of a checkpoint.
+
+    Attributes:
+        name: Hugging Face's; in a layer, what follows "model.layers.N.".
+        gguf: llama.cpp's; in a layer, what follows "blk.N.".
+        shape: on disk.
+        rotary_dim: size of the heads that its rows are queries or keys of, which some GGUF files
+            store for rotary embeddings of adjacent pairs; None for other tensors.
+    """
+
+    name: str
+    gguf: str
+    shape: tuple[int, ...]
+    rotary_dim: int | None = None
+
+
+class Source(Protocol):
+    """What a layout reads from: an open checkpoint, see `models.loading.tensors.TensorSource`."""
+
+    norms_include_offset: bool
+
+    def read(self, name: str, index: Index) -> np.ndarray:
+        """A slice of one tensor as float32, float16 or bfloat16; it may view the file."""
+        ...
+
+
+class TensorLayout(Protocol):
+    """How the tensors of one parameter lie in it."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that the parameter is made of, in the order of its outputs."""
+        ...
+
+    @property
+    def num_interleaved(self) -> int:
+        """Groups of outputs that hold a part of each tensor in turn; 1 puts tensors end to end."""
+        ...
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        """A slice of the parameter.
+
+        Args:
+            source: the checkpoint.
+            prefix: how the names of the layer's tensors begin.
+            index: the slice, in the parameter's own dimensions.
+            dtype: of the result.
+
+        Returns:
+            An array of the slice's shape; it may view the file.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A tensor as it is."""
+
+    tensor: Tensor
+    num_interleaved = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        return source.read(prefix + self.tensor.name, index).astype(dtype, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeight:
+    """A norm's multiplier.
+
+    Attributes:
+        offset: added to what is stored, unless the checkpoint's format includes it already.
+    """
+
+    tensor: Tensor
+    offset: float
+    num_interleaved = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        offset = (
+            np.zeros((), dtype) if source.norms_include_offset else np.asarray(self.offset, dtype)
+        )
+        return source.read(prefix + self.tensor.name, index).astype(dtype) + offset
+
+
+@dataclass(frozen=True, slots=True)
+class Transposed:
+    """A linear weight [out, in] as [in, out]."""
+
+    tensor: Tensor
+    num_interleaved = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        out = _empty(index, dtype)
+        out[...] = source.read(prefix + self.tensor.name, index[::-1]).T
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """Linear weights [out, in] of equal shapes as [in, n, out], or biases [out] as [n, out]."""
+
+    tensors: tuple[Tensor, ...]
+    num_interleaved = 1
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        out = _empty(index, dtype)
+        for row, tensor in enumerate(self.tensors[index[-2]]):
+            # A bias is its own transpose.
+            part = source.read(prefix + tensor.name, (index[-1], *index[:-2]))
+            out[..., row, :] = part.T
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FusedHeads:
+    """Queries, keys and values fused by KV head: [in, Hkv, G + 2, D], or a bias [Hkv, G + 2, D].
+
+    For each KV head come the queries that read it, then its key, then its value.
+
+    Attributes:
+        q: queries [Hq · D, in], or [Hq · D].
+        kv: keys and values alike, [Hkv / copies · D, in]; none where a layer has no own.
+        num_kv_heads: copies counted.
+        num_queries: G, queries a KV head.
+        head_dim: D.
+        copies: adjacent KV heads that are copies of one on disk.
+    """
+
+    q: Tensor
+    kv: tuple[Tensor, ...]
+    num_kv_heads: int
+    num_queries: int
+    head_dim: int
+    copies: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.q, *self.kv)
+
+    @property
+    def num_interleaved(self) -> int:
+        return self.num_kv_heads
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        *inputs, heads, rows, dims = index
+        count = heads.stop - heads.start
+
+        def read(tensor: Tensor, first: int, last: int) -> np.ndarray:
+            span = slice(first * self.head_dim, last * self.head_dim)
+            part = source.read(prefix + tensor.name, (span, *inputs))
+            return part.reshape(last - first, self.head_dim, *part.shape[1:])
+
+        q = read(self.q, heads.start * self.num_queries, heads.stop * self.num_queries)
+        parts = [q.reshape(count, self.num_queries, *q.shape[1:])]
+        first, last = heads.start // self.copies, -(-heads.stop // self.copies)
+        copied = np.arange(heads.start, heads.stop) // self.copies - first
+        parts += [read(tensor, first, last)[copied][:, None] for tensor in self.kv]
+        full = np.concatenate(parts, axis=1)  # [heads, G + 2, D], then inputs if any
+        out = _empty(index, dtype)
+        out[...] = np.moveaxis(full, -1, 0)[:, :, rows, dims] if inputs else full[:, rows, dims]
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadColumns:
+    """An output projection [E, Hq · D] as [Hkv, G, D, E]."""
+
+    tensor: Tensor
+    num_queries: int
+    head_dim: int
+    num_interleaved = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        width = self.num_queries * self.head_dim
+        columns = slice(index[0].start * width, index[0].stop * width)
+        part = source.read(prefix + self.tensor.name, (index[3], columns))
+        full = part.reshape(part.shape[0], -1, self.num_queries, self.head_dim)
+        out = _empty(index, dtype)
+        out[...] = np.moveaxis(full, 0, -1)[:, index[1], index[2]]
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByHead:
+    """One number a query head [Hq] as [Hkv, G]."""
+
+    tensor: Tensor
+    num_queries: int
+    num_interleaved = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        span = slice(index[0].start * self.num_queries, index[0].stop * self.num_queries)
+        part = source.read(prefix + self.tensor.name, (span,)).astype(dtype)
+        return part.reshape(-1, self.num_queries)[:, index[1]]
+
+
+def _empty(index: Index, dtype: Any) -> np.ndarray:
+    return aligned_empty([part.stop - part.start for part in index], dtype)

@@ -1,0 +1,134 @@
+"""Layers made of blocks: what they share, what they refuse, what is traced of them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from octavo.engine.errors import ModelLoadError
+from octavo.models import decoder
+from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.mlp import MLP
+from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.cache_spec import PagedKVCache, SharedCache
+from octavo.models.config import ModelConfig
+from octavo.models.config_dict import config_from_dict, config_to_dict
+from octavo.models.families.table import config_from_hf
+from octavo.models.parameters import abstract_weights, declare, is_spec
+from octavo.models.quantization import NUM_INPUTS
+from octavo.models.rope import Rope
+from octavo.sharding.mesh import make_mesh
+
+NORM = RMSNorm()
+WHOLE = Attention(num_heads=4, num_kv_heads=2, head_dim=16, rope=Rope())
+WINDOW = dataclasses.replace(WHOLE, sliding_window=5, head_dim=8, scale=0.0)
+READER = dataclasses.replace(WHOLE, num_heads=6, shares_cache=True)
+
+
+def layer(mixer: Attention, cache_of: int | None = None) -> LayerSpec:
+    return LayerSpec(
+        mixer=mixer,
+        feed_forward=MLP(intermediate_size=48),
+        norms=Norms(norm=NORM),
+        cache_of=cache_of,
+    )
+
+
+def model(*layers: LayerSpec) -> ModelConfig:
+    return ModelConfig(vocab_size=96, hidden_size=32, layers=layers, final_norm=NORM)
+
+
+def lowered(config: ModelConfig) -> str:
+    def forward(weights, embeddings):
+        positions = jnp.arange(embeddings.shape[0], dtype=jnp.int32)
+        attend = lambda q, k, v, cache, attention: (q, cache + 1)  # noqa: E731
+        caches = tuple(jnp.zeros(()) for _ in config.own_caches())
+        return decoder.run_layers(weights, config, embeddings, positions, attend, caches)
+
+    weights = abstract_weights(config, jnp.dtype(jnp.float32), make_mesh(1))
+    embeddings = jax.ShapeDtypeStruct((3, config.hidden_size), jnp.float32)
+    return jax.jit(forward).lower(weights, embeddings).as_text()
+
+
+def test_layers_are_traced_once_for_each_spec_whoevers_cache_they_read() -> None:
+    config = model(
+        *(layer(WHOLE), layer(WINDOW), layer(WHOLE), layer(READER, 0), layer(READER, 2)),
+        *(layer(READER, 0), layer(WINDOW)),
+    )
+    text = lowered(config)
+    assert text.count("func.func private @_layer") == 3
+    assert text.count("call @_layer") == 7
+    assert config.cache_places() == (0, 1, 2, 0, 2, 0, 3)
+
+
+def test_a_layer_that_reads_a_cache_has_no_keys_and_values() -> None:
+    own, reads = declare(model(layer(WHOLE), layer(READER, 0)), jnp.dtype("float32"))["layers"]
+    assert own["wqkv"].shape == (32, 2, 2 + 2, 16)
+    assert reads["wqkv"].shape == (32, 2, 3, 16)
+    names = [tensor.name for tensor in reads["wqkv"].layout.tensors]
+    assert names == ["self_attn.q_proj.weight"]
+
+
+def test_caches_are_grouped_by_what_they_are() -> None:
+    config = model(layer(WHOLE), layer(WINDOW), layer(WHOLE), layer(READER, 0))
+    assert config.caches() == (
+        PagedKVCache(num_kv_heads=2, key_size=16, value_size=16),
+        PagedKVCache(num_kv_heads=2, key_size=8, value_size=8, window=5),
+        PagedKVCache(num_kv_heads=2, key_size=16, value_size=16),
+        SharedCache(0),
+    )
+    assert len(set(config.own_caches())) == 2
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (layer(READER, 0),),
+        (layer(READER, 1), layer(WHOLE)),
+        (layer(WHOLE), layer(READER, 0), layer(READER, 1)),
+        (layer(WINDOW), layer(READER, 0)),
+        (layer(dataclasses.replace(WHOLE, sliding_window=5)), layer(READER, 0)),
+    ],
+    ids=["its own", "a later one", "another reader's", "other heads", "a window"],
+)
+def test_a_cache_that_cannot_be_read_is_refused(layers: tuple[LayerSpec, ...]) -> None:
+    with pytest.raises(ModelLoadError, match=r"layer \d: cache_of = \d is not allowed"):
+        model(*layers)
+
+
+@pytest.mark.parametrize(("mixer", "cache_of"), [(WHOLE, 0), (READER, None), (READER, -1)])
+def test_reading_a_cache_takes_a_mixer_that_does_and_its_layer(mixer, cache_of) -> None:
+    with pytest.raises(ModelLoadError, match="cache_of = "):
+        layer(mixer, cache_of)
+
+
+def test_kv_heads_are_copied_layer_by_layer_and_alike_where_a_cache_is_shared() -> None:
+    many = dataclasses.replace(WINDOW, num_heads=8, num_kv_heads=4)
+    config = model(layer(WHOLE), layer(READER, 0), layer(many), layer(WHOLE))
+    parallel = config.with_tensor_parallel(4)
+    # Six query heads do not divide over four KV heads: the pair stays as it is.
+    assert [one.mixer.num_kv_heads for one in parallel.layers] == [2, 2, 4, 4]
+    assert [one.mixer.kv_head_copies for one in parallel.layers] == [1, 1, 1, 2]
+    assert parallel.without_kv_head_copies() == config
+    assert parallel.common(lambda one: one.mixer.num_kv_heads) is None
+    assert config.common(lambda one: one.feed_forward.intermediate_size) == 48
+
+
+def test_specs_survive_json() -> None:
+    config = model(layer(WHOLE), layer(WINDOW), layer(READER, 0), layer(WHOLE))
+    values = config_to_dict(config)
+    assert values["layers"] == [0, 1, 2, 0]
+    assert config_from_dict(values) == config
+
+
+def test_blocks_say_what_a_product_contracts(tiny_name, tiny_values) -> None:
+    specs = declare(config_from_hf(tiny_values(tiny_name)), jnp.dtype("float32"))
+    leaves, _ = jax.tree.flatten_with_path(specs, is_leaf=is_spec)
+    said = {path[-1].key: spec.num_inputs for path, spec in leaves}
+    wanted = {name: number for name, number in said.items() if number is not None}
+    assert wanted.items() <= NUM_INPUTS.items()
+    assert NUM_INPUTS.keys() - wanted.keys() <= {"lm_head"}
