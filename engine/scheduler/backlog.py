@@ -11,7 +11,7 @@ import numpy as np
 from octavo.engine.request import Priority, Request
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable
+from octavo.engine.scheduler.request_table import RequestTable
 
 _ROWS_LOOKED_AT = 8
 """Running rows that say how long a row is held."""
@@ -31,7 +31,7 @@ class Backlog(NamedTuple):
     num_waiting: int
 
 
-def backlog_of_class(table: LiveTable, priority: Priority) -> Backlog:
+def backlog_of_class(table: RequestTable, priority: Priority) -> Backlog:
     """Running prompts, and waiting requests of a class and above."""
     waiting, columns = table.waiting, table.waiting.columns
     if len(columns):
@@ -42,7 +42,7 @@ def backlog_of_class(table: LiveTable, priority: Priority) -> Backlog:
     return _with_running(table, sum(request.num_missing_tokens for request in ahead), len(ahead))
 
 
-def backlog_before(table: LiveTable, entry: LiveRequest) -> Backlog:
+def backlog_before(table: RequestTable, entry: LiveRequest) -> Backlog:
     """Running prompts, and waiting requests that come before one that waits."""
     waiting, columns = table.waiting, table.waiting.columns
     if len(columns):
@@ -54,14 +54,14 @@ def backlog_before(table: LiveTable, entry: LiveRequest) -> Backlog:
     return _with_running(table, sum(request.num_missing_tokens for request in others), len(others))
 
 
-def _with_running(table: LiveTable, num_tokens: int, num_waiting: int) -> Backlog:
+def _with_running(table: RequestTable, num_tokens: int, num_waiting: int) -> Backlog:
     prompts = table.running.prefilling if table.running.num_prefilling else []
     num_tokens += sum(e.prefill_end - e.request.num_computed_tokens for e in prompts)
     return Backlog(num_tokens, len(prompts) + num_waiting, num_waiting)
 
 
 def first_token_s(
-    table: LiveTable, forecast: Forecast, num_tokens: int, ahead: Backlog, now_s: float
+    table: RequestTable, forecast: Forecast, num_tokens: int, ahead: Backlog, now_s: float
 ) -> float:
     """Expected seconds until a prompt that is added now has its first token.
 
@@ -85,7 +85,9 @@ def first_token_s(
     return busy_s + seconds
 
 
-def _row_wait_s(table: LiveTable, forecast: Forecast, num_tokens: int, num_waiting: int) -> float:
+def _row_wait_s(
+    table: RequestTable, forecast: Forecast, num_tokens: int, num_waiting: int
+) -> float:
     """Seconds until a row and pages have come free for a request, and for those before it."""
     pool, num_running = table.kv.pool, len(table.running)
     num_free = len(table.running.free_slots)

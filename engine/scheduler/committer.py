@@ -11,7 +11,7 @@ from octavo.engine.request import INFLIGHT_STEPS, INFLIGHT_TOKENS, Request, Requ
 from octavo.engine.scheduler.committed import Committed, CommittedRows, News
 from octavo.engine.scheduler.dispatched import Dispatched
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable
+from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.rows import all_but, is_kept
 from octavo.engine.scheduler.step_plan import (
     NO_TOKEN,
@@ -24,13 +24,13 @@ from octavo.engine.scheduler.stopping import find_stop
 
 
 class Committer:
-    """Takes the results of dispatched plans into the live table.
+    """Takes the results of dispatched plans into the request table.
 
     Args:
         table: the state; changed by `take`.
     """
 
-    def __init__(self, table: LiveTable) -> None:
+    def __init__(self, table: RequestTable) -> None:
         self._table = table
         self._kv = table.kv
         self._lengths = table.forecast.lengths

@@ -22,7 +22,7 @@ class Dispatched:
         decoding: its decode rows.
         prefilling: the records of its other rows' requests.
         ending: decode rows, by index, that come to their limit with it, ascending. This and
-            `features` are known once `Planner.tidy` was called.
+            `features` are known once `Planner.apply_plan` was called.
         overlaps: whether another plan was on its way when it was made.
         features: what its time depends on.
         ended: the last news of requests that its commit ended.

@@ -11,7 +11,7 @@ from octavo.engine.request import Priority
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.snapshot import Snapshot
 
-DEFAULT_SHARES = (0.2, 0.15, 0.1, 0.05)
+DEFAULT_QUOTAS = (0.2, 0.15, 0.1, 0.05)
 """Shares of the prompt tokens, computed or brought back from the host, and of the pages, that each
 class may count on while it has any waiting."""
 
@@ -69,7 +69,7 @@ class MaximumWait:
         return entry if entry.waiting_since_s == since_s and not entry.is_pinned else None
 
 
-class ClassShares:
+class ClassQuotas:
     """Prompt tokens served by class, old ones forgotten, against what each class may count on.
 
     KV that comes back from the host counts as if it were computed: a class is served by either.
@@ -78,7 +78,7 @@ class ClassShares:
         shares: by class, each 0 to 1, together ≤ 1.
     """
 
-    def __init__(self, shares: Sequence[float] = DEFAULT_SHARES) -> None:
+    def __init__(self, shares: Sequence[float] = DEFAULT_QUOTAS) -> None:
         assert len(shares) == len(Priority), shares
         assert sum(shares) <= 1, shares
         self._shares = tuple(shares)
@@ -90,7 +90,7 @@ class ClassShares:
         """Counts prompt tokens planned for a class, or on their way back from the host."""
         self._newest.append((priority, num_tokens))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Adds up what was counted, and sees who is below its share."""
         if not self._newest:
             return
@@ -112,13 +112,13 @@ class ClassShares:
         else:
             self._below = []
 
-    def below_share(self, classes: Container[float] = tuple(Priority)) -> list[int]:
+    def below_quota(self, classes: Container[float] = tuple(Priority)) -> list[int]:
         """Those of `classes` that were served less than their share, the furthest below first."""
-        self.settle()
+        self.flush()
         return [index for index in self._below if index in classes]
 
 
-def short_of_pages(snapshot: Snapshot, shares: Sequence[float] = DEFAULT_SHARES) -> list[int]:
+def short_of_pages(snapshot: Snapshot, shares: Sequence[float] = DEFAULT_QUOTAS) -> list[int]:
     """Classes that hold less than their share of the pages, the furthest below first.
 
     Args:

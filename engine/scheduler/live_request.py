@@ -52,7 +52,7 @@ class LiveRequest:
         is_pinned: whether it has waited its longest and comes before all that have not.
         is_demoted: whether it is served only when no other waits: it could not be in time.
         ready_position: last position whose step may be planned; `ALWAYS_READY` for a request that
-            is not gated.
+            has no grammar.
         is_live: false from the terminal event on.
         turn: 0, 1, 2, … in the order in which rows began to decode.
 
@@ -115,8 +115,8 @@ class LiveRequest:
         self.num_prompt_tokens = self.request.num_prompt_tokens
         self.last_position = self.request.max_total_tokens - 1
         self.end_due_s = end_due_s(self.request)
-        is_gated = self.request.is_gated
-        self.ready_position = self.request.num_tokens - 1 if is_gated else ALWAYS_READY
+        has_grammar = self.request.has_grammar
+        self.ready_position = self.request.num_tokens - 1 if has_grammar else ALWAYS_READY
 
     @property
     def is_behind(self) -> bool:
@@ -125,6 +125,6 @@ class LiveRequest:
         return self.is_demoted and all(other.is_demoted for other in self.followers.values())
 
     @property
-    def awaits_release(self) -> bool:
-        """Whether it is gated and what its next token needs is not there yet."""
+    def is_blocked(self) -> bool:
+        """Whether it waits for what its grammar allows next."""
         return self.ready_position < self.request.num_tokens - 1

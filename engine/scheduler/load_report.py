@@ -8,13 +8,13 @@ from octavo.engine.request import Priority, Request
 from octavo.engine.scheduler.admission import peak_pages
 from octavo.engine.scheduler.backlog import backlog_of_class, first_token_s
 from octavo.engine.scheduler.forecast import Forecast
-from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.load import QueueLoad, SchedulerLoad
 from octavo.engine.scheduler.planner import Planner
+from octavo.engine.scheduler.request_table import RequestTable
 
 
 def measure_load(
-    table: LiveTable, planner: Planner, forecast: Forecast, now_s: float
+    table: RequestTable, planner: Planner, forecast: Forecast, now_s: float
 ) -> SchedulerLoad:
     """Figures of this moment, and counts since the start."""
     pool, cache, host = table.kv.pool, table.kv.cache, table.kv.host
@@ -83,7 +83,11 @@ def project_pages(running: list[Request], forecast: Forecast) -> int:
 
 
 def predict_ttft_s(
-    table: LiveTable, forecast: Forecast, num_missing_tokens: int, priority: Priority, now_s: float
+    table: RequestTable,
+    forecast: Forecast,
+    num_missing_tokens: int,
+    priority: Priority,
+    now_s: float,
 ) -> float:
     """Seconds from the front until a new request would have its first token, by what must be
     computed before it: the rest of the running prompts, the waiting ones of its class and above,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.snapshot import Snapshot
 
 
 def in_order(
-    table: LiveTable, policy: Policy, entries: Sequence[LiveRequest], snapshot: Snapshot
+    table: RequestTable, policy: Policy, entries: Sequence[LiveRequest], snapshot: Snapshot
 ) -> Sequence[LiveRequest]:
     """`entries`, first to be served first; equals in order of acceptance."""
     if len(entries) < 2:

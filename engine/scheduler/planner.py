@@ -1,4 +1,4 @@
-"""One step, decided from the live table.
+"""One step, decided from the request table.
 
 It is one long module because a plan is made in one pass, each part of which counts on what the
 parts before it have taken.
@@ -12,10 +12,9 @@ import numpy as np
 
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.dispatched import Dispatched
-from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.ordering import in_order
+from octavo.engine.scheduler.plan_builder import PlanBuilder
 from octavo.engine.scheduler.policies.policy import (
     Admission,
     Policy,
@@ -25,6 +24,7 @@ from octavo.engine.scheduler.policies.policy import (
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import PrefillPlanner
 from octavo.engine.scheduler.refusals import Refusals
+from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.step_plan import (
     Decision,
@@ -47,15 +47,15 @@ class Planner:
     ever run short of pages once they run; then the policy's victims are preempted. The first in
     the order can evict everyone else and fits alone, so somebody always advances.
 
-    What no plan waits for is left to `tidy`, which must be called before the state is looked at or
-    changed again.
+    What no plan waits for is left to `apply_plan`, which must be called before the state is looked
+    at or changed again.
 
     Args:
         table: the state; changed by `plan`.
         limits: budgets that every plan holds to.
         policy: the decisions that are a matter of taste.
         transfers: copies to and from the host.
-        draft: collects what the plan says besides its rows.
+        builder: collects what the plan says besides its rows.
         refusals: makes the errors of requests that are given up.
         enable_chunked_prefill: split prompts over steps. Without it, only a preempted request that
             has outgrown a step is split.
@@ -65,11 +65,11 @@ class Planner:
 
     def __init__(
         self,
-        table: LiveTable,
+        table: RequestTable,
         limits: StepLimits,
         policy: Policy,
         transfers: Transfers,
-        draft: Draft,
+        builder: PlanBuilder,
         refusals: Refusals,
         *,
         enable_chunked_prefill: bool,
@@ -83,15 +83,15 @@ class Planner:
         self._limits = limits
         self._policy = policy
         self._transfers = transfers
-        self._draft = draft
+        self._builder = builder
         self._refusals = refusals
-        self.preemption = Preemption(table, policy, transfers, draft)
+        self.preemption = Preemption(table, policy, transfers, builder)
         self._prefill = PrefillPlanner(
             table,
             policy,
             self.preemption,
             transfers,
-            draft,
+            builder,
             enable_chunked_prefill=enable_chunked_prefill,
             watermark_pages=watermark_pages,
         )
@@ -100,7 +100,7 @@ class Planner:
         self._ones.flags.writeable = False
         self._no_rows = DecodeRows.of(())
         self._snapshot = table.snapshot(0.0)  # of each plan, in turn
-        self._is_tidy = True
+        self._is_applied = True
         self._newest: Dispatched | None = None
         self.ended: list[Request] = []
         self.num_rejected = 0
@@ -130,9 +130,9 @@ class Planner:
 
     def plan(self, now_s: float) -> Dispatched | None:
         """The next step, or None if there is nothing to compute or to copy now."""
-        draft = self._draft
-        draft.begin()
-        self._is_tidy = False
+        builder = self._builder
+        builder.begin()
+        self._is_applied = False
         num_admissions = 0
         if len(self._waiting) or self._running.num_prefilling:
             num_admissions = self._decide_on_waiting(now_s)
@@ -153,7 +153,7 @@ class Planner:
             budget -= num_decode
             self._table.forecast.observe_budget(budget, num_decode, decoding.context)
             prefill_rows, prefilling = self._prefill.plan(snapshot, budget, num_admissions)
-            if draft.preempted_numbers:
+            if builder.preempted_numbers:
                 decoding = self._still_running(decoding)
         if self._policy.prefills_alone and not prefill_rows:
             decoding, is_short = self._select_decode_rows(now_s)
@@ -161,51 +161,51 @@ class Planner:
         has_rows = len(decoding) > 0
         if self._max_steps > 1 and has_rows and not prefill_rows and not is_short:
             num_steps = self._choose_num_steps(decoding, now_s)
-            if draft.explains and num_steps > 1:
+            if builder.explains and num_steps > 1:
                 someone_waits = len(self._waiting) > 0
                 text = "while others wait" if someone_waits else "nobody waits"
-                draft.explain("", Decision.NUM_STEPS, text, num_tokens=num_steps)
+                builder.explain("", Decision.NUM_STEPS, text, num_tokens=num_steps)
         if self._kv.host.num_pages:
             # Last: an evicted page is as it was only until this plan's rows write to it.
             self._transfers.spill(now_s)
-        if not has_rows and not prefill_rows and not draft.has_copies:
+        if not has_rows and not prefill_rows and not builder.has_copies:
             return None
         plan = StepPlan(
             step_id=self.num_plans,
             decode_rows=self._decode_rows(decoding, num_steps),
             prefill_rows=tuple(prefill_rows),
             num_steps=num_steps,
-            page_updates=tuple(draft.page_updates),
-            preempted=tuple(draft.preempted),
-            copy_outs=tuple(draft.copy_outs),
-            copy_ins=tuple(draft.copy_ins),
-            reasons=tuple(draft.reasons),
+            page_updates=tuple(builder.page_updates),
+            preempted=tuple(builder.preempted),
+            copy_outs=tuple(builder.copy_outs),
+            copy_ins=tuple(builder.copy_ins),
+            reasons=tuple(builder.reasons),
         )
-        draft.clear()
+        builder.clear()
         self.num_plans += 1
         self._newest = Dispatched(plan, now_s, decoding, prefilling)
         return self._newest
 
-    def tidy(self) -> None:
+    def apply_plan(self) -> None:
         """Does what the newest plan left to be done: there is time for it while the device works.
 
         The host state moves ahead as if the plan had run, who was admitted is entered among the
         rows and pages in their sequences, what they held is forgotten, lengths are guessed anew,
         rows whose last token was planned set apart, and the next plan's rows put together.
         """
-        if self._is_tidy:
+        if self._is_applied:
             return
-        self._is_tidy = True
+        self._is_applied = True
         table, decoding_rows = self._table, self._running.decoding
         self._snapshot.forget_requests()
         newest, self._newest = self._newest, None
         if newest is not None:
             self._move_ahead(newest)
-        table.settle()
-        table.work.settle()
-        table.shares.settle()
-        table.waiting.settle()
-        self._kv.settle()
+        table.flush()
+        table.work.flush()
+        table.quotas.flush()
+        table.waiting.flush()
+        self._kv.flush()
         if newest is not None and len(newest.decoding):
             rows, plan = newest.decoding, newest.plan
             if self._policy.measure is not None:
@@ -238,7 +238,7 @@ class Planner:
             self._table.end(entry, RequestStatus.REJECTED, now_s, error=error)
             self.ended.append(request)
             self.num_rejected += 1
-            self._draft.explain(request.request_id, Decision.REJECTED, reason)
+            self._builder.explain(request.request_id, Decision.REJECTED, reason)
         for request in admission.demoted:
             if request.status.is_finished or self._refusals.probes.has(request):
                 continue  # it was rejected, too, or is served to see
@@ -270,9 +270,9 @@ class Planner:
         """Rows that decode, each with room for one more token; and whether pages ran short."""
         columns, rows = self._table.columns, self._running.decoding
         selected = rows.rows()
-        if self._table.num_gated:
-            awaits_release = selected.starts > columns.ready_position[selected.slots]
-            selected = selected.without(awaits_release.nonzero()[0].tolist())
+        if self._table.num_with_grammar:
+            is_blocked = selected.starts > columns.ready_position[selected.slots]
+            selected = selected.without(is_blocked.nonzero()[0].tolist())
         if self._policy.idle_rows is not no_idle_rows and len(selected):
             self._table.renew(self._snapshot, now_s)
             self._snapshot.show(selected)
@@ -313,14 +313,14 @@ class Planner:
             ]
         )
         slots = set(kept.slots.tolist())
-        updates = self._draft.page_updates
-        self._draft.page_updates = [update for update in updates if update[0] in slots]
+        updates = self._builder.page_updates
+        self._builder.page_updates = [update for update in updates if update[0] in slots]
         return kept
 
     def _choose_num_steps(self, decoding: Rows, now_s: float) -> int:
         """Decode iterations that limits and pool allow; adds the pages that all of them write."""
         columns, page_size = self._table.columns, self._limits.page_size
-        if self._table.num_gated and self._has_gated_rows:
+        if self._table.num_with_grammar and self._has_rows_with_grammar:
             return 1  # they come back into step after each token, not after several
         columns.widen()
         starts, limits, capacity = decoding.starts, decoding.ends, columns.capacity[decoding.slots]
@@ -338,7 +338,7 @@ class Planner:
                         decoding.slots[lacking].tolist(), (capacity[lacking] // page_size).tolist()
                     )
                     return num_steps
-                self._table.settle()
+                self._table.flush()
                 for index in num_missing.nonzero()[0].tolist():
                     self._grow(self._table.entry(decoding.requests[index]), num_steps)
                 return num_steps
@@ -346,7 +346,7 @@ class Planner:
         return 1
 
     @property
-    def _has_gated_rows(self) -> bool:
+    def _has_rows_with_grammar(self) -> bool:
         return any(entry.ready_position != ALWAYS_READY for entry in self._running.decoding)
 
     def _grow(self, entry: LiveRequest, num_steps: int) -> None:
@@ -356,7 +356,7 @@ class Planner:
         end = min(request.num_computed_tokens + num_steps, entry.last_position)
         new = self._kv.grow(entry.pages, end)
         for page in new:
-            self._draft.page_updates.append((request.slot, index, page))
+            self._builder.page_updates.append((request.slot, index, page))
             index += 1
         self._table.columns.capacity[request.slot] += len(new) * self._limits.page_size
 
@@ -372,7 +372,7 @@ class Planner:
         else:
             page_ids = self._table.columns.page_ids
             pages = self._kv.take_after([page_ids[slot][-1] for slot in slots])
-        self._draft.page_updates.extend(self._table.columns.grow(slots, num_pages, pages))
+        self._builder.page_updates.extend(self._table.columns.grow(slots, num_pages, pages))
 
     def _decode_rows(self, decoding: Rows, num_steps: int) -> DecodeRows:
         """The rows by column."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable
+from octavo.engine.scheduler.plan_builder import PlanBuilder
 from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import Decision
 from octavo.engine.scheduler.transfers import Transfers
@@ -42,7 +42,7 @@ class Preemption:
         table: the state; changed.
         policy: chooses the victims, and whether they are swapped or computed again.
         transfers: begins the copies of those that are swapped.
-        draft: the plan under construction, which names the victims.
+        builder: the plan under construction, which names the victims.
 
     Attributes:
         swaps: preemptions whose pages were copied out.
@@ -50,13 +50,13 @@ class Preemption:
     """
 
     def __init__(
-        self, table: LiveTable, policy: Policy, transfers: Transfers, draft: Draft
+        self, table: RequestTable, policy: Policy, transfers: Transfers, builder: PlanBuilder
     ) -> None:
         self._table = table
         self._kv = table.kv
         self._policy = policy
         self._transfers = transfers
-        self._draft = draft
+        self._builder = builder
         self.swaps = PreemptionCost()
         self.recomputes = PreemptionCost()
 
@@ -69,7 +69,7 @@ class Preemption:
 
         Whoever is chosen, somebody advances: the one in need goes last.
         """
-        self._table.settle()
+        self._table.flush()
         snapshot = self._table.snapshot(now_s, self._table.running.decoding.all_rows())
         for victim in self._policy.choose_victims(snapshot, entry.request, 1):
             chosen = self._table.entry(victim)
@@ -79,7 +79,7 @@ class Preemption:
                 return
         self.preempt(entry, now_s, snapshot, entry)
 
-    def may_give_way(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
+    def may_preempt_for(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
         """Whether anybody might give way to a waiting request: asked before it is seen who.
 
         A demoted request takes nobody's place: two of them would take each other's for ever.
@@ -88,7 +88,7 @@ class Preemption:
             return False
         rules_out, table = self._policy.rules_out_victims, self._table
         if rules_out is None or not rules_out(snapshot, entry.request):
-            table.settle()
+            table.flush()
             if self._policy.may_choose_victims(snapshot, entry.request):
                 return True
             if rules_out is not None:
@@ -96,7 +96,7 @@ class Preemption:
         running = table.running
         return running.num_prefilling > 0 and any(prompt.is_behind for prompt in running.prefilling)
 
-    def give_way(
+    def preempt_for(
         self,
         entry: LiveRequest,
         num_pages: int,
@@ -112,9 +112,9 @@ class Preemption:
             Whether anybody gave way. What was freed is enough if the policy counted right.
         """
         running, policy = self._table.running, self._policy
-        if not self.may_give_way(entry, snapshot):
+        if not self.may_preempt_for(entry, snapshot):
             return False
-        self._table.settle()
+        self._table.flush()
         # Others may have given way since the snapshot was taken.
         snapshot = self._table.snapshot(snapshot.now_s, running.decoding.all_rows())
         victims = policy.choose_victims(snapshot, entry.request, num_pages)
@@ -137,8 +137,8 @@ class Preemption:
 
         Without a snapshot there is nothing left to copy: the device's pages are gone.
         """
-        self._table.settle()
-        request, draft = victim.request, self._draft
+        self._table.flush()
+        request, builder = victim.request, self._builder
         swaps = (
             snapshot is not None
             and self._kv.host.num_pages > 0
@@ -149,10 +149,10 @@ class Preemption:
         num_tokens = request.num_computed_tokens
         cost_s = self._cost_s(num_tokens, swaps=swaps)
         (self.swaps if swaps else self.recomputes).add(num_tokens, cost_s)
-        draft.preempted.append(request.request_id)
-        draft.preempted_numbers.add(victim.number)
-        if draft.explains and snapshot is not None:
-            draft.explain(
+        builder.preempted.append(request.request_id)
+        builder.preempted_numbers.add(victim.number)
+        if builder.explains and snapshot is not None:
+            builder.explain(
                 request.request_id,
                 Decision.PREEMPTED,
                 "its pages are copied to the host" if swaps else "it will be computed again",

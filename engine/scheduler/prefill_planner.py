@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from octavo.engine.kv.held_prefixes import PrefixRun
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, Request
-from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.fairness import short_of_pages
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.ordering import in_order
+from octavo.engine.scheduler.plan_builder import PlanBuilder
 from octavo.engine.scheduler.policies.policy import Place, Policy
 from octavo.engine.scheduler.preemption import Preemption
+from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import Decision, PrefillRow
 from octavo.engine.scheduler.step_size import prefill_chunk
@@ -54,7 +54,7 @@ class PrefillPlanner:
         policy: order, chunks and victims.
         preemption: carries out the choice of victims.
         transfers: brings back pages from the host.
-        draft: the plan under construction.
+        builder: the plan under construction.
         enable_chunked_prefill: split prompts over steps. Without it, only a preempted request that
             has outgrown a step is split.
         watermark_pages: pages that admission leaves free for running rows to grow into.
@@ -62,11 +62,11 @@ class PrefillPlanner:
 
     def __init__(
         self,
-        table: LiveTable,
+        table: RequestTable,
         policy: Policy,
         preemption: Preemption,
         transfers: Transfers,
-        draft: Draft,
+        builder: PlanBuilder,
         *,
         enable_chunked_prefill: bool,
         watermark_pages: int,
@@ -79,7 +79,7 @@ class PrefillPlanner:
         self._policy = policy
         self._preemption = preemption
         self._transfers = transfers
-        self._draft = draft
+        self._builder = builder
         self._enable_chunked_prefill = enable_chunked_prefill
         self._chunks_prompts = enable_chunked_prefill and policy.chunks_prompts
         self._preempts_for_waiting = policy.preempts_for_waiting
@@ -114,13 +114,13 @@ class PrefillPlanner:
         self._planned = entries
         self._entitled_classes.clear()
         self._may_admit = num_admissions > 0 and self._has_use_in_trying
-        preempted, advance = self._draft.preempted_numbers, self._table.advance
+        preempted, advance = self._builder.preempted_numbers, self._table.advance
         free_slots = self._running.free_slots
         for entry in self._candidates(snapshot):
             if budget <= 0 or len(rows) >= most_rows:
                 break
             if entry.request.slot is None:
-                if entry.ready_position != ALWAYS_READY and entry.awaits_release:
+                if entry.ready_position != ALWAYS_READY and entry.is_blocked:
                     continue  # in nobody's way: what it waits for is no matter of room
                 if (entry.leaders or entry.is_stale) and self._awaits_leader(entry, snapshot):
                     # Nor is it in anybody's way, unless it comes before everybody.
@@ -134,8 +134,8 @@ class PrefillPlanner:
                     is_over = num_skipped > self._policy.max_skipped or entry.is_pinned
                     # What comes free is kept for a class that has less than its share.
                     is_over |= entry.request.priority in self._entitled_classes
-                    if self._draft.explains:
-                        self._draft.waited(entry.number, entry.request.request_id, self._lacked)
+                    if self._builder.explains:
+                        self._builder.waited(entry.number, entry.request.request_id, self._lacked)
                     self._may_admit = not (is_over or self._is_full)
                     continue
                 num_admissions -= 1
@@ -151,7 +151,7 @@ class PrefillPlanner:
             advance(entry, row)
             budget -= row.num_tokens
             if entry.is_demoted:
-                self._table.settle()  # whether it is still among the prompts may be asked
+                self._table.flush()  # whether it is still among the prompts may be asked
         return rows, entries
 
     def _candidates(self, snapshot: Snapshot) -> Iterator[LiveRequest]:
@@ -177,7 +177,7 @@ class PrefillPlanner:
             return
         if len(queue.columns) and not queue.head.is_pinned:
             # Nobody is, as long as somebody has waited his longest: the pinned come first.
-            below = self._table.shares.below_share(queue.columns.classes)
+            below = self._table.quotas.below_quota(queue.columns.classes)
             lacking = short_of_pages(snapshot)
             if below or lacking:
                 yield from self._entitled(below, lacking)
@@ -252,7 +252,7 @@ class PrefillPlanner:
             num_cached = len(kv.match_prefix(entry.pages, num_known)) * self._limits.page_size
             if num_known - num_cached > budget:
                 return False
-        if not free_slots and not self._may_give_way(entry, snapshot):
+        if not free_slots and not self._may_preempt_for(entry, snapshot):
             return False  # whatever room it would need besides
         matched = kv.match_prefix(entry.pages, num_known)
         needed, num_available = kv.num_pages_to_take(matched, num_known), kv.pool.num_available
@@ -265,7 +265,9 @@ class PrefillPlanner:
                 needed += self._policy.headroom(snapshot, request)
         if needed > num_available or not free_slots:
             num_lacking = max(needed - num_available, 0)
-            if not self._preempts_for_waiting or not self._give_way(entry, num_lacking, snapshot):
+            if not self._preempts_for_waiting or not self._preempt_for(
+                entry, num_lacking, snapshot
+            ):
                 return False
             matched = kv.match_prefix(entry.pages, num_known)
             needed = kv.num_pages_to_take(matched, num_known)
@@ -280,9 +282,9 @@ class PrefillPlanner:
         if leader is None:
             return False
         self._entitled_classes.discard(entry.request.priority)
-        if self._draft.explains:
+        if self._builder.explains:
             text = f"for what it shares with {leader.request.request_id}"
-            self._draft.waited(entry.number, entry.request.request_id, text)
+            self._builder.waited(entry.number, entry.request.request_id, text)
         return True
 
     @property
@@ -292,9 +294,9 @@ class PrefillPlanner:
 
     def _headroom_bound(self, request: Request, snapshot: Snapshot) -> float:
         """Pages that the policy's headroom for a request is not above."""
-        if self._draft.preempted_numbers:
+        if self._builder.preempted_numbers:
             # Slots of the snapshot have another holder by now, who must be in the columns.
-            self._table.settle()
+            self._table.flush()
             return math.inf
         most = self._most_headroom
         if most is None:
@@ -311,7 +313,9 @@ class PrefillPlanner:
     def _has_use_in_trying(self) -> bool:
         """Whether a waiting request could be admitted, or told what it waits for."""
         return (
-            len(self._running.free_slots) > 0 or self._preempts_for_waiting or self._draft.explains
+            len(self._running.free_slots) > 0
+            or self._preempts_for_waiting
+            or self._builder.explains
         )
 
     @property
@@ -319,21 +323,21 @@ class PrefillPlanner:
         """Whether there is no row for anybody, and no use in looking for victims any more."""
         return not self._running.free_slots and self._num_attempts >= MAX_ATTEMPTS
 
-    def _may_give_way(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
+    def _may_preempt_for(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
         """Whether anybody might, where no row is free: asked first, as it costs the least."""
         if self._was_refused(entry):
             return False
-        if self._preemption.may_give_way(entry, snapshot):
+        if self._preemption.may_preempt_for(entry, snapshot):
             return True
         self._note_refusal(entry, self._running.num_changes)
         return False
 
-    def _give_way(self, entry: LiveRequest, num_pages: int, snapshot: Snapshot) -> bool:
+    def _preempt_for(self, entry: LiveRequest, num_pages: int, snapshot: Snapshot) -> bool:
         """Looks for victims, unless it was in vain just now and nothing has changed since."""
         if self._num_attempts >= MAX_ATTEMPTS or self._was_refused(entry):
             return False
         num_changes = self._running.num_changes
-        if self._preemption.give_way(entry, num_pages, snapshot, self._planned):
+        if self._preemption.preempt_for(entry, num_pages, snapshot, self._planned):
             self._num_attempts += 1
             return True
         self._note_refusal(entry, num_changes)
@@ -375,11 +379,11 @@ class PrefillPlanner:
             self._admit_from_host(entry, num_known, matched, snapshot)
         else:
             self._table.admit(entry, num_known, matched, now_s)
-        if self._draft.explains:
+        if self._builder.explains:
             request, pages = entry.request, entry.pages
             was_preempted = request.metrics.num_preemptions > 0
-            self._draft.admitted(entry.number)
-            self._draft.explain(
+            self._builder.admitted(entry.number)
+            self._builder.explain(
                 request.request_id,
                 Decision.RESUMED if was_preempted else Decision.ADMITTED,
                 f"after {now_s - entry.waiting_since_s:.3f} s in the queue"
@@ -393,7 +397,7 @@ class PrefillPlanner:
         pages, num_matched, now_s = entry.pages, len(matched), snapshot.now_s
         recalled = [] if pages.is_on_host else self._kv.match_host(pages, num_matched)
         self._table.admit(entry, num_known, matched, now_s)
-        self._table.settle()
+        self._table.flush()
         if pages.is_on_host and num_matched < len(pages.host_pages):
             self._serve_pages(entry, len(pages.host_pages) - num_matched)
             self._transfers.swap_in(entry, num_matched, now_s)
@@ -412,7 +416,7 @@ class PrefillPlanner:
     def _serve_pages(self, entry: LiveRequest, num_pages: int) -> None:
         """Counts pages that come back from the host as if their tokens were computed."""
         num_tokens = num_pages * self._limits.page_size
-        self._table.shares.serve(entry.request.priority, num_tokens)
+        self._table.quotas.serve(entry.request.priority, num_tokens)
 
     def _is_worth_recalling(self, num_pages: int, snapshot: Snapshot) -> bool:
         forecast, page_size = snapshot.forecast, self._limits.page_size
@@ -429,8 +433,8 @@ class PrefillPlanner:
         if num_tokens > most:
             num_tokens = prefill_chunk(start, end, most, self._limits.page_size)
         samples = start + num_tokens == end
-        if not samples and self._draft.explains:
-            self._draft.explain(
+        if not samples and self._builder.explains:
+            self._builder.explain(
                 request.request_id,
                 Decision.CHUNKED,
                 f"{end - start - num_tokens} tokens of its prompt are left",

@@ -13,9 +13,9 @@ from octavo.engine.scheduler.deadlines import (
     spare_s,
 )
 from octavo.engine.scheduler.forecast import Forecast
-from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.probes import Probes
 from octavo.engine.scheduler.promised_returns import PromisedReturns
+from octavo.engine.scheduler.request_table import RequestTable
 
 KEPT_SPARE = 0.5
 """Share of what a request could wait that is left for what was not foreseen when it is told when to
@@ -44,7 +44,7 @@ class Refusals:
         self.promises = PromisedReturns()
         self.num_unattainable = 0
 
-    def leaves_no_room(self, table: LiveTable, request: Request, now_s: float) -> bool:
+    def leaves_no_room(self, table: RequestTable, request: Request, now_s: float) -> bool:
         """Whether the work of clients who were asked to come back keeps a new request from being
         in time, each step taking no more than the low quantile says."""
         forecast = self._forecast
@@ -62,7 +62,9 @@ class Refusals:
         share = forecast.step_time.least_share(now_s, is_prefill=True)
         return now_s + share * first_s > latest_s
 
-    def at_door(self, table: LiveTable, request: Request, reason: str, now_s: float) -> OctavoError:
+    def at_door(
+        self, table: RequestTable, request: Request, reason: str, now_s: float
+    ) -> OctavoError:
         """The error for a new request."""
         found = find_unattainable(request, self._forecast)
         if found is None:
@@ -71,7 +73,7 @@ class Refusals:
         return UnattainableTargetError(found.field, getattr(request, found.field), found.least_s)
 
     def overloaded(
-        self, table: LiveTable, request: Request, reason: str, now_s: float
+        self, table: RequestTable, request: Request, reason: str, now_s: float
     ) -> OverloadedError:
         """The error that tells a client when to come back; reserves the request's work then."""
         forecast = self._forecast
@@ -83,7 +85,7 @@ class Refusals:
         wait_s = self.promises.promise(request, now_s, free_s, work_s)
         return OverloadedError(f"request {request.request_id} {reason}", wait_s)
 
-    def _backlog_s(self, table: LiveTable, request: Request, now_s: float) -> float:
+    def _backlog_s(self, table: RequestTable, request: Request, now_s: float) -> float:
         """Seconds until the prompts that are there now will have been computed."""
         ahead = backlog_of_class(table, request.priority)
         return first_token_s(table, self._forecast, 0, ahead, now_s)

@@ -30,18 +30,18 @@ from octavo.engine.scheduler.committed import News
 from octavo.engine.scheduler.committer import Committer
 from octavo.engine.scheduler.deadlines import has_target
 from octavo.engine.scheduler.dispatched import Dispatched
-from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable
 from octavo.engine.scheduler.load import SchedulerLoad
 from octavo.engine.scheduler.load_report import measure_load, predict_ttft_s
+from octavo.engine.scheduler.plan_builder import PlanBuilder
 from octavo.engine.scheduler.planner import Planner
 from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.policies.policy import HOPELESS, Policy, Refusal, refuse_nobody
 from octavo.engine.scheduler.refusals import Refusals
+from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.step_plan import StepLimits, StepPlan, StepResult
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 from octavo.engine.scheduler.trace import TraceEvent, Traces
@@ -111,7 +111,7 @@ class Scheduler:
             page_copy_s=page_copy_s,
         )
         self.refusals = Refusals(self.forecast)
-        self._draft = Draft(explains=explain)
+        self._builder = PlanBuilder(explains=explain)
         self._traces = Traces()
         self._make_books()
         self._dispatched: deque[Dispatched] = deque()
@@ -132,15 +132,15 @@ class Scheduler:
             num_host_pages=limits.num_host_pages,
             run_pages=limits.run_pages,
         )
-        self._transfers = Transfers(self._kv, self.forecast, self._draft)
-        self._table = LiveTable(limits, self.policy, self._kv, self.forecast)
+        self._transfers = Transfers(self._kv, self.forecast, self._builder)
+        self._table = RequestTable(limits, self.policy, self._kv, self.forecast)
         self._committer = Committer(self._table)
         self._planner = Planner(
             self._table,
             limits,
             self.policy,
             self._transfers,
-            self._draft,
+            self._builder,
             self.refusals,
             enable_chunked_prefill=self._enable_chunked_prefill,
             watermark_pages=int(self._watermark * self._kv.pool.num_usable),
@@ -159,7 +159,7 @@ class Scheduler:
             UnattainableTargetError: nor could it be on an idle machine.
         """
         assert request.status is RequestStatus.WAITING, request.status
-        self._planner.tidy()
+        self._planner.apply_plan()
         check_can_ever_fit(
             request, self.limits, enable_chunked_prefill=self._enable_chunked_prefill
         )
@@ -216,7 +216,7 @@ class Scheduler:
         Its slot and pages are free from the next plan on; tokens that dispatched steps still
         compute for it are dropped at their commit.
         """
-        self._planner.tidy()
+        self._planner.apply_plan()
         entry = self._table.get(request_id)
         if entry is None:
             return None
@@ -235,7 +235,7 @@ class Scheduler:
         Returns:
             Whether it was live, so that this is its one terminal event.
         """
-        self._planner.tidy()
+        self._planner.apply_plan()
         entry = self._table.get(request.request_id)
         if entry is None:
             return False
@@ -258,7 +258,7 @@ class Scheduler:
             ok: whether the pages arrived; if not, the sequence is computed again.
             seconds: what the copy itself took, if that was measured.
         """
-        self._planner.tidy()
+        self._planner.apply_plan()
         arrived = self._transfers.complete(transfer_id, ok, now_s, seconds)
         if arrived is None:
             return
@@ -269,23 +269,23 @@ class Scheduler:
         else:
             self._planner.preemption.preempt(entry, now_s)
 
-    def release(self, request_id: str, num_tokens: int) -> None:
-        """Takes in that what a gated request needs for its next token is there.
+    def unblock(self, request_id: str, num_tokens: int) -> None:
+        """Takes in that the mask of a request's next token is there.
 
-        Each committed token of such a request (`Request.is_gated`) holds it until it is released;
-        a new one begins released.
+        A request with a grammar (`Request.has_grammar`) is blocked by each token that is committed,
+        until the mask of the next one is there. A new request is not blocked.
 
         Args:
             num_tokens: the prompt and output tokens that the next one follows.
         """
-        self._planner.tidy()
+        self._planner.apply_plan()
         entry = self._table.get(request_id)
         if entry is not None:
-            self._table.release(entry, num_tokens)
+            self._table.unblock(entry, num_tokens)
 
     def expire(self, now_s: float) -> list[Request]:
         """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""
-        self._planner.tidy()
+        self._planner.apply_plan()
         expired: list[Request] = []
         while self._deadlines and self._deadlines[0][0] < now_s:
             _, _, entry = heapq.heappop(self._deadlines)
@@ -298,14 +298,14 @@ class Scheduler:
     # Steps.
 
     def plan(self, now_s: float) -> StepPlan | None:
-        """Decides the next step; from `tidy` on the host state is as if it had run.
+        """Decides the next step; from `apply_plan` on the host state is as if it had run.
 
         Returns:
             The plan, which must end in `commit` or `recover`; None if there is nothing to compute
             until a dispatched step is committed or a request arrives.
         """
         self._last_s = now_s
-        self._planner.tidy()
+        self._planner.apply_plan()
         if self._without_targets.with_targets is not None:
             self._follow_targets(self._without_targets.with_targets)
         dispatched = self._planner.plan(now_s)
@@ -317,14 +317,14 @@ class Scheduler:
             self._traces.note(dispatched.plan.reasons, now_s)
         return dispatched.plan
 
-    def tidy(self) -> None:
+    def apply_plan(self) -> None:
         """Does what the newest plan left to be done: moves the host state ahead as if it had run,
         forgets what pages held that were given up, and more.
 
         Nothing in the plan depends on it. Whoever calls it once the plan is dispatched has it done
         while the device works; else the next call of anything here begins with it.
         """
-        self._planner.tidy()
+        self._planner.apply_plan()
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> News:
         """Takes in the result of the oldest dispatched plan.
@@ -336,7 +336,7 @@ class Scheduler:
             News of each request that has any: of those that merely go on first, in the order of the
             plan's rows, then of the others in that order.
         """
-        self._planner.tidy()
+        self._planner.apply_plan()
         dispatched = self._dispatched[0]
         assert dispatched.plan is plan, "results are committed in dispatch order"
         num_rows = plan.num_rows
@@ -387,9 +387,9 @@ class Scheduler:
         self._last_s = now_s
         computed = [request for step in self._dispatched for request in step.requests]
         self._dispatched.clear()
-        self._draft.forget_copies()
+        self._builder.forget_copies()
         try:
-            self._planner.tidy()
+            self._planner.apply_plan()
             for request in (*computed, *self.live_requests):
                 request.num_inflight_steps = request.num_inflight_tokens = 0
             self._transfers.abandon(now_s)
@@ -431,7 +431,7 @@ class Scheduler:
 
         Host pages that are being read stay until they have been.
         """
-        self._planner.tidy()
+        self._planner.apply_plan()
         num_pages, num_host_pages = self._kv.pool.num_cached, self._kv.host.num_cached
         self._kv.forget_prefixes()
         self._kv.host.forget_prefixes()
@@ -440,7 +440,7 @@ class Scheduler:
     def only(self, request_ids: Collection[str] | None) -> None:
         """From now on plans hold no other waiting requests than these, nor any that come; running
         ones go on. None ends it."""
-        self._planner.tidy()
+        self._planner.apply_plan()
         self._only = None if request_ids is None else frozenset(request_ids)
         for entry in list(self._table.held.values()):
             if self._only is None or entry.request.request_id in self._only:
@@ -500,8 +500,8 @@ class Scheduler:
     def load(self, now_s: float | None = None) -> SchedulerLoad:
         """Figures of this moment (of the newest plan by default), and counts since the start.
 
-        Only reads, as any thread may ask: rows are not counted to hold pages that `tidy` has not
-        handed out yet.
+        Only reads, as any thread may ask: rows are not counted to hold pages that `apply_plan` has
+        not handed out yet.
         """
         return measure_load(
             self._table, self._planner, self.forecast, self._last_s if now_s is None else now_s
@@ -540,7 +540,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts every invariant that spans the parts; cheap enough after every test."""
-        self._planner.tidy()
+        self._planner.apply_plan()
         self._table.check_integrity(self._transfers.owned_host_pages())
         num_steps: dict[Request, int] = {}
         num_tokens: dict[Request, int] = {}

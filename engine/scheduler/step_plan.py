@@ -175,7 +175,7 @@ class StepPlan:
         copy_outs, copy_ins: pages to copy to the host, and back to the device.
         reasons: why, for those who asked the scheduler to explain itself; else empty.
         priced_s: seconds that the step-time model expects the dispatch to take, as believed when
-            it was planned. Set by `Scheduler.tidy`; 0 before.
+            it was planned. Set by `Scheduler.apply_plan`; 0 before.
     """
 
     step_id: int

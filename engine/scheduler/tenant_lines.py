@@ -92,12 +92,12 @@ class TenantLines:
 
     def has(self, tenant: int) -> bool:
         """Whether a request of the tenant waits."""
-        self.settle()
+        self.flush()
         return tenant in self._num_waiting
 
     def least_served(self) -> float | None:
         """The least counter of a tenant of which a request waits; None if none does."""
-        self.settle()
+        self.flush()
         if not self._lines:
             return None
         return float(self._tenants.served[self._tenant[: len(self._lines)]].min(0))
@@ -109,7 +109,7 @@ class TenantLines:
 
     def insert(self, entry: LiveRequest, kind: Kind) -> None:
         """Puts an entry, whose place is known, in its line."""
-        self.settle()
+        self.flush()
         self._num_changes += 1
         name = _Name(entry.tenant, int(entry.request.priority), kind)
         line = self._by_name.get(name)
@@ -133,7 +133,7 @@ class TenantLines:
 
     def clear(self) -> None:
         """Takes every entry out."""
-        self.settle()
+        self.flush()
         for line in self._lines:
             for entry in line.entries:
                 entry.line = None
@@ -153,7 +153,7 @@ class TenantLines:
         """
         passed: set[int] = set()
         while True:
-            self.settle()
+            self.flush()
             num_changes, num_yielded = self._num_changes, 0
             for turn in self._rank(token_s, priority, passed):
                 num_yielded += 1
@@ -253,7 +253,7 @@ class TenantLines:
             return True, lead_s
         return False, lead_s + (open_s if kind is Kind.OPEN else _first(entry))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Takes entries that have left out of their lines, which no plan need wait for."""
         self._num_changes += len(self._gone) > 0
         for line, entry in self._gone:
@@ -309,7 +309,7 @@ class TenantLines:
 
     def check_integrity(self, entries: Sequence[LiveRequest]) -> None:
         """Asserts that the lines hold these entries, each where it belongs."""
-        self.settle()
+        self.flush()
         assert sum(len(line.entries) for line in self._lines) == len(entries)
         assert self._num_open == sum(line.name.kind is Kind.OPEN for line in self._lines)
         for index, line in enumerate(self._lines):

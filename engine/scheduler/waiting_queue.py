@@ -95,7 +95,7 @@ class WaitingQueue:
 
     def insert(self, entry: LiveRequest) -> None:
         """Puts an entry in its place: for a preempted one, where it stood before."""
-        self.lines.settle()  # an entry that has left is found in its line by the place it had
+        self.lines.flush()  # an entry that has left is found in its line by the place it had
         entry.place = self._place(entry)
         entry.num_queued_reusable = entry.request.num_reusable_tokens
         entries, key = self.entries, _key(entry)
@@ -125,10 +125,10 @@ class WaitingQueue:
             self.columns.remove(index)
         self.lines.remove(entry)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Does what those who left first have left to be done."""
-        self.columns.settle()
-        self.lines.settle()
+        self.columns.flush()
+        self.lines.flush()
 
     def pin(self, entry: LiveRequest) -> None:
         """Sends an entry to the front, behind those pinned before, for as long as it lives."""

@@ -54,7 +54,7 @@ def decoding(drive, request_of):
         for now_s in (1.0, 1.01):  # prompts, and a step of all rows
             driver.now_s = now_s
             driver.turn()
-        driver.scheduler.tidy()
+        driver.scheduler.apply_plan()
         return driver
 
     return make

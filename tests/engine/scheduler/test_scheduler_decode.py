@@ -22,7 +22,7 @@ def test_a_row_is_never_planned_past_its_limit_while_steps_are_in_flight(drive, 
     request = driver.add(request_of("a", 4, 2))
     assert driver.plan() is not None
     assert driver.plan() is not None
-    driver.scheduler.tidy()
+    driver.scheduler.apply_plan()
     assert request.num_inflight_tokens == 2
     assert driver.plan() is None
     driver.drain()

@@ -20,7 +20,7 @@ from octavo.engine.request import (
     RequestStatus,
 )
 from octavo.engine.scheduler.deadlines import has_target, was_in_time
-from octavo.engine.scheduler.fairness import ClassShares, MaximumWait
+from octavo.engine.scheduler.fairness import ClassQuotas, MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.policies.policy import Place, Policy, nothing_is_due
@@ -34,7 +34,7 @@ from octavo.engine.scheduler.waiting_columns import WaitingFigures
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
 
 
-class LiveTable:
+class RequestTable:
     """The state that plans are made from. A live request is either waiting or running.
 
     Slots and pages return to their pools at once, even while a dispatched step still names them:
@@ -65,7 +65,7 @@ class LiveTable:
         measure = None if policy.measure is None else self._figures_of
         self.waiting = WaitingQueue(self.place_of, measure, self._has_due, self.tenants)
         self.max_wait = self._maximum_wait(policy)
-        self.shares = ClassShares()
+        self.quotas = ClassQuotas()
         self._pinned: set[str] = set()
         self.columns = RowColumns(limits.max_num_seqs, limits.page_size)
         self.running = RunningSet(self.columns)
@@ -73,7 +73,7 @@ class LiveTable:
         self.busy_until_s = 0.0
         self.num_added = 0
         self.num_with_targets = 0
-        self.num_gated = 0
+        self.num_with_grammar = 0
         self.num_preemptions = 0
         self.num_finished = 0
         self._newcomers: list[LiveRequest] = []
@@ -220,13 +220,13 @@ class LiveTable:
             [entry.request for entry in prompts if entry.is_behind],
         )
 
-    def carry_over(self, old: LiveTable) -> list[LiveRequest]:
+    def carry_over(self, old: RequestTable) -> list[LiveRequest]:
         """Takes in the live requests of a table that cannot be trusted, as waiting ones.
 
         Returns:
             Their new records.
         """
-        for name in ("num_preemptions", "num_added", "busy_until_s", "shares"):
+        for name in ("num_preemptions", "num_added", "busy_until_s", "quotas"):
             setattr(self, name, getattr(old, name))
         entries = []
         for before in old._by_id.values():
@@ -270,7 +270,7 @@ class LiveTable:
         for token_id in entry.stop_ids:
             self.stop_ids[token_id] = self.stop_ids.get(token_id, 0) + 1
         self.num_with_targets += has_target(entry.request)
-        self.num_gated += entry.request.is_gated
+        self.num_with_grammar += entry.request.has_grammar
 
     def pin_overdue(self, now_s: float) -> None:
         """Sends those to the front of the queue who have waited their longest."""
@@ -329,7 +329,7 @@ class LiveTable:
     def admit(self, entry: LiveRequest, num_known: int, matched: PrefixRun, now_s: float) -> None:
         """Gives a waiting request a free slot, and pages for all its known tokens.
 
-        It is among the running ones, and in the columns, from `settle` on, and counted as admitted.
+        It is among the running ones, and in the columns, from `flush` on, and counted as admitted.
 
         Args:
             num_known: how many those are.
@@ -354,15 +354,15 @@ class LiveTable:
             self.tenants.serve(entry.tenant, num_known - num_cached, 0)
 
     def all_running(self) -> list[LiveRequest]:
-        """The running ones, those that `settle` has not entered yet among them."""
+        """The running ones, those that `flush` has not entered yet among them."""
         return [*self.running, *self._newcomers]
 
     def advance(self, entry: LiveRequest, chunk: PrefillRow) -> None:
         """A chunk of a running request's known tokens was planned: the request has moved ahead by
-        it from `settle` on, and decodes if that was the last one."""
+        it from `flush` on, and decodes if that was the last one."""
         self._chunks.append((entry, chunk))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Enters what a plan has decided where it is looked for from now on: who was admitted, how
         far prompts have come, who decodes next, and the pages of rows.
 
@@ -376,7 +376,7 @@ class LiveTable:
             counts[INFLIGHT_STEPS] += 1
             counts[INFLIGHT_TOKENS] += chunk.samples
             entry.is_placed = True
-            self.shares.serve(entry.request.priority, chunk.num_tokens)
+            self.quotas.serve(entry.request.priority, chunk.num_tokens)
         for entry in self._newcomers:
             self.work.forget(entry)
             self._count_admission(entry)
@@ -397,8 +397,8 @@ class LiveTable:
             request.num_cached_tokens = num_cached = entry.num_committed_tokens
             self.kv.count_query(entry.pages, entry.prefill_end, num_cached)
 
-    def release(self, entry: LiveRequest, num_tokens: int) -> None:
-        """Lets a gated request go on from so many prompt and output tokens."""
+    def unblock(self, entry: LiveRequest, num_tokens: int) -> None:
+        """Lets a request go on that was blocked on its grammar, from so many known tokens."""
         entry.ready_position = max(entry.ready_position, num_tokens - 1)
         if entry.request.slot is not None:
             self.columns.ready_position[entry.request.slot] = entry.ready_position
@@ -444,7 +444,7 @@ class LiveTable:
                 self.stop_ids[token_id] -= 1
         self.tenants.leave(request.tenant)
         self.num_with_targets -= has_target(request)
-        self.num_gated -= request.is_gated
+        self.num_with_grammar -= request.has_grammar
         self._pinned.discard(request.request_id)
         entry.is_live = False
         request.status = status
@@ -482,7 +482,7 @@ class LiveTable:
         numbers += [*self.held, *(entry.number for entry in self.running)]
         assert sorted(numbers) == [entry.number for entry in self]
         assert self.num_added == len(self) + self.num_finished
-        assert self.num_gated == sum(entry.request.is_gated for entry in self)
+        assert self.num_with_grammar == sum(entry.request.has_grammar for entry in self)
         for entry in (*self.waiting, *self.held.values()):
             request = entry.request
             assert entry.is_live

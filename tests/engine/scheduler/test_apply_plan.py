@@ -1,4 +1,4 @@
-"""What a plan leaves to be done: it makes no difference when it is done."""
+"""When a plan is applied makes no difference to what is decided."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 
 
-def run(drive, request_of, policy, *, tidies):
+def run(drive, request_of, policy, *, applies):
     """A load with cancels between plan and commit; everything that was planned and came of it."""
     rng = random.Random(7)
     driver = drive(
@@ -26,8 +26,8 @@ def run(drive, request_of, policy, *, tidies):
             )
         driver.now_s += driver.tick_s
         plan = driver.plan()
-        if tidies:
-            driver.scheduler.tidy()
+        if applies:
+            driver.scheduler.apply_plan()
         if plan is not None:
             decode = plan.decode_rows
             seen.append((decode.slots.tolist(), decode.starts.tolist(), plan.page_updates))
@@ -47,9 +47,9 @@ def run(drive, request_of, policy, *, tidies):
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "slo"])
-def test_tidying_up_early_or_late_changes_no_decision(drive, request_of, policy):
-    early = run(drive, request_of, policy, tidies=True)
-    late = run(drive, request_of, policy, tidies=False)
+def test_applying_a_plan_early_or_late_changes_no_decision(drive, request_of, policy):
+    early = run(drive, request_of, policy, applies=True)
+    late = run(drive, request_of, policy, applies=False)
     assert early == late
     assert early[2]["17"] == 1
     assert early[0][-1].num_preemptions > 0
@@ -60,7 +60,7 @@ def test_nobody_is_remembered_for_having_been_in_a_plan(drive, request_of):
     driver.add(request_of("a", [1, 2, 3], 20))
     for _ in range(2):
         driver.turn()
-    driver.scheduler.tidy()
+    driver.scheduler.apply_plan()
     snapshot = driver.scheduler._planner._snapshot
     assert not snapshot.decoding
     assert not len(snapshot.decode_slots)
@@ -68,14 +68,14 @@ def test_nobody_is_remembered_for_having_been_in_a_plan(drive, request_of):
     driver.drain()
 
 
-def test_figures_are_read_without_tidying_up(drive, request_of):
-    """Any thread may ask for them, while the engine's own tidies up."""
+def test_figures_are_read_without_applying_the_plan(drive, request_of):
+    """Any thread may ask for them, while the engine's own applies the plan."""
     driver = drive({"num_pages": 40}, policy="slo")
     for name in "ab":
         driver.add(request_of(name, [1, 2, 3], 20))
     for _ in range(2):  # the prompts, then each page's last place
         driver.turn()
-    driver.scheduler.tidy()
+    driver.scheduler.apply_plan()
     driver.add(request_of("c", [4, 5, 6], 20))
     rows = list(driver.scheduler._table.running)
     held = [list(row.pages.page_ids) for row in rows]
@@ -85,7 +85,7 @@ def test_figures_are_read_without_tidying_up(drive, request_of):
         assert (load.num_running, load.num_waiting) == (3, 0)
         assert driver.scheduler.predict_ttft_s(8, driver.now_s) > 0
     assert [row.pages.page_ids for row in rows] == held
-    driver.scheduler.tidy()
+    driver.scheduler.apply_plan()
     assert [len(row.pages.page_ids) for row in rows] == [2, 2]
     assert driver.scheduler.load().num_running == 3
     driver.drain()

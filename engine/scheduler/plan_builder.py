@@ -8,7 +8,7 @@ MAX_WAITED = 4096
 """Waiting requests of which it is kept what they were told to wait for."""
 
 
-class Draft:
+class PlanBuilder:
     """Notes for the next plan. They are kept until there is one.
 
     Args:
