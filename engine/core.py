@@ -17,7 +17,7 @@ from octavo.engine.executor import StepExecutor
 from octavo.engine.observers import Observer
 from octavo.engine.quarantine import Quarantine
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.scheduler.committed import Committed, News
+from octavo.engine.scheduler.committer import Committed, News
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepPlan
 from octavo.engine.structured.masks import TokenMasks

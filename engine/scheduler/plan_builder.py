@@ -1,8 +1,17 @@
-"""A plan under construction: what it will say besides its rows."""
+"""A plan under construction, a plan on its way, and what plans said about each request."""
 
 from __future__ import annotations
 
-from octavo.engine.scheduler.step_plan import Decision, PageCopy, Reason
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from octavo.engine.request import Request
+from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.rows import Rows
+from octavo.engine.scheduler.step_plan import Decision, PageCopy, Reason, StepPlan
+from octavo.engine.scheduler.step_time_model import NO_FEATURES, StepFeatures
 
 MAX_WAITED = 4096
 """Waiting requests of which it is kept what they were told to wait for."""
@@ -79,3 +88,81 @@ class PlanBuilder:
         for notes in (self.preempted, self.copy_outs, self.copy_ins, self.reasons):
             if notes:
                 notes.clear()
+
+
+@dataclass(slots=True, eq=False)
+class Dispatched:
+    """A plan on its way.
+
+    Attributes:
+        plan: the plan.
+        now_s: when it was made.
+        decoding: its decode rows.
+        prefilling: the records of its other rows' requests.
+        ending: decode rows, by index, that come to their limit with it, ascending. This and
+            `features` are known once `Planner.apply_plan` was called.
+        overlaps: whether another plan was on its way when it was made.
+        features: what its time depends on.
+    """
+
+    plan: StepPlan
+    now_s: float
+    decoding: Rows
+    prefilling: list[LiveRequest]
+    ending: list[int] = field(default_factory=list)
+    overlaps: bool = False
+    features: StepFeatures = NO_FEATURES
+
+    @property
+    def requests(self) -> tuple[Request, ...]:
+        """All its rows' requests, in their order."""
+        return (*self.decoding.requests, *[entry.request for entry in self.prefilling])
+
+    def count(self) -> None:
+        """Works out `features`."""
+        num_prefill = prefill_context = 0
+        for row in self.plan.prefill_rows:
+            num_tokens = row.num_tokens
+            num_prefill += num_tokens
+            prefill_context += num_tokens * row.start
+        self.features = StepFeatures(
+            len(self.decoding), num_prefill, self.decoding.context, float(prefill_context)
+        )
+
+
+MAX_TRACES = 4096
+MAX_EVENTS = 256
+
+
+class TraceEvent(NamedTuple):
+    """A decision about one request: see `Reason`."""
+
+    at_s: float
+    decision: Decision
+    text: str
+    beneficiary: str
+    num_tokens: int
+    cost_s: float
+
+
+class Traces:
+    """The newest events of the requests that were decided about last."""
+
+    def __init__(self) -> None:
+        self._events: OrderedDict[str, list[TraceEvent]] = OrderedDict()
+
+    def note(self, reasons: Iterable[Reason], now_s: float) -> None:
+        """Adds a plan's reasons."""
+        for reason in reasons:
+            if not reason.request_id:
+                continue
+            events = self._events.setdefault(reason.request_id, [])
+            self._events.move_to_end(reason.request_id)
+            if len(events) < MAX_EVENTS:
+                events.append(TraceEvent(now_s, *reason[1:]))
+        while len(self._events) > MAX_TRACES:
+            self._events.popitem(last=False)
+
+    def of(self, request_id: str) -> tuple[TraceEvent, ...]:
+        """A request's events, oldest first."""
+        return tuple(self._events.get(request_id, ()))

@@ -11,10 +11,9 @@ from collections.abc import Collection
 import numpy as np
 
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.scheduler.dispatched import Dispatched
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 from octavo.engine.scheduler.ordering import in_order
-from octavo.engine.scheduler.plan_builder import PlanBuilder
+from octavo.engine.scheduler.plan_builder import Dispatched, PlanBuilder
 from octavo.engine.scheduler.policies.policy import (
     Admission,
     Policy,

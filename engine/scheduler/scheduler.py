@@ -26,17 +26,15 @@ from octavo.engine.errors import DeadlineExceededError, InvalidConfigError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.backlog import backlog_before, first_token_s
-from octavo.engine.scheduler.committed import News
-from octavo.engine.scheduler.committer import Committer
+from octavo.engine.scheduler.committer import Committer, News
 from octavo.engine.scheduler.deadlines import has_target
-from octavo.engine.scheduler.dispatched import Dispatched
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.load import SchedulerLoad
 from octavo.engine.scheduler.load_report import measure_load, predict_ttft_s
-from octavo.engine.scheduler.plan_builder import PlanBuilder
+from octavo.engine.scheduler.plan_builder import Dispatched, PlanBuilder, TraceEvent, Traces
 from octavo.engine.scheduler.planner import Planner
 from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.policies.policy import HOPELESS, Policy, Refusal, refuse_nobody
@@ -44,7 +42,6 @@ from octavo.engine.scheduler.refusals import Refusals
 from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.step_plan import StepLimits, StepPlan, StepResult
 from octavo.engine.scheduler.step_time_model import StepTimeModel
-from octavo.engine.scheduler.trace import TraceEvent, Traces
 from octavo.engine.scheduler.transfers import Transfers
 
 logger = logging.getLogger(__name__)
@@ -115,7 +112,6 @@ class Scheduler:
         self._traces = Traces()
         self._make_books()
         self._dispatched: deque[Dispatched] = deque()
-        self._committed: Dispatched | None = None
         self._last_s = self._last_commit_s = 0.0
         self._deadlines: list[tuple[float, int, LiveRequest]] = []
         self._only: frozenset[str] | None = None
@@ -341,7 +337,7 @@ class Scheduler:
         assert dispatched.plan is plan, "results are committed in dispatch order"
         num_rows = plan.num_rows
         assert len(result.rows) == num_rows, (len(result.rows), num_rows)
-        self._committed = self._dispatched.popleft()
+        self._dispatched.popleft()
         self._table.busy_until_s = now_s + sum(
             self.forecast.step_time.predict_s(later.features) * later.plan.num_steps
             for later in self._dispatched
@@ -369,10 +365,7 @@ class Scheduler:
         Returns:
             News of the requests that it ended: nobody else tells of them.
         """
-        committed = self._committed
-        if committed is None or committed.plan is not plan:
-            return News()  # it had not begun
-        return self._committer.take_back(committed)
+        return self._committer.take_back(plan)
 
     def recover(self, now_s: float, broken: Collection[str] = ()) -> None:
         """After a step failed: no plan is on its way any more and the device holds nothing, so
