@@ -15,6 +15,10 @@ from octavo.engine.scheduler.deadlines import end_due_s
 if TYPE_CHECKING:
     from octavo.engine.scheduler.tenant_lines import Line
 
+Place = tuple[float, ...]
+"""A request's place in an order that holds still while it waits; smaller is served first. What its
+tenant was served is no part of it."""
+
 ALWAYS_READY = 2**31 - 1
 
 _NOBODY: dict[int, LiveRequest] = {}
@@ -92,7 +96,7 @@ class LiveRequest:
     waiting_since_s: float = 0.0
     is_pinned: bool = False
     is_demoted: bool = False
-    place: tuple[float, ...] = ()
+    place: Place = ()
     line: Line | None = None
     is_live: bool = True
     turn: int = 0

@@ -17,6 +17,52 @@ MAX_WAITED = 4096
 """Waiting requests of which it is kept what they were told to wait for."""
 
 
+@dataclass(slots=True, kw_only=True)
+class PreemptionCost:
+    """Preemptions of one kind, and what they cost. Counts on.
+
+    Attributes:
+        num_requests: how often a request was preempted.
+        num_tokens: tokens that they had computed by then.
+        cost_s: seconds that were expected to undo them, at the time.
+    """
+
+    num_requests: int = 0
+    num_tokens: int = 0
+    cost_s: float = 0.0
+
+    def add(self, num_tokens: int, cost_s: float) -> None:
+        """Counts one more."""
+        self.num_requests += 1
+        self.num_tokens += num_tokens
+        self.cost_s += cost_s
+
+
+@dataclass(slots=True, kw_only=True)
+class PlanCounts:
+    """What plans held, since the start.
+
+    Attributes:
+        num_plans: plans made.
+        num_prefill_tokens, num_decode_tokens: tokens planned, prompts' and outputs'.
+        num_rejected: requests rejected while they waited.
+        swaps: preemptions whose pages were copied out.
+        recomputes: those whose pages were not: their tokens are computed again.
+    """
+
+    num_plans: int = 0
+    num_prefill_tokens: int = 0
+    num_decode_tokens: int = 0
+    num_rejected: int = 0
+    swaps: PreemptionCost = field(default_factory=PreemptionCost)
+    recomputes: PreemptionCost = field(default_factory=PreemptionCost)
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens planned so far, prompts' and outputs'."""
+        return self.num_prefill_tokens + self.num_decode_tokens
+
+
 class PlanBuilder:
     """Notes for the next plan. They are kept until there is one.
 
@@ -29,6 +75,8 @@ class PlanBuilder:
         preempted_numbers: their numbers, of this attempt at a plan alone.
         copy_outs, copy_ins: page copies.
         reasons: why.
+        ended: requests that were ended by the plan and not reported yet.
+        counts: of all plans.
     """
 
     def __init__(self, *, explains: bool) -> None:
@@ -39,6 +87,8 @@ class PlanBuilder:
         self.copy_outs: list[PageCopy] = []
         self.copy_ins: list[PageCopy] = []
         self.reasons: list[Reason] = []
+        self.ended: list[Request] = []
+        self.counts = PlanCounts()
         self._waited: dict[int, str] = {}
 
     def begin(self) -> None:

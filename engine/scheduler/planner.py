@@ -10,11 +10,10 @@ from collections.abc import Collection
 
 import numpy as np
 
-from octavo.engine.request import Request, RequestStatus
+from octavo.engine.request import RequestStatus
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
-from octavo.engine.scheduler.ordering import in_order
 from octavo.engine.scheduler.plan_builder import Dispatched, PlanBuilder
-from octavo.engine.scheduler.policies.policy import (
+from octavo.engine.scheduler.policy import (
     Admission,
     Policy,
     admit_everyone,
@@ -101,25 +100,6 @@ class Planner:
         self._snapshot = table.snapshot(0.0)  # of each plan, in turn
         self._is_applied = True
         self._newest: Dispatched | None = None
-        self.ended: list[Request] = []
-        self.num_rejected = 0
-        self.num_plans = 0
-        self.num_decode_tokens = 0
-        self.num_prefill_tokens = 0
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens planned so far, prompts' and outputs'."""
-        return self.num_prefill_tokens + self.num_decode_tokens
-
-    def carry_over(self, old: Planner) -> None:
-        """Goes on counting where another planner ended."""
-        self.ended = old.ended
-        self.num_rejected, self.num_plans = old.num_rejected, old.num_plans
-        self.num_decode_tokens = old.num_decode_tokens
-        self.num_prefill_tokens = old.num_prefill_tokens
-        self.preemption.swaps = old.preemption.swaps
-        self.preemption.recomputes = old.preemption.recomputes
 
     def adopt(self, policy: Policy) -> None:
         """Goes on by another policy."""
@@ -170,7 +150,7 @@ class Planner:
         if not has_rows and not prefill_rows and not builder.has_copies:
             return None
         plan = StepPlan(
-            step_id=self.num_plans,
+            step_id=self._builder.counts.num_plans,
             decode_rows=self._decode_rows(decoding, num_steps),
             prefill_rows=tuple(prefill_rows),
             num_steps=num_steps,
@@ -181,7 +161,7 @@ class Planner:
             reasons=tuple(builder.reasons),
         )
         builder.clear()
-        self.num_plans += 1
+        self._builder.counts.num_plans += 1
         self._newest = Dispatched(plan, now_s, decoding, prefilling)
         return self._newest
 
@@ -229,14 +209,14 @@ class Planner:
         admission = self._ask_for_admission(now_s)
         for request, reason in admission.rejected:
             entry = self._table.entry(request)
-            if self._refusals.probes.takes(request, self.num_computed_tokens):
+            if self._refusals.probes.takes(request, self._builder.counts.num_computed_tokens):
                 if entry.is_demoted:
                     self._table.promote(entry)
                 continue
             error = self._refusals.overloaded(self._table, request, reason, now_s)
             self._table.end(entry, RequestStatus.REJECTED, now_s, error=error)
-            self.ended.append(request)
-            self.num_rejected += 1
+            self._builder.ended.append(request)
+            self._builder.counts.num_rejected += 1
             self._builder.explain(request.request_id, Decision.REJECTED, reason)
         for request in admission.demoted:
             if request.status.is_finished or self._refusals.probes.has(request):
@@ -288,7 +268,7 @@ class Planner:
         can_wait = rows.num_ending > 0
         needy = [self._table.entry(selected.requests[index]) for index in full.indices]
         stalled: set[int] = set()
-        for entry in in_order(self._table, self._policy, needy, self._table.snapshot(now_s)):
+        for entry in self._table.in_order(self._policy, needy, self._table.snapshot(now_s)):
             if entry.request.slot is not None and not self._kv.num_available:
                 if can_wait:
                     stalled.add(entry.number)
@@ -393,7 +373,7 @@ class Planner:
         """Moves decode rows ahead by what they may emit, and the device's end of work."""
         plan, decoding, table = dispatched.plan, dispatched.decoding, self._table
         dispatched.count()
-        self.num_prefill_tokens += int(dispatched.features.num_prefill)
+        self._builder.counts.num_prefill_tokens += int(dispatched.features.num_prefill)
         iteration_s = table.forecast.step_time.predict_s(dispatched.features)
         plan.priced_s = iteration_s * plan.num_steps
         begins_s = max(table.busy_until_s, dispatched.now_s)
@@ -402,12 +382,12 @@ class Planner:
             return
         columns, slots = table.columns, decoding.slots
         if plan.num_steps == 1:
-            self.num_decode_tokens += len(decoding)
+            self._builder.counts.num_decode_tokens += len(decoding)
             counts = columns.counts
             counts += decoding.is_row  # each of the three grows by one
         else:
             max_new_tokens = plan.decode_rows.max_new_tokens
-            self.num_decode_tokens += int(max_new_tokens.sum())
+            self._builder.counts.num_decode_tokens += int(max_new_tokens.sum())
             columns.num_computed[slots] = decoding.starts + max_new_tokens
             columns.num_inflight_tokens[slots] += max_new_tokens
             columns.num_inflight_steps[slots] += 1

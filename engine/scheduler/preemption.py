@@ -3,36 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.plan_builder import PlanBuilder
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policy import Policy, Snapshot
 from octavo.engine.scheduler.request_table import RequestTable
-from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import Decision
 from octavo.engine.scheduler.transfers import Transfers
-
-
-@dataclass(slots=True, kw_only=True)
-class PreemptionCost:
-    """Preemptions of one kind, and what they cost. Counts on.
-
-    Attributes:
-        num_requests: how often a request was preempted.
-        num_tokens: tokens that they had computed by then.
-        cost_s: seconds that were expected to undo them, at the time.
-    """
-
-    num_requests: int = 0
-    num_tokens: int = 0
-    cost_s: float = 0.0
-
-    def add(self, num_tokens: int, cost_s: float) -> None:
-        """Counts one more."""
-        self.num_requests += 1
-        self.num_tokens += num_tokens
-        self.cost_s += cost_s
 
 
 class Preemption:
@@ -43,10 +20,6 @@ class Preemption:
         policy: chooses the victims, and whether they are swapped or computed again.
         transfers: begins the copies of those that are swapped.
         builder: the plan under construction, which names the victims.
-
-    Attributes:
-        swaps: preemptions whose pages were copied out.
-        recomputes: those whose pages were not: their tokens are computed again.
     """
 
     def __init__(
@@ -57,8 +30,6 @@ class Preemption:
         self._policy = policy
         self._transfers = transfers
         self._builder = builder
-        self.swaps = PreemptionCost()
-        self.recomputes = PreemptionCost()
 
     def adopt(self, policy: Policy) -> None:
         """Goes on by another policy."""
@@ -148,7 +119,7 @@ class Preemption:
         )
         num_tokens = request.num_computed_tokens
         cost_s = self._cost_s(num_tokens, swaps=swaps)
-        (self.swaps if swaps else self.recomputes).add(num_tokens, cost_s)
+        (builder.counts.swaps if swaps else builder.counts.recomputes).add(num_tokens, cost_s)
         builder.preempted.append(request.request_id)
         builder.preempted_numbers.add(victim.number)
         if builder.explains and snapshot is not None:

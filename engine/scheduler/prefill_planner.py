@@ -10,18 +10,17 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from octavo.engine.kv.held_prefixes import PrefixRun
-from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, Request
+from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, Priority, Request
 from octavo.engine.scheduler.fairness import short_of_pages
-from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
-from octavo.engine.scheduler.ordering import in_order
+from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest, Place
 from octavo.engine.scheduler.plan_builder import PlanBuilder
-from octavo.engine.scheduler.policies.policy import Place, Policy
+from octavo.engine.scheduler.policy import Policy, Snapshot
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.request_table import RequestTable
-from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import Decision, PrefillRow
-from octavo.engine.scheduler.step_size import prefill_chunk
 from octavo.engine.scheduler.transfers import Transfers
 
 MAX_ATTEMPTS = 4
@@ -163,7 +162,7 @@ class PrefillPlanner:
         policy, queue = self._policy, self._waiting
         prefilling: Sequence[LiveRequest] = ()
         if self._running.num_prefilling:
-            prefilling = in_order(self._table, policy, self._running.prefilling, snapshot)
+            prefilling = self._table.in_order(policy, self._running.prefilling, snapshot)
         entries = queue.entries
         if not self._may_admit or not entries:
             yield from prefilling
@@ -171,14 +170,14 @@ class PrefillPlanner:
         if not self._table.has_places:
             yield from prefilling
             waiting = [self._table.entry(request) for request in queue.requests]
-            for entry in in_order(self._table, policy, waiting, snapshot):
+            for entry in self._table.in_order(policy, waiting, snapshot):
                 if self._may_admit:
                     yield entry
             return
         if len(queue.columns) and not queue.head.is_pinned:
             # Nobody is, as long as somebody has waited his longest: the pinned come first.
             below = self._table.quotas.below_quota(queue.columns.classes)
-            lacking = short_of_pages(snapshot)
+            lacking = self._short_of_pages(snapshot)
             if below or lacking:
                 yield from self._entitled(below, lacking)
         turns = self._in_turn()
@@ -230,6 +229,21 @@ class PrefillPlanner:
                 continue
             self._entitled_classes.add(priority)
             yield entry
+
+    def _short_of_pages(self, snapshot: Snapshot) -> list[int]:
+        """Classes that hold less than their quota of the pages, the furthest below first; none as
+        long as there are pages for whoever waits."""
+        num_pages, page_size = self._limits.num_pages - 1, self._limits.page_size
+        if snapshot.num_available_pages * 4 >= num_pages:
+            return []
+        held = np.bincount(
+            snapshot.columns.priority[snapshot.decode_slots],
+            snapshot.decode_starts // page_size + 1,
+            len(Priority),
+        )
+        for request in (*snapshot.prefilling, *snapshot.demoted):
+            held[request.priority] += -(-request.num_tokens // page_size)
+        return short_of_pages(held.tolist(), num_pages)
 
     def _first_of(self, priority: int) -> LiveRequest:
         """The waiting request of a class, of which there is one, whose turn it is."""
@@ -443,3 +457,19 @@ class PrefillPlanner:
         is_new = not entry.is_placed
         page_ids = tuple(entry.pages.page_ids) if is_new else ()
         return PrefillRow(request, slot, start, num_tokens, samples, is_new, page_ids)
+
+
+def prefill_chunk(start: int, end: int, budget: int, page_size: int) -> int:
+    """Tokens to compute of a row whose known tokens from `start` to `end` - 1 are missing.
+
+    A chunk that does not reach the end stops at a page boundary if it can: the page is then
+    findable by others at once. It is never empty.
+
+    Args:
+        start, end: positions, `start` < `end`.
+        budget: tokens left in the step, ≥ 1.
+    """
+    if end - start <= budget:
+        return end - start
+    boundary = (start + budget) // page_size * page_size
+    return boundary - start if boundary > start else budget

@@ -22,13 +22,12 @@ from octavo.engine.request import (
 from octavo.engine.scheduler.deadlines import has_target, was_in_time
 from octavo.engine.scheduler.fairness import ClassQuotas, MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
-from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.policies.policy import Place, Policy, nothing_is_due
+from octavo.engine.scheduler.live_request import LiveRequest, Place
+from octavo.engine.scheduler.policy import Policy, Snapshot
 from octavo.engine.scheduler.remaining_work import RemainingWork
 from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.running_set import RunningRequests, RunningSet
-from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import PrefillRow, StepLimits
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
@@ -96,8 +95,8 @@ class RequestTable:
                     self.max_wait.began(entry)
 
     @property
-    def _has_due(self) -> Callable[[Request], bool]:
-        return nothing_is_due if self._turns is None else self._turns.has_due
+    def _has_due(self) -> Callable[[Request], bool] | None:
+        return None if self._turns is None else self._turns.has_due
 
     def _maximum_wait(self, policy: Policy) -> MaximumWait:
         max_wait_s = math.inf if policy.max_wait_s is None else policy.max_wait_s
@@ -159,6 +158,18 @@ class RequestTable:
             lead_s = self.waiting.lines.lead(entry.tenant) * self.lead_token_s
             place = (place[0] + lead_s, *place)
         return place, entry.number
+
+    def in_order(
+        self, policy: Policy, entries: Sequence[LiveRequest], snapshot: Snapshot
+    ) -> Sequence[LiveRequest]:
+        """`entries`, first to be served first; equals in order of acceptance."""
+        if len(entries) < 2:
+            return entries
+        if self.has_places:
+            return sorted(entries, key=self.turn_of)
+        accepted = sorted(entries, key=lambda entry: entry.number)
+        ordered = policy.order(snapshot, [entry.request for entry in accepted])
+        return [self.entry(request) for request in ordered]
 
     def _lead(self, request: Request) -> float:
         """Tokens by which a live request's tenant is ahead; 0 where no turns are taken."""

@@ -25,19 +25,23 @@ from collections.abc import Collection, Sequence
 from octavo.engine.errors import DeadlineExceededError, InvalidConfigError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Priority, Request, RequestStatus
-from octavo.engine.scheduler.backlog import backlog_before, first_token_s
 from octavo.engine.scheduler.committer import Committer, News
 from octavo.engine.scheduler.deadlines import has_target
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.load import SchedulerLoad
-from octavo.engine.scheduler.load_report import measure_load, predict_ttft_s
+from octavo.engine.scheduler.load import (
+    SchedulerLoad,
+    backlog_before,
+    first_token_s,
+    measure_load,
+    predict_ttft_s,
+)
 from octavo.engine.scheduler.plan_builder import Dispatched, PlanBuilder, TraceEvent, Traces
 from octavo.engine.scheduler.planner import Planner
 from octavo.engine.scheduler.policies import get_policy
-from octavo.engine.scheduler.policies.policy import HOPELESS, Policy, Refusal, refuse_nobody
+from octavo.engine.scheduler.policy import HOPELESS, Policy, Refusal, refuse_nobody
 from octavo.engine.scheduler.refusals import Refusals
 from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.step_plan import StepLimits, StepPlan, StepResult
@@ -166,7 +170,7 @@ class Scheduler:
         request.num_reusable_tokens = self._table.work.num_reusable(pages)
         refusal = self._refuse(request, now_s)
         if refusal is not None and not self.refusals.probes.takes(
-            request, self._planner.num_computed_tokens
+            request, self._builder.counts.num_computed_tokens
         ):
             error = self.refusals.at_door(self._table, request, refusal.reason, now_s)
             request.num_reusable_tokens = 0
@@ -242,7 +246,7 @@ class Scheduler:
 
     def take_ended(self) -> list[Request]:
         """Requests that `plan` ended (rejected for lack of capacity), each told of once."""
-        ended, self._planner.ended = self._planner.ended, []
+        ended, self._builder.ended = self._builder.ended, []
         return ended
 
     def complete_transfer(
@@ -401,12 +405,9 @@ class Scheduler:
         self._table.busy_until_s = now_s
 
     def _rebuild(self) -> None:
-        old, planner, transfers, cache = (
-            self._table, self._planner, self._transfers, self._kv.cache,
-        )  # fmt: skip
+        old, transfers, cache = self._table, self._transfers, self._kv.cache
         self._make_books()
         entries = self._table.carry_over(old)
-        self._planner.carry_over(planner)
         self._transfers.carry_over(transfers)
         self._kv.cache.num_queried_tokens = cache.num_queried_tokens
         self._kv.cache.num_hit_tokens = cache.num_hit_tokens
@@ -497,7 +498,10 @@ class Scheduler:
         not handed out yet.
         """
         return measure_load(
-            self._table, self._planner, self.forecast, self._last_s if now_s is None else now_s
+            self._table,
+            self._builder.counts,
+            self.forecast,
+            self._last_s if now_s is None else now_s,
         )
 
     def predict_ttft_s(

@@ -8,7 +8,7 @@ from bisect import bisect_right
 import numpy as np
 
 from octavo.engine.scheduler.deadlines import first_due_s
-from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.step_time_model import StepFeatures
 
 _FLOOR_STEPS = 2

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.scheduler.policies import auto, baselines, mlfq, niyama, slo
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policy import Policy
 
 ENTRY_POINT_GROUP = "octavo.scheduling_policies"
 """Third parties' policies: an entry point's name is the policy's, its object a `PolicyMaker`."""

@@ -16,12 +16,13 @@ import math
 from collections.abc import Callable, Iterable
 
 from octavo.engine.request import Request
-from octavo.engine.scheduler.deadlines import end_due_s, next_due_s, will_be_late
+from octavo.engine.scheduler.deadlines import end_due_s, next_due_s
+from octavo.engine.scheduler.feasibility import will_be_late
 from octavo.engine.scheduler.forecast import Forecast
+from octavo.engine.scheduler.live_request import Place
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import HOPELESS, Admission, Place, Policy
 from octavo.engine.scheduler.policies.victims_by_place import PlaceOf, last_in_order
-from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.policy import HOPELESS, Admission, Policy, Snapshot
 
 # Batches.
 

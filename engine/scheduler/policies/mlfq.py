@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.forecast import Forecast
+from octavo.engine.scheduler.live_request import Place
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import Place, Policy
 from octavo.engine.scheduler.policies.victims_by_place import last_in_order
+from octavo.engine.scheduler.policy import Policy
 
 PROMPT_TOKENS_PER_OUTPUT_TOKEN = 32
 """Prompt tokens that count like one output token: about what a step computes of each."""

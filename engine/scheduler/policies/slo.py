@@ -20,21 +20,19 @@ import numpy as np
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.admission import demand_s, job_to_restore, late_jobs, peak_pages
-from octavo.engine.scheduler.deadlines import (
-    end_due_s,
-    first_due_s,
-    is_hopeless,
-    next_due_s,
-)
+from octavo.engine.scheduler.deadlines import end_due_s, first_due_s, next_due_s
+from octavo.engine.scheduler.feasibility import is_hopeless
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
+from octavo.engine.scheduler.live_request import Place
 from octavo.engine.scheduler.pace import idle_rows, most_admissions
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import (
+from octavo.engine.scheduler.policy import (
     HOPELESS,
+    MAX_STEPS_WHILE_WAITING,
     Admission,
-    Place,
     Policy,
     Refusal,
+    Snapshot,
     TenantTurns,
     refuse_nobody,
 )
@@ -44,8 +42,6 @@ from octavo.engine.scheduler.slack import (
     smallest_slack_s,
     thrifty_budget,
 )
-from octavo.engine.scheduler.snapshot import Snapshot
-from octavo.engine.scheduler.step_size import MAX_STEPS_WHILE_WAITING
 from octavo.engine.scheduler.victims import price_rows
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 

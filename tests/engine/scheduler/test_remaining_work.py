@@ -175,7 +175,7 @@ def test_a_swapped_request_is_priced_by_its_copies(drive, request_of):
     snapshot = table.snapshot(driver.now_s)
     computed = victim.num_computed_tokens
     scheduler._planner.preemption.preempt(table.entry(victim), driver.now_s, snapshot)
-    assert scheduler._planner.preemption.swaps.num_requests == 1
+    assert scheduler._builder.counts.swaps.num_requests == 1
     # Pages of the prompt are on the device still; the copies of the others cost next to nothing.
     assert victim.num_missing_tokens == victim.num_tokens - computed + 1
     driver.drain()

@@ -6,11 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.engine.scheduler.step_size import (
-    MAX_STEPS_WHILE_WAITING,
-    decode_steps,
-    prefill_chunk,
-)
+from octavo.engine.scheduler.policy import MAX_STEPS_WHILE_WAITING, decode_steps
+from octavo.engine.scheduler.prefill_planner import prefill_chunk
 
 
 @pytest.mark.parametrize(
