@@ -158,7 +158,7 @@ def first_token_s(
     """
     busy_s = max(0.0, table.busy_until_s - now_s)
     total, num_prompts = ahead.num_tokens + num_tokens, ahead.num_prompts + 1
-    num_decode = len(table.running.decoding)
+    num_decode = table.running.num_decoding
     seconds = forecast.prompts_s(total, num_prompts, num_decode)
     if not busy_s:
         seconds += max(0.0, forecast.host_s.middle - forecast.gap_s.middle)

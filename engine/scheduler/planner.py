@@ -175,7 +175,7 @@ class Planner:
         if self._is_applied:
             return
         self._is_applied = True
-        table, decoding_rows = self._table, self._running.decoding
+        table, running = self._table, self._running
         self._snapshot.forget_requests()
         newest, self._newest = self._newest, None
         if newest is not None:
@@ -192,8 +192,10 @@ class Planner:
                     rows.requests, rows.slots, rows.starts, table.forecast
                 )
             is_ending = rows.starts + plan.decode_rows.max_new_tokens >= rows.ends
-            newest.ending.extend(decoding_rows.end(rows, is_ending))
-        decoding_rows.prepare(paced=self._policy.measure is not None)
+            newest.ending.extend(is_ending.nonzero()[0].tolist())
+            for index in newest.ending:
+                running.end_decode(table.entry(rows.requests[index]))
+        running.prepare(paced=self._policy.measure is not None)
 
     # Those who wait.
 
@@ -247,8 +249,8 @@ class Planner:
 
     def _select_decode_rows(self, now_s: float) -> tuple[Rows, bool]:
         """Rows that decode, each with room for one more token; and whether pages ran short."""
-        columns, rows = self._table.columns, self._running.decoding
-        selected = rows.rows()
+        columns, running = self._table.columns, self._running
+        selected = running.decode_rows()
         if self._table.num_with_grammar:
             is_blocked = selected.starts > columns.ready_position[selected.slots]
             selected = selected.without(is_blocked.nonzero()[0].tolist())
@@ -265,7 +267,7 @@ class Planner:
             return selected, False
         # A row whose last token is on its way is sure to give its pages back at a coming commit.
         # Then rows that find no page sit this step out: cheaper than computing anybody again.
-        can_wait = rows.num_ending > 0
+        can_wait = running.num_ending > 0
         needy = [self._table.entry(selected.requests[index]) for index in full.indices]
         stalled: set[int] = set()
         for entry in self._table.in_order(self._policy, needy, self._table.snapshot(now_s)):

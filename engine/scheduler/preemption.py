@@ -41,7 +41,7 @@ class Preemption:
         Whoever is chosen, somebody advances: the one in need goes last.
         """
         self._table.flush()
-        snapshot = self._table.snapshot(now_s, self._table.running.decoding.all_rows())
+        snapshot = self._table.snapshot(now_s, self._table.running.all_decode_rows())
         for victim in self._policy.choose_victims(snapshot, entry.request, 1):
             chosen = self._table.entry(victim)
             if not self._table.running.is_arriving(chosen):
@@ -87,7 +87,7 @@ class Preemption:
             return False
         self._table.flush()
         # Others may have given way since the snapshot was taken.
-        snapshot = self._table.snapshot(snapshot.now_s, running.decoding.all_rows())
+        snapshot = self._table.snapshot(snapshot.now_s, running.all_decode_rows())
         victims = policy.choose_victims(snapshot, entry.request, num_pages)
         chosen = [self._table.entry(victim) for victim in victims if victim is not entry.request]
         is_arriving = running.is_arriving

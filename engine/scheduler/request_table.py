@@ -27,7 +27,7 @@ from octavo.engine.scheduler.policy import Policy, Snapshot
 from octavo.engine.scheduler.remaining_work import RemainingWork
 from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
-from octavo.engine.scheduler.running_set import RunningRequests, RunningSet
+from octavo.engine.scheduler.running_rows import RunningRequests, RunningRows
 from octavo.engine.scheduler.step_plan import PrefillRow, StepLimits
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
@@ -67,7 +67,7 @@ class RequestTable:
         self.quotas = ClassQuotas()
         self._pinned: set[str] = set()
         self.columns = RowColumns(limits.max_num_seqs, limits.page_size)
-        self.running = RunningSet(self.columns)
+        self.running = RunningRows(self.columns)
         self._running_requests = RunningRequests(self.running)
         self.busy_until_s = 0.0
         self.num_added = 0
@@ -395,7 +395,7 @@ class RequestTable:
             self.running.begin_prefill(entry)
         for entry, chunk in self._chunks:
             if chunk.samples:
-                self.running.end_prefill(entry)
+                self.running.begin_decode(entry)
         self._chunks.clear()
         self._newcomers.clear()
         self.columns.hand_out()

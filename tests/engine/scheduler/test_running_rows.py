@@ -11,10 +11,10 @@ from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.deadlines import pace_s
-from octavo.engine.scheduler.decoding_rows import DecodingRows
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.rows import all_but, is_kept
+from octavo.engine.scheduler.running_rows import RunningRows
 
 NUM_SLOTS = 12
 PAGE_SIZE = 4
@@ -25,9 +25,8 @@ class Device:
 
     def __init__(self) -> None:
         self.columns = RowColumns(NUM_SLOTS, PAGE_SIZE)
-        self.decoding = DecodingRows(self.columns)
+        self.running = RunningRows(self.columns)
         self.expected: list[LiveRequest] = []
-        self.free = list(range(NUM_SLOTS))
         self.num_added = 0
 
     def append(self, num_left: int) -> None:
@@ -45,20 +44,18 @@ class Device:
         pages = SequencePages(request=request, root=b"", reads_cache=False)
         entry = LiveRequest(request=request, number=self.num_added, pages=pages)
         entry.prefill_end = 2
-        request.slot = self.free.pop()
+        self.running.seat(entry)
         self.columns.enter(entry)
+        self.running.begin_prefill(entry)
         request.num_computed_tokens = 2
         self.num_added += 1
-        self.decoding.append(entry)
+        self.running.begin_decode(entry)
         self.expected.append(entry)
 
     def remove(self, index: int) -> None:
         entry = self.expected.pop(index)
-        self.decoding.remove(entry)
         self.columns.leave(entry)
-        assert entry.request.slot is not None
-        self.free.append(entry.request.slot)
-        entry.request.slot = None
+        self.running.remove(entry)
 
     def begin_output(self, index: int) -> None:
         """The first token of a row is committed, unless it was before."""
@@ -69,35 +66,36 @@ class Device:
 
     def step(self, late: int) -> None:
         """Each row that can go on moves ahead by one; `late` rows come before their end is told."""
-        rows = self.decoding.rows()
-        for _ in range(min(late, len(self.free))):
+        rows = self.running.decode_rows()
+        for _ in range(min(late, len(self.running.free_slots))):
             self.append(1)
         counts = self.columns.counts
         counts += rows.is_row
-        is_ending = rows.starts + 1 >= rows.ends
-        assert self.decoding.end(rows, is_ending) == is_ending.nonzero()[0].tolist()
+        by_request = {entry.request: entry for entry in self.expected}
+        for index in (rows.starts + 1 >= rows.ends).nonzero()[0].tolist():
+            self.running.end_decode(by_request[rows.requests[index]])
 
     def prepare(self, number: int) -> None:
         """The next rows are worked out, and then somebody may come, go or get a first token."""
-        self.decoding.prepare(paced=number % 2 == 0)
+        self.running.prepare(paced=number % 2 == 0)
         for index in range(number % 4, len(self.expected), 4):
             self.begin_output(index)
-        if number % 3 == 1 and self.free:
+        if number % 3 == 1 and self.running.free_slots:
             self.append(number)
         elif number % 3 == 2 and self.expected:
             self.remove(number % len(self.expected))
 
     def check(self) -> None:
-        self.decoding.check_integrity()
-        assert list(self.decoding) == self.expected
-        assert len(self.decoding) == len(self.expected)
-        everybody = self.decoding.all_rows()
+        self.running.check_integrity()
+        assert list(self.running.decoding) == self.expected
+        assert self.running.num_decoding == len(self.running) == len(self.expected)
+        everybody = self.running.all_decode_rows()
         going_on = [
             entry
             for entry in self.expected
             if entry.request.num_computed_tokens < entry.last_position
         ]
-        for rows, expected in ((everybody, self.expected), (self.decoding.rows(), going_on)):
+        for rows, expected in ((everybody, self.expected), (self.running.decode_rows(), going_on)):
             assert rows.requests == tuple(entry.request for entry in expected)
             assert rows.slots.tolist() == [entry.request.slot for entry in expected]
             assert rows.context == sum(e.request.num_computed_tokens for e in expected)
@@ -135,7 +133,7 @@ CHANGES = st.lists(
 def test_rows_keep_the_order_in_which_they_began_and_stand_apart_once_they_end(changes):
     device = Device()
     for kind, number in changes:
-        if kind == "append" and device.free:
+        if kind == "append" and device.running.free_slots:
             device.append(number)
         elif kind == "remove" and device.expected:
             device.remove(number % len(device.expected))
@@ -150,7 +148,7 @@ def test_rows_of_a_plan_stay_as_they_were_while_others_come_and_go():
     device = Device()
     for _ in range(4):
         device.append(5)
-    rows = device.decoding.rows()
+    rows = device.running.decode_rows()
     before = (rows.requests, rows.slots.tolist(), rows.starts.tolist())
     device.remove(1)
     device.append(3)
@@ -163,7 +161,7 @@ def test_rows_without_some_are_those_of_the_others(left_out):
     device = Device()
     for _ in range(5):
         device.append(5)
-    rows = device.decoding.rows()
+    rows = device.running.decode_rows()
     left = rows.without(left_out)
     kept = [index for index in range(5) if index not in left_out]
     assert left.requests == tuple(rows.requests[index] for index in kept)
