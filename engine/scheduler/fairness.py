@@ -81,23 +81,21 @@ class ClassQuotas:
         self._quotas = tuple(quotas)
         self._served = [0.0] * len(quotas)
         self._below: list[int] = []  # of all classes
-        self._newest: list[tuple[int, int]] = []
 
-    def serve(self, priority: int, num_tokens: int) -> None:
-        """Counts prompt tokens planned for a class, or on their way back from the host."""
-        self._newest.append((priority, num_tokens))
+    def serve(self, chunks: Sequence[tuple[int, int]]) -> None:
+        """Counts prompt tokens that were planned, or are on their way back from the host.
 
-    def flush(self) -> None:
-        """Adds up what was counted, and sees who is below its quota."""
-        if not self._newest:
+        Args:
+            chunks: (class, tokens) of each, in order.
+        """
+        if not chunks:
             return
         served = self._served
-        for priority, num_tokens in self._newest:
+        for priority, num_tokens in chunks:
             keep = 0.5 ** (num_tokens / WINDOW_TOKENS)
             served = [tokens * keep for tokens in served]
             served[priority] += num_tokens
         self._served = served
-        self._newest.clear()
         total = sum(served)
         if total >= WINDOW_TOKENS / 16:
             lacking = [
@@ -111,7 +109,6 @@ class ClassQuotas:
 
     def below_quota(self, classes: Container[float] = tuple(Priority)) -> list[int]:
         """Those of `classes` that were served less than their quota, the furthest below first."""
-        self.flush()
         return [index for index in self._below if index in classes]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -194,12 +195,20 @@ def machine_s(request: Request, forecast: Forecast) -> float:
 
 
 def measure_load(
-    table: RequestTable, counts: PlanCounts, forecast: Forecast, now_s: float
+    table: RequestTable,
+    newcomers: Sequence[LiveRequest],
+    counts: PlanCounts,
+    forecast: Forecast,
+    now_s: float,
 ) -> SchedulerLoad:
-    """Figures of this moment, and counts since the start."""
+    """Figures of this moment, and counts since the start.
+
+    Args:
+        newcomers: requests that were admitted and are not among the table's running rows yet.
+    """
     pool, cache, host = table.kv.pool, table.kv.cache, table.kv.host
     swaps, recomputes = counts.swaps, counts.recomputes
-    entries = table.all_running()
+    entries = [*table.running, *newcomers]
     running = [entry.request for entry in entries]
     num_pages = sum(len(entry.pages.page_ids) for entry in entries)
     num_places = num_pages * table.kv.page_size

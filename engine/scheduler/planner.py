@@ -12,6 +12,7 @@ import numpy as np
 
 from octavo.engine.request import RequestStatus
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
+from octavo.engine.scheduler.pending_updates import PendingUpdates
 from octavo.engine.scheduler.plan_builder import Dispatched, PlanBuilder
 from octavo.engine.scheduler.policy import (
     Admission,
@@ -38,20 +39,19 @@ ANY_NUMBER = 1 << 30
 
 
 class Planner:
-    """Makes plans, and moves the host state ahead as if each had run.
+    """Makes plans.
 
     Rows decode first, then prompts advance: running ones, then waiting requests in the policy's
     order; nobody overtakes one that does not fit, unless the policy allows it. Only decode rows
     ever run short of pages once they run; then the policy's victims are preempted. The first in
     the order can evict everyone else and fits alone, so somebody always advances.
 
-    What no plan waits for is left to `apply_plan`, which must be called before the state is looked
-    at or changed again.
+    What no plan waits for is left to `PendingUpdates`.
 
     Args:
         table: the state; changed by `plan`.
         limits: budgets that every plan holds to.
-        policy: the decisions that are a matter of taste.
+        pending: what plans leave to be entered later.
         transfers: copies to and from the host.
         builder: collects what the plan says besides its rows.
         refusals: makes the errors of requests that are given up.
@@ -65,7 +65,7 @@ class Planner:
         self,
         table: RequestTable,
         limits: StepLimits,
-        policy: Policy,
+        pending: PendingUpdates,
         transfers: Transfers,
         builder: PlanBuilder,
         refusals: Refusals,
@@ -79,14 +79,14 @@ class Planner:
         self._waiting = table.waiting
         self._running = table.running
         self._limits = limits
-        self._policy = policy
+        self._pending = pending
         self._transfers = transfers
         self._builder = builder
         self._refusals = refusals
-        self.preemption = Preemption(table, policy, transfers, builder)
+        self.preemption = Preemption(table, pending, transfers, builder)
         self._prefill = PrefillPlanner(
             table,
-            policy,
+            pending,
             self.preemption,
             transfers,
             builder,
@@ -98,20 +98,16 @@ class Planner:
         self._ones.flags.writeable = False
         self._no_rows = DecodeRows.of(())
         self._snapshot = table.snapshot(0.0)  # of each plan, in turn
-        self._is_applied = True
-        self._newest: Dispatched | None = None
 
-    def adopt(self, policy: Policy) -> None:
-        """Goes on by another policy."""
-        self._policy = policy
-        self.preemption.adopt(policy)
-        self._prefill.adopt(policy)
+    @property
+    def _policy(self) -> Policy:
+        return self._table.policy
 
     def plan(self, now_s: float) -> Dispatched | None:
         """The next step, or None if there is nothing to compute or to copy now."""
         builder = self._builder
         builder.begin()
-        self._is_applied = False
+        self._pending.begin()
         num_admissions = 0
         if len(self._waiting) or self._running.num_prefilling:
             num_admissions = self._decide_on_waiting(now_s)
@@ -148,9 +144,10 @@ class Planner:
             # Last: an evicted page is as it was only until this plan's rows write to it.
             self._transfers.spill(now_s)
         if not has_rows and not prefill_rows and not builder.has_copies:
+            self._snapshot.forget_requests()
             return None
         plan = StepPlan(
-            step_id=self._builder.counts.num_plans,
+            step_id=builder.counts.num_plans,
             decode_rows=self._decode_rows(decoding, num_steps),
             prefill_rows=tuple(prefill_rows),
             num_steps=num_steps,
@@ -161,41 +158,11 @@ class Planner:
             reasons=tuple(builder.reasons),
         )
         builder.clear()
-        self._builder.counts.num_plans += 1
-        self._newest = Dispatched(plan, now_s, decoding, prefilling)
-        return self._newest
-
-    def apply_plan(self) -> None:
-        """Does what the newest plan left to be done: there is time for it while the device works.
-
-        The host state moves ahead as if the plan had run, who was admitted is entered among the
-        rows and pages in their sequences, what they held is forgotten, lengths are guessed anew,
-        rows whose last token was planned set apart, and the next plan's rows put together.
-        """
-        if self._is_applied:
-            return
-        self._is_applied = True
-        table, running = self._table, self._running
+        builder.counts.num_plans += 1
         self._snapshot.forget_requests()
-        newest, self._newest = self._newest, None
-        if newest is not None:
-            self._move_ahead(newest)
-        table.flush()
-        table.work.flush()
-        table.quotas.flush()
-        table.waiting.flush()
-        self._kv.flush()
-        if newest is not None and len(newest.decoding):
-            rows, plan = newest.decoding, newest.plan
-            if self._policy.measure is not None:
-                table.columns.refresh_lengths(
-                    rows.requests, rows.slots, rows.starts, table.forecast
-                )
-            is_ending = rows.starts + plan.decode_rows.max_new_tokens >= rows.ends
-            newest.ending.extend(is_ending.nonzero()[0].tolist())
-            for index in newest.ending:
-                running.end_decode(table.entry(rows.requests[index]))
-        running.prepare(paced=self._policy.measure is not None)
+        dispatched = Dispatched(plan, now_s, decoding, prefilling)
+        self._pending.planned(dispatched)
+        return dispatched
 
     # Those who wait.
 
@@ -270,7 +237,7 @@ class Planner:
         can_wait = running.num_ending > 0
         needy = [self._table.entry(selected.requests[index]) for index in full.indices]
         stalled: set[int] = set()
-        for entry in self._table.in_order(self._policy, needy, self._table.snapshot(now_s)):
+        for entry in self._table.in_order(needy, self._table.snapshot(now_s)):
             if entry.request.slot is not None and not self._kv.num_available:
                 if can_wait:
                     stalled.add(entry.number)
@@ -319,7 +286,7 @@ class Planner:
                         decoding.slots[lacking].tolist(), (capacity[lacking] // page_size).tolist()
                     )
                     return num_steps
-                self._table.flush()
+                self._pending.flush()
                 for index in num_missing.nonzero()[0].tolist():
                     self._grow(self._table.entry(decoding.requests[index]), num_steps)
                 return num_steps
@@ -370,26 +337,3 @@ class Planner:
             starts=decoding.starts,
             max_new_tokens=max_new_tokens,
         )
-
-    def _move_ahead(self, dispatched: Dispatched) -> None:
-        """Moves decode rows ahead by what they may emit, and the device's end of work."""
-        plan, decoding, table = dispatched.plan, dispatched.decoding, self._table
-        dispatched.count()
-        self._builder.counts.num_prefill_tokens += int(dispatched.features.num_prefill)
-        iteration_s = table.forecast.step_time.predict_s(dispatched.features)
-        plan.priced_s = iteration_s * plan.num_steps
-        begins_s = max(table.busy_until_s, dispatched.now_s)
-        table.busy_until_s = begins_s + plan.priced_s
-        if not len(decoding):
-            return
-        columns, slots = table.columns, decoding.slots
-        if plan.num_steps == 1:
-            self._builder.counts.num_decode_tokens += len(decoding)
-            counts = columns.counts
-            counts += decoding.is_row  # each of the three grows by one
-        else:
-            max_new_tokens = plan.decode_rows.max_new_tokens
-            self._builder.counts.num_decode_tokens += int(max_new_tokens.sum())
-            columns.num_computed[slots] = decoding.starts + max_new_tokens
-            columns.num_inflight_tokens[slots] += max_new_tokens
-            columns.num_inflight_steps[slots] += 1

@@ -16,6 +16,7 @@ from octavo.engine.kv.held_prefixes import PrefixRun
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, Priority, Request
 from octavo.engine.scheduler.fairness import short_of_pages
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest, Place
+from octavo.engine.scheduler.pending_updates import PendingUpdates
 from octavo.engine.scheduler.plan_builder import PlanBuilder
 from octavo.engine.scheduler.policy import Policy, Snapshot
 from octavo.engine.scheduler.preemption import Preemption
@@ -50,7 +51,7 @@ class PrefillPlanner:
 
     Args:
         table: the state; changed.
-        policy: order, chunks and victims.
+        pending: told of who was admitted and of chunks.
         preemption: carries out the choice of victims.
         transfers: brings back pages from the host.
         builder: the plan under construction.
@@ -62,7 +63,7 @@ class PrefillPlanner:
     def __init__(
         self,
         table: RequestTable,
-        policy: Policy,
+        pending: PendingUpdates,
         preemption: Preemption,
         transfers: Transfers,
         builder: PlanBuilder,
@@ -75,26 +76,19 @@ class PrefillPlanner:
         self._waiting = table.waiting
         self._running = table.running
         self._limits = table.limits
-        self._policy = policy
+        self._pending = pending
         self._preemption = preemption
         self._transfers = transfers
         self._builder = builder
         self._enable_chunked_prefill = enable_chunked_prefill
-        self._chunks_prompts = enable_chunked_prefill and policy.chunks_prompts
-        self._preempts_for_waiting = policy.preempts_for_waiting
         self._watermark_pages = watermark_pages
+        self._chunks_prompts = self._preempts_for_waiting = False
         self._may_admit = False
         self._num_attempts = 0
         self._refused = _Refused(-1, -1, 0)
         self._planned: list[LiveRequest] = []
         self._most_headroom: float | None = None
         self._entitled_classes: set[int] = set()
-
-    def adopt(self, policy: Policy) -> None:
-        """Goes on by another policy."""
-        self._policy = policy
-        self._chunks_prompts = self._enable_chunked_prefill and policy.chunks_prompts
-        self._preempts_for_waiting = policy.preempts_for_waiting
 
     def plan(
         self, snapshot: Snapshot, budget: int, num_admissions: int
@@ -105,6 +99,9 @@ class PrefillPlanner:
             budget: tokens left in the step.
             num_admissions: most waiting requests to let in.
         """
+        policy = self._policy
+        self._chunks_prompts = self._enable_chunked_prefill and policy.chunks_prompts
+        self._preempts_for_waiting = policy.preempts_for_waiting
         rows: list[PrefillRow] = []
         entries: list[LiveRequest] = []
         most_rows = self._limits.max_prefill_rows
@@ -113,7 +110,7 @@ class PrefillPlanner:
         self._planned = entries
         self._entitled_classes.clear()
         self._may_admit = num_admissions > 0 and self._has_use_in_trying
-        preempted, advance = self._builder.preempted_numbers, self._table.advance
+        preempted, advance = self._builder.preempted_numbers, self._pending.advanced
         free_slots = self._running.free_slots
         for entry in self._candidates(snapshot):
             if budget <= 0 or len(rows) >= most_rows:
@@ -130,7 +127,7 @@ class PrefillPlanner:
                     continue
                 if entry.number in preempted or not self._try_to_admit(entry, budget, snapshot):
                     num_skipped += 1
-                    is_over = num_skipped > self._policy.max_skipped or entry.is_pinned
+                    is_over = num_skipped > policy.max_skipped or entry.is_pinned
                     # What comes free is kept for a class that has less than its share.
                     is_over |= entry.request.priority in self._entitled_classes
                     if self._builder.explains:
@@ -150,7 +147,7 @@ class PrefillPlanner:
             advance(entry, row)
             budget -= row.num_tokens
             if entry.is_demoted:
-                self._table.flush()  # whether it is still among the prompts may be asked
+                self._pending.flush()  # whether it is still among the prompts may be asked
         return rows, entries
 
     def _candidates(self, snapshot: Snapshot) -> Iterator[LiveRequest]:
@@ -162,7 +159,7 @@ class PrefillPlanner:
         policy, queue = self._policy, self._waiting
         prefilling: Sequence[LiveRequest] = ()
         if self._running.num_prefilling:
-            prefilling = self._table.in_order(policy, self._running.prefilling, snapshot)
+            prefilling = self._table.in_order(self._running.prefilling, snapshot)
         entries = queue.entries
         if not self._may_admit or not entries:
             yield from prefilling
@@ -170,7 +167,7 @@ class PrefillPlanner:
         if not self._table.has_places:
             yield from prefilling
             waiting = [self._table.entry(request) for request in queue.requests]
-            for entry in self._table.in_order(policy, waiting, snapshot):
+            for entry in self._table.in_order(waiting, snapshot):
                 if self._may_admit:
                     yield entry
             return
@@ -302,6 +299,10 @@ class PrefillPlanner:
         return True
 
     @property
+    def _policy(self) -> Policy:
+        return self._table.policy
+
+    @property
     def _may_preempt(self) -> bool:
         """Whether victims may be looked for (once more) in this plan."""
         return self._preempts_for_waiting and self._num_attempts < MAX_ATTEMPTS
@@ -310,7 +311,7 @@ class PrefillPlanner:
         """Pages that the policy's headroom for a request is not above."""
         if self._builder.preempted_numbers:
             # Slots of the snapshot have another holder by now, who must be in the columns.
-            self._table.flush()
+            self._pending.flush()
             return math.inf
         most = self._most_headroom
         if most is None:
@@ -392,7 +393,8 @@ class PrefillPlanner:
         if self._kv.host.num_pages:
             self._admit_from_host(entry, num_known, matched, snapshot)
         else:
-            self._table.admit(entry, num_known, matched, now_s)
+            self._table.admit(entry, num_known, matched)
+            self._pending.admitted(entry, now_s)
         if self._builder.explains:
             request, pages = entry.request, entry.pages
             was_preempted = request.metrics.num_preemptions > 0
@@ -410,8 +412,9 @@ class PrefillPlanner:
     ) -> None:
         pages, num_matched, now_s = entry.pages, len(matched), snapshot.now_s
         recalled = [] if pages.is_on_host else self._kv.match_host(pages, num_matched)
-        self._table.admit(entry, num_known, matched, now_s)
-        self._table.flush()
+        self._table.admit(entry, num_known, matched)
+        self._pending.admitted(entry, now_s)
+        self._pending.flush()
         if pages.is_on_host and num_matched < len(pages.host_pages):
             self._serve_pages(entry, len(pages.host_pages) - num_matched)
             self._transfers.swap_in(entry, num_matched, now_s)
@@ -430,7 +433,7 @@ class PrefillPlanner:
     def _serve_pages(self, entry: LiveRequest, num_pages: int) -> None:
         """Counts pages that come back from the host as if their tokens were computed."""
         num_tokens = num_pages * self._limits.page_size
-        self._table.quotas.serve(entry.request.priority, num_tokens)
+        self._table.quotas.serve([(entry.request.priority, num_tokens)])
 
     def _is_worth_recalling(self, num_pages: int, snapshot: Snapshot) -> bool:
         forecast, page_size = snapshot.forecast, self._limits.page_size

@@ -14,8 +14,6 @@ from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import (
     COMPUTED,
-    INFLIGHT_STEPS,
-    INFLIGHT_TOKENS,
     Request,
     RequestStatus,
 )
@@ -28,7 +26,7 @@ from octavo.engine.scheduler.remaining_work import RemainingWork
 from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.running_rows import RunningRequests, RunningRows
-from octavo.engine.scheduler.step_plan import PrefillRow, StepLimits
+from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
 
@@ -41,7 +39,7 @@ class RequestTable:
 
     Args:
         limits: what a step can take.
-        policy: gives waiting requests their places.
+        policy: gives waiting requests their places. Plans ask the table for it.
         kv: owner of the pages.
         forecast: what steps and outputs are expected to take.
 
@@ -57,9 +55,7 @@ class RequestTable:
         self.limits = limits
         self.kv = kv
         self.forecast = forecast
-        self._place = policy.place
-        self._measure = policy.measure
-        self._turns = policy.turns
+        self.policy = policy
         self.tenants = forecast.tenants
         measure = None if policy.measure is None else self._figures_of
         self.waiting = WaitingQueue(self.place_of, measure, self._has_due, self.tenants)
@@ -75,17 +71,14 @@ class RequestTable:
         self.num_with_grammar = 0
         self.num_preemptions = 0
         self.num_finished = 0
-        self._newcomers: list[LiveRequest] = []
-        self._admitted_s = 0.0  # when they were admitted
-        self._chunks: list[tuple[LiveRequest, PrefillRow]] = []
         self.stop_ids: dict[int, int] = {}
         self.held: dict[int, LiveRequest] = {}
         self._by_id: dict[str, LiveRequest] = {}
         self.work = RemainingWork(kv, forecast, self.waiting.replace)
 
     def adopt(self, policy: Policy) -> None:
-        """Goes on by another policy's order, figures and longest wait."""
-        self._place, self._measure, self._turns = policy.place, policy.measure, policy.turns
+        """Goes on by another policy."""
+        self.policy = policy
         self.max_wait = self._maximum_wait(policy)
         measure = None if policy.measure is None else self._figures_of
         self.waiting.reorder(measure, self._has_due)
@@ -96,7 +89,7 @@ class RequestTable:
 
     @property
     def _has_due(self) -> Callable[[Request], bool] | None:
-        return None if self._turns is None else self._turns.has_due
+        return None if self.policy.turns is None else self.policy.turns.has_due
 
     def _maximum_wait(self, policy: Policy) -> MaximumWait:
         max_wait_s = math.inf if policy.max_wait_s is None else policy.max_wait_s
@@ -124,17 +117,18 @@ class RequestTable:
     @property
     def has_places(self) -> bool:
         """Whether the policy gives requests a place, so that the queue is in its order."""
-        return self._place is not None
+        return self.policy.place is not None
 
     def place_of(self, entry: LiveRequest) -> Place:
         """Where an entry stands by the policy; before all others once it was pinned, behind them
         while it is demoted. Where others wait for what it computes, no later than they. What its
         tenant was served is left out."""
+        policy = self.policy
         place: Place
         if entry.is_pinned:
             place = (-math.inf, entry.request.arrival_s)
         else:
-            place = () if self._place is None else self._place(entry.request, self.forecast)
+            place = () if policy.place is None else policy.place(entry.request, self.forecast)
             if entry.is_demoted:
                 place = (math.inf, *place)
         if entry.followers:
@@ -144,12 +138,12 @@ class RequestTable:
     @property
     def takes_turns(self) -> bool:
         """Whether tenants take turns: several have live requests, and the policy minds."""
-        return self._turns is not None and self.tenants.num_live > 1
+        return self.policy.turns is not None and self.tenants.num_live > 1
 
     @property
     def lead_token_s(self) -> float:
         """Seconds by which a request comes later for each token that its tenant is ahead."""
-        return 0.0 if self._turns is None else self._turns.token_s(self.forecast)
+        return 0.0 if self.policy.turns is None else self.policy.turns.token_s(self.forecast)
 
     def turn_of(self, entry: LiveRequest) -> tuple[Place, int]:
         """Where a running entry stands among others, its tenant's lead counted."""
@@ -159,16 +153,14 @@ class RequestTable:
             place = (place[0] + lead_s, *place)
         return place, entry.number
 
-    def in_order(
-        self, policy: Policy, entries: Sequence[LiveRequest], snapshot: Snapshot
-    ) -> Sequence[LiveRequest]:
+    def in_order(self, entries: Sequence[LiveRequest], snapshot: Snapshot) -> Sequence[LiveRequest]:
         """`entries`, first to be served first; equals in order of acceptance."""
         if len(entries) < 2:
             return entries
         if self.has_places:
             return sorted(entries, key=self.turn_of)
         accepted = sorted(entries, key=lambda entry: entry.number)
-        ordered = policy.order(snapshot, [entry.request for entry in accepted])
+        ordered = self.policy.order(snapshot, [entry.request for entry in accepted])
         return [self.entry(request) for request in ordered]
 
     def _lead(self, request: Request) -> float:
@@ -176,8 +168,8 @@ class RequestTable:
         return self.waiting.lines.lead(self.entry(request).tenant) if self.takes_turns else 0.0
 
     def _figures_of(self, entry: LiveRequest) -> WaitingFigures:
-        assert self._measure is not None
-        figures = self._measure(entry.request, entry.place, self.forecast)
+        assert self.policy.measure is not None
+        figures = self.policy.measure(entry.request, entry.place, self.forecast)
         # Who was given up or must come first is not given up again.
         is_settled = entry.is_demoted or entry.is_pinned
         if not is_settled:
@@ -337,10 +329,9 @@ class RequestTable:
         if self.max_wait.max_wait_s < math.inf and not entry.is_pinned:
             self.max_wait.began(entry)
 
-    def admit(self, entry: LiveRequest, num_known: int, matched: PrefixRun, now_s: float) -> None:
-        """Gives a waiting request a free slot, and pages for all its known tokens.
-
-        It is among the running ones, and in the columns, from `flush` on, and counted as admitted.
+    def admit(self, entry: LiveRequest, num_known: int, matched: PrefixRun) -> None:
+        """Gives a waiting request a free slot, and pages for all its known tokens. `begin_to_run`
+        must follow.
 
         Args:
             num_known: how many those are.
@@ -352,8 +343,6 @@ class RequestTable:
         kv.admit(entry.pages, matched, num_known)
         self.running.seat(entry)
         self.columns.expect(entry)
-        self._newcomers.append(entry)
-        self._admitted_s = now_s
         entry.prefill_end = num_known
         entry.num_committed_tokens = num_cached
         request.counts[COMPUTED] = num_cached
@@ -364,49 +353,16 @@ class RequestTable:
             # At once: who comes next may depend on what each tenant was served.
             self.tenants.serve(entry.tenant, num_known - num_cached, 0)
 
-    def all_running(self) -> list[LiveRequest]:
-        """The running ones, those that `flush` has not entered yet among them."""
-        return [*self.running, *self._newcomers]
-
-    def advance(self, entry: LiveRequest, chunk: PrefillRow) -> None:
-        """A chunk of a running request's known tokens was planned: the request has moved ahead by
-        it from `flush` on, and decodes if that was the last one."""
-        self._chunks.append((entry, chunk))
-
-    def flush(self) -> None:
-        """Enters what a plan has decided where it is looked for from now on: who was admitted, how
-        far prompts have come, who decodes next, and the pages of rows.
-
-        Nothing in a plan depends on it but the choice of victims; for all else there is time once
-        the plan is made.
-        """
-        # First, as long as newcomers' counts are lists of their own and not parts of the columns.
-        for entry, chunk in self._chunks:
-            counts = entry.request.counts
-            counts[COMPUTED] = chunk.start + chunk.num_tokens
-            counts[INFLIGHT_STEPS] += 1
-            counts[INFLIGHT_TOKENS] += chunk.samples
-            entry.is_placed = True
-            self.quotas.serve(entry.request.priority, chunk.num_tokens)
-        for entry in self._newcomers:
-            self.work.forget(entry)
-            self._count_admission(entry)
-            self.columns.enter(entry)
-            self.running.begin_prefill(entry)
-        for entry, chunk in self._chunks:
-            if chunk.samples:
-                self.running.begin_decode(entry)
-        self._chunks.clear()
-        self._newcomers.clear()
-        self.columns.hand_out()
-
-    def _count_admission(self, entry: LiveRequest) -> None:
-        """Notes of a request that was just admitted what is noted the first time."""
+    def begin_to_run(self, entry: LiveRequest, admitted_s: float) -> None:
+        """A request that was admitted is among the running ones, and in the columns."""
         request = entry.request
+        self.work.forget(entry)
         if request.metrics.first_scheduled_s is None:
-            request.metrics.first_scheduled_s = self._admitted_s
+            request.metrics.first_scheduled_s = admitted_s
             request.num_cached_tokens = num_cached = entry.num_committed_tokens
             self.kv.count_query(entry.pages, entry.prefill_end, num_cached)
+        self.columns.enter(entry)
+        self.running.begin_prefill(entry)
 
     def unblock(self, entry: LiveRequest, num_tokens: int) -> None:
         """Lets a request go on that was blocked on its grammar, from so many known tokens."""
