@@ -10,7 +10,14 @@ from typing import NamedTuple
 from octavo.engine.request import Request
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.rows import Rows
-from octavo.engine.scheduler.step_plan import Decision, PageCopy, Reason, StepPlan
+from octavo.engine.scheduler.step_plan import (
+    Decision,
+    DecodeRows,
+    PageCopy,
+    PrefillRow,
+    Reason,
+    StepPlan,
+)
 from octavo.engine.scheduler.step_time_model import NO_FEATURES, StepFeatures
 
 MAX_WAITED = 4096
@@ -133,11 +140,26 @@ class PlanBuilder:
         self.copy_outs.clear()
         self.copy_ins.clear()
 
-    def clear(self) -> None:
-        """Forgets what a plan has said."""
+    def build(
+        self, decode_rows: DecodeRows, prefill_rows: list[PrefillRow], num_steps: int
+    ) -> StepPlan:
+        """The plan of these rows and all notes, which are forgotten."""
+        plan = StepPlan(
+            step_id=self.counts.num_plans,
+            decode_rows=decode_rows,
+            prefill_rows=tuple(prefill_rows),
+            num_steps=num_steps,
+            page_updates=tuple(self.page_updates),
+            preempted=tuple(self.preempted),
+            copy_outs=tuple(self.copy_outs),
+            copy_ins=tuple(self.copy_ins),
+            reasons=tuple(self.reasons),
+        )
+        self.counts.num_plans += 1
         for notes in (self.preempted, self.copy_outs, self.copy_ins, self.reasons):
             if notes:
                 notes.clear()
+        return plan
 
 
 @dataclass(slots=True, eq=False)

@@ -1,26 +1,20 @@
-"""Whose prompt advances in a step, and who is let in.
-
-It is one long module because order, admission and the search for victims of one plan share what the
-plan has tried already.
-"""
+"""Whose prompt advances in a step by how much, and who is let in."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from octavo.engine.kv.held_prefixes import PrefixRun
-from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, Priority, Request
-from octavo.engine.scheduler.fairness import short_of_pages
-from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest, Place
+from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, Request
+from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 from octavo.engine.scheduler.pending_updates import PendingUpdates
 from octavo.engine.scheduler.plan_builder import PlanBuilder
-from octavo.engine.scheduler.policy import Policy, Snapshot
+from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.preemption import Preemption
+from octavo.engine.scheduler.prompt_order import PromptOrder
 from octavo.engine.scheduler.request_table import RequestTable
+from octavo.engine.scheduler.rows import Rows
 from octavo.engine.scheduler.step_plan import Decision, PrefillRow
 from octavo.engine.scheduler.transfers import Transfers
 
@@ -41,6 +35,21 @@ class _Refused(NamedTuple):
     number: int
     num_changes: int
     num_plans: int
+
+
+class Prompts(NamedTuple):
+    """Prompts of a step.
+
+    Attributes:
+        rows: their chunks.
+        entries: whose they are.
+    """
+
+    rows: list[PrefillRow]
+    entries: list[LiveRequest]
+
+
+NO_PROMPTS = Prompts([], [])
 
 
 class PrefillPlanner:
@@ -73,7 +82,6 @@ class PrefillPlanner:
     ) -> None:
         self._table = table
         self._kv = table.kv
-        self._waiting = table.waiting
         self._running = table.running
         self._limits = table.limits
         self._pending = pending
@@ -83,171 +91,86 @@ class PrefillPlanner:
         self._enable_chunked_prefill = enable_chunked_prefill
         self._watermark_pages = watermark_pages
         self._chunks_prompts = self._preempts_for_waiting = False
-        self._may_admit = False
-        self._num_attempts = 0
+        self._order = PromptOrder(table)
+        self._num_admissions = self._num_skipped = self._num_followers = self._num_attempts = 0
         self._refused = _Refused(-1, -1, 0)
-        self._planned: list[LiveRequest] = []
+        self._planned = NO_PROMPTS
         self._most_headroom: float | None = None
-        self._entitled_classes: set[int] = set()
 
-    def plan(
-        self, snapshot: Snapshot, budget: int, num_admissions: int
-    ) -> tuple[list[PrefillRow], list[LiveRequest]]:
+    def plan(self, snapshot: Snapshot, decoding: Rows, num_admissions: int) -> Prompts:
         """The step's chunks, and whose they are.
 
         Args:
-            budget: tokens left in the step.
+            decoding: rows that decode in the same step.
             num_admissions: most waiting requests to let in.
         """
-        policy = self._policy
+        policy, order, limits = self._table.policy, self._order, self._limits
         self._chunks_prompts = self._enable_chunked_prefill and policy.chunks_prompts
         self._preempts_for_waiting = policy.preempts_for_waiting
-        rows: list[PrefillRow] = []
-        entries: list[LiveRequest] = []
-        most_rows = self._limits.max_prefill_rows
-        num_skipped = num_followers = self._num_attempts = 0
-        self._most_headroom = None
-        self._planned = entries
-        self._entitled_classes.clear()
-        self._may_admit = num_admissions > 0 and self._has_use_in_trying
-        preempted, advance = self._builder.preempted_numbers, self._pending.advanced
-        free_slots = self._running.free_slots
-        for entry in self._candidates(snapshot):
-            if budget <= 0 or len(rows) >= most_rows:
+        self._num_admissions, self._most_headroom = num_admissions, None
+        self._num_skipped = self._num_followers = self._num_attempts = 0
+        self._planned = prompts = Prompts([], [])
+        order.below_quota.clear()
+        order.may_admit = num_admissions > 0 and self._has_use_in_trying
+        preempted, advanced = self._builder.preempted_numbers, self._pending.advanced
+        budget = self._budget(snapshot, decoding)
+        for entry in order.candidates(snapshot):
+            if budget <= 0 or len(prompts.rows) >= limits.max_prefill_rows:
                 break
             if entry.request.slot is None:
-                if entry.ready_position != ALWAYS_READY and entry.is_blocked:
-                    continue  # in nobody's way: what it waits for is no matter of room
-                if (entry.leaders or entry.is_stale) and self._awaits_leader(entry, snapshot):
-                    # Nor is it in anybody's way, unless it comes before everybody.
-                    num_followers += 1
-                    num_admissions -= 1
-                    is_over = entry.is_pinned or num_followers >= MAX_FOLLOWERS
-                    self._may_admit &= num_admissions > 0 and not is_over
-                    continue
-                if entry.number in preempted or not self._try_to_admit(entry, budget, snapshot):
-                    num_skipped += 1
-                    is_over = num_skipped > policy.max_skipped or entry.is_pinned
-                    # What comes free is kept for a class that has less than its share.
-                    is_over |= entry.request.priority in self._entitled_classes
-                    if self._builder.explains:
-                        self._builder.waited(entry.number, entry.request.request_id, self._lacked)
-                    self._may_admit = not (is_over or self._is_full)
-                    continue
-                num_admissions -= 1
-                if num_admissions == 0 or not free_slots:
-                    self._may_admit = num_admissions > 0 and self._has_use_in_trying
-                if entry.pages.arriving:
+                if not self._let_in(entry, budget, snapshot):
                     continue
             elif entry.number in preempted:
                 continue
             row = self._row(entry, budget, snapshot)
-            rows.append(row)
-            entries.append(entry)
-            advance(entry, row)
+            prompts.rows.append(row)
+            prompts.entries.append(entry)
+            advanced(entry, row)
             budget -= row.num_tokens
             if entry.is_demoted:
                 self._pending.flush()  # whether it is still among the prompts may be asked
-        return rows, entries
+        return prompts
 
-    def _candidates(self, snapshot: Snapshot) -> Iterator[LiveRequest]:
-        """Running prompts and waiting requests, first to be served first.
+    def _budget(self, snapshot: Snapshot, decoding: Rows) -> int:
+        """Tokens that the step has for prompts beside its decode rows."""
+        table, num_decode = self._table, len(decoding)
+        table.renew(snapshot)
+        snapshot.show(decoding)
+        budget = min(table.policy.budget(snapshot), self._limits.max_num_batched_tokens)
+        table.forecast.observe_budget(budget - num_decode, num_decode, decoding.context)
+        return budget - num_decode
 
-        Each is admitted or skipped before the next one is asked for, and nobody who waits comes
-        any more once admission is over.
+    def _let_in(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:
+        """Admits a waiting request whose turn it is, if it may come in and can; ends admission if
+        nobody may come after it.
+
+        Returns:
+            Whether it has a prompt to compute in this step.
         """
-        policy, queue = self._policy, self._waiting
-        prefilling: Sequence[LiveRequest] = ()
-        if self._running.num_prefilling:
-            prefilling = self._table.in_order(self._running.prefilling, snapshot)
-        entries = queue.entries
-        if not self._may_admit or not entries:
-            yield from prefilling
-            return
-        if not self._table.has_places:
-            yield from prefilling
-            waiting = [self._table.entry(request) for request in queue.requests]
-            for entry in self._table.in_order(waiting, snapshot):
-                if self._may_admit:
-                    yield entry
-            return
-        if len(queue.columns) and not queue.head.is_pinned:
-            # Nobody is, as long as somebody has waited his longest: the pinned come first.
-            below = self._table.quotas.below_quota(queue.columns.classes)
-            lacking = self._short_of_pages(snapshot)
-            if below or lacking:
-                yield from self._entitled(below, lacking)
-        turns = self._in_turn()
-        turn = next(turns, None) if policy.merges_prompts or not prefilling else None
-        for entry in prefilling:
-            if policy.merges_prompts:
-                key = self._table.turn_of(entry)
-                while self._may_admit and turn is not None and turn[0] < key:
-                    yield turn[1]
-                    turn = next(turns, None)
-            yield entry
-        if turn is None:
-            turn = next(turns, None)
-        while self._may_admit and turn is not None:
-            yield turn[1]
-            turn = next(turns, None)
-
-    def _in_turn(self) -> Iterator[tuple[tuple[Place, int], LiveRequest]]:
-        """Waiting requests, next to be served first, each with where it stands. Each is admitted or
-        skipped before the next one is asked for."""
-        queue, table = self._waiting, self._table
-        if table.takes_turns:
-            yield from queue.lines.in_turn(table.lead_token_s)
-            return
-        entries, index = queue.entries, 0
-        while index < len(entries):
-            entry = entries[index]
-            yield (entry.place, entry.number), entry
-            index += entry.request.slot is None
-
-    def _entitled(self, below: list[int], lacking: list[int]) -> Iterator[LiveRequest]:
-        """The first of each class that is below its guaranteed share, the furthest below first.
-
-        Args:
-            below: classes that wait and were served less than their share.
-            lacking: classes that hold less than their share of the pages.
-        """
-        queue = self._waiting
-        for priority in dict.fromkeys((*below, *lacking)):
-            if not self._may_admit or not queue.columns.num_of(priority):
-                continue  # those before may have been the last who waited
-            entry = self._first_of(priority)
-            # Pages are short for it if they would not be enough for two of its size to grow.
-            num_pages = 2 * self._kv.num_pages_for(entry.request.num_tokens)
-            is_short = priority in lacking and self._kv.num_available < num_pages + len(
-                self._running
-            )
-            if entry.is_demoted or not (is_short or priority in below):
-                continue
-            self._entitled_classes.add(priority)
-            yield entry
-
-    def _short_of_pages(self, snapshot: Snapshot) -> list[int]:
-        """Classes that hold less than their quota of the pages, the furthest below first; none as
-        long as there are pages for whoever waits."""
-        num_pages, page_size = self._limits.num_pages - 1, self._limits.page_size
-        if snapshot.num_available_pages * 4 >= num_pages:
-            return []
-        held = np.bincount(
-            snapshot.columns.priority[snapshot.decode_slots],
-            snapshot.decode_starts // page_size + 1,
-            len(Priority),
-        )
-        for request in (*snapshot.prefilling, *snapshot.demoted):
-            held[request.priority] += -(-request.num_tokens // page_size)
-        return short_of_pages(held.tolist(), num_pages)
-
-    def _first_of(self, priority: int) -> LiveRequest:
-        """The waiting request of a class, of which there is one, whose turn it is."""
-        queue, table = self._waiting, self._table
-        if table.takes_turns:
-            return next(queue.lines.in_turn(table.lead_token_s, priority))[1]
-        return queue[int((queue.columns.priority == priority).argmax())]
+        order, builder, free_slots = self._order, self._builder, self._running.free_slots
+        if entry.ready_position != ALWAYS_READY and entry.is_blocked:
+            return False  # in nobody's way: what it waits for is no matter of room
+        if (entry.leaders or entry.is_stale) and self._awaits_leader(entry, snapshot):
+            # Nor is it in anybody's way, unless it comes before everybody.
+            self._num_followers += 1
+            self._num_admissions -= 1
+            is_over = entry.is_pinned or self._num_followers >= MAX_FOLLOWERS
+            order.may_admit &= self._num_admissions > 0 and not is_over
+            return False
+        was_preempted = entry.number in builder.preempted_numbers
+        if was_preempted or not self._try_to_admit(entry, budget, snapshot):
+            self._num_skipped += 1
+            is_over = self._num_skipped > self._table.policy.max_skipped or entry.is_pinned
+            # What comes free is kept for a class that has less than its quota.
+            is_over |= entry.request.priority in order.below_quota
+            if builder.explains:
+                builder.waited(entry.number, entry.request.request_id, self._lacked)
+            order.may_admit = not (is_over or self._is_full)
+            return False
+        self._num_admissions -= 1
+        if self._num_admissions == 0 or not free_slots:
+            order.may_admit = self._num_admissions > 0 and self._has_use_in_trying
+        return not entry.pages.arriving
 
     def _try_to_admit(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:
         """Admits a waiting request if step and pool have room for it, or can be given room."""
@@ -273,7 +196,7 @@ class PrefillPlanner:
             needed += self._watermark_pages
             # What is wanted besides takes long to say exactly, and as a rule there is more.
             if needed + self._headroom_bound(request, snapshot) > num_available:
-                needed += self._policy.headroom(snapshot, request)
+                needed += self._table.policy.headroom(snapshot, request)
         if needed > num_available or not free_slots:
             num_lacking = max(needed - num_available, 0)
             if not self._preempts_for_waiting or not self._preempt_for(
@@ -292,15 +215,11 @@ class PrefillPlanner:
         leader = self._table.work.leader_to_await(entry, snapshot.starts_s)
         if leader is None:
             return False
-        self._entitled_classes.discard(entry.request.priority)
+        self._order.below_quota.discard(entry.request.priority)
         if self._builder.explains:
             text = f"for what it shares with {leader.request.request_id}"
             self._builder.waited(entry.number, entry.request.request_id, text)
         return True
-
-    @property
-    def _policy(self) -> Policy:
-        return self._table.policy
 
     @property
     def _may_preempt(self) -> bool:
@@ -315,7 +234,7 @@ class PrefillPlanner:
             return math.inf
         most = self._most_headroom
         if most is None:
-            ask = self._policy.most_headroom
+            ask = self._table.policy.most_headroom
             most = self._most_headroom = math.inf if ask is None else ask(snapshot)
         return most + request.max_tokens / self._limits.page_size
 
@@ -352,7 +271,7 @@ class PrefillPlanner:
         if self._num_attempts >= MAX_ATTEMPTS or self._was_refused(entry):
             return False
         num_changes = self._running.num_changes
-        if self._preemption.preempt_for(entry, num_pages, snapshot, self._planned):
+        if self._preemption.preempt_for(entry, num_pages, snapshot, self._planned.entries):
             self._num_attempts += 1
             return True
         self._note_refusal(entry, num_changes)
@@ -445,7 +364,7 @@ class PrefillPlanner:
         assert slot is not None
         start, end = int(request.counts[COMPUTED]), entry.prefill_end
         num_tokens = end - start
-        most = self._policy.chunk(snapshot, request, num_tokens, budget)
+        most = self._table.policy.chunk(snapshot, request, num_tokens, budget)
         assert 1 <= most <= budget, (most, budget)
         if num_tokens > most:
             num_tokens = prefill_chunk(start, end, most, self._limits.page_size)

@@ -199,15 +199,14 @@ class RequestTable:
             pinned=self._pinned,
             lead=self._lead,
         )
-        self.renew(snapshot, now_s)
+        self.renew(snapshot)
         snapshot.show(rows)
         return snapshot
 
-    def renew(self, snapshot: Snapshot, now_s: float) -> None:
+    def renew(self, snapshot: Snapshot) -> None:
         """Makes a snapshot, but for its decode rows, what `snapshot` would return now: most of it
         is a view of the state."""
-        snapshot.now_s = now_s
-        snapshot.starts_s = max(now_s, self.busy_until_s)
+        snapshot.starts_s = max(snapshot.now_s, self.busy_until_s)
         snapshot.prefilling, snapshot.demoted = self._prompts()
         snapshot.num_available_pages = self.kv.pool.num_available
         snapshot.num_free_rows = len(self.running.free_slots)

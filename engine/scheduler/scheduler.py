@@ -139,7 +139,6 @@ class Scheduler:
         self._committer = Committer(table)
         self._planner = Planner(
             table,
-            limits,
             self._pending,
             self._transfers,
             self._builder,
