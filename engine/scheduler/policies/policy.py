@@ -1,9 +1,9 @@
 """The former name of `octavo.engine.scheduler.policy`, by which users' own policies import it."""
 
+from octavo.engine.scheduler.live_request import Place
 from octavo.engine.scheduler.policy import (
     HOPELESS,
     Admission,
-    Place,
     Policy,
     Refusal,
     Snapshot,
