@@ -11,6 +11,7 @@ from octavo.engine.scheduler.pending_updates import PendingUpdates
 from octavo.engine.scheduler.plan_builder import PlanBuilder
 from octavo.engine.scheduler.policy import Snapshot, no_idle_rows
 from octavo.engine.scheduler.preemption import Preemption
+from octavo.engine.scheduler.request_order import RequestOrder
 from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.rows import Rows
 from octavo.engine.scheduler.step_plan import Decision, DecodeRows
@@ -28,6 +29,7 @@ class DecodePlanner:
         pending: who was admitted in this plan, and the like.
         preemption: carries out the choice of victims.
         builder: the plan under construction, which names the pages that rows gained.
+        order: in which order rows are given pages.
         max_steps: most decode iterations in one dispatch.
     """
 
@@ -37,6 +39,7 @@ class DecodePlanner:
         pending: PendingUpdates,
         preemption: Preemption,
         builder: PlanBuilder,
+        order: RequestOrder,
         *,
         max_steps: int,
     ) -> None:
@@ -46,6 +49,7 @@ class DecodePlanner:
         self._pending = pending
         self._preemption = preemption
         self._builder = builder
+        self._order = order
         self._max_steps = max_steps
         self._ones = np.ones(table.limits.max_num_seqs, np.int32)
         self._ones.flags.writeable = False
@@ -85,7 +89,7 @@ class DecodePlanner:
         needy = [table.entry(rows.requests[index]) for index in indices]
         stalled: set[int] = set()
         table.renew(snapshot)
-        for entry in table.in_order(needy, snapshot):
+        for entry in self._order.of(needy, snapshot):
             if entry.request.slot is not None and not self._kv.num_available:
                 if can_wait:
                     stalled.add(entry.number)

@@ -10,6 +10,7 @@ from octavo.engine.scheduler.policy import Admission, Snapshot, admit_everyone
 from octavo.engine.scheduler.preemption import Preemption
 from octavo.engine.scheduler.prefill_planner import NO_PROMPTS, PrefillPlanner
 from octavo.engine.scheduler.refusals import Refusals
+from octavo.engine.scheduler.request_order import RequestOrder
 from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.rows import NO_ROWS
 from octavo.engine.scheduler.step_plan import Decision
@@ -57,13 +58,17 @@ class Planner:
         self._builder = builder
         self._refusals = refusals
         self.preemption = Preemption(table, pending, transfers, builder)
-        self._decode = DecodePlanner(table, pending, self.preemption, builder, max_steps=max_steps)
+        order = RequestOrder(table)
+        self._decode = DecodePlanner(
+            table, pending, self.preemption, builder, order, max_steps=max_steps
+        )
         self._prefill = PrefillPlanner(
             table,
             pending,
             self.preemption,
             transfers,
             builder,
+            order,
             enable_chunked_prefill=enable_chunked_prefill,
             watermark_pages=watermark_pages,
         )

@@ -12,7 +12,7 @@ from octavo.engine.scheduler.pending_updates import PendingUpdates
 from octavo.engine.scheduler.plan_builder import PlanBuilder
 from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.preemption import Preemption
-from octavo.engine.scheduler.prompt_order import PromptOrder
+from octavo.engine.scheduler.request_order import RequestOrder
 from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.rows import Rows
 from octavo.engine.scheduler.step_plan import Decision, PrefillRow
@@ -64,6 +64,7 @@ class PrefillPlanner:
         preemption: carries out the choice of victims.
         transfers: brings back pages from the host.
         builder: the plan under construction.
+        order: whose prompt comes next.
         enable_chunked_prefill: split prompts over steps. Without it, only a preempted request that
             has outgrown a step is split.
         watermark_pages: pages that admission leaves free for running rows to grow into.
@@ -76,6 +77,7 @@ class PrefillPlanner:
         preemption: Preemption,
         transfers: Transfers,
         builder: PlanBuilder,
+        order: RequestOrder,
         *,
         enable_chunked_prefill: bool,
         watermark_pages: int,
@@ -91,7 +93,7 @@ class PrefillPlanner:
         self._enable_chunked_prefill = enable_chunked_prefill
         self._watermark_pages = watermark_pages
         self._chunks_prompts = self._preempts_for_waiting = False
-        self._order = PromptOrder(table)
+        self._order = order
         self._num_admissions = self._num_skipped = self._num_followers = self._num_attempts = 0
         self._refused = _Refused(-1, -1, 0)
         self._planned = NO_PROMPTS

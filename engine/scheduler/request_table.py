@@ -25,7 +25,7 @@ from octavo.engine.scheduler.policy import Policy, Snapshot
 from octavo.engine.scheduler.remaining_work import RemainingWork
 from octavo.engine.scheduler.row_columns import RowColumns
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
-from octavo.engine.scheduler.running_rows import RunningRequests, RunningRows
+from octavo.engine.scheduler.running_rows import RunningRows
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
@@ -64,13 +64,10 @@ class RequestTable:
         self._pinned: set[str] = set()
         self.columns = RowColumns(limits.max_num_seqs, limits.page_size)
         self.running = RunningRows(self.columns)
-        self._running_requests = RunningRequests(self.running)
         self.busy_until_s = 0.0
         self.num_added = 0
         self.num_with_targets = 0
         self.num_with_grammar = 0
-        self.num_preemptions = 0
-        self.num_finished = 0
         self.stop_ids: dict[int, int] = {}
         self.held: dict[int, LiveRequest] = {}
         self._by_id: dict[str, LiveRequest] = {}
@@ -145,24 +142,6 @@ class RequestTable:
         """Seconds by which a request comes later for each token that its tenant is ahead."""
         return 0.0 if self.policy.turns is None else self.policy.turns.token_s(self.forecast)
 
-    def turn_of(self, entry: LiveRequest) -> tuple[Place, int]:
-        """Where a running entry stands among others, its tenant's lead counted."""
-        place = self.place_of(entry)
-        if place and self.takes_turns:
-            lead_s = self.waiting.lines.lead(entry.tenant) * self.lead_token_s
-            place = (place[0] + lead_s, *place)
-        return place, entry.number
-
-    def in_order(self, entries: Sequence[LiveRequest], snapshot: Snapshot) -> Sequence[LiveRequest]:
-        """`entries`, first to be served first; equals in order of acceptance."""
-        if len(entries) < 2:
-            return entries
-        if self.has_places:
-            return sorted(entries, key=self.turn_of)
-        accepted = sorted(entries, key=lambda entry: entry.number)
-        ordered = self.policy.order(snapshot, [entry.request for entry in accepted])
-        return [self.entry(request) for request in ordered]
-
     def _lead(self, request: Request) -> float:
         """Tokens by which a live request's tenant is ahead; 0 where no turns are taken."""
         return self.waiting.lines.lead(self.entry(request).tenant) if self.takes_turns else 0.0
@@ -190,7 +169,7 @@ class RequestTable:
         snapshot = Snapshot(
             now_s=now_s,
             waiting=self.waiting.requests,
-            running=self._running_requests,
+            running=self.running.requests,
             num_available_pages=0,
             limits=self.limits,
             forecast=self.forecast,
@@ -228,7 +207,7 @@ class RequestTable:
         Returns:
             Their new records.
         """
-        for name in ("num_preemptions", "num_added", "busy_until_s", "quotas"):
+        for name in ("num_added", "busy_until_s", "quotas"):
             setattr(self, name, getattr(old, name))
         entries = []
         for before in old._by_id.values():
@@ -249,7 +228,6 @@ class RequestTable:
                 self._pinned.add(request.request_id)
             self._wait(entry, before.waiting_since_s)
             entries.append(entry)
-        self.num_finished = self.num_added - len(entries)
         return entries
 
     def accept(self, request: Request, pages: SequencePages | None = None) -> LiveRequest:
@@ -379,7 +357,6 @@ class RequestTable:
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = 0
         request.metrics.num_preemptions += 1
-        self.num_preemptions += 1
         self._wait(entry, now_s)
 
     def end(
@@ -417,7 +394,6 @@ class RequestTable:
         request.stop_reason = stop_reason
         request.error = error
         request.metrics.finished_s = now_s
-        self.num_finished += 1
 
     def _release(self, entry: LiveRequest) -> None:
         """Takes slot and pages; full pages stay findable.
@@ -447,7 +423,6 @@ class RequestTable:
         numbers = [entry.number for entry in self.waiting]
         numbers += [*self.held, *(entry.number for entry in self.running)]
         assert sorted(numbers) == [entry.number for entry in self]
-        assert self.num_added == len(self) + self.num_finished
         assert self.num_with_grammar == sum(entry.request.has_grammar for entry in self)
         for entry in (*self.waiting, *self.held.values()):
             request = entry.request

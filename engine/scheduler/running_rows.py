@@ -32,6 +32,7 @@ class RunningRows:
     Attributes:
         free_slots: slots that nobody holds; the last one is taken first. For reading only.
         num_changes: entries that came or went, over all time.
+        requests: everybody's, in order of acceptance: put in order when looked at.
     """
 
     def __init__(self, columns: RowColumns) -> None:
@@ -52,6 +53,7 @@ class RunningRows:
         self._rows: Rows | None = None  # as last asked for, until a row comes or goes
         self._is_prepared = False
         self._in_order: tuple[int, tuple[Request, ...]] = (-1, ())
+        self.requests: Sequence[Request] = _Requests(self)
 
     def __len__(self) -> int:
         return self._num_slots - len(self.free_slots)
@@ -59,9 +61,8 @@ class RunningRows:
     def __iter__(self) -> Iterator[LiveRequest]:
         return chain(self._arriving.values(), self._prefilling.values(), self.decoding)
 
-    @property
-    def requests(self) -> tuple[Request, ...]:
-        """Everybody's, in order of acceptance."""
+    def in_order(self) -> tuple[Request, ...]:
+        """Everybody's requests, in order of acceptance."""
         num_changes, requests = self._in_order
         if num_changes != self.num_changes:
             entries = sorted(self, key=lambda entry: entry.number)
@@ -268,8 +269,8 @@ class RunningRows:
             assert self._rows.slots.tolist() == slots
 
 
-class RunningRequests(Sequence[Request]):
-    """The requests of the running rows in order of acceptance, put in order when looked at."""
+class _Requests(Sequence[Request]):
+    """The requests of the running rows in order of acceptance: a view."""
 
     def __init__(self, running: RunningRows) -> None:
         self._running = running
@@ -282,7 +283,7 @@ class RunningRequests(Sequence[Request]):
     @overload
     def __getitem__(self, index: slice) -> Sequence[Request]: ...
     def __getitem__(self, index: int | slice) -> Request | Sequence[Request]:
-        return self._running.requests[index]
+        return self._running.in_order()[index]
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._running.requests)
+        return iter(self._running.in_order())

@@ -1,4 +1,4 @@
-"""Whose prompt comes next: running prompts and waiting requests, in the policy's order."""
+"""In which order requests are served: rows, running prompts, and waiting requests."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.request_table import RequestTable
 
 
-class PromptOrder:
-    """Candidates for the prompts of one step after another.
-
-    The first waiting request of a class below its quota comes before all others, then running
-    prompts, and waiting requests as the policy and the tenants' turns have it.
+class RequestOrder:
+    """The policy's order, and what comes before it.
 
     Args:
         table: the state; read only.
@@ -34,8 +31,29 @@ class PromptOrder:
         self.may_admit = False
         self.below_quota: set[int] = set()
 
+    def of(self, entries: Sequence[LiveRequest], snapshot: Snapshot) -> Sequence[LiveRequest]:
+        """`entries`, first to be served first; equals in order of acceptance."""
+        table = self._table
+        if len(entries) < 2:
+            return entries
+        if table.has_places:
+            return sorted(entries, key=self._turn_of)
+        accepted = sorted(entries, key=lambda entry: entry.number)
+        ordered = table.policy.order(snapshot, [entry.request for entry in accepted])
+        return [table.entry(request) for request in ordered]
+
+    def _turn_of(self, entry: LiveRequest) -> tuple[Place, int]:
+        """Where a running entry stands among others, its tenant's lead counted."""
+        table = self._table
+        place = table.place_of(entry)
+        if place and table.takes_turns:
+            lead_s = table.waiting.lines.lead(entry.tenant) * table.lead_token_s
+            place = (place[0] + lead_s, *place)
+        return place, entry.number
+
     def candidates(self, snapshot: Snapshot) -> Iterator[LiveRequest]:
-        """Running prompts and waiting requests, first to be served first.
+        """Running prompts and waiting requests, first to be served first: the first of each class
+        below its quota, then all by the policy and the tenants' turns.
 
         Each is admitted or skipped before the next one is asked for, and nobody who waits comes
         any more once admission is over.
@@ -43,7 +61,7 @@ class PromptOrder:
         policy, queue = self._table.policy, self._waiting
         prefilling: Sequence[LiveRequest] = ()
         if self._table.running.num_prefilling:
-            prefilling = self._table.in_order(self._table.running.prefilling, snapshot)
+            prefilling = self.of(self._table.running.prefilling, snapshot)
         entries = queue.entries
         if not self.may_admit or not entries:
             yield from prefilling
@@ -51,7 +69,7 @@ class PromptOrder:
         if not self._table.has_places:
             yield from prefilling
             waiting = [self._table.entry(request) for request in queue.requests]
-            for entry in self._table.in_order(waiting, snapshot):
+            for entry in self.of(waiting, snapshot):
                 if self.may_admit:
                     yield entry
             return
@@ -65,7 +83,7 @@ class PromptOrder:
         turn = next(turns, None) if policy.merges_prompts or not prefilling else None
         for entry in prefilling:
             if policy.merges_prompts:
-                key = self._table.turn_of(entry)
+                key = self._turn_of(entry)
                 while self.may_admit and turn is not None and turn[0] < key:
                     yield turn[1]
                     turn = next(turns, None)
