@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.kv.prefix_lookup import NO_REUSE, Reuse
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
 from octavo.engine.scheduler.deadlines import end_due_s
-
-if TYPE_CHECKING:
-    from octavo.engine.scheduler.tenant_lines import Line
 
 Place = tuple[float, ...]
 """A request's place in an order that holds still while it waits; smaller is served first. What its
@@ -51,7 +47,6 @@ class LiveRequest:
             false while it waits.
         place: where it stands among its tenant's while it waits: the policy's place when it began
             to.
-        line: where it waits, among others of its tenant; None while it does not.
         waiting_since_s: when it last began to wait.
         is_pinned: whether it has waited its longest and comes before all that have not.
         is_demoted: whether it is served only when no other waits: it could not be in time.
@@ -97,7 +92,6 @@ class LiveRequest:
     is_pinned: bool = False
     is_demoted: bool = False
     place: Place = ()
-    line: Line | None = None
     is_live: bool = True
     turn: int = 0
     reuse: Reuse = NO_REUSE
