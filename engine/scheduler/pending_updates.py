@@ -11,6 +11,7 @@ from __future__ import annotations
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, INFLIGHT_TOKENS
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.plan_builder import Dispatched, PlanCounts
+from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.step_plan import PrefillRow
 
@@ -30,14 +31,17 @@ class PendingUpdates:
         self._table = table
         self._counts = counts
         self._is_applied = True
+        self._snapshot: Snapshot | None = None
         self._newest: Dispatched | None = None
         self.newcomers: list[LiveRequest] = []
         self._admitted_s = 0.0  # when they were admitted
         self._chunks: list[tuple[LiveRequest, PrefillRow]] = []
 
-    def begin(self) -> None:
-        """A plan is going to be made."""
+    def begin(self, snapshot: Snapshot) -> None:
+        """A plan is going to be made, from a snapshot that names no request any more once the plan
+        is applied: requests end."""
         self._is_applied = False
+        self._snapshot = snapshot
 
     def admitted(self, entry: LiveRequest, now_s: float) -> None:
         """A waiting request was given a slot and pages: it is among the running rows, and in the
@@ -90,6 +94,8 @@ class PendingUpdates:
         if self._is_applied:
             return
         self._is_applied = True
+        if self._snapshot is not None:
+            self._snapshot.forget_requests()
         table, measures = self._table, self._table.policy.measure is not None
         newest, self._newest = self._newest, None
         if newest is not None:

@@ -79,7 +79,7 @@ class Planner:
         table, builder, snapshot = self._table, self._builder, self._snapshot
         running, decodes_beside = table.running, not table.policy.prefills_alone
         builder.begin()
-        self._pending.begin()
+        self._pending.begin(snapshot)
         snapshot.now_s = now_s
 
         num_admissions = 0
@@ -105,7 +105,6 @@ class Planner:
             # Last: an evicted page is as it was only until this plan's rows write to it.
             self._transfers.spill(now_s)
 
-        snapshot.forget_requests()
         if not len(decoding) and not prompts.rows and not builder.has_copies:
             return None
         decode_rows = self._decode.by_column(decoding, num_steps)

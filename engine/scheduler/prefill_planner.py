@@ -106,18 +106,21 @@ class PrefillPlanner:
             decoding: rows that decode in the same step.
             num_admissions: most waiting requests to let in.
         """
-        policy, order, limits = self._table.policy, self._order, self._limits
-        self._chunks_prompts = self._enable_chunked_prefill and policy.chunks_prompts
+        policy, order = self._table.policy, self._order
+        budget = self._budget(snapshot, decoding)
         self._preempts_for_waiting = policy.preempts_for_waiting
+        order.may_admit = num_admissions > 0 and self._has_use_in_trying
+        if not order.may_admit and not self._running.num_prefilling:
+            return NO_PROMPTS  # as in most steps where all rows decode
+        self._chunks_prompts = self._enable_chunked_prefill and policy.chunks_prompts
         self._num_admissions, self._most_headroom = num_admissions, None
         self._num_skipped = self._num_followers = self._num_attempts = 0
         self._planned = prompts = Prompts([], [])
         order.below_quota.clear()
-        order.may_admit = num_admissions > 0 and self._has_use_in_trying
         preempted, advanced = self._builder.preempted_numbers, self._pending.advanced
-        budget = self._budget(snapshot, decoding)
+        most_rows = self._limits.max_prefill_rows
         for entry in order.candidates(snapshot):
-            if budget <= 0 or len(prompts.rows) >= limits.max_prefill_rows:
+            if budget <= 0 or len(prompts.rows) >= most_rows:
                 break
             if entry.request.slot is None:
                 if not self._let_in(entry, budget, snapshot):
