@@ -132,6 +132,7 @@ def size_engine(
             token_edges=token_edges,
             num_host_pages=_num_host_pages(config, page_bytes),
             run_pages=max(1, CPU_RUN_TOKENS // page_size) if platform == "cpu" else 1,
+            has_dear_rows=platform == "cpu",
         ),
         num_slots=config.max_num_seqs,
         lattice=lattice,

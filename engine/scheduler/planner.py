@@ -33,6 +33,8 @@ from octavo.engine.scheduler.step_plan import (
     StepLimits,
     StepPlan,
 )
+from octavo.engine.scheduler.step_size import most_steps
+from octavo.engine.scheduler.step_time_model import StepFeatures
 from octavo.engine.scheduler.transfers import Transfers
 
 ANY_NUMBER = 1 << 30
@@ -325,8 +327,13 @@ class Planner:
         columns.widen()
         starts, limits, capacity = decoding.starts, decoding.ends, columns.capacity[decoding.slots]
         left = limits - starts
+        features = StepFeatures(len(starts), 0, decoding.context)
+        most = most_steps(self._table.forecast.step_time.predict_s(features))
         num_steps = self._policy.num_steps(
-            self._table.snapshot(now_s), self._max_steps, int(np.max(left)), int(np.min(left))
+            self._table.snapshot(now_s),
+            min(self._max_steps, most),
+            int(np.max(left)),
+            int(np.min(left)),
         )
         while num_steps > 1:
             ends = np.minimum(starts + num_steps, limits)

@@ -17,6 +17,8 @@ _FLOOR_STEPS = 2
 _WORTH_BANKING = 1.05
 """How much more a second must buy for it to be waited for."""
 
+import os
+_SHARE_TO_CATCH_UP = float(os.environ.get("SHARE", "0.5"))
 _SHARE_OF_TARGET = 0.5
 """Most that a step may take of recent TTFT targets: a request that arrives as the step begins waits
 for its end, and then for the end of a step as long."""
@@ -38,6 +40,28 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     due_s = columns.base_s[slots] + snapshot.decode_pace_s(columns)
     slack = due_s - np.array(snapshot.starts_s)
     return float(slack.min(0, initial=math.inf, where=slack > 0))
+
+
+def expected_slack_s(snapshot: Snapshot) -> float:
+    """As `smallest_slack_s`, but each row may also be behind by a share of what it will catch up.
+
+    A row decodes faster than its pace whenever steps are shorter than that. Of the tokens that it
+    has cautiously still to come, `_SHARE_TO_CATCH_UP` of what they bank is lent to prompts.
+    """
+    slack_s = smallest_slack_s(snapshot)
+    forecast, slots = snapshot.forecast, snapshot.decode_slots
+    if slack_s == math.inf or not forecast.is_sound:
+        return slack_s
+    full = snapshot.limits.max_num_batched_tokens
+    if _step_s(snapshot, full - len(slots)) <= slack_s:
+        return slack_s  # as nearly always where steps are short
+    columns = snapshot.columns
+    due_s = columns.base_s[slots] + snapshot.decode_pace_s(columns)
+    to_come = columns.least_length[slots] + columns.last_prompt[slots] - snapshot.decode_starts
+    banked_s = np.maximum(columns.tpot_s[slots] - forecast.step_s, 0.0) * np.maximum(to_come, 0.0)
+    slack = due_s - snapshot.starts_s
+    lent = slack + _SHARE_TO_CATCH_UP * banked_s
+    return float(lent.min(0, initial=math.inf, where=slack > 0))
 
 
 def first_tokens_budget(snapshot: Snapshot, floor: int) -> int:

@@ -5,6 +5,16 @@ from __future__ import annotations
 MAX_STEPS_WHILE_WAITING = 2
 """Decode iterations in one dispatch while somebody waits for a row or for pages to come free."""
 
+MOST_DISPATCH_S = 0.05
+"""Longest that a dispatch of several decode iterations may take. Its tokens reach their readers
+together, and a request that arrives meanwhile waits for all of it; what it saves, the host's time
+for a dispatch, is little of so long a step."""
+
+
+def most_steps(iteration_s: float) -> int:
+    """Most decode iterations of `iteration_s` seconds each in one dispatch, at least 1."""
+    return max(1, int(MOST_DISPATCH_S / iteration_s))
+
 
 def prefill_chunk(start: int, end: int, budget: int, page_size: int) -> int:
     """Tokens to compute of a row whose known tokens from `start` to `end` - 1 are missing.

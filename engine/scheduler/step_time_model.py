@@ -13,10 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.engine.scheduler.step_errors import StepErrors
+from octavo.engine.scheduler.step_plan import StepLimits
 
 _SCALES = (1.0, 64.0, 512.0, 65536.0, 1e6)
 """Typical sizes of the features, so that one regularisation suits all of them."""
 
+_DEAR_ROW_S = 1e-3
 _FORGETTING = 0.999
 _QUANTILE_RATE = 0.02
 _MAX_KNOWN_RATIO, _MAX_RATIO = 2.0, 4.0
@@ -103,6 +105,18 @@ class StepTimeModel:
         self.num_observed = 0
         self.error_sum = 0.0
         self._publish()
+
+    @classmethod
+    def of(cls, limits: StepLimits) -> StepTimeModel:
+        """A model for steps within `limits`, before any ran.
+
+        What rows cost can be doubted only as far as the prior allows: too little of it on a CPU,
+        and steps of more rows than any before are priced as if they were free for minutes; too
+        much of it elsewhere, and a few noisy steps of few rows price hundreds.
+        """
+        if limits.has_dear_rows:
+            return cls(limits.token_edges, decode_row_s=_DEAR_ROW_S)
+        return cls(limits.token_edges)
 
     def predict_s(self, features: StepFeatures) -> float:
         """Expected seconds of a step; of one iteration, if it decodes several."""
