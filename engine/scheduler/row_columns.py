@@ -223,7 +223,4 @@ class RowColumns:
             self.next_guess[slot] = math.ceil(length) + last_prompt
             least = forecast.remaining_tokens(request, CAUTIOUS)
             self.least_length[slot] = starts.item(index) - last_prompt + least
-            import os
-            if os.environ.get("FRESH"):
-                self.next_guess[slot] = math.ceil(self.least_length[slot]) + last_prompt
         self.most_length = float(self.length.max(0))

@@ -17,8 +17,10 @@ _FLOOR_STEPS = 2
 _WORTH_BANKING = 1.05
 """How much more a second must buy for it to be waited for."""
 
-import os
-_SHARE_TO_CATCH_UP = float(os.environ.get("SHARE", "0.5"))
+_LENT_SHARE = 0.5
+"""Of the slack that nine in ten outputs of a row's class bank until their end, how much prompts may
+take before it is banked."""
+
 _SHARE_OF_TARGET = 0.5
 """Most that a step may take of recent TTFT targets: a request that arrives as the step begins waits
 for its end, and then for the end of a step as long."""
@@ -43,10 +45,10 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
 
 
 def expected_slack_s(snapshot: Snapshot) -> float:
-    """As `smallest_slack_s`, but each row may also be behind by a share of what it will catch up.
+    """As `smallest_slack_s`, with a share of the slack that each row is going to bank added.
 
-    A row decodes faster than its pace whenever steps are shorter than that. Of the tokens that it
-    has cautiously still to come, `_SHARE_TO_CATCH_UP` of what they bank is lent to prompts.
+    A row banks slack with each token that takes less than its pace. What counts is the pace of the
+    whole output, so that a prompt may take the slack of tokens that are still to come.
     """
     slack_s = smallest_slack_s(snapshot)
     forecast, slots = snapshot.forecast, snapshot.decode_slots
@@ -60,7 +62,7 @@ def expected_slack_s(snapshot: Snapshot) -> float:
     to_come = columns.least_length[slots] + columns.last_prompt[slots] - snapshot.decode_starts
     banked_s = np.maximum(columns.tpot_s[slots] - forecast.step_s, 0.0) * np.maximum(to_come, 0.0)
     slack = due_s - snapshot.starts_s
-    lent = slack + _SHARE_TO_CATCH_UP * banked_s
+    lent = slack + _LENT_SHARE * banked_s
     return float(lent.min(0, initial=math.inf, where=slack > 0))
 
 
