@@ -18,8 +18,8 @@ from octavo.engine.execution.state import kv_bytes_per_token
 from octavo.engine.execution.step_spec import prefill_rows
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.config import ModelConfig
+from octavo.pallas_kernels.cpu.native_attention import takes_pages
 from octavo.pallas_kernels.ragged_paged_attention import Backend
-from octavo.pallas_kernels.ragged_paged_attention.decode_cpu import takes_pages
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import KV_DTYPES, stored_dtype
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import default_page_size, pool_layout
 
