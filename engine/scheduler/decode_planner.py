@@ -15,6 +15,17 @@ from octavo.engine.scheduler.request_order import RequestOrder
 from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.rows import Rows
 from octavo.engine.scheduler.step_plan import Decision, DecodeRows
+from octavo.engine.scheduler.step_time_model import StepFeatures
+
+MOST_DISPATCH_S = 0.05
+"""Longest that a dispatch of several decode iterations may take. Its tokens reach their readers
+together, and a request that arrives meanwhile waits for all of it; what it saves, the host's time
+for a dispatch, is little of so long a step."""
+
+
+def most_steps(iteration_s: float) -> int:
+    """Most decode iterations of `iteration_s` seconds each in one dispatch, at least 1."""
+    return max(1, int(MOST_DISPATCH_S / iteration_s))
 
 
 class DecodePlanner:
@@ -126,8 +137,10 @@ class DecodePlanner:
         self._table.columns.widen()
         left = decoding.ends - decoding.starts
         self._table.renew(snapshot)
+        features = StepFeatures(len(decoding), 0, decoding.context)
+        most = most_steps(snapshot.forecast.step_time.predict_s(features))
         num_steps = self._table.policy.num_steps(
-            snapshot, self._max_steps, int(np.max(left)), int(np.min(left))
+            snapshot, min(self._max_steps, most), int(np.max(left)), int(np.min(left))
         )
         while num_steps > 1 and not self._grow_by(decoding, num_steps):
             num_steps //= 2

@@ -106,7 +106,8 @@ class Scheduler:
         self._max_steps = min(limits.max_num_steps, num_decode_steps)
         self.forecast = Forecast(
             limits=limits,
-            step_time=step_time or StepTimeModel(limits.token_edges),
+            step_time=step_time
+            or StepTimeModel.of(limits.token_edges, has_dear_rows=limits.has_dear_rows),
             num_steps_to_trust=8 if step_time is None else 0,
             lengths=lengths or LengthEstimator(limits.max_model_len),
             uses_declared_lengths=self.policy.uses_declared_lengths,

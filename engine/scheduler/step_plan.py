@@ -321,6 +321,8 @@ class StepLimits:
         token_edges: edges of the compiled token buckets, ascending.
         num_host_pages: pages of the host tier; 0 for none.
         run_pages: pages in a row that a growing sequence is kept: see `KVManager`.
+        has_dear_rows: whether a decode row may take about as long as all that a step takes without
+            rows, as on a CPU, which computes while other devices wait for weights.
     """
 
     max_num_batched_tokens: int
@@ -334,3 +336,4 @@ class StepLimits:
     token_edges: tuple[int, ...]
     num_host_pages: int = 0
     run_pages: int = 1
+    has_dear_rows: bool = False

@@ -17,6 +17,7 @@ import numpy as np
 _SCALES = (1.0, 64.0, 512.0, 65536.0, 1e6)
 """Typical sizes of the features, so that one regularisation suits all of them."""
 
+_ROW_S, _DEAR_ROW_S = 2e-5, 1e-3
 _FORGETTING = 0.999
 _QUANTILE_RATE = 0.02
 _MAX_KNOWN_RATIO, _MAX_RATIO = 2.0, 4.0
@@ -82,7 +83,7 @@ class StepTimeModel:
         token_edges: tuple[int, ...],
         *,
         fixed_s: float = 0.01,
-        decode_row_s: float = 2e-5,
+        decode_row_s: float = _ROW_S,
         prefill_token_s: float = 5e-5,
     ) -> None:
         self._edges = list(token_edges[:-1])
@@ -103,6 +104,16 @@ class StepTimeModel:
         self.num_observed = 0
         self.error_sum = 0.0
         self._publish()
+
+    @classmethod
+    def of(cls, token_edges: tuple[int, ...], *, has_dear_rows: bool) -> StepTimeModel:
+        """A model of steps of which none ran yet; see `StepLimits` for the arguments.
+
+        What rows cost can be doubted only as far as the prior allows: too little of it on a CPU,
+        and steps of more rows than any before are priced as if they were free for minutes; too
+        much of it elsewhere, and a few noisy steps of few rows price hundreds.
+        """
+        return cls(token_edges, decode_row_s=_DEAR_ROW_S if has_dear_rows else _ROW_S)
 
     def predict_s(self, features: StepFeatures) -> float:
         """Expected seconds of a step; of one iteration, if it decodes several."""

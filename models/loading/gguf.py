@@ -18,7 +18,7 @@ from octavo.models.loading.gguf_blocks import BLOCK_TYPES, read_blocks
 from octavo.models.loading.gguf_config import config_from_gguf
 from octavo.models.loading.gguf_file import GGUFFile, GGUFTensor
 from octavo.models.loading.tensors import EMBED, FINAL_NORM, LM_HEAD, Index, layer_prefix
-from octavo.pallas_kernels.packed_linear import Blocks, BlockType
+from octavo.pallas_kernels.cpu.block_quantized_linear import Blocks, BlockType
 
 ROPE_FACTORS = "rope_freqs.weight"
 """One divisor a rotary frequency; part of the configuration here, not a weight."""

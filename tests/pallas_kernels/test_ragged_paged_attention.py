@@ -14,10 +14,10 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from octavo.pallas_kernels.compat import shard_map
+from octavo.pallas_kernels.cpu import native_attention
 from octavo.pallas_kernels.ragged_paged_attention import (
     AttentionParams,
     PagedKV,
-    decode_cpu,
     ragged_paged_attention,
 )
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
@@ -182,7 +182,7 @@ def test_the_one_function_takes_scores_that_leave_their_reference(
             pages = pages.at[page, 0, row % 2, key % page_size, 0].set(by)
     params = AttentionParams(scale=1.0, sliding_window=window)
     arguments = (q, replace(kv, pages=pages), batch, params)
-    assert decode_cpu.takes(64, kv)
+    assert native_attention.takes(64, kv)
     got = attend_xla(*arguments, sinks=None, decode_only=True)
     if np.isinf(rise):  # what is not a number stays in its row and head
         numbers = np.isfinite(np.asarray(got)).all(axis=-1)
@@ -208,7 +208,7 @@ def test_the_one_function_takes_scores_that_leave_their_reference(
 def test_what_the_one_function_takes(shape: dict[str, Any], is_taken: bool) -> None:
     case = make_case(np.random.default_rng(0), [(1, 9)], num_tokens=1, num_rows=1, **shape)
     q, kv, batch = case[0], case[3], case[4]
-    assert decode_cpu.takes(q.shape[2], kv) == is_taken
+    assert native_attention.takes(q.shape[2], kv) == is_taken
     attend = functools.partial(attend_xla, params=AttentionParams(scale=1.0))
     for quick, decode_only in itertools.product((False, True), repeat=2):
         step = functools.partial(attend, quick=quick, decode_only=decode_only)

@@ -38,8 +38,8 @@ from octavo.engine.scheduler.policy import (
 )
 from octavo.engine.scheduler.row_columns import Floats, Slots
 from octavo.engine.scheduler.slack import (
+    expected_slack_s,
     first_tokens_budget,
-    smallest_slack_s,
     thrifty_budget,
 )
 from octavo.engine.scheduler.victims import price_rows
@@ -252,7 +252,7 @@ class SLOPolicy:
     def budget(self, snapshot: Snapshot) -> int:
         """As many tokens as the smallest banked slack of a row allows, and the first tokens that
         come at the step's end."""
-        budget = thrifty_budget(snapshot, smallest_slack_s(snapshot), self.floor)
+        budget = thrifty_budget(snapshot, expected_slack_s(snapshot), self.floor)
         return min(budget, first_tokens_budget(snapshot, self.floor))
 
     def num_steps(self, snapshot: Snapshot, limit: int, longest: int, shortest: int) -> int:
