@@ -1,9 +1,9 @@
-"""What planning costs the host: p50 and p99 of `plan`, `tidy` and `commit`, in microseconds.
+"""What planning costs the host: p50 and p99 of `plan`, `apply_plan` and `commit`, in microseconds.
 
 256 rows run and 1,000 requests wait, with no device: results are made up as fast as they can be.
-One step is always in flight, as in the engine, which calls `tidy` once it has dispatched a plan, so
-that it and `commit` run beside the device's work. Times are processor time of the one thread, so
-that a machine with other work does not blur them.
+One step is always in flight, as in the engine, which calls `apply_plan` once it has dispatched a
+plan, so that it and `commit` run beside the device's work. Times are processor time of the one
+thread, so that a machine with other work does not blur them.
 
     python benchmarks/planner.py [--steps 4000] [--rows 256] [--waiting 1000] [--json]
 """
@@ -67,13 +67,13 @@ def main() -> None:
         print(json.dumps(figures))
         return
     print(
-        f"{'':10s}{'plan p50':>10s}{'p99':>8s}{'tidy p50':>10s}{'p99':>8s}"
+        f"{'':10s}{'plan p50':>10s}{'p99':>8s}{'apply p50':>11s}{'p99':>8s}"
         f"{'commit p50':>12s}{'p99':>8s}   µs, for"
     )
     for name, values in figures.items():
         print(
             f"{name:10s}{values['plan_p50_us']:10.0f}{values['plan_p99_us']:8.0f}"
-            f"{values['tidy_p50_us']:10.0f}{values['tidy_p99_us']:8.0f}"
+            f"{values['apply_p50_us']:11.0f}{values['apply_p99_us']:8.0f}"
             f"{values['commit_p50_us']:12.0f}{values['commit_p99_us']:8.0f}   {SCENARIOS[name]}"
         )
 
@@ -139,7 +139,7 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
     for _ in range(rows + waiting):
         add()
     plan_s: list[float] = []
-    tidy_s: list[float] = []
+    apply_s: list[float] = []
     commit_s: list[float] = []
     in_flight: deque[StepPlan] = deque()
     gc.collect()
@@ -151,8 +151,8 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
         start = time.thread_time()
         plan = scheduler.plan(now_s)
         planned = time.thread_time()
-        scheduler.tidy()
-        tidy_s.append(time.thread_time() - planned)
+        scheduler.apply_plan()
+        apply_s.append(time.thread_time() - planned)
         plan_s.append(planned - start)
         assert plan is not None
         in_flight.append(plan)
@@ -168,15 +168,15 @@ def measure(scenario: str, *, steps: int, rows: int, waiting: int) -> dict[str, 
         now_s += STEP_S
         if step == warm_up:
             plan_s.clear()
-            tidy_s.clear()
+            apply_s.clear()
             commit_s.clear()
     scheduler.check_integrity()
     gc.unfreeze()
     return {
         "plan_p50_us": percentile(plan_s, 50),
         "plan_p99_us": percentile(plan_s, 99),
-        "tidy_p50_us": percentile(tidy_s, 50),
-        "tidy_p99_us": percentile(tidy_s, 99),
+        "apply_p50_us": percentile(apply_s, 50),
+        "apply_p99_us": percentile(apply_s, 99),
         "commit_p50_us": percentile(commit_s, 50),
         "commit_p99_us": percentile(commit_s, 99),
         "num_preemptions": scheduler.load().num_preemptions,

@@ -28,7 +28,7 @@ from octavo.engine.engine import Engine, engine_config
 from octavo.engine.measurement import measure
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policy import Policy
 from octavo.engine.simulation.workloads.bench_requests import BenchRequest, random_workload
 
 SLOWER_BY = 4.0

@@ -30,9 +30,8 @@ from octavo.engine.errors import OverloadedError, UnattainableTargetError
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.policies import get_policy
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policy import Policy, Snapshot
 from octavo.engine.scheduler.scheduler import Scheduler
-from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import RowTokens, StepLimits, StepPlan, StepResult
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 

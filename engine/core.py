@@ -17,7 +17,7 @@ from octavo.engine.executor import StepExecutor
 from octavo.engine.observers import Observer
 from octavo.engine.quarantine import Quarantine
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.scheduler.committed import Committed, News
+from octavo.engine.scheduler.committer import Committed, News
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepPlan
 from octavo.engine.structured.masks import TokenMasks
@@ -73,7 +73,7 @@ class EngineCore:
         self.waited_s = 0.0
         """Seconds spent waiting for the device."""
         self.masks: TokenMasks | None = None
-        """Of the gated requests; who sets none takes none."""
+        """Token masks of requests that a grammar constrains. None if structured output is off."""
         self.log: Observer | None = None
         """Told of everything that goes in and comes out, if set."""
         self.num_turns = 0
@@ -145,7 +145,7 @@ class EngineCore:
         Returns:
             What changed: newly committed tokens and terminal events, oldest first.
         """
-        ready = self._release()
+        ready = self._unblock()
         begun_s = self._clock.now_s()
         news = self._take_news()
         try:
@@ -189,8 +189,8 @@ class EngineCore:
             self.log.turned(plan, transfers, ready, [*ended, *rejected], now_s)
         return plan
 
-    def _release(self) -> list[tuple[str, int]]:
-        """Lets the gated requests go on whose masks are there; which, and from how many tokens."""
+    def _unblock(self) -> list[tuple[str, int]]:
+        """Unblocks the requests whose masks are there; which, and from how many tokens."""
         ready: list[tuple[str, int]] = []
         if self.masks is None:
             return ready
@@ -199,7 +199,7 @@ class EngineCore:
             if item.error is not None:
                 self.cancel(item.request_id, RequestStatus.FAILED, item.error)
                 continue
-            self.scheduler.release(item.request_id, item.num_tokens)
+            self.scheduler.unblock(item.request_id, item.num_tokens)
             ready.append((item.request_id, item.num_tokens))
         self.num_turns += bool(ready)
         return ready
@@ -207,7 +207,7 @@ class EngineCore:
     def _dispatch(self, plan: StepPlan) -> News:
         try:
             self._in_flight.append((plan, self.executor.dispatch(plan)))
-            self.scheduler.tidy()
+            self.scheduler.apply_plan()
         except Exception as error:
             # Steps already on the device may still be read: only this one is lost.
             news, num_recoveries = News(), self.num_recoveries

@@ -38,12 +38,12 @@ from octavo.engine.transcript import Transcript
 from octavo.models.config import ModelConfig
 from octavo.models.loading.load import OpenedModel, open_model
 from octavo.models.parameters import num_bytes
-from octavo.models.screened import abstract_screen, can_be_screened
-from octavo.models.sliced_tree import abstract_sliced_weights
-from octavo.pallas_kernels.product_library import (
-    choose_packed_rows,
-    choose_screened,
-    choose_sliced,
+from octavo.models.weight_variants.int8_split import abstract_int8_split_weights
+from octavo.models.weight_variants.logit_bounds import abstract_logit_bounds, can_bound_logits
+from octavo.pallas_kernels.cpu.product_library import (
+    choose_block_quantized_rows,
+    choose_bounded_argmax,
+    choose_int8_split,
 )
 from octavo.sharding.mesh import make_mesh, platform
 
@@ -109,22 +109,22 @@ class Engine:
         abstract = model.abstract_weights()
         # The coarse programs, which must be there soon, read none, nor what is made beside them.
         is_fine = config.warm_up != "coarse"
-        packed = model.packed if config.packed_weights and is_fine else None
-        abstract_packed = None if packed is None else packed.abstract()
-        if not jax.tree.leaves(abstract_packed):
-            packed = abstract_packed = None  # no tensor of the checkpoint is made of blocks
+        packed = model.block_quantized if config.packed_weights and is_fine else None
+        blocks = None if packed is None else packed.abstract()
+        if not jax.tree.leaves(blocks):  # no tensor of the checkpoint is made of them
+            packed = blocks = None
         # A second time for steps of several rows.
-        unread_bytes = num_bytes((abstract, abstract_packed, abstract_packed))
-        sliced = choose_sliced(abstract) if config.sliced_weights and is_fine else None
+        unread_bytes = num_bytes((abstract, blocks, blocks))
+        sliced = choose_int8_split(abstract) if config.sliced_weights and is_fine else None
         screened = None
-        if config.screened_argmax and is_fine and can_be_screened(model.config):
-            screened = choose_screened(abstract)
+        if config.screened_argmax and is_fine and can_bound_logits(model.config):
+            screened = choose_bounded_argmax(abstract)
         if sliced is not None:
-            with_slices = unread_bytes + num_bytes(abstract_sliced_weights(abstract, mesh))
+            with_slices = unread_bytes + num_bytes(abstract_int8_split_weights(abstract, mesh))
             sliced = sliced if has_room_for(with_slices, host_memory_bytes) else None
             unread_bytes = with_slices if sliced else unread_bytes
         if screened is not None:
-            with_screen = unread_bytes + num_bytes(abstract_screen(abstract, mesh))
+            with_screen = unread_bytes + num_bytes(abstract_logit_bounds(abstract, mesh))
             screened = screened if has_room_for(with_screen, host_memory_bytes) else None
             unread_bytes = with_screen if screened else unread_bytes
         # What is left of a device's memory is best asked once they are there; a host knows ahead.
@@ -136,7 +136,7 @@ class Engine:
             model.dtype,
             mesh,
             unread_bytes=unread_bytes * on_host,
-            packed_rows=0 if packed is None else choose_packed_rows(abstract),
+            packed_rows=0 if packed is None else choose_block_quantized_rows(abstract),
             host_memory_bytes=host_memory_bytes,
         )
         # On a host they are read while programs of an earlier start load, and the tokenizer.
@@ -156,7 +156,7 @@ class Engine:
                 kv_dtype=size.kv_dtype,
                 fail_on_compile=config.fail_on_compile,
                 masks=self.masks,
-                packed=abstract_packed,
+                packed=blocks,
                 sliced=sliced,
                 screened=screened,
             )

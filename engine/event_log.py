@@ -168,7 +168,7 @@ def request_record(request: Request) -> dict[str, Any]:
     """What of a request a scheduler's decisions may depend on; defaults left out where empty."""
     record = {name: getattr(request, name) for name in _REQUEST_FIELDS}
     params = {name: getattr(request.sampling_params, name) for name in _SAMPLING_FIELDS}
-    if request.is_gated:
+    if request.has_grammar:
         params["is_gated"] = True
     return {k: v for k, v in {**record, **params}.items() if v not in (None, "", ())}
 

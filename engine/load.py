@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.load import QueueLoad
-from octavo.engine.scheduler.probes import wilson_interval
+from octavo.engine.scheduler.refusals import wilson_interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from octavo.engine.input_processor import Submission
 from octavo.engine.outputs import Logprob, TokenLogprobs
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.sampling_params import RequestOutputKind
-from octavo.engine.scheduler.committed import Committed, CommittedRows, News
+from octavo.engine.scheduler.committer import Committed, CommittedRows, News
 from octavo.engine.scheduler.step_plan import TokenScore
 from octavo.engine.text.detokenizer import IncrementalDetokenizer
 from octavo.engine.text.stops import StopStringMatcher

@@ -194,7 +194,7 @@ class Request:
         return self.prompt_token_ids + self.output_token_ids
 
     @property
-    def is_gated(self) -> bool:
+    def has_grammar(self) -> bool:
         """Whether each token must be known to the host before the next one can be planned."""
         return self.sampling_params.structured_outputs is not None
 

@@ -113,6 +113,8 @@ def _scaling(values: Any) -> RopeScaling:
 
 def _built(kind: type[Any], values: Any, **builders: _Build) -> Any:
     """An instance of a dataclass, of its fields; some are built by what `builders` says."""
+    if not isinstance(values, Mapping):
+        raise ModelLoadError(f"{kind.__name__} = {shorten(values)} is not allowed: an object")
     fields = dict(values)
     made = {name: build(fields[name]) for name, build in builders.items() if name in fields}
     return kind(**fields | made)

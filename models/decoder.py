@@ -15,22 +15,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from octavo.models import screened
 from octavo.models.blocks.attention import Attend
 from octavo.models.blocks.layer import FeedForward, Mixer, apply_layer
 from octavo.models.blocks.norms import Norms
 from octavo.models.config import ModelConfig
-from octavo.models.layers import full_precision, rotary_tables, softcap
-from octavo.pallas_kernels.eigen_linear import EigenWeight, eigen_linear
-from octavo.pallas_kernels.packed_linear import PackedWeight, PanelWeight, packed_linear
-from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
-from octavo.pallas_kernels.screened_argmax import screened_argmax
+from octavo.models.layers import rotary_tables, softcap
+from octavo.pallas_kernels.linear_weight import LinearWeight, embedding_table, linear_weight
 
 Weights = Mapping[str, Any]
-"""The tree of arrays that `octavo.models.parameters.declare` describes; linear layers may be
-quantized, see `octavo.models.quantization`, packed, see `octavo.models.loading.packed`, sliced, see
-`octavo.models.sliced_tree`, or marked as Eigen's, see `octavo.models.eigen_tree`; and there may be
-a screen, see `octavo.models.screened`."""
+"""The tree of arrays that `octavo.models.parameters.declare` describes, in one of its variants: a
+linear layer's weight is an array or another `LinearWeight`, and there may be `LOGIT_BOUNDS`."""
+LOGIT_BOUNDS = "logit_bounds"
+"""Place in the tree of what finds greedy tokens without all logits; see `greedy_token`."""
 
 
 def embed(weights: Weights, config: ModelConfig, token_ids: jax.Array) -> jax.Array:
@@ -43,11 +39,7 @@ def embed(weights: Weights, config: ModelConfig, token_ids: jax.Array) -> jax.Ar
         [T, E] in the weights' dtype, which is the activation dtype of the whole model.
     """
     with jax.named_scope("embed"):
-        table = weights["embed"]
-        if isinstance(table, QuantizedWeight):
-            x = table.rows(token_ids)
-        else:
-            x = jnp.take(table, token_ids, axis=0, mode="clip")
+        x = embedding_table(weights["embed"]).rows(token_ids)
         if config.embedding_scale is not None:
             x = x * jnp.asarray(config.embedding_scale, x.dtype)
         return x
@@ -112,25 +104,7 @@ def unembed(weights: Weights, config: ModelConfig, hidden: jax.Array) -> jax.Arr
     """
     with jax.named_scope("unembed"):
         normed = config.final_norm(hidden, weights["final_norm"])
-        # Tied ones may come with an output layer of their own, where its order in memory matters.
-        if "lm_head" in weights:
-            table, contracted = weights["lm_head"], ((1,), (0,))
-        else:
-            table, contracted = weights["embed"], ((1,), (1,))
-        if isinstance(table, QuantizedWeight):
-            logits = quantized_linear(normed, table, jnp.dtype(jnp.float32))
-        elif isinstance(table, PackedWeight | PanelWeight):
-            logits = packed_linear(normed, table)
-        elif isinstance(table, EigenWeight):
-            logits = eigen_linear(normed, table)
-        else:
-            logits = jax.lax.dot_general(
-                normed,
-                table,
-                dimension_numbers=(contracted, ((), ())),
-                precision=full_precision(normed.dtype),
-                preferred_element_type=jnp.float32,
-            )
+        logits = _output_layer(weights).apply(normed, out_dtype=jnp.dtype(jnp.float32))
         if config.final_logit_softcap is not None:
             logits = softcap(logits, config.final_logit_softcap)
         return logits
@@ -139,7 +113,7 @@ def unembed(weights: Weights, config: ModelConfig, hidden: jax.Array) -> jax.Arr
 def greedy_token(
     weights: Weights, config: ModelConfig, hidden: jax.Array, active: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The likeliest next token, by the screen of the output layer (`octavo.models.screened`).
+    """The likeliest next token without all logits, of weights that have `LOGIT_BOUNDS`.
 
     Args:
         hidden: [S, E] float32, as for `unembed`.
@@ -148,9 +122,17 @@ def greedy_token(
     Returns:
         Tokens int32 [S], and bool [S], whether they are certain: where not, `unembed` tells.
     """
-    with jax.named_scope("screen"):
+    with jax.named_scope("bounded_argmax"):
         normed = config.final_norm(hidden, weights["final_norm"])
-        return screened_argmax(normed, weights["embed"], weights[screened.NAME], active)
+        token, is_certain = weights[LOGIT_BOUNDS].argmax(normed, weights["embed"], active)
+        return token, is_certain
+
+
+def _output_layer(weights: Weights) -> LinearWeight:
+    # Tied ones may come with an output layer of their own, where its order in memory matters.
+    if "lm_head" in weights:
+        return linear_weight(weights["lm_head"])
+    return embedding_table(weights["embed"])
 
 
 @partial(jax.jit, static_argnames=("mixer", "feed_forward", "norms"))

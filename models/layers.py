@@ -15,10 +15,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from octavo.models.rope import Rope, RopeScaling
 from octavo.pallas_kernels.compat import device_kind
-from octavo.pallas_kernels.eigen_linear import EigenWeight, eigen_linear
-from octavo.pallas_kernels.packed_linear import PackedWeight, PanelWeight, packed_linear
-from octavo.pallas_kernels.quantized_linear import QuantizedWeight, quantized_linear
-from octavo.pallas_kernels.sliced_linear import SlicedWeight, sliced_linear
+from octavo.pallas_kernels.linear_weight import LinearWeight, linear_weight
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -41,40 +38,20 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     return (normed * per_feature).astype(x.dtype)
 
 
-def linear(
-    x: jax.Array,
-    weight: jax.Array | QuantizedWeight | PackedWeight | PanelWeight | SlicedWeight | EigenWeight,
-    num_inputs: int = 1,
-) -> jax.Array:
+def linear(x: jax.Array, weight: jax.Array | LinearWeight, num_inputs: int = 1) -> jax.Array:
     """x · weight, contracting x's last `num_inputs` dimensions with weight's first ones.
 
     float32 stays float32 on every device: no TF32 or bfloat16 passes.
 
     Args:
         x: [T, *inputs].
-        weight: [*inputs, *outputs], of x's dtype; or the same quantized, packed or sliced, or
-            marked as Eigen's.
+        weight: [*inputs, *outputs], of x's dtype; or another variant of it.
         num_inputs: how many dimensions are contracted.
 
     Returns:
         [T, *outputs] in x's dtype.
     """
-    if isinstance(weight, QuantizedWeight):
-        return quantized_linear(x, weight)
-    if isinstance(weight, PackedWeight | PanelWeight):
-        return packed_linear(x, weight)
-    if isinstance(weight, SlicedWeight):
-        return sliced_linear(x, weight)
-    if isinstance(weight, EigenWeight):
-        return eigen_linear(x, weight, num_inputs)
-    contracted = (tuple(range(x.ndim - num_inputs, x.ndim)), tuple(range(num_inputs)))
-    return jax.lax.dot_general(
-        x,
-        weight,
-        dimension_numbers=(contracted, ((), ())),
-        precision=full_precision(x.dtype),
-        preferred_element_type=x.dtype,
-    )
+    return linear_weight(weight).apply(x, num_inputs)
 
 
 def row_major(x: jax.Array) -> jax.Array:
@@ -86,11 +63,6 @@ def row_major(x: jax.Array) -> jax.Array:
     if not device_kind().startswith("TPU"):
         return x
     return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
-
-
-def full_precision(dtype: jnp.dtype) -> jax.lax.Precision:
-    """The matmul precision that keeps what `dtype` can say."""
-    return jax.lax.Precision.HIGHEST if dtype == jnp.float32 else jax.lax.Precision.DEFAULT
 
 
 def activate(x: jax.Array, activation: Activation) -> jax.Array:

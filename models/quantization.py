@@ -8,7 +8,6 @@ biases are not.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from typing import Any
@@ -50,24 +49,6 @@ def is_quantized(path: tuple[str | int, ...], config: ModelConfig) -> bool:
     """Whether the parameter at `path`, such as ("layers", 3, "wqkv"), is among the quantized."""
     name = str(path[-1])
     return name in NUM_INPUTS or (name == "embed" and config.tie_word_embeddings)
-
-
-def native_weights(weights: Any) -> Any | None:
-    """The tree of weights with products of int8 by a native function; None where it has none.
-
-    Args:
-        weights: as a step reads them, or their `jax.ShapeDtypeStruct`s. The arrays are shared.
-    """
-
-    def one(weight: Any) -> Any:
-        return dataclasses.replace(weight, native=True) if is_int8(weight) else weight
-
-    def is_int8(weight: Any) -> bool:
-        return isinstance(weight, QuantizedWeight) and weight.quantization == "int8"
-
-    leaves = jax.tree.leaves(weights, is_leaf=is_int8)
-    has_some = any(is_int8(leaf) for leaf in leaves)
-    return jax.tree.map(one, weights, is_leaf=is_int8) if has_some else None
 
 
 def quantize_parameter(

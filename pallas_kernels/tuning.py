@@ -110,11 +110,11 @@ class Products(NamedTuple):
     Attributes:
         library: the faster one of XLA's two.
         sliced: the least and the most tokens of steps that are faster still with sliced weights
-            (`sliced_linear`); None where none is, or nobody has looked.
+            (`int8_split_linear`); None where none is, or nobody has looked.
         screened: the least and the most rows whose likeliest tokens are found faster with a screen
             (`screened_argmax`) than from all logits; None as for `sliced`.
         packed: the most rows of decode steps that are faster still with packed weights, where a
-            checkpoint has them (`packed_linear`); None where nobody has looked.
+            checkpoint has them (`block_quantized_linear`); None where nobody has looked.
     """
 
     library: ProductLibrary

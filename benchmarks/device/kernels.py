@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.device.roofs import in_loop
-from octavo.pallas_kernels.quantized_linear.weight import LARGEST
+from octavo.pallas_kernels.quantized_linear.rounding import LARGEST
 from octavo.pallas_kernels.ragged_paged_attention import (
     AttentionParams,
     PagedKV,

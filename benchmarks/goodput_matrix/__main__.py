@@ -21,7 +21,14 @@ from typing import Any
 
 from benchmarks.goodput_matrix.runs import BOUND, ROOT, OutOfTimeError, RunStore
 from benchmarks.goodput_matrix.tuning import LOADS, RIVALS, TUNING_SEEDS, Variant, tune_case
-from benchmarks.goodput_matrix.verdict import OURS, judge_all, judge_cell, mean_gain, table
+from benchmarks.goodput_matrix.verdict import (
+    OURS,
+    judge_all,
+    judge_cell,
+    mean_by_load,
+    mean_gain,
+    table,
+)
 from benchmarks.goodput_matrix.workloads import CASES, Case, get_case
 from benchmarks.machine import about_machine
 from octavo.engine.errors import InvalidConfigError
@@ -176,6 +183,8 @@ def _write(
         of_case = [cell for cell in cells if cell["workload"] == name]
         title = f"{name}: capacity {tunings[name]['capacity']:.3g} requests a second"
         plot_loads(of_case, args.output / f"{name}.svg", title=title)
+    title = "mean of all workloads, each in capacities of its own"
+    plot_loads(mean_by_load(cells), args.output / "mean.svg", title=title)
 
 
 def _about(args: argparse.Namespace) -> dict[str, Any]:

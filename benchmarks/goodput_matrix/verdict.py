@@ -89,6 +89,23 @@ def mean_gain(cells: Sequence[Mapping[str, Any]]) -> float | None:
     return _mean(ahead) if ahead else None
 
 
+def mean_by_load(cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row for each load, as `plot_loads` takes it: means over the workloads run at that load.
+
+    Policies that were not run in every cell of a load are left out.
+    """
+    rows = []
+    for load in sorted({cell["load"] for cell in cells}):
+        alike = [cell for cell in cells if cell["load"] == load]
+        names = [n for n in alike[0]["attainment"] if all(n in c["attainment"] for c in alike)]
+        rows.append({
+            "load": load,
+            "attainment": {n: _mean([c["attainment"][n] for c in alike]) for n in names},
+            "bound": _mean([cell["bound"] for cell in alike]),
+        })  # fmt: skip
+    return rows
+
+
 def table(cells: Sequence[Mapping[str, Any]], bounds: Mapping[tuple[str, float], float]) -> str:
     """The matrix in Markdown, a row a cell, with the paired 95% interval of the last difference."""
     policies = list(dict.fromkeys(name for cell in cells for name in cell["attainment"]))

@@ -70,6 +70,10 @@ async def _stream(address: str, token: str, seen: Seen) -> None:
                         seen.gaps.append((now_s, (now_s - last_s) * 1e3))
                     last_s = now_s
             except grpc.aio.AioRpcError as error:
+                is_full = error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+                if is_full and last_s is None:
+                    await asyncio.sleep(1.0)  # not begun: a full server may refuse whoever comes
+                    continue
                 seen.faults.append(f"the stream ended: {error.code().name} {error.details()}")
                 await asyncio.sleep(0.1)
 

@@ -144,8 +144,8 @@ def make_lattice(
             the largest program is there without them as well, and comes first.
         has_quick: programs can be compiled sooner than they should be to compute fast. So are the
             largest ones first, which readiness waits for.
-        has_dear_rows: a step of few decode rows takes longer with each, as on a CPU, where it
-            computes; elsewhere it waits for the weights. There is one of 12 rows, too.
+        has_dear_rows: a step of few tokens takes longer with each, as on a CPU, where it computes;
+            elsewhere it waits for the weights. There is one of 12 rows, too, and one of 64 tokens.
         for_few: what compiles soonest is there for a handful of rows as well.
     """
     finer = [n for n in (6, 20, 28) if n <= packed_rows]
@@ -153,7 +153,7 @@ def make_lattice(
     while decode[-1] < max_num_seqs:
         power = 1 << (decode[-1].bit_length() - 1)
         decode.append(decode[-1] + max(16, power // 4))
-    mixed = [32, 128, 256]
+    mixed = [32, *([64] * has_dear_rows), 128, 256]
     while mixed[-1] < max_num_batched_tokens:
         mixed += [mixed[-1] * 3 // 2, mixed[-1] * 2]
     rows = _up_to(max_num_seqs, decode)

@@ -59,11 +59,11 @@ from octavo.engine.scheduler.step_plan import (
 from octavo.engine.structured.grammar import Mask
 from octavo.engine.structured.masks import TokenMasks
 from octavo.models.config import ModelConfig
-from octavo.models.packed_tree import Packed
-from octavo.pallas_kernels.ragged_paged_attention import Backend
-from octavo.pallas_kernels.ragged_paged_attention.decode_cpu import (
+from octavo.models.weight_variants.tree import VariantTree
+from octavo.pallas_kernels.cpu.native_attention import (
     compiler_options as attention_compiler_options,
 )
+from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.tuning import Span
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class DeviceExecutor:
         kv_dtype: jnp.dtype,
         fail_on_compile: bool = False,
         masks: TokenMasks | None = None,
-        packed: Packed | None = None,
+        packed: VariantTree | None = None,
         sliced: Span | None = None,
         screened: Span | None = None,
         num_slots: int | None = None,

@@ -26,7 +26,7 @@ from octavo.engine.execution.sampling import (
 from octavo.engine.execution.state import DeviceState
 from octavo.engine.execution.step_spec import StepSpec
 from octavo.engine.scheduler.step_plan import NO_TOKEN, NOT_FINITE, NOTHING_ALLOWED
-from octavo.models import decoder, screened
+from octavo.models import decoder
 from octavo.models.config import ModelConfig
 
 LOGIT_ROWS = 32
@@ -67,7 +67,7 @@ def next_tokens(
 
     Args:
         hidden: [S, E], each row's last.
-        logits: makes the logits [S, V] of them, where a screen does not do.
+        logits: makes the logits [S, V] of them, where bounds of them do not do.
         slot, position: int32[S].
         live, samples: bool[S], rows that compute something, and those of them that get a token.
     """
@@ -79,7 +79,7 @@ def next_tokens(
         )
 
     broken = live & ~_is_finite(hidden)
-    if screened.NAME not in weights:
+    if decoder.LOGIT_BOUNDS not in weights:
         out = choose()
     else:
         active = samples & ~broken

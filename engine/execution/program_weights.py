@@ -2,7 +2,7 @@
 
 All are trees of `declare`, and share every array that is not a linear layer's; marked ones share
 these, too: as Eigen's (`eigen_linear`), for decode programs that find tokens with a screen, or, in
-int8, for native products of few rows (`quantized_linear.native`).
+int8, for native products of few rows (`native_int8_linear`).
 """
 
 from __future__ import annotations
@@ -16,18 +16,24 @@ from jax.sharding import Mesh
 
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.execution.weight_layout import abstract, lay_out, loop_compiler_options
-from octavo.models.eigen_tree import eigen_weights
-from octavo.models.packed_tree import Packed, abstract_in_panels, in_panels, with_packed
-from octavo.models.quantization import native_weights
-from octavo.models.screened import NAME as SCREEN
-from octavo.models.screened import abstract_screen, screen
-from octavo.models.sliced_tree import abstract_sliced_weights, sliced_weights
+from octavo.models.decoder import LOGIT_BOUNDS
+from octavo.models.weight_variants.block_quantized import abstract_in_panels, in_panels
+from octavo.models.weight_variants.eigen import eigen_weights
+from octavo.models.weight_variants.int8_split import (
+    abstract_int8_split_weights,
+    int8_split_weights,
+)
+from octavo.models.weight_variants.logit_bounds import abstract_logit_bounds, logit_bounds
+from octavo.models.weight_variants.native_int8 import native_int8_weights
+from octavo.models.weight_variants.tree import VariantTree, with_variants
 from octavo.pallas_kernels.compat import product_compiler_options
-from octavo.pallas_kernels.packed_linear import COMPILER_OPTIONS as PACKED_OPTIONS
-from octavo.pallas_kernels.product_library import ProductLibrary, choose_product_library
-from octavo.pallas_kernels.quantized_linear import COMPILER_OPTIONS as NATIVE_OPTIONS
-from octavo.pallas_kernels.quantized_linear import NATIVE_ROWS
-from octavo.pallas_kernels.screened_argmax import Screen
+from octavo.pallas_kernels.cpu.block_quantized_linear import (
+    COMPILER_OPTIONS as BLOCK_QUANTIZED_OPTIONS,
+)
+from octavo.pallas_kernels.cpu.bounded_argmax import LogitBounds
+from octavo.pallas_kernels.cpu.native_int8_linear import COMPILER_OPTIONS as NATIVE_OPTIONS
+from octavo.pallas_kernels.cpu.native_int8_linear import NATIVE_ROWS
+from octavo.pallas_kernels.cpu.product_library import ProductLibrary, choose_product_library
 from octavo.pallas_kernels.tuning import Span
 
 
@@ -64,7 +70,7 @@ class ProgramWeights:
         mesh: Mesh,
         *,
         kv_dtype: jnp.dtype,
-        packed: Packed | None = None,
+        packed: VariantTree | None = None,
         has_panels: bool = False,
         sliced: Span | None = None,
         screened: Span | None = None,
@@ -72,27 +78,31 @@ class ProgramWeights:
         self.library = choose_product_library(weights, kv_dtype)
         self.sliced_tokens = sliced
         self.screened_rows = screened
-        self._screen: Future[Screen] | None = None
+        self._logit_bounds: Future[LogitBounds] | None = None
         self._device_kind = mesh.devices.flat[0].device_kind
         self._is_one_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
         whole = abstract(weights, self.library)
         self._forms: _Forms
-        panels = None
+        panels = split = None
+        if sliced is not None:
+            split = abstract_int8_split_weights(weights, mesh)
         if packed is not None and has_panels:
-            panels = with_packed(whole, abstract_in_panels(packed, mesh))
+            panels = with_variants(whole, abstract_in_panels(packed, mesh))
         self.abstract = _Forms(
             whole,
-            None if packed is None else with_packed(whole, packed),
+            None if packed is None else with_variants(whole, packed),
             panels,
-            None if sliced is None else with_packed(whole, abstract_sliced_weights(weights, mesh)),
+            split and with_variants(whole, split),
             *self._marked(whole),
         )
         """`jax.ShapeDtypeStruct`s with shardings: what programs are compiled for."""
-        self.abstract_screen = None if screened is None else abstract_screen(weights, mesh)
+        self.abstract_logit_bounds = (
+            None if screened is None else abstract_logit_bounds(weights, mesh)
+        )
         if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((weights, packed))):
             self.set(weights, packed)
 
-    def set(self, weights: Any, packed: Packed | None = None) -> None:
+    def set(self, weights: Any, packed: VariantTree | None = None) -> None:
         """The weights on the mesh, which come to lie as `weight_layout` says; some are donated.
 
         Args:
@@ -105,15 +115,15 @@ class ProgramWeights:
         # Behind: the programs that read them come later.
         pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-forms")
         if packed is not None and self.abstract.panels is not None:
-            laying = pool.submit(lambda: with_packed(whole, in_panels(packed)))
+            laying = pool.submit(lambda: with_variants(whole, in_panels(packed)))
         if self.sliced_tokens is not None:
-            slicing = pool.submit(lambda: with_packed(whole, sliced_weights(whole)))
+            slicing = pool.submit(lambda: with_variants(whole, int8_split_weights(whole)))
         if self.screened_rows is not None:
-            self._screen = pool.submit(screen, whole)
+            self._logit_bounds = pool.submit(logit_bounds, whole)
         pool.shutdown(wait=False)
         self._forms = _Forms(
             whole,
-            packed and with_packed(whole, packed),
+            packed and with_variants(whole, packed),
             laying,
             slicing,
             *self._marked(whole),
@@ -121,40 +131,42 @@ class ProgramWeights:
 
     def _marked(self, whole: Any) -> tuple[Any, Any]:
         """The forms that are marked: as Eigen's, and as native products'."""
-        eigen = with_packed(whole, eigen_weights(whole)) if self.library == "eigen" else None
-        return eigen, native_weights(whole) if self._is_one_cpu else None
+        eigen = with_variants(whole, eigen_weights(whole)) if self.library == "eigen" else None
+        return eigen, native_int8_weights(whole) if self._is_one_cpu else None
 
     def of(self, shape: StepShape) -> Any:
         """What the shape's program is called with."""
         form = getattr(self._forms, self._form(shape))
         if isinstance(form, Future):
             form = form.result()
-        if not self.reads_screen(shape):
+        if not self.reads_bounds(shape):
             return form
-        assert self._screen is not None
-        return {**form, SCREEN: self._screen.result()}
+        assert self._logit_bounds is not None
+        return {**form, LOGIT_BOUNDS: self._logit_bounds.result()}
 
     def is_ready(self, shape: StepShape) -> bool:
         """Whether `of` has nothing to wait for."""
         wanted = [getattr(self._forms, self._form(shape))]
-        wanted += [self._screen] * self.reads_screen(shape)
+        wanted += [self._logit_bounds] * self.reads_bounds(shape)
         return all(each.done() for each in wanted if isinstance(each, Future))
 
     def abstract_of(self, shape: StepShape) -> Any:
         """What the shape's program is compiled for."""
         form = getattr(self.abstract, self._form(shape))
-        return {**form, SCREEN: self.abstract_screen} if self.reads_screen(shape) else form
+        if not self.reads_bounds(shape):
+            return form
+        return {**form, LOGIT_BOUNDS: self.abstract_logit_bounds}
 
     def _form(self, shape: StepShape) -> str:
         """The name of one of `_Forms`."""
         if shape.packed:
             return "packed" if self._is_packed_row(shape) else "panels"
-        if self.reads_sliced(shape):
+        if self.reads_int8_split(shape):
             return "sliced"
         if self._is_native(shape):
             return "native"
         # One that reads a screen is YNNPACK's, but for its layers.
-        is_eigens = self.library == "eigen" and self.reads_screen(shape)
+        is_eigens = self.library == "eigen" and self.reads_bounds(shape)
         return "eigen" if is_eigens else "whole"
 
     def _is_native(self, shape: StepShape) -> bool:
@@ -165,26 +177,26 @@ class ProgramWeights:
     def _is_packed_row(self, shape: StepShape) -> bool:
         return shape.packed and shape.num_rows == 1
 
-    def reads_sliced(self, shape: StepShape) -> bool:
+    def reads_int8_split(self, shape: StepShape) -> bool:
         """Whether the shape's program multiplies with sliced weights."""
         if self.sliced_tokens is None or shape.packed:
             return False
         least, most = self.sliced_tokens
         return least <= shape.num_tokens <= most
 
-    def reads_screen(self, shape: StepShape) -> bool:
+    def reads_bounds(self, shape: StepShape) -> bool:
         """Whether the shape's program finds likeliest tokens with a screen."""
         # Quick programs are compiled before there is one; one row reads fewer bytes packed.
         if self.screened_rows is None or shape.quick or self._is_packed_row(shape):
             return False
         # A screen wants YNNPACK; turned for Eigen all the same, a prompt's products lose more.
-        is_ynnpack = self.library == "ynnpack" or self.reads_sliced(shape)
+        is_ynnpack = self.library == "ynnpack" or self.reads_int8_split(shape)
         least, most = self.screened_rows
         return (is_ynnpack or shape.is_decode) and least <= shape.num_rows <= most
 
     def _library(self, shape: StepShape) -> ProductLibrary:
         # Eigen has products of float32 alone.
-        has_others = self.reads_sliced(shape) or self.reads_screen(shape)
+        has_others = self.reads_int8_split(shape) or self.reads_bounds(shape)
         return "ynnpack" if has_others else self.library
 
     def compiler_options(self, shape: StepShape) -> dict[str, str]:
@@ -193,5 +205,5 @@ class ProgramWeights:
         options = dict(product_compiler_options(library) or {})
         options |= loop_compiler_options(shape, self._device_kind)
         if shape.packed:
-            return options | PACKED_OPTIONS
+            return options | BLOCK_QUANTIZED_OPTIONS
         return options | NATIVE_OPTIONS if self._is_native(shape) else options

@@ -18,8 +18,8 @@ from octavo.engine.execution.state import kv_bytes_per_token, pool_layouts
 from octavo.engine.execution.step_spec import prefill_rows
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.config import ModelConfig
+from octavo.pallas_kernels.cpu.native_attention import takes_pages
 from octavo.pallas_kernels.ragged_paged_attention import Backend
-from octavo.pallas_kernels.ragged_paged_attention.decode_cpu import takes_pages
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import KV_DTYPES, stored_dtype
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import default_page_size
 
@@ -132,6 +132,7 @@ def size_engine(
             token_edges=token_edges,
             num_host_pages=_num_host_pages(config, page_bytes),
             run_pages=max(1, CPU_RUN_TOKENS // page_size) if platform == "cpu" else 1,
+            has_dear_rows=platform == "cpu",
         ),
         num_slots=config.max_num_seqs,
         lattice=lattice,

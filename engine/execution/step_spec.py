@@ -86,8 +86,13 @@ class StepShape:
 
 
 def prefill_rows(num_tokens: int, num_rows: int) -> int:
-    """Prefill rows that a mixed program of this size takes."""
-    return min(num_rows, max(4, num_tokens // 16))
+    """Prefill rows that a mixed program of this size takes.
+
+    Each adds a row of the block table to the input, and no arithmetic. Too few of them, and a few
+    tokens each of many prompts, such as what follows a cached prefix, take a program of many more
+    tokens, all of which a CPU computes.
+    """
+    return min(num_rows, max(16, num_tokens // 16))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
 
 from octavo.engine.execution.step_spec import StepShape
-from octavo.pallas_kernels.product_library import ProductLibrary
+from octavo.pallas_kernels.cpu.product_library import ProductLibrary
 
 PLATFORMS = frozenset({"tpu"})
 LANES = 128

@@ -32,7 +32,7 @@ class EvictionQueue:
         return self._size
 
     def __contains__(self, page: int) -> bool:
-        self.settle()
+        self.flush()
         return self._is_in[page] > 0
 
     def __iter__(self) -> Iterator[int]:
@@ -47,7 +47,7 @@ class EvictionQueue:
 
     def extend(self, pages: Sequence[int]) -> None:
         """Puts pages last, as they come; none may be in the queue."""
-        self.settle()
+        self.flush()
         is_in = self._is_in
         for page in pages:
             is_in[page] = 1
@@ -59,7 +59,7 @@ class EvictionQueue:
 
     def remove(self, page: int) -> None:
         """Takes a page out, wherever it stands."""
-        self.settle()
+        self.flush()
         assert self._is_in[page], page
         self._is_in[page] = 0
         self._size -= 1
@@ -94,7 +94,7 @@ class EvictionQueue:
                 void[page] = num_void - 1
         return pages, end
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Notes which pages are not in the queue any more: whoever takes them need not wait."""
         if self._popped:
             is_in = self._is_in
@@ -104,7 +104,7 @@ class EvictionQueue:
 
     def clear(self) -> None:
         """Takes every page out."""
-        self.settle()
+        self.flush()
         for page in self:
             self._is_in[page] = 0
         self._queue.clear()

@@ -225,10 +225,10 @@ class KVManager:
             ]
         return cache.evict(num_pages)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Enters in the books which pages were taken and given up: nobody need wait for it."""
-        self.pool.settle()
-        self.cache.settle()
+        self.pool.flush()
+        self.cache.flush()
 
     def register_full_pages(self, pages: SequencePages, num_committed: int) -> None:
         """Makes findable the pages that the first `num_committed` tokens fill."""

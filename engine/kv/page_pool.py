@@ -19,7 +19,7 @@ class PagePool:
     count as available and are reclaimed when free ones run out. Pages in transfer are being filled
     from or copied to another memory and belong to nobody until that ends.
 
-    The reference of a page that was taken is entered by `settle`, at the latest when references are
+    The reference of a page that was taken is entered by `flush`, at the latest when references are
     asked for: whoever takes pages need not wait for it.
 
     Free pages that follow a sequence's last one may be kept for its growth (`allocate_each`). They
@@ -77,18 +77,18 @@ class PagePool:
 
     def num_references(self, page: int) -> int:
         """Sequences and runs that hold `page`."""
-        self.settle()
+        self.flush()
         return max(0, self._num_references[page])
 
     def num_held(self, pages: Iterable[int]) -> int:
         """How many of `pages` have an owner."""
-        self.settle()
+        self.flush()
         references = self._num_references
         return sum([1 for page in pages if references[page] > 0])
 
     def is_cached(self, page: int) -> bool:
         """Whether `page` is unreferenced and kept."""
-        self.settle()
+        self.flush()
         return self._num_references[page] == _CACHED
 
     def allocate(self, num_pages: int) -> list[int]:
@@ -150,7 +150,7 @@ class PagePool:
         for page in list(self._runs):
             self.give_up_run(page)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Enters the references of the pages that were taken."""
         if self._taken:
             references = self._num_references
@@ -161,7 +161,7 @@ class PagePool:
 
     def share(self, pages: Iterable[int]) -> list[int]:
         """Adds a reference to each page, owned or cached; returns those that were cached."""
-        self.settle()
+        self.flush()
         references = self._num_references
         revived: list[int] = []
         for page in pages:
@@ -185,7 +185,7 @@ class PagePool:
         Returns:
             The pages that are cached now, in the order given.
         """
-        self.settle()
+        self.flush()
         references, free = self._num_references, self._free
         kept: list[int] = []
         for page in pages:
@@ -204,7 +204,7 @@ class PagePool:
 
     def reclaim(self, pages: Sequence[int]) -> None:
         """Makes cached pages free; whoever remembered their content must forget it."""
-        self.settle()
+        self.flush()
         references = self._num_references
         for page in pages:
             assert references[page] == _CACHED, page
@@ -219,7 +219,7 @@ class PagePool:
 
     def begin_transfer(self, pages: Iterable[int]) -> None:
         """Takes pages with one reference from their owner until `end_transfer`."""
-        self.settle()
+        self.flush()
         for page in pages:
             assert self._num_references[page] == 1, f"page {page} is shared or not owned"
             self._num_references[page] = 0
@@ -236,7 +236,7 @@ class PagePool:
 
     def check_integrity(self) -> None:
         """Asserts that free + owned + cached + in transfer is every page, each exactly once."""
-        self.settle()
+        self.flush()
         owned = {page for page, count in enumerate(self._num_references) if count > 0}
         cached = {page for page, count in enumerate(self._num_references) if count == _CACHED}
         assert min(self._num_references) >= _CACHED

@@ -15,7 +15,7 @@ class PrefixCache:
 
     It owns no page: the pool counts references, the manager keeps the two in step.
 
-    What a page held that was given up is forgotten by `settle`, at the latest when anything is
+    What a page held that was given up is forgotten by `flush`, at the latest when anything is
     looked for that might be found by mistake: it takes longer than giving the page up, and whoever
     needs a page need not wait for it.
 
@@ -41,13 +41,13 @@ class PrefixCache:
 
     def __contains__(self, page: int) -> bool:
         """Whether `page` is registered."""
-        self.settle()
+        self.flush()
         return self._hash_of[page] is not None
 
     @property
     def contents(self) -> Sequence[PageHash | None]:
         """What each registered page holds, by page; None for the others."""
-        self.settle()
+        self.flush()
         return self._hash_of
 
     def may_know(self, page_hash: PageHash) -> bool:
@@ -79,7 +79,7 @@ class PrefixCache:
         That other page was asked for, in a way: if nobody holds it, it goes last in the order of
         eviction.
         """
-        self.settle()
+        self.flush()
         known = self._page_of.get(page_hash)
         if known is not None:
             if known in self._unreferenced:
@@ -94,7 +94,7 @@ class PrefixCache:
 
     def register_all(self, hashes: Sequence[PageHash], pages: Sequence[int]) -> None:
         """Remembers the full pages of a sequence, in its order, as `register` does each."""
-        self.settle()
+        self.flush()
         if self._page_of.keys().isdisjoint(hashes):
             self._page_of.update(zip(hashes, pages, strict=True))
             hash_of = self._hash_of
@@ -131,7 +131,7 @@ class PrefixCache:
         self._given_up += pages
         return pages
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Forgets what the pages that were given up held."""
         if not self._given_up:
             return
@@ -142,11 +142,11 @@ class PrefixCache:
             hash_of[page] = None
         self._watch.note(hashes)
         self._given_up.clear()
-        self._unreferenced.settle()
+        self._unreferenced.flush()
 
     def forget_all(self) -> list[int]:
         """Forgets every page; returns those that were unreferenced."""
-        self.settle()
+        self.flush()
         pages = list(self._unreferenced)
         self._unreferenced.clear()
         for page in self._page_of.values():
@@ -157,7 +157,7 @@ class PrefixCache:
 
     def check_integrity(self, cached_pages: Iterable[int]) -> None:
         """Asserts that both directions agree and that just `cached_pages` may be evicted."""
-        self.settle()
+        self.flush()
         hash_of = {page: key for page, key in enumerate(self._hash_of) if key is not None}
         assert {page: key for key, page in self._page_of.items()} == hash_of
         unreferenced = list(self._unreferenced)

@@ -3,37 +3,108 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.engine.errors import NothingAllowedError
 from octavo.engine.outputs import RequestMetrics
 from octavo.engine.request import INFLIGHT_STEPS, INFLIGHT_TOKENS, Request, RequestStatus
-from octavo.engine.scheduler.committed import Committed, CommittedRows, News
-from octavo.engine.scheduler.dispatched import Dispatched
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable
+from octavo.engine.scheduler.plan_builder import Dispatched
+from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.rows import all_but, is_kept
 from octavo.engine.scheduler.step_plan import (
     NO_TOKEN,
     RowTokens,
+    StepPlan,
     StepResult,
     TokenRows,
     TokenScore,
 )
-from octavo.engine.scheduler.stopping import find_stop
+
+
+class Committed(NamedTuple):
+    """News of a request, to be told to whoever waits for it.
+
+    Attributes:
+        request: the request, already brought up to date.
+        new_token_ids: tokens appended, in order; a stop token is its last one.
+        logprobs: one entry a new token, if asked for.
+        prompt_logprobs: the next prompt tokens' entries (never for the first token, and none
+            twice), if asked for.
+        finished: whether this is its terminal event.
+    """
+
+    request: Request
+    new_token_ids: tuple[int, ...]
+    logprobs: tuple[TokenScore, ...] | None
+    prompt_logprobs: tuple[TokenScore, ...] | None
+    finished: bool
+
+
+class CommittedRows(NamedTuple):
+    """News of rows that gained one token each and go on, by column: nearly all rows of all steps.
+
+    Attributes:
+        requests: theirs.
+        token_ids: a token for each.
+        numbers: int64[rows], the requests' numbers in order of acceptance, from 0.
+        now_s: when.
+    """
+
+    requests: Sequence[Request]
+    token_ids: Sequence[int]
+    numbers: NDArray[np.int64]
+    now_s: float
+
+
+class News:
+    """News of several requests. Iterating gives a `Committed` for each; no request comes twice in
+    the news of one commit.
+
+    Attributes:
+        rows: those that merely go on, by column.
+        items: all others.
+    """
+
+    __slots__ = ("items", "rows")
+
+    def __init__(self, items: Iterable[Committed] = ()) -> None:
+        self.rows: list[CommittedRows] = []
+        self.items = list(items)
+
+    def __len__(self) -> int:
+        return len(self.items) + sum([len(rows.requests) for rows in self.rows])
+
+    def __iter__(self) -> Iterator[Committed]:
+        for rows in self.rows:
+            for request, token_id in zip(rows.requests, rows.token_ids, strict=True):
+                yield Committed(request, (token_id,), None, None, False)
+        yield from self.items
+
+    def extend(self, news: News) -> None:
+        """Adds later news."""
+        self.rows += news.rows
+        self.items += news.items
 
 
 class Committer:
-    """Takes the results of dispatched plans into the live table.
+    """Takes the results of dispatched plans into the request table.
 
     Args:
         table: the state; changed by `take`.
     """
 
-    def __init__(self, table: LiveTable) -> None:
+    def __init__(self, table: RequestTable) -> None:
         self._table = table
         self._kv = table.kv
         self._lengths = table.forecast.lengths
+        self._taken: StepPlan | None = None  # the newest, with what `take_back` must know of it:
+        self._ended: list[Committed] = []  # the last news of requests that it ended
+        self._scored: list[tuple[LiveRequest, int]] = []  # whom it scored, from which token on
 
     def take(self, dispatched: Dispatched, result: StepResult, now_s: float) -> News:
         """Appends tokens, ends requests that stopped or reached their limit, and makes full pages
@@ -45,6 +116,7 @@ class Committer:
         """
         plan, rows, num_decode = dispatched.plan, result.rows, len(dispatched.decoding)
         news, broken, barred = News(), result.broken, result.barred
+        self._taken, self._ended, self._scored = plan, [], []
         if num_decode:
             self._take_decoded(dispatched, rows, broken, barred, news, now_s)
         prompts = rows.others if isinstance(rows, TokenRows) else rows[num_decode:]
@@ -62,29 +134,30 @@ class Committer:
                 self._table.work.advance(entry)
             scores = None
             if row.prompt_logprobs is not None:
-                dispatched.scored.append((entry, entry.num_scored_prompt_tokens))
+                self._scored.append((entry, entry.num_scored_prompt_tokens))
                 scores = _new_prompt_scores(entry, chunk.start, row.prompt_logprobs)
             if chunk.samples:
                 count = None if index in barred else 1
-                news.items.append(self._append(dispatched, entry, row, count, scores, now_s))
+                news.items.append(self._append(entry, row, count, scores, now_s))
             elif scores:
                 news.items.append(Committed(request, (), None, scores, False))
         return news
 
-    @staticmethod
-    def take_back(dispatched: Dispatched) -> News:
-        """After `take` failed, however far it came: requests that go on lose what it gave them,
-        which is computed again.
+    def take_back(self, plan: StepPlan) -> News:
+        """After `take` of a plan failed, however far it came: requests that go on lose what it gave
+        them, which is computed again.
 
         Returns:
             News of the requests that it ended.
         """
-        for request, num_known in dispatched.plan.emitting():
+        if self._taken is not plan:
+            return News()  # it had not begun
+        for request, num_known in plan.emitting():
             if not request.status.is_finished:
                 del request.output_token_ids[num_known - request.num_prompt_tokens :]
-        for entry, num_scored in dispatched.scored:
+        for entry, num_scored in self._scored:
             entry.num_scored_prompt_tokens = num_scored
-        return News(dispatched.ended)
+        return News(self._ended)
 
     def _take_decoded(
         self,
@@ -142,7 +215,7 @@ class Committer:
             entry = self._table.find(request)
             if entry is not None:
                 planned = None if index in barred else count
-                news.items.append(self._append(dispatched, entry, row, planned, None, now_s))
+                news.items.append(self._append(entry, row, planned, None, now_s))
         if going_on:
             self._table.tenants.serve_rows(columns.tenant[slots[going_on]], counts[going_on])
 
@@ -195,11 +268,10 @@ class Committer:
             if entry is not None and index not in broken:
                 count = None if index in barred else 1
                 row = rows[index]
-                news.items.append(self._append(dispatched, entry, row, count, None, now_s))
+                news.items.append(self._append(entry, row, count, None, now_s))
 
     def _append(
         self,
-        dispatched: Dispatched,
         entry: LiveRequest,
         row: RowTokens,
         count: int | None,
@@ -245,7 +317,7 @@ class Committer:
             self._table.end(entry, RequestStatus.LENGTH, now_s)
         news = Committed(request, token_ids, logprobs, prompt_scores, not entry.is_live)
         if news.finished:
-            dispatched.ended.append(news)
+            self._ended.append(news)
         return news
 
 
@@ -270,3 +342,23 @@ def _new_prompt_scores(
     scores = scores[first:end]
     entry.num_scored_prompt_tokens += len(scores)
     return scores or None
+
+
+def find_stop(
+    token_ids: Sequence[int], position: int, stop_ids: Collection[int], stop_from: int
+) -> int | None:
+    """Index in `token_ids` of the first token that ends the sequence, or None.
+
+    The device stops a row by the same rule (`octavo.engine.execution.next_tokens`): at the first
+    stop token at or after `stop_from`. No row emits one before that: it is forbidden there.
+
+    Args:
+        token_ids: new tokens in order.
+        position: of the first of them in its sequence.
+        stop_from: see `Request.stop_from`.
+    """
+    first = max(0, stop_from - position)
+    for index in range(first, len(token_ids)):
+        if token_ids[index] in stop_ids:
+            return index
+    return None

@@ -1,22 +1,19 @@
-"""Who must come first whatever the policy says: the long-waiting, and classes below their share."""
+"""Who must come first whatever the policy says: the long-waiting, and classes below their quota."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Container, Sequence
 
-import numpy as np
-
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.snapshot import Snapshot
 
-DEFAULT_SHARES = (0.2, 0.15, 0.1, 0.05)
+DEFAULT_QUOTAS = (0.2, 0.15, 0.1, 0.05)
 """Shares of the prompt tokens, computed or brought back from the host, and of the pages, that each
 class may count on while it has any waiting."""
 
 WINDOW_TOKENS = 65_536.0
-"""Over about how many prompt tokens shares are counted."""
+"""Over about how many prompt tokens quotas are counted."""
 
 
 _FEW = 64
@@ -69,72 +66,61 @@ class MaximumWait:
         return entry if entry.waiting_since_s == since_s and not entry.is_pinned else None
 
 
-class ClassShares:
+class ClassQuotas:
     """Prompt tokens served by class, old ones forgotten, against what each class may count on.
 
     KV that comes back from the host counts as if it were computed: a class is served by either.
 
     Args:
-        shares: by class, each 0 to 1, together ≤ 1.
+        quotas: by class, each 0 to 1, together ≤ 1.
     """
 
-    def __init__(self, shares: Sequence[float] = DEFAULT_SHARES) -> None:
-        assert len(shares) == len(Priority), shares
-        assert sum(shares) <= 1, shares
-        self._shares = tuple(shares)
-        self._served = [0.0] * len(shares)
+    def __init__(self, quotas: Sequence[float] = DEFAULT_QUOTAS) -> None:
+        assert len(quotas) == len(Priority), quotas
+        assert sum(quotas) <= 1, quotas
+        self._quotas = tuple(quotas)
+        self._served = [0.0] * len(quotas)
         self._below: list[int] = []  # of all classes
-        self._newest: list[tuple[int, int]] = []
 
-    def serve(self, priority: int, num_tokens: int) -> None:
-        """Counts prompt tokens planned for a class, or on their way back from the host."""
-        self._newest.append((priority, num_tokens))
+    def serve(self, chunks: Sequence[tuple[int, int]]) -> None:
+        """Counts prompt tokens that were planned, or are on their way back from the host.
 
-    def settle(self) -> None:
-        """Adds up what was counted, and sees who is below its share."""
-        if not self._newest:
+        Args:
+            chunks: (class, tokens) of each, in order.
+        """
+        if not chunks:
             return
         served = self._served
-        for priority, num_tokens in self._newest:
+        for priority, num_tokens in chunks:
             keep = 0.5 ** (num_tokens / WINDOW_TOKENS)
             served = [tokens * keep for tokens in served]
             served[priority] += num_tokens
         self._served = served
-        self._newest.clear()
         total = sum(served)
         if total >= WINDOW_TOKENS / 16:
             lacking = [
-                (tokens / total - share, index)
-                for index, (tokens, share) in enumerate(zip(served, self._shares, strict=True))
-                if tokens < share * total
+                (tokens / total - quota, index)
+                for index, (tokens, quota) in enumerate(zip(served, self._quotas, strict=True))
+                if tokens < quota * total
             ]
             self._below = [index for _, index in sorted(lacking)]
         else:
             self._below = []
 
-    def below_share(self, classes: Container[float] = tuple(Priority)) -> list[int]:
-        """Those of `classes` that were served less than their share, the furthest below first."""
-        self.settle()
+    def below_quota(self, classes: Container[float] = tuple(Priority)) -> list[int]:
+        """Those of `classes` that were served less than their quota, the furthest below first."""
         return [index for index in self._below if index in classes]
 
 
-def short_of_pages(snapshot: Snapshot, shares: Sequence[float] = DEFAULT_SHARES) -> list[int]:
-    """Classes that hold less than their share of the pages, the furthest below first.
+def short_of_pages(
+    held: Sequence[float], num_pages: int, quotas: Sequence[float] = DEFAULT_QUOTAS
+) -> list[int]:
+    """Classes that hold less than their quota of the pages, the furthest below first.
 
     Args:
-        shares: of the pool, by class.
+        held: pages that each class holds.
+        num_pages: of the pool.
+        quotas: of the pool, by class.
     """
-    num_pages, page_size = snapshot.limits.num_pages - 1, snapshot.limits.page_size
-    if snapshot.num_available_pages * 4 >= num_pages:
-        return []  # there are pages for whoever waits
-    held = np.bincount(
-        snapshot.columns.priority[snapshot.decode_slots],
-        snapshot.decode_starts // page_size + 1,
-        len(Priority),
-    )
-    for request in (*snapshot.prefilling, *snapshot.demoted):
-        held[request.priority] += -(-request.num_tokens // page_size)
-    lacking = [
-        pages / num_pages - share for pages, share in zip(held.tolist(), shares, strict=True)
-    ]
+    lacking = [pages / num_pages - quota for pages, quota in zip(held, quotas, strict=True)]
     return sorted([i for i, pages in enumerate(lacking) if pages < 0], key=lacking.__getitem__)

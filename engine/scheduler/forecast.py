@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.length_estimator import LengthEstimator
-from octavo.engine.scheduler.recent_values import RecentValues
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.step_time_model import NO_FEATURES, StepFeatures, StepTimeModel
 from octavo.engine.scheduler.tenants import TenantCounters
+
+_WINDOW = 16
+
+
+class RecentValues:
+    """The last 16 values: their median, and their tenth percentile. 0 before there is any.
+
+    Attributes:
+        middle: the median.
+        low: the tenth percentile.
+    """
+
+    __slots__ = ("_values", "low", "middle")
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=_WINDOW)
+        self.middle = self.low = 0.0
+
+    def observe(self, value: float) -> None:
+        """Takes in a value; the oldest of 16 leaves."""
+        self._values.append(value)
+        ordered = sorted(self._values)
+        self.middle = ordered[len(ordered) // 2]
+        self.low = ordered[len(ordered) // 10]
+
 
 _STEP_RATE = 0.02
 _PREFILL_RATE = 0.05

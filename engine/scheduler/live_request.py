@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.kv.prefix_lookup import NO_REUSE, Reuse
@@ -12,8 +11,9 @@ from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
 from octavo.engine.scheduler.deadlines import end_due_s
 
-if TYPE_CHECKING:
-    from octavo.engine.scheduler.tenant_lines import Line
+Place = tuple[float, ...]
+"""A request's place in an order that holds still while it waits; smaller is served first. What its
+tenant was served is no part of it."""
 
 ALWAYS_READY = 2**31 - 1
 
@@ -47,12 +47,11 @@ class LiveRequest:
             false while it waits.
         place: where it stands among its tenant's while it waits: the policy's place when it began
             to.
-        line: where it waits, among others of its tenant; None while it does not.
         waiting_since_s: when it last began to wait.
         is_pinned: whether it has waited its longest and comes before all that have not.
         is_demoted: whether it is served only when no other waits: it could not be in time.
         ready_position: last position whose step may be planned; `ALWAYS_READY` for a request that
-            is not gated.
+            has no grammar.
         is_live: false from the terminal event on.
         turn: 0, 1, 2, … in the order in which rows began to decode.
 
@@ -92,8 +91,7 @@ class LiveRequest:
     waiting_since_s: float = 0.0
     is_pinned: bool = False
     is_demoted: bool = False
-    place: tuple[float, ...] = ()
-    line: Line | None = None
+    place: Place = ()
     is_live: bool = True
     turn: int = 0
     reuse: Reuse = NO_REUSE
@@ -115,8 +113,8 @@ class LiveRequest:
         self.num_prompt_tokens = self.request.num_prompt_tokens
         self.last_position = self.request.max_total_tokens - 1
         self.end_due_s = end_due_s(self.request)
-        is_gated = self.request.is_gated
-        self.ready_position = self.request.num_tokens - 1 if is_gated else ALWAYS_READY
+        has_grammar = self.request.has_grammar
+        self.ready_position = self.request.num_tokens - 1 if has_grammar else ALWAYS_READY
 
     @property
     def is_behind(self) -> bool:
@@ -125,6 +123,6 @@ class LiveRequest:
         return self.is_demoted and all(other.is_demoted for other in self.followers.values())
 
     @property
-    def awaits_release(self) -> bool:
-        """Whether it is gated and what its next token needs is not there yet."""
+    def is_blocked(self) -> bool:
+        """Whether it waits for what its grammar allows next."""
         return self.ready_position < self.request.num_tokens - 1

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.scheduler.deadlines import pace_s
+from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.row_columns import Floats
-from octavo.engine.scheduler.snapshot import Snapshot
 
 Bools = NDArray[np.bool_]
 _Number = TypeVar("_Number", float, Floats)

@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
-from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable
-from octavo.engine.scheduler.policies.policy import Policy
-from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.pending_updates import PendingUpdates
+from octavo.engine.scheduler.plan_builder import PlanBuilder
+from octavo.engine.scheduler.policy import Snapshot
+from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.step_plan import Decision
 from octavo.engine.scheduler.transfers import Transfers
-
-
-@dataclass(slots=True, kw_only=True)
-class PreemptionCost:
-    """Preemptions of one kind, and what they cost. Counts on.
-
-    Attributes:
-        num_requests: how often a request was preempted.
-        num_tokens: tokens that they had computed by then.
-        cost_s: seconds that were expected to undo them, at the time.
-    """
-
-    num_requests: int = 0
-    num_tokens: int = 0
-    cost_s: float = 0.0
-
-    def add(self, num_tokens: int, cost_s: float) -> None:
-        """Counts one more."""
-        self.num_requests += 1
-        self.num_tokens += num_tokens
-        self.cost_s += cost_s
 
 
 class Preemption:
@@ -40,63 +18,58 @@ class Preemption:
 
     Args:
         table: the state; changed.
-        policy: chooses the victims, and whether they are swapped or computed again.
+        pending: who was admitted in this plan, and the like.
         transfers: begins the copies of those that are swapped.
-        draft: the plan under construction, which names the victims.
-
-    Attributes:
-        swaps: preemptions whose pages were copied out.
-        recomputes: those whose pages were not: their tokens are computed again.
+        builder: the plan under construction, which names the victims.
     """
 
     def __init__(
-        self, table: LiveTable, policy: Policy, transfers: Transfers, draft: Draft
+        self,
+        table: RequestTable,
+        pending: PendingUpdates,
+        transfers: Transfers,
+        builder: PlanBuilder,
     ) -> None:
         self._table = table
         self._kv = table.kv
-        self._policy = policy
+        self._pending = pending
         self._transfers = transfers
-        self._draft = draft
-        self.swaps = PreemptionCost()
-        self.recomputes = PreemptionCost()
-
-    def adopt(self, policy: Policy) -> None:
-        """Goes on by another policy."""
-        self._policy = policy
+        self._builder = builder
 
     def make_room(self, entry: LiveRequest, now_s: float) -> None:
         """For a decode row in need of a page: preempts until one is available, or itself.
 
         Whoever is chosen, somebody advances: the one in need goes last.
         """
-        self._table.settle()
-        snapshot = self._table.snapshot(now_s, self._table.running.decoding.all_rows())
-        for victim in self._policy.choose_victims(snapshot, entry.request, 1):
-            chosen = self._table.entry(victim)
-            if not self._table.running.is_arriving(chosen):
+        table = self._table
+        snapshot = self._snapshot_of_all(now_s)
+        for victim in table.policy.choose_victims(snapshot, entry.request, 1):
+            chosen = table.entry(victim)
+            if not table.running.is_arriving(chosen):
                 self.preempt(chosen, now_s, snapshot, entry)
             if chosen is entry or self._kv.num_available:
                 return
         self.preempt(entry, now_s, snapshot, entry)
 
-    def may_give_way(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
+    def may_preempt_for(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
         """Whether anybody might give way to a waiting request: asked before it is seen who.
 
         A demoted request takes nobody's place: two of them would take each other's for ever.
         """
         if entry.is_demoted and not entry.is_pinned:
             return False
-        rules_out, table = self._policy.rules_out_victims, self._table
+        table, policy = self._table, self._table.policy
+        rules_out = policy.rules_out_victims
         if rules_out is None or not rules_out(snapshot, entry.request):
-            table.settle()
-            if self._policy.may_choose_victims(snapshot, entry.request):
+            self._pending.flush()
+            if policy.may_choose_victims(snapshot, entry.request):
                 return True
             if rules_out is not None:
                 table.columns.tighten()  # it could not say so
         running = table.running
         return running.num_prefilling > 0 and any(prompt.is_behind for prompt in running.prefilling)
 
-    def give_way(
+    def preempt_for(
         self,
         entry: LiveRequest,
         num_pages: int,
@@ -111,20 +84,24 @@ class Preemption:
         Returns:
             Whether anybody gave way. What was freed is enough if the policy counted right.
         """
-        running, policy = self._table.running, self._policy
-        if not self.may_give_way(entry, snapshot):
+        table = self._table
+        if not self.may_preempt_for(entry, snapshot):
             return False
-        self._table.settle()
         # Others may have given way since the snapshot was taken.
-        snapshot = self._table.snapshot(snapshot.now_s, running.decoding.all_rows())
-        victims = policy.choose_victims(snapshot, entry.request, num_pages)
-        chosen = [self._table.entry(victim) for victim in victims if victim is not entry.request]
-        is_arriving = running.is_arriving
+        snapshot = self._snapshot_of_all(snapshot.now_s)
+        victims = table.policy.choose_victims(snapshot, entry.request, num_pages)
+        chosen = [table.entry(victim) for victim in victims if victim is not entry.request]
+        is_arriving = table.running.is_arriving
         if not chosen or any(is_arriving(victim) or victim in planned for victim in chosen):
             return False
         for victim in chosen:
             self.preempt(victim, snapshot.now_s, snapshot, entry)
         return True
+
+    def _snapshot_of_all(self, now_s: float) -> Snapshot:
+        """What victims are chosen from: every row that decodes, and who was admitted just now."""
+        self._pending.flush()
+        return self._table.snapshot(now_s, self._table.running.all_decode_rows())
 
     def preempt(
         self,
@@ -137,22 +114,21 @@ class Preemption:
 
         Without a snapshot there is nothing left to copy: the device's pages are gone.
         """
-        self._table.settle()
-        request, draft = victim.request, self._draft
+        request, builder = victim.request, self._builder
         swaps = (
             snapshot is not None
             and self._kv.host.num_pages > 0
             and request.num_computed_tokens > 0
-            and self._policy.swap_or_recompute(snapshot, request)
+            and self._table.policy.swap_or_recompute(snapshot, request)
             and self._transfers.swap_out(victim, now_s)
         )
         num_tokens = request.num_computed_tokens
         cost_s = self._cost_s(num_tokens, swaps=swaps)
-        (self.swaps if swaps else self.recomputes).add(num_tokens, cost_s)
-        draft.preempted.append(request.request_id)
-        draft.preempted_numbers.add(victim.number)
-        if draft.explains and snapshot is not None:
-            draft.explain(
+        (builder.counts.swaps if swaps else builder.counts.recomputes).add(num_tokens, cost_s)
+        builder.preempted.append(request.request_id)
+        builder.preempted_numbers.add(victim.number)
+        if builder.explains and snapshot is not None:
+            builder.explain(
                 request.request_id,
                 Decision.PREEMPTED,
                 "its pages are copied to the host" if swaps else "it will be computed again",

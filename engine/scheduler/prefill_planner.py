@@ -1,27 +1,21 @@
-"""Whose prompt advances in a step, and who is let in.
-
-It is one long module because order, admission and the search for victims of one plan share what the
-plan has tried already.
-"""
+"""Whose prompt advances in a step by how much, and who is let in."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from octavo.engine.kv.held_prefixes import PrefixRun
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, Request
-from octavo.engine.scheduler.draft import Draft
-from octavo.engine.scheduler.fairness import short_of_pages
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable
-from octavo.engine.scheduler.ordering import in_order
-from octavo.engine.scheduler.policies.policy import Place, Policy
+from octavo.engine.scheduler.pending_updates import PendingUpdates
+from octavo.engine.scheduler.plan_builder import PlanBuilder
+from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.preemption import Preemption
-from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.request_order import RequestOrder
+from octavo.engine.scheduler.request_table import RequestTable
+from octavo.engine.scheduler.rows import Rows
 from octavo.engine.scheduler.step_plan import Decision, PrefillRow
-from octavo.engine.scheduler.step_size import prefill_chunk
 from octavo.engine.scheduler.transfers import Transfers
 
 MAX_ATTEMPTS = 4
@@ -43,6 +37,21 @@ class _Refused(NamedTuple):
     num_plans: int
 
 
+class Prompts(NamedTuple):
+    """Prompts of a step.
+
+    Attributes:
+        rows: their chunks.
+        entries: whose they are.
+    """
+
+    rows: list[PrefillRow]
+    entries: list[LiveRequest]
+
+
+NO_PROMPTS = Prompts([], [])
+
+
 class PrefillPlanner:
     """Chunks of running prompts and of newly admitted ones, within a budget of tokens.
 
@@ -51,10 +60,11 @@ class PrefillPlanner:
 
     Args:
         table: the state; changed.
-        policy: order, chunks and victims.
+        pending: told of who was admitted and of chunks.
         preemption: carries out the choice of victims.
         transfers: brings back pages from the host.
-        draft: the plan under construction.
+        builder: the plan under construction.
+        order: whose prompt comes next.
         enable_chunked_prefill: split prompts over steps. Without it, only a preempted request that
             has outgrown a step is split.
         watermark_pages: pages that admission leaves free for running rows to grow into.
@@ -62,181 +72,110 @@ class PrefillPlanner:
 
     def __init__(
         self,
-        table: LiveTable,
-        policy: Policy,
+        table: RequestTable,
+        pending: PendingUpdates,
         preemption: Preemption,
         transfers: Transfers,
-        draft: Draft,
+        builder: PlanBuilder,
+        order: RequestOrder,
         *,
         enable_chunked_prefill: bool,
         watermark_pages: int,
     ) -> None:
         self._table = table
         self._kv = table.kv
-        self._waiting = table.waiting
         self._running = table.running
         self._limits = table.limits
-        self._policy = policy
+        self._pending = pending
         self._preemption = preemption
         self._transfers = transfers
-        self._draft = draft
+        self._builder = builder
         self._enable_chunked_prefill = enable_chunked_prefill
-        self._chunks_prompts = enable_chunked_prefill and policy.chunks_prompts
-        self._preempts_for_waiting = policy.preempts_for_waiting
         self._watermark_pages = watermark_pages
-        self._may_admit = False
-        self._num_attempts = 0
+        self._chunks_prompts = self._preempts_for_waiting = False
+        self._order = order
+        self._num_admissions = self._num_skipped = self._num_followers = self._num_attempts = 0
         self._refused = _Refused(-1, -1, 0)
-        self._planned: list[LiveRequest] = []
+        self._planned = NO_PROMPTS
         self._most_headroom: float | None = None
-        self._entitled_classes: set[int] = set()
 
-    def adopt(self, policy: Policy) -> None:
-        """Goes on by another policy."""
-        self._policy = policy
-        self._chunks_prompts = self._enable_chunked_prefill and policy.chunks_prompts
-        self._preempts_for_waiting = policy.preempts_for_waiting
-
-    def plan(
-        self, snapshot: Snapshot, budget: int, num_admissions: int
-    ) -> tuple[list[PrefillRow], list[LiveRequest]]:
+    def plan(self, snapshot: Snapshot, decoding: Rows, num_admissions: int) -> Prompts:
         """The step's chunks, and whose they are.
 
         Args:
-            budget: tokens left in the step.
+            decoding: rows that decode in the same step.
             num_admissions: most waiting requests to let in.
         """
-        rows: list[PrefillRow] = []
-        entries: list[LiveRequest] = []
+        policy, order = self._table.policy, self._order
+        budget = self._budget(snapshot, decoding)
+        self._preempts_for_waiting = policy.preempts_for_waiting
+        order.may_admit = num_admissions > 0 and self._has_use_in_trying
+        if not order.may_admit and not self._running.num_prefilling:
+            return NO_PROMPTS  # as in most steps where all rows decode
+        self._chunks_prompts = self._enable_chunked_prefill and policy.chunks_prompts
+        self._num_admissions, self._most_headroom = num_admissions, None
+        self._num_skipped = self._num_followers = self._num_attempts = 0
+        self._planned = prompts = Prompts([], [])
+        order.below_quota.clear()
+        preempted, advanced = self._builder.preempted_numbers, self._pending.advanced
         most_rows = self._limits.max_prefill_rows
-        num_skipped = num_followers = self._num_attempts = 0
-        self._most_headroom = None
-        self._planned = entries
-        self._entitled_classes.clear()
-        self._may_admit = num_admissions > 0 and self._has_use_in_trying
-        preempted, advance = self._draft.preempted_numbers, self._table.advance
-        free_slots = self._running.free_slots
-        for entry in self._candidates(snapshot):
-            if budget <= 0 or len(rows) >= most_rows:
+        for entry in order.candidates(snapshot):
+            if budget <= 0 or len(prompts.rows) >= most_rows:
                 break
             if entry.request.slot is None:
-                if entry.ready_position != ALWAYS_READY and entry.awaits_release:
-                    continue  # in nobody's way: what it waits for is no matter of room
-                if (entry.leaders or entry.is_stale) and self._awaits_leader(entry, snapshot):
-                    # Nor is it in anybody's way, unless it comes before everybody.
-                    num_followers += 1
-                    num_admissions -= 1
-                    is_over = entry.is_pinned or num_followers >= MAX_FOLLOWERS
-                    self._may_admit &= num_admissions > 0 and not is_over
-                    continue
-                if entry.number in preempted or not self._try_to_admit(entry, budget, snapshot):
-                    num_skipped += 1
-                    is_over = num_skipped > self._policy.max_skipped or entry.is_pinned
-                    # What comes free is kept for a class that has less than its share.
-                    is_over |= entry.request.priority in self._entitled_classes
-                    if self._draft.explains:
-                        self._draft.waited(entry.number, entry.request.request_id, self._lacked)
-                    self._may_admit = not (is_over or self._is_full)
-                    continue
-                num_admissions -= 1
-                if num_admissions == 0 or not free_slots:
-                    self._may_admit = num_admissions > 0 and self._has_use_in_trying
-                if entry.pages.arriving:
+                if not self._let_in(entry, budget, snapshot):
                     continue
             elif entry.number in preempted:
                 continue
             row = self._row(entry, budget, snapshot)
-            rows.append(row)
-            entries.append(entry)
-            advance(entry, row)
+            prompts.rows.append(row)
+            prompts.entries.append(entry)
+            advanced(entry, row)
             budget -= row.num_tokens
             if entry.is_demoted:
-                self._table.settle()  # whether it is still among the prompts may be asked
-        return rows, entries
+                self._pending.flush()  # whether it is still among the prompts may be asked
+        return prompts
 
-    def _candidates(self, snapshot: Snapshot) -> Iterator[LiveRequest]:
-        """Running prompts and waiting requests, first to be served first.
+    def _budget(self, snapshot: Snapshot, decoding: Rows) -> int:
+        """Tokens that the step has for prompts beside its decode rows."""
+        table, num_decode = self._table, len(decoding)
+        table.renew(snapshot)
+        snapshot.show(decoding)
+        budget = min(table.policy.budget(snapshot), self._limits.max_num_batched_tokens)
+        table.forecast.observe_budget(budget - num_decode, num_decode, decoding.context)
+        return budget - num_decode
 
-        Each is admitted or skipped before the next one is asked for, and nobody who waits comes
-        any more once admission is over.
+    def _let_in(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:
+        """Admits a waiting request whose turn it is, if it may come in and can; ends admission if
+        nobody may come after it.
+
+        Returns:
+            Whether it has a prompt to compute in this step.
         """
-        policy, queue = self._policy, self._waiting
-        prefilling: Sequence[LiveRequest] = ()
-        if self._running.num_prefilling:
-            prefilling = in_order(self._table, policy, self._running.prefilling, snapshot)
-        entries = queue.entries
-        if not self._may_admit or not entries:
-            yield from prefilling
-            return
-        if not self._table.has_places:
-            yield from prefilling
-            waiting = [self._table.entry(request) for request in queue.requests]
-            for entry in in_order(self._table, policy, waiting, snapshot):
-                if self._may_admit:
-                    yield entry
-            return
-        if len(queue.columns) and not queue.head.is_pinned:
-            # Nobody is, as long as somebody has waited his longest: the pinned come first.
-            below = self._table.shares.below_share(queue.columns.classes)
-            lacking = short_of_pages(snapshot)
-            if below or lacking:
-                yield from self._entitled(below, lacking)
-        turns = self._in_turn()
-        turn = next(turns, None) if policy.merges_prompts or not prefilling else None
-        for entry in prefilling:
-            if policy.merges_prompts:
-                key = self._table.turn_of(entry)
-                while self._may_admit and turn is not None and turn[0] < key:
-                    yield turn[1]
-                    turn = next(turns, None)
-            yield entry
-        if turn is None:
-            turn = next(turns, None)
-        while self._may_admit and turn is not None:
-            yield turn[1]
-            turn = next(turns, None)
-
-    def _in_turn(self) -> Iterator[tuple[tuple[Place, int], LiveRequest]]:
-        """Waiting requests, next to be served first, each with where it stands. Each is admitted or
-        skipped before the next one is asked for."""
-        queue, table = self._waiting, self._table
-        if table.takes_turns:
-            yield from queue.lines.in_turn(table.lead_token_s)
-            return
-        entries, index = queue.entries, 0
-        while index < len(entries):
-            entry = entries[index]
-            yield (entry.place, entry.number), entry
-            index += entry.request.slot is None
-
-    def _entitled(self, below: list[int], lacking: list[int]) -> Iterator[LiveRequest]:
-        """The first of each class that is below its guaranteed share, the furthest below first.
-
-        Args:
-            below: classes that wait and were served less than their share.
-            lacking: classes that hold less than their share of the pages.
-        """
-        queue = self._waiting
-        for priority in dict.fromkeys((*below, *lacking)):
-            if not self._may_admit or not queue.columns.num_of(priority):
-                continue  # those before may have been the last who waited
-            entry = self._first_of(priority)
-            # Pages are short for it if they would not be enough for two of its size to grow.
-            num_pages = 2 * self._kv.num_pages_for(entry.request.num_tokens)
-            is_short = priority in lacking and self._kv.num_available < num_pages + len(
-                self._running
-            )
-            if entry.is_demoted or not (is_short or priority in below):
-                continue
-            self._entitled_classes.add(priority)
-            yield entry
-
-    def _first_of(self, priority: int) -> LiveRequest:
-        """The waiting request of a class, of which there is one, whose turn it is."""
-        queue, table = self._waiting, self._table
-        if table.takes_turns:
-            return next(queue.lines.in_turn(table.lead_token_s, priority))[1]
-        return queue[int((queue.columns.priority == priority).argmax())]
+        order, builder, free_slots = self._order, self._builder, self._running.free_slots
+        if entry.ready_position != ALWAYS_READY and entry.is_blocked:
+            return False  # in nobody's way: what it waits for is no matter of room
+        if (entry.leaders or entry.is_stale) and self._awaits_leader(entry, snapshot):
+            # Nor is it in anybody's way, unless it comes before everybody.
+            self._num_followers += 1
+            self._num_admissions -= 1
+            is_over = entry.is_pinned or self._num_followers >= MAX_FOLLOWERS
+            order.may_admit &= self._num_admissions > 0 and not is_over
+            return False
+        was_preempted = entry.number in builder.preempted_numbers
+        if was_preempted or not self._try_to_admit(entry, budget, snapshot):
+            self._num_skipped += 1
+            is_over = self._num_skipped > self._table.policy.max_skipped or entry.is_pinned
+            # What comes free is kept for a class that has less than its quota.
+            is_over |= entry.request.priority in order.below_quota
+            if builder.explains:
+                builder.waited(entry.number, entry.request.request_id, self._lacked)
+            order.may_admit = not (is_over or self._is_full)
+            return False
+        self._num_admissions -= 1
+        if self._num_admissions == 0 or not free_slots:
+            order.may_admit = self._num_admissions > 0 and self._has_use_in_trying
+        return not entry.pages.arriving
 
     def _try_to_admit(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:
         """Admits a waiting request if step and pool have room for it, or can be given room."""
@@ -252,7 +191,7 @@ class PrefillPlanner:
             num_cached = len(kv.match_prefix(entry.pages, num_known)) * self._limits.page_size
             if num_known - num_cached > budget:
                 return False
-        if not free_slots and not self._may_give_way(entry, snapshot):
+        if not free_slots and not self._may_preempt_for(entry, snapshot):
             return False  # whatever room it would need besides
         matched = kv.match_prefix(entry.pages, num_known)
         needed, num_available = kv.num_pages_to_take(matched, num_known), kv.pool.num_available
@@ -262,10 +201,12 @@ class PrefillPlanner:
             needed += self._watermark_pages
             # What is wanted besides takes long to say exactly, and as a rule there is more.
             if needed + self._headroom_bound(request, snapshot) > num_available:
-                needed += self._policy.headroom(snapshot, request)
+                needed += self._table.policy.headroom(snapshot, request)
         if needed > num_available or not free_slots:
             num_lacking = max(needed - num_available, 0)
-            if not self._preempts_for_waiting or not self._give_way(entry, num_lacking, snapshot):
+            if not self._preempts_for_waiting or not self._preempt_for(
+                entry, num_lacking, snapshot
+            ):
                 return False
             matched = kv.match_prefix(entry.pages, num_known)
             needed = kv.num_pages_to_take(matched, num_known)
@@ -279,10 +220,10 @@ class PrefillPlanner:
         leader = self._table.work.leader_to_await(entry, snapshot.starts_s)
         if leader is None:
             return False
-        self._entitled_classes.discard(entry.request.priority)
-        if self._draft.explains:
+        self._order.below_quota.discard(entry.request.priority)
+        if self._builder.explains:
             text = f"for what it shares with {leader.request.request_id}"
-            self._draft.waited(entry.number, entry.request.request_id, text)
+            self._builder.waited(entry.number, entry.request.request_id, text)
         return True
 
     @property
@@ -292,13 +233,13 @@ class PrefillPlanner:
 
     def _headroom_bound(self, request: Request, snapshot: Snapshot) -> float:
         """Pages that the policy's headroom for a request is not above."""
-        if self._draft.preempted_numbers:
+        if self._builder.preempted_numbers:
             # Slots of the snapshot have another holder by now, who must be in the columns.
-            self._table.settle()
+            self._pending.flush()
             return math.inf
         most = self._most_headroom
         if most is None:
-            ask = self._policy.most_headroom
+            ask = self._table.policy.most_headroom
             most = self._most_headroom = math.inf if ask is None else ask(snapshot)
         return most + request.max_tokens / self._limits.page_size
 
@@ -311,7 +252,9 @@ class PrefillPlanner:
     def _has_use_in_trying(self) -> bool:
         """Whether a waiting request could be admitted, or told what it waits for."""
         return (
-            len(self._running.free_slots) > 0 or self._preempts_for_waiting or self._draft.explains
+            len(self._running.free_slots) > 0
+            or self._preempts_for_waiting
+            or self._builder.explains
         )
 
     @property
@@ -319,21 +262,21 @@ class PrefillPlanner:
         """Whether there is no row for anybody, and no use in looking for victims any more."""
         return not self._running.free_slots and self._num_attempts >= MAX_ATTEMPTS
 
-    def _may_give_way(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
+    def _may_preempt_for(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
         """Whether anybody might, where no row is free: asked first, as it costs the least."""
         if self._was_refused(entry):
             return False
-        if self._preemption.may_give_way(entry, snapshot):
+        if self._preemption.may_preempt_for(entry, snapshot):
             return True
         self._note_refusal(entry, self._running.num_changes)
         return False
 
-    def _give_way(self, entry: LiveRequest, num_pages: int, snapshot: Snapshot) -> bool:
+    def _preempt_for(self, entry: LiveRequest, num_pages: int, snapshot: Snapshot) -> bool:
         """Looks for victims, unless it was in vain just now and nothing has changed since."""
         if self._num_attempts >= MAX_ATTEMPTS or self._was_refused(entry):
             return False
         num_changes = self._running.num_changes
-        if self._preemption.give_way(entry, num_pages, snapshot, self._planned):
+        if self._preemption.preempt_for(entry, num_pages, snapshot, self._planned.entries):
             self._num_attempts += 1
             return True
         self._note_refusal(entry, num_changes)
@@ -374,12 +317,13 @@ class PrefillPlanner:
         if self._kv.host.num_pages:
             self._admit_from_host(entry, num_known, matched, snapshot)
         else:
-            self._table.admit(entry, num_known, matched, now_s)
-        if self._draft.explains:
+            self._table.admit(entry, num_known, matched)
+            self._pending.admitted(entry, now_s)
+        if self._builder.explains:
             request, pages = entry.request, entry.pages
             was_preempted = request.metrics.num_preemptions > 0
-            self._draft.admitted(entry.number)
-            self._draft.explain(
+            self._builder.admitted(entry.number)
+            self._builder.explain(
                 request.request_id,
                 Decision.RESUMED if was_preempted else Decision.ADMITTED,
                 f"after {now_s - entry.waiting_since_s:.3f} s in the queue"
@@ -392,8 +336,9 @@ class PrefillPlanner:
     ) -> None:
         pages, num_matched, now_s = entry.pages, len(matched), snapshot.now_s
         recalled = [] if pages.is_on_host else self._kv.match_host(pages, num_matched)
-        self._table.admit(entry, num_known, matched, now_s)
-        self._table.settle()
+        self._table.admit(entry, num_known, matched)
+        self._pending.admitted(entry, now_s)
+        self._pending.flush()
         if pages.is_on_host and num_matched < len(pages.host_pages):
             self._serve_pages(entry, len(pages.host_pages) - num_matched)
             self._transfers.swap_in(entry, num_matched, now_s)
@@ -412,7 +357,7 @@ class PrefillPlanner:
     def _serve_pages(self, entry: LiveRequest, num_pages: int) -> None:
         """Counts pages that come back from the host as if their tokens were computed."""
         num_tokens = num_pages * self._limits.page_size
-        self._table.shares.serve(entry.request.priority, num_tokens)
+        self._table.quotas.serve([(entry.request.priority, num_tokens)])
 
     def _is_worth_recalling(self, num_pages: int, snapshot: Snapshot) -> bool:
         forecast, page_size = snapshot.forecast, self._limits.page_size
@@ -424,13 +369,13 @@ class PrefillPlanner:
         assert slot is not None
         start, end = int(request.counts[COMPUTED]), entry.prefill_end
         num_tokens = end - start
-        most = self._policy.chunk(snapshot, request, num_tokens, budget)
+        most = self._table.policy.chunk(snapshot, request, num_tokens, budget)
         assert 1 <= most <= budget, (most, budget)
         if num_tokens > most:
             num_tokens = prefill_chunk(start, end, most, self._limits.page_size)
         samples = start + num_tokens == end
-        if not samples and self._draft.explains:
-            self._draft.explain(
+        if not samples and self._builder.explains:
+            self._builder.explain(
                 request.request_id,
                 Decision.CHUNKED,
                 f"{end - start - num_tokens} tokens of its prompt are left",
@@ -439,3 +384,19 @@ class PrefillPlanner:
         is_new = not entry.is_placed
         page_ids = tuple(entry.pages.page_ids) if is_new else ()
         return PrefillRow(request, slot, start, num_tokens, samples, is_new, page_ids)
+
+
+def prefill_chunk(start: int, end: int, budget: int, page_size: int) -> int:
+    """Tokens to compute of a row whose known tokens from `start` to `end` - 1 are missing.
+
+    A chunk that does not reach the end stops at a page boundary if it can: the page is then
+    findable by others at once. It is never empty.
+
+    Args:
+        start, end: positions, `start` < `end`.
+        budget: tokens left in the step, ≥ 1.
+    """
+    if end - start <= budget:
+        return end - start
+    boundary = (start + budget) // page_size * page_size
+    return boundary - start if boundary > start else budget

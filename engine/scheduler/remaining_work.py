@@ -181,7 +181,7 @@ class RemainingWork:
 
     # Estimates.
 
-    def settle(self) -> None:
+    def measure_changed(self) -> None:
         """Brings the estimates of a few requests up to date, and their places in the queue."""
         self._note_changes()
         if self._stale:

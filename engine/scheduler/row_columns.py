@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, INFLIGHT_TOKENS, Request
 from octavo.engine.scheduler.deadlines import pace_s
-from octavo.engine.scheduler.forecast import Forecast
+from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 
 Floats = NDArray[np.float64]
@@ -36,7 +36,8 @@ class RowColumns:
         arrival_s: of the request.
         last_prompt: position of the prompt's last token: what is beyond it was emitted.
         length: the output's expected final length, in tokens.
-        next_guess: the position from which on that is too short.
+        least_length: a length that nine in ten such outputs reach, as expected when `length` was.
+        next_guess: the position from which on `length` is too short.
         priority: class.
         num_preemptions: times it lost its row before.
         is_pinned: whether it has waited its longest and is nobody's victim.
@@ -66,6 +67,7 @@ class RowColumns:
         self.arrival_s: Floats = np.zeros(num_slots)
         self.last_prompt: Floats = np.zeros(num_slots)
         self.length: Floats = np.zeros(num_slots)
+        self.least_length: Floats = np.zeros(num_slots)
         self.next_guess: Counts = np.zeros(num_slots, np.int32)
         self.priority: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.tenant: Slots = np.zeros(num_slots, np.intp)
@@ -120,7 +122,7 @@ class RowColumns:
         self.arrival_s[slot] = request.arrival_s
         self.last_prompt[slot] = entry.num_prompt_tokens - 1
         self.last_run_s[slot] = -math.inf
-        self.length[slot] = 0.0
+        self.length[slot] = self.least_length[slot] = 0.0
         self.next_guess[slot] = 0
         self.priority[slot] = request.priority
         self.tenant[slot] = entry.tenant
@@ -219,4 +221,6 @@ class RowColumns:
             slot, last_prompt = slots.item(index), len(request.prompt_token_ids) - 1
             self.length[slot] = length = starts.item(index) - last_prompt + max(left, 1.0)
             self.next_guess[slot] = math.ceil(length) + last_prompt
+            least = forecast.remaining_tokens(request, CAUTIOUS)
+            self.least_length[slot] = starts.item(index) - last_prompt + least
         self.most_length = float(self.length.max(0))

@@ -25,26 +25,28 @@ from collections.abc import Collection, Sequence
 from octavo.engine.errors import DeadlineExceededError, InvalidConfigError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Priority, Request, RequestStatus
-from octavo.engine.scheduler.backlog import backlog_before, first_token_s
-from octavo.engine.scheduler.committed import News
-from octavo.engine.scheduler.committer import Committer
+from octavo.engine.scheduler.committer import Committer, News
 from octavo.engine.scheduler.deadlines import has_target
-from octavo.engine.scheduler.dispatched import Dispatched
-from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.live_table import LiveTable
-from octavo.engine.scheduler.load import SchedulerLoad
-from octavo.engine.scheduler.load_report import measure_load, predict_ttft_s
+from octavo.engine.scheduler.load import (
+    SchedulerLoad,
+    backlog_before,
+    first_token_s,
+    measure_load,
+    predict_ttft_s,
+)
+from octavo.engine.scheduler.pending_updates import PendingUpdates
+from octavo.engine.scheduler.plan_builder import Dispatched, PlanBuilder, TraceEvent, Traces
 from octavo.engine.scheduler.planner import Planner
 from octavo.engine.scheduler.policies import get_policy
-from octavo.engine.scheduler.policies.policy import HOPELESS, Policy, Refusal, refuse_nobody
+from octavo.engine.scheduler.policy import HOPELESS, Policy, Refusal, refuse_nobody
 from octavo.engine.scheduler.refusals import Refusals
+from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.step_plan import StepLimits, StepPlan, StepResult
 from octavo.engine.scheduler.step_time_model import StepTimeModel
-from octavo.engine.scheduler.trace import TraceEvent, Traces
 from octavo.engine.scheduler.transfers import Transfers
 
 logger = logging.getLogger(__name__)
@@ -104,18 +106,18 @@ class Scheduler:
         self._max_steps = min(limits.max_num_steps, num_decode_steps)
         self.forecast = Forecast(
             limits=limits,
-            step_time=step_time or StepTimeModel(limits.token_edges),
+            step_time=step_time
+            or StepTimeModel.of(limits.token_edges, has_dear_rows=limits.has_dear_rows),
             num_steps_to_trust=8 if step_time is None else 0,
             lengths=lengths or LengthEstimator(limits.max_model_len),
             uses_declared_lengths=self.policy.uses_declared_lengths,
             page_copy_s=page_copy_s,
         )
         self.refusals = Refusals(self.forecast)
-        self._draft = Draft(explains=explain)
+        self._builder = PlanBuilder(explains=explain)
         self._traces = Traces()
         self._make_books()
         self._dispatched: deque[Dispatched] = deque()
-        self._committed: Dispatched | None = None
         self._last_s = self._last_commit_s = 0.0
         self._deadlines: list[tuple[float, int, LiveRequest]] = []
         self._only: frozenset[str] | None = None
@@ -132,20 +134,27 @@ class Scheduler:
             num_host_pages=limits.num_host_pages,
             run_pages=limits.run_pages,
         )
-        self._transfers = Transfers(self._kv, self.forecast, self._draft)
-        self._table = LiveTable(limits, self.policy, self._kv, self.forecast)
-        self._committer = Committer(self._table)
+        self._transfers = Transfers(self._kv, self.forecast, self._builder)
+        self._unapplied = table = RequestTable(limits, self.policy, self._kv, self.forecast)
+        self._pending = PendingUpdates(table, self._builder.counts)
+        self._committer = Committer(table)
         self._planner = Planner(
-            self._table,
-            limits,
-            self.policy,
+            table,
+            self._pending,
             self._transfers,
-            self._draft,
+            self._builder,
             self.refusals,
             enable_chunked_prefill=self._enable_chunked_prefill,
             watermark_pages=int(self._watermark * self._kv.pool.num_usable),
             max_steps=self._max_steps,
         )
+
+    @property
+    def _table(self) -> RequestTable:
+        """The state, with the newest plan applied. Whoever decides or changes anything comes by
+        here; figures that only read may look at `_unapplied`."""
+        self._pending.apply()
+        return self._unapplied
 
     # Requests come and go.
 
@@ -159,7 +168,7 @@ class Scheduler:
             UnattainableTargetError: nor could it be on an idle machine.
         """
         assert request.status is RequestStatus.WAITING, request.status
-        self._planner.tidy()
+        table = self._table
         check_can_ever_fit(
             request, self.limits, enable_chunked_prefill=self._enable_chunked_prefill
         )
@@ -167,41 +176,41 @@ class Scheduler:
             raise _deadline_passed(request)
         self.forecast.door_s.observe(max(0.0, now_s - request.arrival_s))
         pages = self._kv.open(request)
-        request.num_reusable_tokens = self._table.work.num_reusable(pages)
+        request.num_reusable_tokens = table.work.num_reusable(pages)
         refusal = self._refuse(request, now_s)
         if refusal is not None and not self.refusals.probes.takes(
-            request, self._planner.num_computed_tokens
+            request, self._builder.counts.num_computed_tokens
         ):
-            error = self.refusals.at_door(self._table, request, refusal.reason, now_s)
+            error = self.refusals.at_door(table, request, refusal.reason, now_s)
             request.num_reusable_tokens = 0
             raise error
-        entry = self._table.accept(request, pages)
+        entry = table.accept(request, pages)
         self.forecast.ttft_targets.observe(request.ttft_target_s or math.inf)
-        if len(self._table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
-            ahead = backlog_before(self._table, entry)
+        if len(table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
+            ahead = backlog_before(table, entry)
             tokens = request.num_missing_tokens
-            first_s = first_token_s(self._table, self.forecast, tokens, ahead, now_s)
+            first_s = first_token_s(table, self.forecast, tokens, ahead, now_s)
             request.metrics.predicted_ttft_s = now_s - request.arrival_s + first_s
         if self._only is not None:
-            self._table.hold(entry)
+            table.hold(entry)
         if request.deadline_s is not None:
-            if len(self._deadlines) > 2 * len(self._table) + 64:
+            if len(self._deadlines) > 2 * len(table) + 64:
                 self._deadlines = [item for item in self._deadlines if item[2].is_live]
                 heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (request.deadline_s, entry.number, entry))
 
     def _refuse(self, request: Request, now_s: float) -> Refusal | None:
         """Why a new request is not let in, if it is not."""
-        policy = self.policy
+        table, policy = self._table, self.policy
         if policy.with_targets is not None and has_target(request):
             policy = policy.with_targets  # it takes over with the next plan
         if policy.refuse is refuse_nobody:
             return None
         has_promise = self.refusals.promises.claim(request, now_s)
-        refusal = policy.refuse(self._table.snapshot(now_s), request)
+        refusal = policy.refuse(table.snapshot(now_s), request)
         if refusal is not None or has_promise:
             return refusal
-        no_room = self.refusals.leaves_no_room(self._table, request, now_s)
+        no_room = self.refusals.leaves_no_room(table, request, now_s)
         return Refusal(HOPELESS) if no_room else None
 
     def cancel(
@@ -216,11 +225,11 @@ class Scheduler:
         Its slot and pages are free from the next plan on; tokens that dispatched steps still
         compute for it are dropped at their commit.
         """
-        self._planner.tidy()
-        entry = self._table.get(request_id)
+        table = self._table
+        entry = table.get(request_id)
         if entry is None:
             return None
-        self._table.end(entry, status, now_s, error=error)
+        table.end(entry, status, now_s, error=error)
         return entry.request
 
     def finish(
@@ -235,18 +244,18 @@ class Scheduler:
         Returns:
             Whether it was live, so that this is its one terminal event.
         """
-        self._planner.tidy()
-        entry = self._table.get(request.request_id)
+        table = self._table
+        entry = table.get(request.request_id)
         if entry is None:
             return False
         if status is RequestStatus.STOPPED:
             self.forecast.lengths.observe(request)
-        self._table.end(entry, status, now_s, stop_reason=stop_reason)
+        table.end(entry, status, now_s, stop_reason=stop_reason)
         return True
 
     def take_ended(self) -> list[Request]:
         """Requests that `plan` ended (rejected for lack of capacity), each told of once."""
-        ended, self._planner.ended = self._planner.ended, []
+        ended, self._builder.ended = self._builder.ended, []
         return ended
 
     def complete_transfer(
@@ -258,54 +267,54 @@ class Scheduler:
             ok: whether the pages arrived; if not, the sequence is computed again.
             seconds: what the copy itself took, if that was measured.
         """
-        self._planner.tidy()
+        table = self._table
         arrived = self._transfers.complete(transfer_id, ok, now_s, seconds)
         if arrived is None:
             return
         entry, num_tokens = arrived
         if num_tokens:
             entry.request.num_computed_tokens = entry.num_committed_tokens = num_tokens
-            self._table.running.end_arrival(entry)
+            table.running.end_arrival(entry)
         else:
             self._planner.preemption.preempt(entry, now_s)
 
-    def release(self, request_id: str, num_tokens: int) -> None:
-        """Takes in that what a gated request needs for its next token is there.
+    def unblock(self, request_id: str, num_tokens: int) -> None:
+        """Takes in that the mask of a request's next token is there.
 
-        Each committed token of such a request (`Request.is_gated`) holds it until it is released;
-        a new one begins released.
+        A request with a grammar (`Request.has_grammar`) is blocked by each token that is committed,
+        until the mask of the next one is there. A new request is not blocked.
 
         Args:
             num_tokens: the prompt and output tokens that the next one follows.
         """
-        self._planner.tidy()
-        entry = self._table.get(request_id)
+        table = self._table
+        entry = table.get(request_id)
         if entry is not None:
-            self._table.release(entry, num_tokens)
+            table.unblock(entry, num_tokens)
 
     def expire(self, now_s: float) -> list[Request]:
         """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""
-        self._planner.tidy()
+        table = self._table
         expired: list[Request] = []
         while self._deadlines and self._deadlines[0][0] < now_s:
             _, _, entry = heapq.heappop(self._deadlines)
             if entry.is_live:
                 error = _deadline_passed(entry.request)
-                self._table.end(entry, RequestStatus.FAILED, now_s, error=error)
+                table.end(entry, RequestStatus.FAILED, now_s, error=error)
                 expired.append(entry.request)
         return expired
 
     # Steps.
 
     def plan(self, now_s: float) -> StepPlan | None:
-        """Decides the next step; from `tidy` on the host state is as if it had run.
+        """Decides the next step; from `apply_plan` on the host state is as if it had run.
 
         Returns:
             The plan, which must end in `commit` or `recover`; None if there is nothing to compute
             until a dispatched step is committed or a request arrives.
         """
         self._last_s = now_s
-        self._planner.tidy()
+        self._pending.apply()
         if self._without_targets.with_targets is not None:
             self._follow_targets(self._without_targets.with_targets)
         dispatched = self._planner.plan(now_s)
@@ -317,14 +326,14 @@ class Scheduler:
             self._traces.note(dispatched.plan.reasons, now_s)
         return dispatched.plan
 
-    def tidy(self) -> None:
+    def apply_plan(self) -> None:
         """Does what the newest plan left to be done: moves the host state ahead as if it had run,
         forgets what pages held that were given up, and more.
 
         Nothing in the plan depends on it. Whoever calls it once the plan is dispatched has it done
         while the device works; else the next call of anything here begins with it.
         """
-        self._planner.tidy()
+        self._pending.apply()
 
     def commit(self, plan: StepPlan, result: StepResult, now_s: float) -> News:
         """Takes in the result of the oldest dispatched plan.
@@ -336,13 +345,13 @@ class Scheduler:
             News of each request that has any: of those that merely go on first, in the order of the
             plan's rows, then of the others in that order.
         """
-        self._planner.tidy()
+        table = self._table
         dispatched = self._dispatched[0]
         assert dispatched.plan is plan, "results are committed in dispatch order"
         num_rows = plan.num_rows
         assert len(result.rows) == num_rows, (len(result.rows), num_rows)
-        self._committed = self._dispatched.popleft()
-        self._table.busy_until_s = now_s + sum(
+        self._dispatched.popleft()
+        table.busy_until_s = now_s + sum(
             self.forecast.step_time.predict_s(later.features) * later.plan.num_steps
             for later in self._dispatched
         )
@@ -369,10 +378,7 @@ class Scheduler:
         Returns:
             News of the requests that it ended: nobody else tells of them.
         """
-        committed = self._committed
-        if committed is None or committed.plan is not plan:
-            return News()  # it had not begun
-        return self._committer.take_back(committed)
+        return self._committer.take_back(plan)
 
     def recover(self, now_s: float, broken: Collection[str] = ()) -> None:
         """After a step failed: no plan is on its way any more and the device holds nothing, so
@@ -387,33 +393,30 @@ class Scheduler:
         self._last_s = now_s
         computed = [request for step in self._dispatched for request in step.requests]
         self._dispatched.clear()
-        self._draft.forget_copies()
+        self._builder.forget_copies()
         try:
-            self._planner.tidy()
+            table = self._table
             for request in (*computed, *self.live_requests):
                 request.num_inflight_steps = request.num_inflight_tokens = 0
             self._transfers.abandon(now_s)
-            for entry in list(self._table.running):
+            for entry in list(table.running):
                 self._planner.preemption.preempt(entry, now_s)
             self._kv.forget_prefixes()
             for request_id in broken:
-                broken_one = self._table.get(request_id)
+                broken_one = table.get(request_id)
                 if broken_one is not None:
                     self._kv.drop_host_copy(broken_one.pages)
-                    self._table.work.changed(broken_one)
+                    table.work.changed(broken_one)
             self.check_integrity()
         except Exception:
             logger.exception("the scheduler's books do not balance: they are made anew")
             self._rebuild()
-        self._table.busy_until_s = now_s
+        self._unapplied.busy_until_s = now_s
 
     def _rebuild(self) -> None:
-        old, planner, transfers, cache = (
-            self._table, self._planner, self._transfers, self._kv.cache,
-        )  # fmt: skip
+        old, transfers, cache = self._unapplied, self._transfers, self._kv.cache
         self._make_books()
         entries = self._table.carry_over(old)
-        self._planner.carry_over(planner)
         self._transfers.carry_over(transfers)
         self._kv.cache.num_queried_tokens = cache.num_queried_tokens
         self._kv.cache.num_hit_tokens = cache.num_hit_tokens
@@ -431,16 +434,15 @@ class Scheduler:
 
         Host pages that are being read stay until they have been.
         """
-        self._planner.tidy()
-        num_pages, num_host_pages = self._kv.pool.num_cached, self._kv.host.num_cached
-        self._kv.forget_prefixes()
-        self._kv.host.forget_prefixes()
-        return num_pages, num_host_pages - self._kv.host.num_cached
+        kv = self._table.kv
+        num_pages, num_host_pages = kv.pool.num_cached, kv.host.num_cached
+        kv.forget_prefixes()
+        kv.host.forget_prefixes()
+        return num_pages, num_host_pages - kv.host.num_cached
 
     def only(self, request_ids: Collection[str] | None) -> None:
         """From now on plans hold no other waiting requests than these, nor any that come; running
         ones go on. None ends it."""
-        self._planner.tidy()
         self._only = None if request_ids is None else frozenset(request_ids)
         for entry in list(self._table.held.values()):
             if self._only is None or entry.request.request_id in self._only:
@@ -460,31 +462,30 @@ class Scheduler:
         if policy is not self.policy:
             self.policy = policy
             self._table.adopt(policy)
-            self._planner.adopt(policy)
 
     # Figures.
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any request is live."""
-        return len(self._table) > 0
+        return len(self._unapplied) > 0
 
     @property
     def has_work(self) -> bool:
         """Whether any request is live or any dispatched step awaits its commit."""
-        return len(self._table) > 0 or len(self._dispatched) > 0
+        return len(self._unapplied) > 0 or len(self._dispatched) > 0
 
     @property
     def num_running(self) -> int:
-        return len(self._table.running)
+        return len(self._unapplied.running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._table.waiting) + len(self._table.held)
+        return len(self._unapplied.waiting) + len(self._unapplied.held)
 
     def get(self, request_id: str) -> Request | None:
         """The live request with this id, or None."""
-        entry = self._table.get(request_id)
+        entry = self._unapplied.get(request_id)
         return None if entry is None else entry.request
 
     @property
@@ -495,16 +496,20 @@ class Scheduler:
     @property
     def live_requests(self) -> list[Request]:
         """Every live request, in order of acceptance."""
-        return [entry.request for entry in self._table]
+        return [entry.request for entry in self._unapplied]
 
     def load(self, now_s: float | None = None) -> SchedulerLoad:
         """Figures of this moment (of the newest plan by default), and counts since the start.
 
-        Only reads, as any thread may ask: rows are not counted to hold pages that `tidy` has not
-        handed out yet.
+        Only reads, as any thread may ask: rows are not counted to hold pages that `apply_plan` has
+        not handed out yet.
         """
         return measure_load(
-            self._table, self._planner, self.forecast, self._last_s if now_s is None else now_s
+            self._unapplied,
+            self._pending.newcomers,
+            self._builder.counts,
+            self.forecast,
+            self._last_s if now_s is None else now_s,
         )
 
     def predict_ttft_s(
@@ -523,7 +528,7 @@ class Scheduler:
             num_cached_tokens: of the prompt's tokens, those that need not be computed.
         """
         num_missing = max(1, num_prompt_tokens - num_cached_tokens)
-        return predict_ttft_s(self._table, self.forecast, num_missing, priority, now_s)
+        return predict_ttft_s(self._unapplied, self.forecast, num_missing, priority, now_s)
 
     def num_cached_tokens(
         self, prompt_token_ids: Sequence[int], *, tenant: str = "", cache_salt: str = ""
@@ -540,8 +545,8 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Asserts every invariant that spans the parts; cheap enough after every test."""
-        self._planner.tidy()
-        self._table.check_integrity(self._transfers.owned_host_pages())
+        table = self._table
+        table.check_integrity(self._transfers.owned_host_pages())
         num_steps: dict[Request, int] = {}
         num_tokens: dict[Request, int] = {}
         for dispatched in self._dispatched:
@@ -550,13 +555,13 @@ class Scheduler:
             for request, count in zip(dispatched.requests, counts, strict=True):
                 num_steps[request] = num_steps.get(request, 0) + 1
                 num_tokens[request] = num_tokens.get(request, 0) + count
-        for entry in self._table:
+        for entry in table:
             request = entry.request
             assert request.num_inflight_steps == num_steps.get(request, 0)
             assert request.num_inflight_tokens == num_tokens.get(request, 0)
             expected = len(request.output_token_ids) + request.num_inflight_tokens
             assert expected <= request.max_tokens
-        for entry in self._table.running:
+        for entry in table.running:
             request = entry.request
             if request.num_computed_tokens >= entry.prefill_end:
                 expected = request.num_tokens + request.num_inflight_tokens - 1

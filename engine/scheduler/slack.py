@@ -8,7 +8,7 @@ from bisect import bisect_right
 import numpy as np
 
 from octavo.engine.scheduler.deadlines import first_due_s
-from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.step_time_model import StepFeatures
 
 _FLOOR_STEPS = 2
@@ -16,6 +16,10 @@ _FLOOR_STEPS = 2
 
 _WORTH_BANKING = 1.05
 """How much more a second must buy for it to be waited for."""
+
+_LENT_SHARE = 0.5
+"""Of the slack that nine in ten outputs of a row's class bank until their end, how much prompts may
+take before it is banked."""
 
 _SHARE_OF_TARGET = 0.5
 """Most that a step may take of recent TTFT targets: a request that arrives as the step begins waits
@@ -38,6 +42,28 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     due_s = columns.base_s[slots] + snapshot.decode_pace_s(columns)
     slack = due_s - np.array(snapshot.starts_s)
     return float(slack.min(0, initial=math.inf, where=slack > 0))
+
+
+def expected_slack_s(snapshot: Snapshot) -> float:
+    """As `smallest_slack_s`, with a share of the slack that each row is going to bank added.
+
+    A row banks slack with each token that takes less than its pace. What counts is the pace of the
+    whole output, so that a prompt may take the slack of tokens that are still to come.
+    """
+    slack_s = smallest_slack_s(snapshot)
+    forecast, slots = snapshot.forecast, snapshot.decode_slots
+    if slack_s == math.inf or not forecast.is_sound:
+        return slack_s
+    full = snapshot.limits.max_num_batched_tokens
+    if _step_s(snapshot, full - len(slots)) <= slack_s:
+        return slack_s  # as nearly always where steps are short
+    columns = snapshot.columns
+    due_s = columns.base_s[slots] + snapshot.decode_pace_s(columns)
+    to_come = columns.least_length[slots] + columns.last_prompt[slots] - snapshot.decode_starts
+    banked_s = np.maximum(columns.tpot_s[slots] - forecast.step_s, 0.0) * np.maximum(to_come, 0.0)
+    slack = due_s - snapshot.starts_s
+    lent = slack + _LENT_SHARE * banked_s
+    return float(lent.min(0, initial=math.inf, where=slack > 0))
 
 
 def first_tokens_budget(snapshot: Snapshot, floor: int) -> int:

@@ -175,7 +175,7 @@ class StepPlan:
         copy_outs, copy_ins: pages to copy to the host, and back to the device.
         reasons: why, for those who asked the scheduler to explain itself; else empty.
         priced_s: seconds that the step-time model expects the dispatch to take, as believed when
-            it was planned. Set by `Scheduler.tidy`; 0 before.
+            it was planned. Set by `Scheduler.apply_plan`; 0 before.
     """
 
     step_id: int
@@ -321,6 +321,8 @@ class StepLimits:
         token_edges: edges of the compiled token buckets, ascending.
         num_host_pages: pages of the host tier; 0 for none.
         run_pages: pages in a row that a growing sequence is kept: see `KVManager`.
+        has_dear_rows: whether a decode row may take about as long as all that a step takes without
+            rows, as on a CPU, which computes while other devices wait for weights.
     """
 
     max_num_batched_tokens: int
@@ -334,3 +336,4 @@ class StepLimits:
     token_edges: tuple[int, ...]
     num_host_pages: int = 0
     run_pages: int = 1
+    has_dear_rows: bool = False

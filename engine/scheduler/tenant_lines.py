@@ -80,6 +80,7 @@ class TenantLines:
         self._tenants = tenants
         self._lines: list[Line] = []
         self._by_name: dict[_Name, Line] = {}
+        self._line_of: dict[int, Line] = {}  # by the number of a request that waits
         self._num_waiting: dict[int, int] = {}
         self._num_open = 0
         self._num_changes = 0
@@ -92,12 +93,12 @@ class TenantLines:
 
     def has(self, tenant: int) -> bool:
         """Whether a request of the tenant waits."""
-        self.settle()
+        self.flush()
         return tenant in self._num_waiting
 
     def least_served(self) -> float | None:
         """The least counter of a tenant of which a request waits; None if none does."""
-        self.settle()
+        self.flush()
         if not self._lines:
             return None
         return float(self._tenants.served[self._tenant[: len(self._lines)]].min(0))
@@ -109,7 +110,7 @@ class TenantLines:
 
     def insert(self, entry: LiveRequest, kind: Kind) -> None:
         """Puts an entry, whose place is known, in its line."""
-        self.settle()
+        self.flush()
         self._num_changes += 1
         name = _Name(entry.tenant, int(entry.request.priority), kind)
         line = self._by_name.get(name)
@@ -121,22 +122,17 @@ class TenantLines:
         entries.insert(index, entry)
         if not index:
             self._head_s[line.index] = _first(entry)
-        entry.line = line
+        self._line_of[entry.number] = line
         self._num_waiting[entry.tenant] = self._num_waiting.get(entry.tenant, 0) + 1
 
     def remove(self, entry: LiveRequest) -> None:
         """Takes an entry out; it must be in a line."""
-        line = entry.line
-        assert line is not None, entry.request.request_id
-        entry.line = None
-        self._gone.append((line, entry))
+        self._gone.append((self._line_of.pop(entry.number), entry))
 
     def clear(self) -> None:
         """Takes every entry out."""
-        self.settle()
-        for line in self._lines:
-            for entry in line.entries:
-                entry.line = None
+        self.flush()
+        self._line_of.clear()
         self._lines.clear()
         self._by_name.clear()
         self._num_waiting.clear()
@@ -153,12 +149,12 @@ class TenantLines:
         """
         passed: set[int] = set()
         while True:
-            self.settle()
+            self.flush()
             num_changes, num_yielded = self._num_changes, 0
             for turn in self._rank(token_s, priority, passed):
                 num_yielded += 1
                 yield turn
-                if turn[1].line is not None:
+                if turn[1].number in self._line_of:
                     passed.add(turn[1].number)
                 if self._num_changes != num_changes:
                     break  # lines have changed
@@ -172,6 +168,7 @@ class TenantLines:
         a rank says of such a line is looked at again when the line is reached.
         """
         lines, size, served = self._lines, len(self._lines), self._tenants.served
+        line_of = self._line_of
         if not size:
             return
         tenants, head_s, is_open = self._tenant[:size], self._head_s[:size], self._is_open[:size]
@@ -199,7 +196,7 @@ class TenantLines:
             """Ranks the first entry of a line, from an index on, that was not passed over."""
             entries = line.entries
             while index < len(entries) and (
-                entries[index].number in passed or entries[index].line is None
+                entries[index].number in passed or entries[index].number not in line_of
             ):
                 index += 1
             if index < len(entries):
@@ -219,8 +216,7 @@ class TenantLines:
             if not reached:
                 return
             is_demoted, claim_s, place, number, entry, index = heapq.heappop(reached)
-            line = entry.line
-            assert line is not None
+            line = line_of[number]
             if self._claim(entry, line.name.kind, open_s, least, token_s)[1] > claim_s:
                 reach(line, index)  # its tenant has been served since
                 continue
@@ -253,7 +249,7 @@ class TenantLines:
             return True, lead_s
         return False, lead_s + (open_s if kind is Kind.OPEN else _first(entry))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Takes entries that have left out of their lines, which no plan need wait for."""
         self._num_changes += len(self._gone) > 0
         for line, entry in self._gone:
@@ -309,7 +305,7 @@ class TenantLines:
 
     def check_integrity(self, entries: Sequence[LiveRequest]) -> None:
         """Asserts that the lines hold these entries, each where it belongs."""
-        self.settle()
+        self.flush()
         assert sum(len(line.entries) for line in self._lines) == len(entries)
         assert self._num_open == sum(line.name.kind is Kind.OPEN for line in self._lines)
         for index, line in enumerate(self._lines):
@@ -320,9 +316,10 @@ class TenantLines:
             keys = [_key(entry) for entry in line.entries]
             assert keys == sorted(set(keys))
         for entry in entries:
-            assert entry.line is not None
-            assert entry in entry.line.entries
-            assert entry.line.name[:2] == (entry.tenant, entry.request.priority)
+            line = self._line_of[entry.number]
+            assert entry in line.entries
+            assert line.name[:2] == (entry.tenant, entry.request.priority)
+        assert len(self._line_of) == len(entries)
 
 
 def _first(entry: LiveRequest) -> float:

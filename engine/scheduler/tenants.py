@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.scheduler.waiting_columns import Floats
-
 _FIRST_SIZE = 16
 _MOST_AWAY = 1024
 """Tenants without a live request whose counters are kept, besides four for each that has one."""
@@ -31,7 +29,7 @@ class TenantCounters:
     """An output token counts as much as this many prompt tokens."""
 
     def __init__(self) -> None:
-        self.served: Floats = np.zeros(_FIRST_SIZE)
+        self.served: NDArray[np.float64] = np.zeros(_FIRST_SIZE)
         self._numbers: dict[str, int] = {}
         self._num_live: dict[str, int] = {}
         self._free = list(range(_FIRST_SIZE - 1, -1, -1))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.kv.page_hash import PageHash
-from octavo.engine.scheduler.draft import Draft
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
+from octavo.engine.scheduler.plan_builder import PlanBuilder
 from octavo.engine.scheduler.step_plan import PageCopy
 
 MAX_SPILLED_PAGES = 64
@@ -45,13 +45,13 @@ class Transfers:
     Args:
         kv: owner of pages on both sides.
         forecast: told what copies took.
-        draft: where copies are announced.
+        builder: where copies are announced.
     """
 
-    def __init__(self, kv: KVManager, forecast: Forecast, draft: Draft) -> None:
+    def __init__(self, kv: KVManager, forecast: Forecast, builder: PlanBuilder) -> None:
         self._kv = kv
         self._forecast = forecast
-        self._draft = draft
+        self._builder = builder
         self._by_id: dict[int, _Transfer] = {}
         self._num_begun = 0
         self.num_pages_out = 0
@@ -80,7 +80,7 @@ class Transfers:
             return False
         pages.host_pages, pages.num_host_tokens, pages.is_on_host = host_pages, num_tokens, False
         copy = self._begin(_Kind.SWAP_OUT, device_pages, host_pages, now_s, entry=entry)
-        self._draft.copy_outs.append(copy)
+        self._builder.copy_outs.append(copy)
         self.num_pages_out += len(host_pages)
         return True
 
@@ -95,7 +95,7 @@ class Transfers:
             return
         device_pages, hashes = zip(*evicted, strict=True)
         copy = self._begin(_Kind.SPILL, list(device_pages), host_pages, now_s, hashes=hashes)
-        self._draft.copy_outs.append(copy)
+        self._builder.copy_outs.append(copy)
         self.num_pages_out += len(host_pages)
 
     def swap_in(self, entry: LiveRequest, num_matched: int, now_s: float) -> None:
@@ -134,7 +134,7 @@ class Transfers:
         copy = self._begin(
             kind, device_pages, host_pages, now_s, entry=entry, num_tokens=num_tokens
         )
-        self._draft.copy_ins.append(copy)
+        self._builder.copy_ins.append(copy)
         self.num_pages_in += len(host_pages)
 
     def complete(

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.row_columns import Floats, Slots
-from octavo.engine.scheduler.snapshot import Snapshot
 
 LOST_TARGET_S = 1e3
 """What a missed target weighs against seconds of the machine, when victims are compared."""

@@ -41,7 +41,7 @@ class WaitingColumns:
     """A growing table of `WaitingFigures`, a row a waiting request, kept in the queue's order.
 
     There is room at both ends, and whichever side of a change is the shorter one makes way: most
-    requests come last and leave first. Sums are brought up to date by `settle`, at the latest when
+    requests come last and leave first. Sums are brought up to date by `flush`, at the latest when
     they are asked for: whoever leaves first need not wait for it.
 
     Attributes:
@@ -64,7 +64,7 @@ class WaitingColumns:
 
     def insert(self, index: int, figures: WaitingFigures) -> None:
         """Puts a row in before row `index`."""
-        self.settle()
+        self.flush()
         if self._first == 0 or self._end == self._table.shape[1]:
             self._make_room()
         table, first, end = self._table, self._first, self._end
@@ -90,7 +90,7 @@ class WaitingColumns:
         if not index:
             self._first += 1
             return
-        self.settle()
+        self.flush()
         table, first, end = self._table, self._first, self._end
         at = first + index
         self._leave(at)
@@ -101,7 +101,7 @@ class WaitingColumns:
             table[:, at : end - 1] = table[:, at + 1 : end]
             self._end = end - 1
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Takes those who left first out of the sums."""
         if self._first_summed < self._first:
             for at in range(self._first_summed, self._first):
@@ -128,7 +128,7 @@ class WaitingColumns:
 
     def tighten(self) -> None:
         """Makes the bounds exact."""
-        self.settle()
+        self.flush()
         if self._is_loose:
             self._is_loose = False
             self.least_due_s = float(self.due_s.min(0, initial=math.inf))
@@ -137,24 +137,24 @@ class WaitingColumns:
     @property
     def total_work_tokens(self) -> float:
         """All rows' together."""
-        self.settle()
+        self.flush()
         return self._total_work_tokens
 
     @property
     def classes(self) -> Collection[float]:
         """Those that any row is of: a view."""
-        self.settle()
+        self.flush()
         return self._num_of.keys()
 
     def num_of(self, priority: int) -> int:
         """Rows of a class."""
-        self.settle()
+        self.flush()
         return self._num_of.get(priority, 0)
 
     @property
     def num_demoted(self) -> int:
         """Rows that were demoted and have a due time."""
-        self.settle()
+        self.flush()
         return self._num_demoted
 
     @property

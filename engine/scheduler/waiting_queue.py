@@ -8,8 +8,7 @@ from operator import attrgetter
 from typing import overload
 
 from octavo.engine.request import Request
-from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.policies.policy import Place, nothing_is_due
+from octavo.engine.scheduler.live_request import LiveRequest, Place
 from octavo.engine.scheduler.tenant_lines import Kind, TenantLines
 from octavo.engine.scheduler.tenants import TenantCounters
 from octavo.engine.scheduler.waiting_columns import WaitingColumns, WaitingFigures
@@ -49,7 +48,7 @@ class WaitingQueue:
     Args:
         place: an entry's place; equal ones stand in order of acceptance.
         measure: figures to keep of an entry that has its place, or None.
-        has_due: whether a request has a due time, for the order of turns.
+        has_due: whether a request has a due time, for the order of turns; None if none has.
         tenants: what each tenant was served.
 
     Attributes:
@@ -63,7 +62,7 @@ class WaitingQueue:
         self,
         place: Callable[[LiveRequest], Place],
         measure: Callable[[LiveRequest], WaitingFigures] | None = None,
-        has_due: Callable[[Request], bool] = nothing_is_due,
+        has_due: Callable[[Request], bool] | None = None,
         tenants: TenantCounters | None = None,
     ) -> None:
         self._place = place
@@ -95,7 +94,7 @@ class WaitingQueue:
 
     def insert(self, entry: LiveRequest) -> None:
         """Puts an entry in its place: for a preempted one, where it stood before."""
-        self.lines.settle()  # an entry that has left is found in its line by the place it had
+        self.lines.flush()  # an entry that has left is found in its line by the place it had
         entry.place = self._place(entry)
         entry.num_queued_reusable = entry.request.num_reusable_tokens
         entries, key = self.entries, _key(entry)
@@ -112,7 +111,8 @@ class WaitingQueue:
             return Kind.PINNED
         if entry.is_demoted:
             return Kind.DEMOTED
-        return Kind.DUE if self._has_due(entry.request) else Kind.OPEN
+        has_due = self._has_due is not None and self._has_due(entry.request)
+        return Kind.DUE if has_due else Kind.OPEN
 
     def remove(self, entry: LiveRequest) -> None:
         """Takes an entry out; it must be in the queue."""
@@ -125,10 +125,10 @@ class WaitingQueue:
             self.columns.remove(index)
         self.lines.remove(entry)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Does what those who left first have left to be done."""
-        self.columns.settle()
-        self.lines.settle()
+        self.columns.flush()
+        self.lines.flush()
 
     def pin(self, entry: LiveRequest) -> None:
         """Sends an entry to the front, behind those pinned before, for as long as it lives."""
@@ -144,7 +144,7 @@ class WaitingQueue:
     def reorder(
         self,
         measure: Callable[[LiveRequest], WaitingFigures] | None,
-        has_due: Callable[[Request], bool],
+        has_due: Callable[[Request], bool] | None,
     ) -> None:
         """Puts every entry in its place anew, after places changed.
 

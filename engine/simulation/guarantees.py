@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.request import Priority
-from octavo.engine.scheduler.fairness import DEFAULT_SHARES, WINDOW_TOKENS
+from octavo.engine.scheduler.fairness import DEFAULT_QUOTAS, WINDOW_TOKENS
 from octavo.engine.scheduler.tenants import TenantCounters
 from octavo.engine.simulation.simulate import SimulationReport
 
@@ -75,7 +75,7 @@ def waits(report: SimulationReport) -> list[Stretch]:
 
 
 def class_shares(
-    report: SimulationReport, page_size: int, shares: Sequence[float] = DEFAULT_SHARES
+    report: SimulationReport, page_size: int, shares: Sequence[float] = DEFAULT_QUOTAS
 ) -> dict[str, dict[str, Any]]:
     """What each priority class got while any of it waited, against what it is guaranteed.
 

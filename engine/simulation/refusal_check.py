@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.engine.scheduler.probes import wilson_interval
+from octavo.engine.scheduler.refusals import wilson_interval
 from octavo.engine.simulation.replay import read_log
 
 _TARGETS = ("ttft_target_s", "tpot_target_s", "e2e_target_s")

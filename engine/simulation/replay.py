@@ -134,7 +134,7 @@ class _Player:
         for transfer_id, ok, *seconds in event.get("transfers", ()):
             self.scheduler.complete_transfer(transfer_id, ok, now_s, *seconds)
         for request_id, num_tokens in event.get("ready", ()):
-            self.scheduler.release(request_id, num_tokens)
+            self.scheduler.unblock(request_id, num_tokens)
         ended = self.scheduler.expire(now_s)
         plan = self.scheduler.plan(now_s)
         ended += self.scheduler.take_ended()

@@ -23,7 +23,7 @@ from octavo.engine.errors import OctavoError, OverloadedError, UnattainableTarge
 from octavo.engine.event_log import EventLog
 from octavo.engine.observers import Observer, Observers
 from octavo.engine.request import Request
-from octavo.engine.scheduler.committed import CommittedRows, News
+from octavo.engine.scheduler.committer import CommittedRows, News
 from octavo.engine.scheduler.load import SchedulerLoad
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.simulation.executor import (

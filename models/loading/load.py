@@ -27,7 +27,7 @@ from octavo.pallas_kernels.quantized_linear import Quantization
 from octavo.sharding.mesh import make_mesh, tensor_parallel_size
 
 if TYPE_CHECKING:
-    from octavo.models.loading.packed import PackedReader
+    from octavo.models.loading.block_quantized import BlockQuantizedReader
 
 DTYPES = ("float32", "bfloat16")
 
@@ -63,8 +63,8 @@ class OpenedModel:
         config, dtype, quantization, source, kind, tokenizer_source: as of `LoadedModel`.
         mesh: where the weights will go.
         metadata: of a GGUF file, which hold its tokenizer too; None for other kinds.
-        packed: reads linear layers a second time, as a GGUF's blocks; None for other kinds, and
-            where weights are not to be whole and in float32 on one CPU.
+        block_quantized: reads linear layers a second time, as a GGUF's blocks; None for other
+            kinds, and where weights are not to be whole and in float32 on one CPU.
     """
 
     config: ModelConfig
@@ -75,7 +75,7 @@ class OpenedModel:
     tokenizer_source: Path
     mesh: Mesh
     metadata: Mapping[str, Any] | None = None
-    packed: PackedReader | None = None
+    block_quantized: BlockQuantizedReader | None = None
     _read: Callable[[], dict[str, Any]]
 
     def abstract_weights(self) -> dict[str, Any]:
@@ -122,7 +122,9 @@ def open_model(
         tokenizer_source=path,
         mesh=mesh,
         metadata=getattr(source, "metadata", None),
-        packed=_packed(source, config, resolved, mesh) if kind_of_weights is None else None,
+        block_quantized=(
+            _block_quantized(source, config, resolved, mesh) if kind_of_weights is None else None
+        ),
         _read=partial(assemble_weights, source, config, resolved, mesh, kind_of_weights),
     )
 
@@ -202,16 +204,16 @@ def _open(path: Path, kind: CheckpointKind) -> TensorSource:
     return SafetensorsSource(path)
 
 
-def _packed(
+def _block_quantized(
     source: TensorSource, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh
-) -> PackedReader | None:
+) -> BlockQuantizedReader | None:
     on_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
     if not on_cpu or dtype != jnp.float32:
         return None
+    from octavo.models.loading.block_quantized import BlockQuantizedReader
     from octavo.models.loading.gguf import GGUFSource
-    from octavo.models.loading.packed import PackedReader
 
-    return PackedReader(source, config, mesh) if isinstance(source, GGUFSource) else None
+    return BlockQuantizedReader(source, config, mesh) if isinstance(source, GGUFSource) else None
 
 
 def _open_orbax(

@@ -7,153 +7,26 @@ int8 gives the same numbers on any number of them.
 
 XLA's own dots serve every platform. How they are best written differs (`tuning.json`): XLA's CPU
 backend multiplies one row of int8 by a scalar loop, and packs a right-hand weight on every call.
-Programs of one or two rows on a CPU have a function of their own (`native.py`).
+Programs of one or two rows on a CPU have a weight of their own (`cpu/native_int8_linear.py`).
 """
 
-from __future__ import annotations
-
-import json
-import math
-from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
-
-import jax
-import jax.numpy as jnp
-
-from octavo.pallas_kernels.quantized_linear.native import (
-    COMPILER_OPTIONS,
-    NATIVE_ROWS,
-    can_be_native,
-    native_product,
+from octavo.pallas_kernels.quantized_linear.product import (
+    Formulation,
+    formulations,
+    quantized_linear,
 )
 from octavo.pallas_kernels.quantized_linear.reference import quantized_linear_reference
-from octavo.pallas_kernels.quantized_linear.weight import (
-    QUANTIZATIONS,
-    Quantization,
-    QuantizedWeight,
-    quantize,
-    quantize_weight,
-)
+from octavo.pallas_kernels.quantized_linear.rounding import QUANTIZATIONS, Quantization, quantize
+from octavo.pallas_kernels.quantized_linear.weight import QuantizedWeight, quantize_weight
 
 __all__ = [
-    "COMPILER_OPTIONS",
-    "NATIVE_ROWS",
     "QUANTIZATIONS",
+    "Formulation",
     "Quantization",
     "QuantizedWeight",
-    "native_product",
+    "formulations",
     "quantize",
     "quantize_weight",
     "quantized_linear",
     "quantized_linear_reference",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Formulation:
-    """How a platform's products are written.
-
-    Attributes:
-        min_rows: fewer rows are padded to as many.
-        weight_first_rows: with as many rows or fewer the weight is the left operand, and its
-            outputs are scaled as they come, [*outputs, T], before they are transposed; with more
-            it is the right one.
-        widen_fp8: products of fp8 are taken in float32, where the device has none of their own.
-    """
-
-    min_rows: int
-    weight_first_rows: int
-    widen_fp8: bool
-
-    def __post_init__(self) -> None:
-        if self.min_rows < 1:
-            raise ValueError(f"min_rows = {self.min_rows} is not allowed: at least 1")
-
-
-@cache
-def formulations() -> dict[str, Formulation]:
-    """`tuning.json`: platform -> formulation, with one named "default"."""
-    table = json.loads(Path(__file__).with_name("tuning.json").read_text(encoding="utf-8"))
-    return {
-        platform: Formulation(entry["min_rows"], entry["weight_first_rows"], entry["widen_fp8"])
-        for platform, entry in table.items()
-    }
-
-
-def quantized_linear(
-    x: jax.Array, weight: QuantizedWeight, out_dtype: jnp.dtype | None = None
-) -> jax.Array:
-    """x · weight, contracting x's last dimensions with the weight's inputs.
-
-    Args:
-        x: [T, *inputs], float32 or bfloat16.
-        weight: see `QuantizedWeight`.
-        out_dtype: of the result; None is x's.
-
-    Returns:
-        [T, *outputs].
-
-    Raises:
-        ValueError: x's last dimensions are not the weight's inputs.
-    """
-    inputs = weight.values.shape[weight.scale.ndim :]
-    if x.shape[1:] != inputs:
-        raise ValueError(f"x {x.shape}: want [T, {', '.join(map(str, inputs))}]")
-    dims = tuple(range(1, x.ndim))
-    values, row_scale = quantize(x, weight.quantization, dims)
-    if weight.native and can_be_native(math.prod(inputs)):
-        out = _native(values, row_scale, weight)
-        return out.astype(x.dtype if out_dtype is None else out_dtype)
-    # Chosen when the program is lowered for a platform, which may not be the one at hand.
-    table = formulations()
-    branches = {name: partial(_product, how) for name, how in table.items() if name != "default"}
-    out = jax.lax.platform_dependent(
-        values,
-        row_scale,
-        weight.values,
-        weight.scale,
-        default=partial(_product, table["default"]),
-        **branches,
-    )
-    return out.astype(x.dtype if out_dtype is None else out_dtype)
-
-
-def _native(values: jax.Array, row_scale: jax.Array, weight: QuantizedWeight) -> jax.Array:
-    """As `_product`, by `native_product`."""
-    num_rows, outputs = len(values), weight.scale.shape
-    by_output = weight.values.reshape(weight.scale.size, -1)
-    out = native_product(values.reshape(num_rows, -1), by_output).reshape(num_rows, *outputs)
-    by_row = row_scale.reshape(-1, *(1,) * len(outputs))
-    return out.astype(jnp.float32) * (by_row * weight.scale[None])
-
-
-def _product(
-    how: Formulation, x: jax.Array, row_scale: jax.Array, weight: jax.Array, scale: jax.Array
-) -> jax.Array:
-    """[T, *outputs] float32 of values x [T, *inputs] and weight [*outputs, *inputs]."""
-    num_rows, num_outputs = x.shape[0], scale.ndim
-    # One contracted dimension: with several, XLA's CPU backend leaves its fast products. A split
-    # over devices stays one, because it is the first of them that is split.
-    x = x.reshape(num_rows, -1)
-    weight = weight.reshape(*scale.shape, -1)
-    if num_rows < how.min_rows:
-        x = jnp.pad(x, ((0, how.min_rows - num_rows), (0, 0)))
-    accumulator = jnp.int32
-    if weight.dtype != jnp.int8:
-        accumulator = jnp.float32
-        if how.widen_fp8:
-            x, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
-    if num_rows <= how.weight_first_rows:
-        out = jax.lax.dot_general(
-            weight, x, (((num_outputs,), (1,)), ((), ())), preferred_element_type=accumulator
-        )
-        by_row = row_scale.reshape(*(1,) * num_outputs, -1)
-        out = out[..., :num_rows].astype(jnp.float32) * (scale[..., None] * by_row)
-        # Without the barrier what follows would read the outputs across their order in memory.
-        return jax.lax.optimization_barrier(jnp.moveaxis(out, -1, 0))
-    out = jax.lax.dot_general(
-        x, weight, (((1,), (num_outputs,)), ((), ())), preferred_element_type=accumulator
-    )
-    by_row = row_scale.reshape(-1, *(1,) * num_outputs)
-    return out[:num_rows].astype(jnp.float32) * (by_row * scale[None])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from octavo.pallas_kernels.quantized_linear.weight import QuantizedWeight, quantize
+from octavo.pallas_kernels.quantized_linear.rounding import quantize
+from octavo.pallas_kernels.quantized_linear.weight import QuantizedWeight
 
 
 def quantized_linear_reference(x: jax.Array, weight: QuantizedWeight) -> jax.Array:

@@ -6,22 +6,19 @@ Shape suffixes: *outputs and *inputs, the dimensions a product yields and those 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-Quantization = Literal["int8", "fp8"]
-QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
-
-VALUE_DTYPES = {"int8": jnp.dtype(jnp.int8), "fp8": jnp.dtype(jnp.float8_e4m3fn)}
-LARGEST = {"int8": 127.0, "fp8": 448.0}
-"""The largest number a value takes; int8 leaves -128 out, so that the range is symmetric."""
+from octavo.pallas_kernels.linear_weight import EmbeddingTable
+from octavo.pallas_kernels.quantized_linear.product import quantized_linear
+from octavo.pallas_kernels.quantized_linear.rounding import Quantization, quantize
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedWeight:
+class QuantizedWeight(EmbeddingTable):
     """weight = values · scale, one scale for each output.
 
     Inputs are the last dimensions, side by side in memory: the order that integer and fp8 products
@@ -31,14 +28,11 @@ class QuantizedWeight:
         values: int8 or float8_e4m3fn [*outputs, *inputs].
         scale: float32 [*outputs].
         dtype: of the weight it stands for, static.
-        native: its products are to be one native function (`native.py`), static; for programs of
-            few rows on one CPU device.
     """
 
     values: jax.Array
     scale: jax.Array
     dtype: jnp.dtype = field(metadata={"static": True})
-    native: bool = field(default=False, metadata={"static": True})
 
     @property
     def num_inputs(self) -> int:
@@ -48,6 +42,9 @@ class QuantizedWeight:
     @property
     def quantization(self) -> Quantization:
         return "int8" if self.values.dtype == jnp.int8 else "fp8"
+
+    def apply(self, x: jax.Array, num_inputs: int = 1, out_dtype: Any | None = None) -> jax.Array:
+        return quantized_linear(x, self, out_dtype)
 
     def dequantized(self) -> jax.Array:
         """The weight [*outputs, *inputs] in `dtype`."""
@@ -82,29 +79,3 @@ def quantize_weight(
     inputs = tuple(range(weight.ndim - num_inputs, weight.ndim))
     values, scale = quantize(outputs_first, quantization, inputs)
     return QuantizedWeight(values=values, scale=scale, dtype=jnp.dtype(weight.dtype))
-
-
-def quantize(
-    x: jax.Array, quantization: Quantization, dims: tuple[int, ...] | int
-) -> tuple[jax.Array, jax.Array]:
-    """x ≈ values · scale, with a scale for everything but `dims`.
-
-    Args:
-        x: any floating array.
-        quantization: "int8" or "fp8".
-        dims: over which one scale is shared.
-
-    Returns:
-        values of x's shape, and scale float32 of x's shape without `dims`. A slice of zeros has
-        scale 0.
-    """
-    x_f32 = x.astype(jnp.float32)
-    largest = jnp.float32(LARGEST[quantization])
-    magnitude = jnp.max(jnp.abs(x_f32), axis=dims, keepdims=True)
-    inverse = jnp.where(magnitude > 0, largest / magnitude, jnp.float32(0.0))
-    scaled = x_f32 * inverse
-    if quantization == "int8":
-        scaled = jnp.round(scaled)
-    # A quotient may round to just above the largest, which fp8 has no number for.
-    values = jnp.clip(scaled, -largest, largest).astype(VALUE_DTYPES[quantization])
-    return values, jnp.squeeze(magnitude / largest, axis=dims)

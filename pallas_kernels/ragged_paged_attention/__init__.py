@@ -122,11 +122,12 @@ def ragged_paged_attention(
 
 
 def _check_shapes(q: jax.Array, k: jax.Array | None, v: jax.Array | None, kv: PagedKV) -> None:
-    if q.ndim != 3 or q.shape[1] % kv.num_kv_heads or kv.head_dim < q.shape[2]:
-        raise ValueError(f"pool {kv.pages.shape} does not hold heads for q {q.shape}")
-    if k is None and v is None:
-        return
-    new = (q.shape[0], kv.num_kv_heads, q.shape[2])
-    if k is None or v is None or k.shape != new or v.shape != new:
-        shapes = ", ".join("none" if x is None else str(x.shape) for x in (k, v))
-        raise ValueError(f"k and v {shapes}: want {new} x 2, for q {q.shape} and the pool")
+    num_kv_heads = kv.num_kv_heads if k is None or k.ndim != 3 else k.shape[1]
+    new = None if k is None else (q.shape[0], num_kv_heads, *q.shape[2:])
+    given = [None if x is None else x.shape for x in (k, v)]
+    if q.ndim != 3 or given != [new, new] or q.shape[1] % num_kv_heads:
+        raise ValueError(
+            f"q {q.shape}, k {given[0]}, v {given[1]}: want [T, Hq, D], [T, Hkv, D] x 2 or none"
+        )
+    if kv.num_kv_heads != num_kv_heads or kv.head_dim < q.shape[2]:
+        raise ValueError(f"pool {kv.pages.shape} does not hold heads like k {given[0]}")

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from octavo.pallas_kernels.quantized_linear.weight import Quantization
+from octavo.pallas_kernels.quantized_linear.rounding import Quantization
 
 KV_DTYPES = {
     "float32": jnp.dtype(jnp.float32),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from octavo.pallas_kernels.quantized_linear.weight import quantize
+from octavo.pallas_kernels.quantized_linear.rounding import quantize
 from octavo.pallas_kernels.ragged_paged_attention.batch import PagedKV, RaggedBatch
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
     kv_quantization,

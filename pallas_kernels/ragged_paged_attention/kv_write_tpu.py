@@ -24,7 +24,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from octavo.pallas_kernels.quantized_linear.weight import quantize
+from octavo.pallas_kernels.quantized_linear.rounding import quantize
 from octavo.pallas_kernels.ragged_paged_attention.batch import PagedKV, RaggedBatch
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_quantization
 from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES

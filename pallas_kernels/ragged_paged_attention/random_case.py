@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from octavo.pallas_kernels.quantized_linear.weight import quantize
+from octavo.pallas_kernels.quantized_linear.rounding import quantize
 from octavo.pallas_kernels.ragged_paged_attention.batch import PagedKV, RaggedBatch
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
     KV_DTYPES,

@@ -21,8 +21,8 @@ class XlaTiles:
         row_group: decode rows that share a gather and a product.
         decode_block: keys of a decode block, in whole pages.
         score_sums: 1 takes decode rows' scores by multiplying and summing in a loop, 0 as products.
-        native_decode: 1 has one native function compute decode rows, as `decode_cpu` does on a CPU
-            for the pools it takes; 0 has them computed as above.
+        native_decode: 1 has one native function compute decode rows, as `cpu/native_attention` does
+            on a CPU for the pools it takes; 0 has them computed as above.
         query_tile: queries of a prefill tile.
         prefill_block: keys of a prefill block, in whole pages.
     """

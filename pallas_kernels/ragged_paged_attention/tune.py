@@ -23,12 +23,12 @@ import jax
 import numpy as np
 
 from octavo.pallas_kernels.compat import product_compiler_options
+from octavo.pallas_kernels.cpu.native_attention import compiler_options
 from octavo.pallas_kernels.ragged_paged_attention.backends import (
     AttentionShape,
     Backend,
 )
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
-from octavo.pallas_kernels.ragged_paged_attention.decode_cpu import compiler_options
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_dtype_name
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case

@@ -1,8 +1,9 @@
 """Ragged paged attention in plain XLA: the CPU's path, and the fallback anywhere.
 
-On a CPU one native function computes most decode rows (`decode_cpu.py`), and this all others. Both
-halves walk KV in blocks of pages with an online softmax (Source: Milakov and Gimelshein, arXiv
-1805.02867; Dao et al., arXiv 2205.14135), as far as a row is long: whole blocks, then `TAIL` keys.
+On a CPU one native function computes most decode rows (`cpu/native_attention`), and this all
+others. Both halves walk KV in blocks of pages with an online softmax (Source: Milakov and
+Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135), as far as a row is long: whole blocks,
+then `TAIL` keys.
 
 - decode rows go in groups of `row_group`: one gather of contiguous pages and one batched matrix
   product serve the whole group, which divides the loop's fixed cost. The packer sorts decode rows
@@ -26,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from octavo.pallas_kernels.ragged_paged_attention import decode_cpu
+from octavo.pallas_kernels.cpu import native_attention
 from octavo.pallas_kernels.ragged_paged_attention.batch import (
     AttentionParams,
     PagedKV,
@@ -71,8 +72,8 @@ def attend_xla(
     """
     if tiles is None:
         tiles = choose_xla_tiles(q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
-    if not quick and tiles.native_decode and decode_cpu.takes(q.shape[2], kv):
-        out = decode_cpu.decode_rows(q, kv, batch, params, sinks)
+    if not quick and tiles.native_decode and native_attention.takes(q.shape[2], kv):
+        out = native_attention.decode_rows(q, kv, batch, params, sinks)
     else:
         out = _decode(q, kv, batch, params, sinks, tiles)
     if decode_only:

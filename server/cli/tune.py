@@ -65,9 +65,10 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from octavo.engine.execution.host_memory import keep_freed_memory
-    from octavo.models.screened import can_be_screened
+    from octavo.models.weight_variants.logit_bounds import can_bound_logits
     from octavo.pallas_kernels import tuning
     from octavo.pallas_kernels.compat import multiplies_bfloat16
+    from octavo.pallas_kernels.cpu.tune_products import ModelSize, tune_products
     from octavo.pallas_kernels.ragged_paged_attention import kv_dtype
     from octavo.pallas_kernels.ragged_paged_attention.backends import (
         AttentionShape,
@@ -79,7 +80,6 @@ def run(args: argparse.Namespace) -> int:
         shapes_to_tune,
         tune,
     )
-    from octavo.pallas_kernels.tune_products import ModelSize, tune_products
 
     keep_freed_memory()
     device = jax.devices()[0]
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
             intermediate_size=width,
             num_layers=config.num_layers,
             vocab_size=config.vocab_size,
-            can_be_screened=can_be_screened(config) and multiplies_bfloat16(),
+            can_bound_logits=can_bound_logits(config) and multiplies_bfloat16(),
         )
         tuned = tune_products(size, rounds=args.rounds)
         times = ", ".join(f"{name} {_ms(each, ', ')} ms" for name, each in tuned.ms.items())

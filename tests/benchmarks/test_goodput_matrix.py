@@ -108,6 +108,22 @@ def test_it_must_be_ahead_on_average_where_load_is_high(load) -> None:
     assert text.startswith("0.030 ahead")
 
 
+def test_means_by_load_are_over_policies_that_every_workload_ran(load) -> None:
+    cells = [
+        {"load": 1.0, "attainment": {"slo": 0.9, "fcfs": 0.5}, "bound": 1.0},
+        {"load": 1.0, "attainment": {"slo": 0.7, "fcfs": 0.1, "edf": 0.9}, "bound": 0.8},
+        {"load": 0.6, "attainment": {"slo": 1.0, "fcfs": 0.8}, "bound": 1.0},
+    ]
+    assert load("verdict").mean_by_load(cells) == [
+        {"load": 0.6, "attainment": {"slo": 1.0, "fcfs": 0.8}, "bound": 1.0},
+        {
+            "load": 1.0,
+            "attainment": {"slo": pytest.approx(0.8), "fcfs": pytest.approx(0.3)},
+            "bound": pytest.approx(0.9),
+        },
+    ]
+
+
 def test_figures_are_by_quartile_of_prompt_length_and_by_tenant(load) -> None:
     def record(n: int, num_input: int, tenant: str, status: str = "stop") -> RequestRecord:
         goals = TrafficClass(name="c", ttft_target_s=1.0, tpot_target_s=1.0, tenant=tenant)

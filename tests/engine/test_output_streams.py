@@ -17,7 +17,7 @@ from octavo.engine.output_streams import OutputStream, OutputStreams
 from octavo.engine.outputs import RequestOutput
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
-from octavo.engine.scheduler.committed import Committed
+from octavo.engine.scheduler.committer import Committed
 from octavo.engine.scheduler.step_plan import TokenScore
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.engine.transcript import Transcript

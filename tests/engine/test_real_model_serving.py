@@ -18,8 +18,7 @@ from octavo.engine.request import Request
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import Policy, cheaper_by_swap
-from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.policy import Policy, Snapshot, cheaper_by_swap
 from octavo.engine.simulation.replay import replay
 
 PROMPTS = [

@@ -33,7 +33,7 @@ from octavo.engine.outputs import RequestOutput
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policy import Policy
 
 LABELS: tuple[Any, ...] = ("a", "a#0", "a#1", "b", None)
 """Few, so that they collide: also with what sequences of one another might be called."""

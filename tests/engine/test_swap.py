@@ -13,7 +13,7 @@ from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policy import Policy
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 TIGHT = {"num_kv_pages": 34, "host_kv_memory_bytes": 4 << 20}

@@ -20,9 +20,9 @@ from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.sampling_params import SamplingParams
 from octavo.pallas_kernels import tuning
 from octavo.pallas_kernels.compat import multiplies_bfloat16
-from octavo.pallas_kernels.eigen_linear import EigenWeight
-from octavo.pallas_kernels.packed_linear import PackedWeight, PanelWeight
-from octavo.pallas_kernels.sliced_linear import SlicedWeight
+from octavo.pallas_kernels.cpu.block_quantized_linear import BlockQuantizedWeight, PanelWeight
+from octavo.pallas_kernels.cpu.eigen_linear import EigenWeight
+from octavo.pallas_kernels.cpu.int8_split_linear import Int8SplitWeight
 
 TIE = 1e-3
 """Logits of these weights are up to 35 and agree within 1e-3 between frameworks: the tolerance of
@@ -121,8 +121,8 @@ def kinds_read(llm: Any) -> set[type]:
 
 
 EXPECTED: dict[str, set[type]] = {
-    "block-quantized": {PackedWeight, PanelWeight},
-    "int8-split": {SlicedWeight},
+    "block-quantized": {BlockQuantizedWeight, PanelWeight},
+    "int8-split": {Int8SplitWeight},
     "bounded argmax, Eigen's products": {EigenWeight},
 }
 
@@ -144,7 +144,7 @@ def test_tokens_differ_only_where_the_model_is_undecided(
     llm = make_llm(first_layers, NUM_ROWS, warm_up="full", **changes)
     assert kinds_read(llm) >= EXPECTED.get(variant, set())
     reads = [
-        llm.engine.executor.weights.reads_screen(s) for s in llm.engine.executor.lattice.shapes
+        llm.engine.executor.weights.reads_bounds(s) for s in llm.engine.executor.lattice.shapes
     ]
     assert any(reads) == ("screened" in entry)
     outputs = llm.generate([each.prompt for each in alone], PARAMS, use_tqdm=False)

@@ -7,6 +7,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from octavo.engine.errors import ModelLoadError
 from octavo.models import decoder
@@ -49,8 +50,11 @@ def lowered(config: ModelConfig) -> str:
         caches = tuple(jnp.zeros(()) for _ in config.own_caches())
         return decoder.run_layers(weights, config, embeddings, positions, attend, caches)
 
-    weights = abstract_weights(config, jnp.dtype(jnp.float32), make_mesh(1))
-    embeddings = jax.ShapeDtypeStruct((3, config.hidden_size), jnp.float32)
+    mesh = make_mesh(1)
+    weights = abstract_weights(config, jnp.dtype(jnp.float32), mesh)
+    embeddings = jax.ShapeDtypeStruct(
+        (3, config.hidden_size), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec())
+    )
     return jax.jit(forward).lower(weights, embeddings).as_text()
 
 

@@ -15,9 +15,8 @@ from octavo.engine.event_log import plan_record
 from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
 from octavo.engine.scheduler.policies import get_policy
-from octavo.engine.scheduler.policies.policy import Admission, Policy, admit_everyone
+from octavo.engine.scheduler.policy import Admission, Policy, Snapshot, admit_everyone
 from octavo.engine.scheduler.scheduler import Scheduler
-from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import StepPlan, StepResult
 from octavo.engine.simulation.simulate import simulate, true_length, undeclared
 from octavo.engine.simulation.step_time import StepWork

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from octavo.engine.scheduler import policies
-from octavo.engine.scheduler.policies import policy as policy_module
+from octavo.engine.scheduler import policy as policy_module
 from tests.oracle import digests, record
 from tests.oracle.digests import PLANS_PER_MARK, first_difference, marks, play
 from tests.oracle.record import PATH, differences, read

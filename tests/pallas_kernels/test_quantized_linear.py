@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 
 import jax
@@ -11,18 +10,16 @@ import numpy as np
 import pytest
 
 from octavo.pallas_kernels.quantized_linear import (
-    COMPILER_OPTIONS,
     QUANTIZATIONS,
     Formulation,
     QuantizedWeight,
-    _product,
     formulations,
-    native_product,
     quantize,
     quantize_weight,
     quantized_linear,
     quantized_linear_reference,
 )
+from octavo.pallas_kernels.quantized_linear.product import _product
 
 STEP = {"int8": 0.5 / 127, "fp8": 2.0**-4}
 """Half the distance between neighbours: of a slice's largest in int8, of the value itself in fp8
@@ -86,39 +83,6 @@ def test_every_formulation_gives_the_same_product(
     # Sums of fp8 are float32's: of products up to 448² (200,000), one in ten million of which is
     # 0.02; two dozen such errors stay where the sum itself is near 0.
     np.testing.assert_allclose(got, exact, rtol=1e-5, atol=0.5)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3])
-@pytest.mark.parametrize("num_inputs", [32, 64, 96, 2048, 4096 + 96])
-def test_native_products_are_exact(num_inputs: int, rows: int) -> None:
-    rng = np.random.default_rng(num_inputs)
-    x = rng.integers(-127, 128, (rows, num_inputs), dtype=np.int8)
-    weight = rng.integers(-127, 128, (37, num_inputs), dtype=np.int8)
-    # What 16 bits have least room for: sums of two products of the largest, and of the smallest.
-    x[0], weight[0], weight[1] = 127, 127, -127
-    got = jax.jit(native_product)(x, weight)
-    np.testing.assert_array_equal(got, x.astype(np.int64) @ weight.astype(np.int64).T)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("rows", [1, 2])
-def test_native_weights_give_the_same_numbers(shape: str, rows: int) -> None:
-    x, _, weight = case(shape, "int8", rows)
-    native = jax.jit(quantized_linear).lower(x, dataclasses.replace(weight, native=True))
-    assert "_output_by_output" in native.as_text()
-    np.testing.assert_array_equal(
-        native.compile(COMPILER_OPTIONS)(x, dataclasses.replace(weight, native=True)),
-        jax.jit(quantized_linear)(x, weight),
-    )
-
-
-def test_inputs_that_native_products_cannot_take_are_left_to_the_library() -> None:
-    rng = np.random.default_rng(0)
-    x, matrix = rng.standard_normal((1, 40), np.float32), rng.standard_normal((40, 8), np.float32)
-    weight = quantize_weight(jnp.asarray(matrix), "int8", 1)
-    native = dataclasses.replace(weight, native=True)
-    assert "_output_by_output" not in jax.jit(quantized_linear).lower(x, native).as_text()
-    np.testing.assert_array_equal(quantized_linear(x, native), quantized_linear(x, weight))
 
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)

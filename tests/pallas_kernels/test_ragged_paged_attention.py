@@ -14,10 +14,10 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from octavo.pallas_kernels.compat import shard_map
+from octavo.pallas_kernels.cpu import native_attention
 from octavo.pallas_kernels.ragged_paged_attention import (
     AttentionParams,
     PagedKV,
-    decode_cpu,
     ragged_paged_attention,
 )
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
@@ -182,7 +182,7 @@ def test_the_one_function_takes_scores_that_leave_their_reference(
             pages = pages.at[page, 0, row % 2, key % page_size, 0].set(by)
     params = AttentionParams(scale=1.0, sliding_window=window)
     arguments = (q, replace(kv, pages=pages), batch, params)
-    assert decode_cpu.takes(64, kv)
+    assert native_attention.takes(64, kv)
     got = attend_xla(*arguments, sinks=None, decode_only=True)
     if np.isinf(rise):  # what is not a number stays in its row and head
         numbers = np.isfinite(np.asarray(got)).all(axis=-1)
@@ -208,7 +208,7 @@ def test_the_one_function_takes_scores_that_leave_their_reference(
 def test_what_the_one_function_takes(shape: dict[str, Any], is_taken: bool) -> None:
     case = make_case(np.random.default_rng(0), [(1, 9)], num_tokens=1, num_rows=1, **shape)
     q, kv, batch = case[0], case[3], case[4]
-    assert decode_cpu.takes(q.shape[2], kv) == is_taken
+    assert native_attention.takes(q.shape[2], kv) == is_taken
     attend = functools.partial(attend_xla, params=AttentionParams(scale=1.0))
     for quick, decode_only in itertools.product((False, True), repeat=2):
         step = functools.partial(attend, quick=quick, decode_only=decode_only)
@@ -337,5 +337,33 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         ragged_paged_attention(q[:, :5], k, v, kv, batch, VARIANTS["full"])
     with pytest.raises(ValueError, match="does not hold heads"):
         ragged_paged_attention(q, k[:, :1], v[:, :1], kv, batch, VARIANTS["full"])
+    with pytest.raises(ValueError, match="x 2 or none"):
+        ragged_paged_attention(q, k, None, kv, batch, VARIANTS["full"])
+    with pytest.raises(ValueError, match="does not hold heads"):
+        ragged_paged_attention(
+            jnp.pad(q, ((0, 0), (0, 0), (0, 8))), None, None, kv, batch, VARIANTS["full"]
+        )
     with pytest.raises(ValueError, match="want one of xla, reference"):
         ragged_paged_attention(q, k, v, kv, batch, VARIANTS["full"], backend="cuda")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+@pytest.mark.parametrize("decode_only", [False, True])
+def test_a_pool_that_holds_the_tokens_already_is_read_and_not_written(
+    backend: Any, decode_only: bool
+) -> None:
+    rows = [(1, 9), (1, 21)] if decode_only else [(1, 9), (5, 13), (12, 12)]
+    num_tokens = sum(new for new, _ in rows)
+    q, k, v, kv, batch = make_case(
+        np.random.default_rng(0), rows, num_tokens=num_tokens, num_rows=len(rows), head_dim=32
+    )
+    attend = functools.partial(
+        ragged_paged_attention,
+        params=VARIANTS["full"],
+        backend=backend,
+        decode_only=decode_only,
+    )
+    written, filled = attend(q, k, v, kv, batch)
+    read, same = attend(q, None, None, filled, batch)
+    np.testing.assert_array_equal(np.asarray(read), np.asarray(written))
+    assert same is filled

@@ -100,7 +100,7 @@ def built(tiny_model: Path) -> Iterator[Any]:
 
 def stands(engine: Any, state: str) -> bool:
     """Whether the target is in this state now; asked in the engine's thread."""
-    entry = next((e for e in engine.scheduler._table if e.request.label == TARGET), None)
+    entry = next((e for e in engine.scheduler._unapplied if e.request.label == TARGET), None)
     if entry is None:
         return False
     request, has_row = entry.request, entry.request.slot is not None
@@ -129,7 +129,7 @@ def message(name: str, num_prompt: int, max_tokens: int, timeout_s: float | None
 
 
 def is_clean(engine: Any) -> bool:
-    load, host = engine.load(), engine.scheduler._table.kv.host
+    load, host = engine.load(), engine.scheduler._unapplied.kv.host
     return (
         not engine.has_unfinished
         and load.num_running == load.num_waiting == 0

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.scheduler.policies import auto, baselines, mlfq, niyama, slo
+from octavo.engine.scheduler.policies import auto, baselines, niyama, slo
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policy import Policy
 
 ENTRY_POINT_GROUP = "octavo.scheduling_policies"
 """Third parties' policies: an entry point's name is the policy's, its object a `PolicyMaker`."""
@@ -24,7 +24,7 @@ POLICIES: dict[str, PolicyMaker] = {
     "fcfs-shed": baselines.fcfs_shed,
     "priority": baselines.priority,
     "sjf": baselines.sjf,
-    "mlfq": mlfq.make,
+    "mlfq": baselines.mlfq,
     "edf": baselines.edf,
     "edf-shed": baselines.edf_shed,
     "least-slack": baselines.least_slack,

@@ -14,8 +14,7 @@ from octavo.engine.request import Request
 from octavo.engine.scheduler.policies import slo
 from octavo.engine.scheduler.policies.baselines import fcfs
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import Policy, TenantTurns, nothing_is_due
-from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.policy import Policy, Snapshot, TenantTurns, nothing_is_due
 
 TURNS = TenantTurns(token_s=lambda forecast: 1.0, has_due=nothing_is_due)
 """The least served tenant comes first: as nothing is due, what a token is worth does not matter."""

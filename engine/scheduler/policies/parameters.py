@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.scheduler.policies.policy import whole_budget
-from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.policy import Snapshot, whole_budget
 
 
 class Parameters:

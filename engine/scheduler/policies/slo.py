@@ -20,32 +20,28 @@ import numpy as np
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.admission import demand_s, job_to_restore, late_jobs, peak_pages
-from octavo.engine.scheduler.deadlines import (
-    end_due_s,
-    first_due_s,
-    is_hopeless,
-    next_due_s,
-)
+from octavo.engine.scheduler.deadlines import end_due_s, first_due_s, next_due_s
+from octavo.engine.scheduler.feasibility import is_hopeless
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
+from octavo.engine.scheduler.live_request import Place
 from octavo.engine.scheduler.pace import idle_rows, most_admissions
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.policy import (
+from octavo.engine.scheduler.policy import (
     HOPELESS,
+    MAX_STEPS_WHILE_WAITING,
     Admission,
-    Place,
     Policy,
     Refusal,
+    Snapshot,
     TenantTurns,
     refuse_nobody,
 )
 from octavo.engine.scheduler.row_columns import Floats, Slots
 from octavo.engine.scheduler.slack import (
+    expected_slack_s,
     first_tokens_budget,
-    smallest_slack_s,
     thrifty_budget,
 )
-from octavo.engine.scheduler.snapshot import Snapshot
-from octavo.engine.scheduler.step_size import MAX_STEPS_WHILE_WAITING
 from octavo.engine.scheduler.victims import price_rows
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 
@@ -256,7 +252,7 @@ class SLOPolicy:
     def budget(self, snapshot: Snapshot) -> int:
         """As many tokens as the smallest banked slack of a row allows, and the first tokens that
         come at the step's end."""
-        budget = thrifty_budget(snapshot, smallest_slack_s(snapshot), self.floor)
+        budget = thrifty_budget(snapshot, expected_slack_s(snapshot), self.floor)
         return min(budget, first_tokens_budget(snapshot, self.floor))
 
     def num_steps(self, snapshot: Snapshot, limit: int, longest: int, shortest: int) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from octavo.engine.request import Request
-from octavo.engine.scheduler.deadlines import will_be_late
+from octavo.engine.scheduler.feasibility import will_be_late
 from octavo.engine.scheduler.forecast import Forecast
-from octavo.engine.scheduler.policies.policy import Place
-from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.live_request import Place
+from octavo.engine.scheduler.policy import Snapshot
 
 PINNED_AFTER = 2
 """Preemptions after which a request no longer gives way to waiting ones: else two whose urgency

@@ -15,13 +15,14 @@ from octavo.engine.execution import program_weights
 from octavo.engine.execution.program_weights import ProgramWeights
 from octavo.engine.execution.step_spec import StepShape
 from octavo.models.loading.load import open_model
-from octavo.pallas_kernels.packed_linear import (
+from octavo.pallas_kernels.cpu.block_quantized_linear import (
+    BlockQuantizedWeight,
     BlockType,
-    PackedWeight,
     PanelWeight,
-    abstract_packed,
+    abstract_block_quantized,
 )
-from octavo.pallas_kernels.quantized_linear import COMPILER_OPTIONS as NATIVE_OPTIONS
+from octavo.pallas_kernels.cpu.native_int8_linear import COMPILER_OPTIONS as NATIVE_OPTIONS
+from octavo.pallas_kernels.cpu.native_int8_linear import NativeInt8Weight
 from octavo.sharding.mesh import make_mesh
 
 
@@ -31,13 +32,13 @@ def test_panels_are_made_where_several_rows_read_them(tiny_model: Path, has_pane
     weights = open_model(str(tiny_model), "float32", mesh, "none").abstract_weights()
     half = np.dtype(np.float16)
     kind = BlockType(codes=32, nibbles=True, scale_dtype=half, minimum_dtype=half)
-    some = {"w_down": abstract_packed(kind, (64,), 2)}
+    some = {"w_down": abstract_block_quantized(kind, (64,), 2)}
     packed = {"layers": (some, *({} for _ in weights["layers"][1:]))}
     made = ProgramWeights(
         weights, mesh, kv_dtype=jnp.dtype("float32"), packed=packed, has_panels=has_panels
     )
     one = made.abstract_of(StepShape(1, 1, 4, packed=True))["layers"][0]["w_down"]
-    assert isinstance(one, PackedWeight)
+    assert isinstance(one, BlockQuantizedWeight)
     assert (made.abstract.panels is not None) == has_panels
     if has_panels:
         several = made.abstract_of(StepShape(4, 4, 4, packed=True))["layers"][0]["w_down"]
@@ -58,7 +59,7 @@ def test_few_rows_of_int8_on_one_device_are_native_products(
     def is_native(shape: StepShape) -> bool:
         read = made.abstract_of(shape)["layers"][0]["w_down"]
         wants_options = NATIVE_OPTIONS.items() <= made.compiler_options(shape).items()
-        assert getattr(read, "native", False) == wants_options
+        assert isinstance(read, NativeInt8Weight) == wants_options
         return wants_options
 
     is_possible = quantization == "int8" and num_devices == 1
@@ -75,13 +76,13 @@ def test_a_form_that_is_made_behind_is_not_ready_before(
     mesh = make_mesh(1)
     weights = open_model(str(tiny_model), "float32", mesh, "none").read_weights()
     may_end = threading.Event()
-    real = program_weights.sliced_weights
+    real = program_weights.int8_split_weights
 
     def slow(whole: Any) -> Any:
         assert may_end.wait(60)
         return real(whole)
 
-    monkeypatch.setattr(program_weights, "sliced_weights", slow)
+    monkeypatch.setattr(program_weights, "int8_split_weights", slow)
     made = ProgramWeights(weights, mesh, kv_dtype=jnp.dtype("float32"), sliced=(8, 16))
     whole, sliced = StepShape(4, 4, 4), StepShape(8, 8, 4)
     assert made.is_ready(whole)

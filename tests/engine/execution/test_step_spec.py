@@ -89,7 +89,7 @@ def test_a_mixed_plan_is_packed_row_after_row() -> None:
     floats = dict(zip(NEW_ROW_FLOATS, fields["new_floats"][0].tolist(), strict=True))
     assert (floats["temperature"], floats["top_p"]) == (0.5, 0.75)
     assert fields["new_table"][0].tolist() == [7, 9, 0, 0, 0, 0, 0, 0]
-    assert fields["new_slot"].tolist() == [3, NO_SLOT, NO_SLOT, NO_SLOT]
+    assert fields["new_slot"].tolist() == [3, *[NO_SLOT] * (len(fields["new_slot"]) - 1)]
 
 
 def test_known_tokens_run_on_from_prompt_to_output() -> None:
@@ -128,6 +128,22 @@ def test_the_lattice_takes_every_plan_within_its_limits() -> None:
         shape = lattice.choose(make_plan([], rows), "general", everything)
         assert shape.num_new_rows >= count
         assert shape in lattice.shapes
+
+
+@pytest.mark.parametrize("max_num_seqs", [16, 128])
+def test_a_few_tokens_each_of_many_prompts_take_a_small_program(max_num_seqs: int) -> None:
+    lattice = make_lattice(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=512, num_steps=4, variants=("general",)
+    )
+    rows = [
+        PrefillRow(
+            request=make_request("p", [1] * 2), slot=i, start=0, num_tokens=2, samples=True,
+            is_new=True,
+        )
+        for i in range(16)
+    ]  # fmt: skip
+    shape = lattice.choose(make_plan([], rows), "general", set(lattice.shapes).__contains__)
+    assert shape.num_tokens == 32
 
 
 def test_the_coarse_programs_serve_every_plan_until_finer_ones_are_there() -> None:

@@ -74,7 +74,7 @@ def test_an_owned_page_is_not_there_to_be_taken():
     pool.release([a], kept(a))
     pool.take_over([b])
     with pytest.raises(AssertionError, match="not there"):
-        pool.settle()
+        pool.flush()
 
 
 def test_a_page_is_released_only_by_an_owner(pool):

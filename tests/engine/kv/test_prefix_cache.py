@@ -55,7 +55,7 @@ def test_what_a_page_held_is_not_found_once_it_was_given_up_whatever_is_asked_fi
         cache.mark_unreferenced([2, 1])
         cache.check_integrity([1, 2])
     cache.evict(2)
-    cache.settle()
+    cache.flush()
     cache.register_all([A, B], [1, 2])
     assert cache.longest_match([A, B, C]) == [1, 2, 3]
     cache.check_integrity([])

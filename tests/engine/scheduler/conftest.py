@@ -16,7 +16,7 @@ import pytest
 
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.sampling_params import SamplingParams
-from octavo.engine.scheduler.committed import Committed
+from octavo.engine.scheduler.committer import Committed
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import (
     DecodeRow,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.engine.request import Priority
-from octavo.engine.scheduler.fairness import ClassShares
+from octavo.engine.scheduler.fairness import ClassQuotas
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 
 STEP_S = 0.05
@@ -15,15 +15,14 @@ def constant_machine(token_edges=(16,)):
     return StepTimeModel(token_edges, fixed_s=STEP_S, decode_row_s=0.0, prefill_token_s=0.0)
 
 
-def test_a_class_below_its_share_is_named_the_furthest_first():
-    shares = ClassShares((0.3, 0.2, 0.1, 0.1))
-    assert shares.below_share() == []
-    shares.serve(Priority.NORMAL, 60_000)
-    shares.serve(Priority.HIGH, 6_000)
-    assert shares.below_share() == [Priority.REALTIME, Priority.HIGH, Priority.LOW]
-    assert shares.below_share([Priority.LOW, Priority.HIGH]) == [Priority.HIGH, Priority.LOW]
-    shares.serve(Priority.LOW, 30_000)
-    assert Priority.LOW not in shares.below_share()
+def test_a_class_below_its_quota_is_named_the_furthest_first():
+    quotas = ClassQuotas((0.3, 0.2, 0.1, 0.1))
+    assert quotas.below_quota() == []
+    quotas.serve([(Priority.NORMAL, 60_000), (Priority.HIGH, 6_000)])
+    assert quotas.below_quota() == [Priority.REALTIME, Priority.HIGH, Priority.LOW]
+    assert quotas.below_quota([Priority.LOW, Priority.HIGH]) == [Priority.HIGH, Priority.LOW]
+    quotas.serve([(Priority.LOW, 30_000)])
+    assert Priority.LOW not in quotas.below_quota()
 
 
 @pytest.mark.parametrize("priority", Priority)
@@ -117,15 +116,15 @@ def test_a_class_with_too_few_pages_gets_what_comes_free_before_anybody_else(dri
     driver.drain()
 
 
-def test_the_last_who_waits_may_be_taken_for_its_classs_share(drive, request_of):
-    """Other classes are below their share, too, and have nobody who waits."""
+def test_the_last_who_waits_may_be_taken_for_its_classs_quota(drive, request_of):
+    """Other classes are below their quota, too, and have nobody who waits."""
     driver = drive(policy="slo:late=serve", step_time=constant_machine())
-    driver.scheduler._table.shares.serve(Priority.NORMAL, 60_000)
+    driver.scheduler._table.quotas.serve([(Priority.NORMAL, 60_000)])
     alone = driver.add(
         request_of("a", [1] * 8, 4, ttft_target_s=1.0, arrival_s=driver.now_s,
                    priority=Priority.REALTIME)
     )  # fmt: skip
-    assert len(driver.scheduler._table.shares.below_share()) > 1
+    assert len(driver.scheduler._table.quotas.below_quota()) > 1
     driver.drain()
     assert len(alone.output_token_ids) == 4
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.engine.scheduler.backlog import Backlog, first_token_s
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
+from octavo.engine.scheduler.load import Backlog, first_token_s
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.step_time_model import StepFeatures, StepTimeModel
 

@@ -54,7 +54,7 @@ def decoding(drive, request_of):
         for now_s in (1.0, 1.01):  # prompts, and a step of all rows
             driver.now_s = now_s
             driver.turn()
-        driver.scheduler.tidy()
+        driver.scheduler.apply_plan()
         return driver
 
     return make
@@ -62,7 +62,7 @@ def decoding(drive, request_of):
 
 def snapshot_of(driver):
     table = driver.scheduler._table
-    return table.snapshot(driver.now_s, table.running.decoding.all_rows())
+    return table.snapshot(driver.now_s, table.running.all_decode_rows())
 
 
 def test_as_many_are_let_in_as_the_shares_of_the_time_allow(decoding):

@@ -162,7 +162,7 @@ def test_whom_waiting_would_make_late_computes_by_itself(drive, request_of, star
     driver = drive(limits, policy="edf", step_time=model)
     driver.add(request_of("leader", PROMPT, 2, ttft_target_s=10.0))
     driver.scheduler.plan(0.0)
-    driver.scheduler.tidy()
+    driver.scheduler.apply_plan()
     follower = request_of("follower", [*PROMPT, 1], 2, ttft_target_s=0.1)
     driver.scheduler.add(follower, 0.0)
     table = driver.scheduler._table

@@ -11,8 +11,8 @@ from octavo.engine.request import Priority
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.policies import get_policy, policy_names
+from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.row_columns import RowColumns
-from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 
 
@@ -88,7 +88,7 @@ def test_a_bad_parameter_is_refused_by_name_value_and_what_is_allowed():
 
 
 MY_POLICY = """
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policy import Policy
 
 
 def place(request, forecast):

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.engine.errors import UnattainableTargetError
 from octavo.engine.request import RequestStatus
-from octavo.engine.scheduler.probes import MOST_SHARE, ONE_IN, Probes, wilson_interval
+from octavo.engine.scheduler.refusals import MOST_SHARE, ONE_IN, Probes, wilson_interval
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.engine.scheduler.promised_returns import MOST_PROMISES, PromisedReturns
+from octavo.engine.scheduler.refusals import MOST_PROMISES, PromisedReturns
 
 
 def asked(request_of, number, **fields):

@@ -23,11 +23,11 @@ def sound_model():
     return StepTimeModel((16,), fixed_s=0.0, decode_row_s=0.0, prefill_token_s=1e-3)
 
 
-def tidy_all(driver):
-    """As many tidies as bring every estimate up to date."""
+def apply_all(driver):
+    """As many applies as bring every estimate up to date."""
     work = driver.scheduler._table.work
     for _ in range(100):
-        work.settle()
+        work.measure_changed()
     assert not work.num_stale
 
 
@@ -103,7 +103,7 @@ def test_pages_that_are_evicted_are_counted_no_longer(drive, request_of):
     missing = set()
     while not big.status.is_finished:
         driver.turn()
-        tidy_all(driver)
+        apply_all(driver)
         driver.scheduler.check_integrity()
         if waiting.slot is None:
             missing.add(waiting.num_missing_tokens)
@@ -119,7 +119,7 @@ def test_flushing_the_cache_makes_everything_missing(drive, request_of):
     driver.turn()
     waiting = driver.add(request_of("b", [*PROMPT, 1], 2))
     driver.scheduler.flush_prefixes()
-    tidy_all(driver)
+    apply_all(driver)
     assert waiting.num_missing_tokens == 33
     driver.drain()
 
@@ -131,7 +131,7 @@ def test_of_several_that_wait_one_computes_for_all(drive, request_of):
     waiting = [driver.add(request_of(name, [*PROMPT, n], 2)) for n, name in enumerate("abc")]
     assert [request.num_missing_tokens for request in waiting] == [33, 1, 1]
     driver.cancel("a")
-    tidy_all(driver)
+    apply_all(driver)
     assert [request.num_missing_tokens for request in waiting[1:]] == [33, 1]
     load = driver.scheduler.load(0.0)
     assert load.queues[Priority.NORMAL].num_prompt_tokens == 34
@@ -145,7 +145,7 @@ def test_a_demoted_request_computes_for_nobody_in_advance(drive, request_of):
     waiting = [driver.add(request_of(name, [*PROMPT, n], 2)) for n, name in enumerate("ab")]
     table = driver.scheduler._table
     table.demote(table.entry(waiting[0]))
-    tidy_all(driver)
+    apply_all(driver)
     driver.scheduler.check_integrity()
     assert [request.num_missing_tokens for request in waiting] == [1, 33]
     driver.drain()
@@ -158,7 +158,7 @@ def test_a_preempted_request_keeps_what_its_pages_hold_until_they_are_given_up(d
     driver.turn()
     driver.turn()
     table = driver.scheduler._table
-    driver.scheduler.tidy()
+    driver.scheduler.apply_plan()
     driver.scheduler._planner.preemption.preempt(table.entry(victim), driver.now_s)
     assert victim.num_missing_tokens == victim.num_tokens - 32
     driver.drain()
@@ -170,12 +170,12 @@ def test_a_swapped_request_is_priced_by_its_copies(drive, request_of):
     for _ in range(3):
         driver.turn()
     scheduler = driver.scheduler
-    scheduler.tidy()
+    scheduler.apply_plan()
     table = scheduler._table
     snapshot = table.snapshot(driver.now_s)
     computed = victim.num_computed_tokens
     scheduler._planner.preemption.preempt(table.entry(victim), driver.now_s, snapshot)
-    assert scheduler._planner.preemption.swaps.num_requests == 1
+    assert scheduler._builder.counts.swaps.num_requests == 1
     # Pages of the prompt are on the device still; the copies of the others cost next to nothing.
     assert victim.num_missing_tokens == victim.num_tokens - computed + 1
     driver.drain()
@@ -188,7 +188,7 @@ def test_a_swapped_request_whose_copy_fails_has_everything_to_compute(drive, req
     for _ in range(3):
         driver.turn()
     scheduler = driver.scheduler
-    scheduler.tidy()
+    scheduler.apply_plan()
     table = scheduler._table
     snapshot = table.snapshot(driver.now_s)
     scheduler._planner.preemption.preempt(table.entry(victim), driver.now_s, snapshot)
@@ -196,7 +196,7 @@ def test_a_swapped_request_whose_copy_fails_has_everything_to_compute(drive, req
     driver.plan()
     (transfer_id,) = driver.device.transfers
     driver.end_transfer(transfer_id, ok=False)
-    tidy_all(driver)
+    apply_all(driver)
     assert victim.num_missing_tokens == victim.num_tokens - 32 * caches
     driver.drain()
 

@@ -2,6 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
+from octavo.engine.scheduler.decode_planner import MOST_DISPATCH_S
+from octavo.engine.scheduler.step_time_model import StepTimeModel
+
+
+def quick_steps(row_s: float = 2e-5) -> StepTimeModel:
+    """Iterations so short that their time bounds nothing; or, by the row, one that does."""
+    return StepTimeModel((16, 64), fixed_s=0.001, decode_row_s=row_s)
+
 
 def test_a_row_gains_a_page_just_when_it_needs_one(drive, request_of):
     driver = drive()
@@ -22,7 +32,7 @@ def test_a_row_is_never_planned_past_its_limit_while_steps_are_in_flight(drive, 
     request = driver.add(request_of("a", 4, 2))
     assert driver.plan() is not None
     assert driver.plan() is not None
-    driver.scheduler.tidy()
+    driver.scheduler.apply_plan()
     assert request.num_inflight_tokens == 2
     assert driver.plan() is None
     driver.drain()
@@ -81,7 +91,7 @@ def test_few_steps_and_none_past_a_limit_while_somebody_waits_for_a_row(drive, r
 
 
 def test_pages_for_every_iteration_come_with_the_plan(drive, request_of):
-    driver = drive(num_decode_steps=8)
+    driver = drive(num_decode_steps=8, step_time=quick_steps())
     driver.add(request_of("a", 4, 20))
     driver.turn()
     plan = driver.turn()
@@ -100,6 +110,18 @@ def test_steps_shrink_before_anybody_is_preempted(drive, request_of):
     assert plan.num_steps == 4
     assert len(plan.page_updates) == 2
     assert plan.preempted == ()
+    driver.drain()
+
+
+@pytest.mark.parametrize(("num_rows", "expected"), [(1, 8), (2, 2), (4, 1)])
+def test_a_dispatch_of_several_steps_is_over_soon(drive, request_of, num_rows, expected):
+    driver = drive(num_decode_steps=8, step_time=quick_steps(row_s=MOST_DISPATCH_S / 6))
+    if num_rows == 1:
+        driver = drive(num_decode_steps=8, step_time=quick_steps(row_s=MOST_DISPATCH_S / 10))
+    for index in range(num_rows):
+        driver.add(request_of(f"r{index}", [index] * 4, 20))
+    driver.turn()
+    assert driver.turn().num_steps == expected
     driver.drain()
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.scheduler.policies.baselines import by_arrival
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policy import Policy
 
 TIGHT = {"num_pages": 5, "max_num_batched_tokens": 32}
 """Four pages of four tokens: two requests of eight fill them."""

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 from octavo.engine.errors import InvalidRequestError, OverloadedError
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.policies import POLICIES, get_policy
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policy import Policy
 
 PROMPT_STOCK = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4] * 3
 

@@ -11,8 +11,8 @@ import pytest
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.policies import get_policy
+from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.row_columns import RowColumns
-from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 
 NUM_ROWS = 12

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.engine.scheduler.recent_values import RecentValues
-from octavo.engine.scheduler.step_errors import MOST_DOUBT, StepErrors
+from octavo.engine.scheduler.forecast import RecentValues
+from octavo.engine.scheduler.step_time_model import MOST_DOUBT, StepErrors
 
 
 def seen(ratios, errors=None, *, now_s=0.0, safety=1.1):

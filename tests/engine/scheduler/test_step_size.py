@@ -6,11 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.engine.scheduler.step_size import (
-    MAX_STEPS_WHILE_WAITING,
-    decode_steps,
-    prefill_chunk,
-)
+from octavo.engine.scheduler.decode_planner import MOST_DISPATCH_S, most_steps
+from octavo.engine.scheduler.policy import MAX_STEPS_WHILE_WAITING, decode_steps
+from octavo.engine.scheduler.prefill_planner import prefill_chunk
 
 
 @pytest.mark.parametrize(
@@ -48,3 +46,10 @@ def test_steps_are_a_power_of_two_within_every_bound(limit, longest, less, someo
         assert steps <= min(shortest, MAX_STEPS_WHILE_WAITING)
     else:
         assert 2 * steps > min(limit, longest)
+
+
+@given(st.floats(1e-6, 10.0))
+def test_several_steps_take_no_longer_together_than_a_reader_may_wait(iteration_s):
+    steps = most_steps(iteration_s)
+    assert steps == 1 or steps * iteration_s <= MOST_DISPATCH_S
+    assert (steps + 1) * iteration_s > MOST_DISPATCH_S

@@ -121,3 +121,31 @@ def test_no_larger_chunk_fits_the_time_whatever_the_buckets_cost():
         for num_prefill in range(most + 1, 5000, 97):
             features = StepFeatures(num_decode, num_prefill, context, 0.0)
             assert model.predict_s(features) > seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("row_s", [0.002, 0.009])
+def test_on_a_cpu_a_few_steps_of_several_rows_teach_what_a_row_costs(row_s):
+    rng = random.Random(3)
+    model = StepTimeModel.of(EDGES, has_dear_rows=True)
+
+    def observe(num_rows: int) -> None:
+        features = StepFeatures(num_rows, 0, num_rows * 100)
+        seconds = (0.001 + row_s * num_rows) * rng.uniform(0.9, 1.1)
+        model.observe(features, seconds, 0.0)
+
+    for _ in range(400):
+        observe(1)
+    for _ in range(3):
+        observe(5)
+    assert model.predict_s(StepFeatures(5, 0, 500)) == pytest.approx(0.001 + 5 * row_s, rel=0.2)
+    assert model.predict_s(StepFeatures(1, 0, 100)) == pytest.approx(0.001 + row_s, rel=0.1)
+
+
+def test_elsewhere_noisy_steps_of_few_rows_do_not_price_many():
+    for seed in range(20):
+        rng = random.Random(seed)
+        model = StepTimeModel.of(EDGES, has_dear_rows=False)
+        for _ in range(12):
+            num_rows = rng.randint(1, 3)
+            model.observe(StepFeatures(num_rows, 0, 100 * num_rows), rng.uniform(0.008, 0.012), 0.0)
+        assert model.predict_s(StepFeatures(64, 0, 6400)) < 0.03

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.engine.scheduler.stopping import find_stop
+from octavo.engine.scheduler.committer import find_stop
 
 
 @pytest.mark.parametrize(

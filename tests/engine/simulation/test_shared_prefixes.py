@@ -148,7 +148,7 @@ def test_without_the_prefix_cache_no_decision_depends_on_what_prompts_share(poli
         for scenario in map(draw_scenario, range(6))
     ]
     with_estimates = [decisions(scenario) for scenario in scenarios]
-    for name in ("enter", "leave", "forget", "advance", "settle", "changed"):
+    for name in ("enter", "leave", "forget", "advance", "measure_changed", "changed"):
         monkeypatch.setattr(RemainingWork, name, lambda *args: None)
     monkeypatch.setattr(RemainingWork, "seat", lambda *args: None)
     monkeypatch.setattr(RemainingWork, "num_reusable", lambda *args: 0)

@@ -9,7 +9,7 @@ import pytest
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.policies import get_policy
-from octavo.engine.scheduler.snapshot import Snapshot
+from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.step_plan import DecodeRow, DecodeRows, PageCopy, PrefillRow, StepPlan
 from octavo.engine.simulation.checked_executor import BrokenPlanError, CheckedExecutor
 from octavo.engine.simulation.faults import Faults

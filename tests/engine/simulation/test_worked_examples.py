@@ -12,9 +12,8 @@ import pytest
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.policies import get_policy
-from octavo.engine.scheduler.policies.policy import Policy
+from octavo.engine.scheduler.policy import Policy, Snapshot
 from octavo.engine.scheduler.scheduler import Scheduler
-from octavo.engine.scheduler.snapshot import Snapshot
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.simulation.simulate import SimulationReport, simulate
 from octavo.engine.simulation.step_time import ConstantStepTime

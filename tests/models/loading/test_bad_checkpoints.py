@@ -190,30 +190,6 @@ class TestGGUF:
     def test_another_kind_of_file(self, tiny_gguf):
         refused(damaged(tiny_gguf("llama"), b"GGUF", b"GGML"), "does not begin with GGUF")
 
-    def change_layer(self, saved, part, **changes):
-        path = saved / "octavo_config.json"
-        document = json.loads(path.read_text())
-        document["model"]["layer_specs"][0][part] |= changes
-        path.write_text(json.dumps(document))
-
-    @pytest.mark.parametrize(
-        ("part", "changes", "words"),
-        [
-            ("mixer", {"kind": "mlp"}, "kind = 'mlp' is not allowed: attention"),
-            ("feed_forward", {"kind": ["mlp"]}, "kind = ['mlp']"),
-            ("mixer", {"num_sinks": 2}, "num_sinks"),
-            ("norms", {"before": False}, "norms = none is not allowed"),
-        ],
-    )
-    def test_a_layer_that_is_made_of_what_there_is_not(self, saved, part, changes, words):
-        self.change_layer(saved, part, **changes)
-        refused(saved, words)
-
-    @pytest.mark.parametrize("order", [[0, 1], [-1], [], [0] * 5000, [[0]], "ab", None])
-    def test_layers_that_have_no_specs(self, saved, order):
-        self.change(saved, model={"layers": order})
-        refused(saved, "layers = ")
-
     def test_another_version(self, tiny_gguf):
         path = damaged(tiny_gguf("llama"), b"GGUF\x03", b"GGUF\x09")
         refused(path, "version = 9", "2 or 3")

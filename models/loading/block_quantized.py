@@ -1,0 +1,122 @@
+"""The linear layers of a GGUF model as their file holds them, for steps of few rows on a CPU.
+
+They come beside the float32 weights, which steps of many rows multiply with, and are the same
+numbers. A parameter whose tensors are not all made of blocks has no block-quantized variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from octavo.models.config import ModelConfig
+from octavo.models.loading.aligned import aligned_empty
+from octavo.models.loading.gguf import GGUFSource
+from octavo.models.loading.tensors import layer_prefix
+from octavo.models.parameters import ParamSpec, declare
+from octavo.models.weight_variants.tree import VariantTree
+from octavo.pallas_kernels.cpu.block_quantized_linear import (
+    BlockQuantizedWeight,
+    Blocks,
+    BlockType,
+    abstract_block_quantized,
+    common_type,
+    lay_out_blocks,
+)
+
+_One = Callable[[ParamSpec, tuple[str, ...], BlockType], BlockQuantizedWeight]
+"""From a parameter's spec, its tensors' names and how their blocks are held together."""
+
+
+class BlockQuantizedReader:
+    """Reads the linear layers of an open GGUF file as their blocks.
+
+    Args:
+        source: the file.
+        config: the model.
+        mesh: of one device, which they go to.
+    """
+
+    def __init__(self, source: GGUFSource, config: ModelConfig, mesh: Mesh) -> None:
+        self._source = source
+        self._config = config
+        self._sharding = NamedSharding(mesh, PartitionSpec())
+
+    def abstract(self) -> VariantTree:
+        """What `read` reads, as `jax.ShapeDtypeStruct`s with shardings."""
+
+        def one(spec: ParamSpec, names: tuple[str, ...], kind: BlockType) -> BlockQuantizedWeight:
+            num_inputs = self._source.shapes()[names[0]][1]
+            abstract = abstract_block_quantized(kind, _outputs(spec), num_inputs // kind.codes)
+            weight: BlockQuantizedWeight = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding), abstract
+            )
+            return weight
+
+        return self._tree(one)
+
+    def read(self) -> VariantTree:
+        """Reads them onto the device."""
+
+        def one(spec: ParamSpec, names: tuple[str, ...], kind: BlockType) -> BlockQuantizedWeight:
+            parts = [self._source.read_blocks(tensor).held_as(kind) for tensor in names]
+            fused = _fused(spec, parts)
+            weight: BlockQuantizedWeight = jax.tree.map(
+                lambda x: jax.device_put(x, self._sharding),
+                lay_out_blocks(fused, _outputs(spec), aligned_empty),
+            )
+            return weight
+
+        return self._tree(one)
+
+    def _tree(self, one: _One) -> VariantTree:
+        """What `one` makes of each linear layer whose tensors all have blocks."""
+
+        def made(specs: Mapping[str, ParamSpec], prefix: str) -> dict[str, BlockQuantizedWeight]:
+            weights = {}
+            for name, spec in specs.items():
+                names = tuple(prefix + tensor.name for tensor in spec.layout.tensors)
+                types = [self._source.block_type(tensor) for tensor in names]
+                known = [each for each in types if each is not None]
+                if len(known) == len(types):
+                    weights[name] = one(spec, names, common_type(known))
+            return weights
+
+        specs = declare(self._config, jnp.dtype(jnp.float32))
+        layers = tuple(
+            made(
+                {name: spec for name, spec in layer.items() if spec.num_inputs is not None},
+                layer_prefix(number),
+            )
+            for number, layer in enumerate(specs["layers"])
+        )
+        # A tied embedding is the output layer, outputs first.
+        head = specs["embed" if self._config.tie_word_embeddings else "lm_head"]
+        return {**made({"lm_head": head}, ""), "layers": layers}
+
+
+def _outputs(spec: ParamSpec) -> tuple[int, ...]:
+    """The outputs' dimensions of a parameter."""
+    return spec.shape[:1] if spec.num_inputs is None else spec.shape[spec.num_inputs :]
+
+
+def _fused(spec: ParamSpec, parts: list[Blocks]) -> Blocks:
+    """The blocks of a parameter's outputs, of those of its tensors."""
+    groups = spec.layout.num_interleaved
+
+    def joined(arrays: list[np.ndarray]) -> np.ndarray:
+        by_group = [array.reshape(groups, -1, *array.shape[1:]) for array in arrays]
+        whole = np.concatenate(by_group, axis=1) if len(by_group) > 1 else by_group[0]
+        return whole.reshape(-1, *whole.shape[2:])
+
+    minima = [part.minimum for part in parts if part.minimum is not None]
+    return Blocks(
+        type=parts[0].type,
+        codes=joined([part.codes for part in parts]),
+        scale=joined([part.scale for part in parts]),
+        minimum=joined(minima) if minima else None,
+    )

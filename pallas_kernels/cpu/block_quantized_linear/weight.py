@@ -1,0 +1,240 @@
+"""A weight as a block-quantized checkpoint holds it: small codes, and what they stand for by block.
+
+Shape suffixes: N outputs, K inputs, B blocks of an output's inputs, C codes a block, H bytes that
+hold them (C / 2 where a byte holds two), and a tile's T outputs, `LANES` side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from octavo.pallas_kernels.cpu.block_quantized_linear.kernel import (
+    LANES,
+    PANEL,
+    block_quantized_linear,
+)
+from octavo.pallas_kernels.linear_weight import LinearWeight
+
+TILE_OUTPUTS = 8192
+"""Most outputs computed together: their float32 sums stay in a core's first cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockType:
+    """How a tensor's blocks are held.
+
+    Attributes:
+        codes: C, consecutive inputs of an output that share a scale.
+        nibbles: two codes a byte: code i in the low half of byte i, code i + C / 2 in its high
+            half, 0 to 15; else one code a byte, -128 to 127.
+        scale_dtype: float16 where that is what a checkpoint holds, else float32.
+        minimum_dtype: likewise; None if blocks have no minimum.
+    """
+
+    codes: int
+    nibbles: bool
+    scale_dtype: np.dtype
+    minimum_dtype: np.dtype | None
+
+    @property
+    def code_bytes(self) -> int:
+        """H."""
+        return self.codes // 2 if self.nibbles else self.codes
+
+    def bytes_per_weight(self) -> float:
+        """Memory that one weight takes."""
+        minimum = 0 if self.minimum_dtype is None else self.minimum_dtype.itemsize
+        return (self.code_bytes + self.scale_dtype.itemsize + minimum) / self.codes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """Rows of a tensor, [N, K], on the host.
+
+    Attributes:
+        type: how they are held.
+        codes: uint8 (nibbles) or int8 [N, B, H].
+        scale: [N, B].
+        minimum: [N, B], or None.
+    """
+
+    type: BlockType
+    codes: np.ndarray
+    scale: np.ndarray
+    minimum: np.ndarray | None
+
+    def dequantized(self) -> np.ndarray:
+        """float32 [N, K]: code · scale + minimum."""
+        codes = self.codes
+        if self.type.nibbles:
+            codes = np.concatenate([codes & np.uint8(15), codes >> np.uint8(4)], axis=-1)
+        values = codes.astype(np.float32) * self.scale.astype(np.float32)[..., None]
+        if self.minimum is not None:
+            values += self.minimum.astype(np.float32)[..., None]
+        return values.reshape(len(values), -1)
+
+    def held_as(self, wanted: BlockType) -> Blocks:
+        """The same numbers in another type, one that `common_type` gave for this one among others.
+
+        A number that is zero may change its sign.
+        """
+        codes, scale, minimum = self.codes, self.scale, self.minimum
+        if self.type.nibbles and not wanted.nibbles:
+            codes = np.concatenate([codes & np.uint8(15), codes >> np.uint8(4)], axis=-1)
+            codes = codes.view(np.int8)
+        if wanted.codes != self.type.codes:
+            times = self.type.codes // wanted.codes
+            codes = codes.reshape(len(codes), -1, wanted.codes)
+            scale = np.repeat(scale, times, axis=1)
+            minimum = None if minimum is None else np.repeat(minimum, times, axis=1)
+        if wanted.minimum_dtype is not None:
+            minimum = np.zeros_like(scale) if minimum is None else minimum
+            minimum = minimum.astype(wanted.minimum_dtype, copy=False)
+        scale = scale.astype(wanted.scale_dtype, copy=False)
+        return Blocks(type=wanted, codes=codes, scale=scale, minimum=minimum)
+
+
+def common_type(types: Sequence[BlockType]) -> BlockType:
+    """One that can hold the numbers of all `types`."""
+    codes = min(each.codes for each in types)
+    minima = [each.minimum_dtype for each in types if each.minimum_dtype is not None]
+    return BlockType(
+        codes=codes,
+        nibbles=all(each.nibbles and each.codes == codes for each in types),
+        scale_dtype=max((each.scale_dtype for each in types), key=lambda dtype: dtype.itemsize),
+        minimum_dtype=max(minima, key=lambda dtype: dtype.itemsize) if minima else None,
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockQuantizedWeight(LinearWeight):
+    """weight = code · scale + minimum, in float32, laid out so that a product reads it in order.
+
+    Outputs are filled up with zeros to whole tiles.
+
+    Attributes:
+        codes: uint8 (nibbles) or int8 [tiles, B, T / LANES, H, LANES].
+        scale: float16 or float32 [tiles, B, T / LANES, LANES].
+        minimum: the same, or None.
+        outputs: the outputs' dimensions, static.
+    """
+
+    codes: jax.Array
+    scale: jax.Array
+    minimum: jax.Array | None
+    outputs: tuple[int, ...] = field(metadata={"static": True})
+    is_in_panels: ClassVar[bool] = False
+
+    def apply(self, x: jax.Array, num_inputs: int = 1, out_dtype: Any | None = None) -> jax.Array:
+        return block_quantized_linear(x, self).astype(x.dtype if out_dtype is None else out_dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PanelWeight(LinearWeight):
+    """The same numbers laid out for products of several rows, panel by panel of `PANEL` outputs.
+
+    Attributes:
+        codes: uint8 (nibbles) or int8 [panels, B, H, PANEL].
+        scale: float16 or float32 [panels, B, PANEL].
+        minimum: the same, or None.
+        outputs: the outputs' dimensions, static.
+    """
+
+    codes: jax.Array
+    scale: jax.Array
+    minimum: jax.Array | None
+    outputs: tuple[int, ...] = field(metadata={"static": True})
+    is_in_panels: ClassVar[bool] = True
+
+    def apply(self, x: jax.Array, num_inputs: int = 1, out_dtype: Any | None = None) -> jax.Array:
+        return block_quantized_linear(x, self).astype(x.dtype if out_dtype is None else out_dtype)
+
+
+def make_panels(weight: BlockQuantizedWeight) -> PanelWeight:
+    """The same weight in panels; can be traced."""
+    num_panels = -(-math.prod(weight.outputs) // PANEL)
+
+    def lay(array: jax.Array) -> jax.Array:
+        # [tiles, B, groups, ..., LANES] -> [outputs, B, ...]
+        by_output = jnp.moveaxis(array, (2, -1), (1, 2))
+        by_output = by_output.reshape(-1, *by_output.shape[3:])[: num_panels * PANEL]
+        missing = num_panels * PANEL - len(by_output)
+        by_output = jnp.pad(by_output, ((0, missing), *[(0, 0)] * (by_output.ndim - 1)))
+        in_panels = by_output.reshape(num_panels, PANEL, *by_output.shape[1:])
+        return jnp.moveaxis(in_panels, 1, -1)
+
+    return PanelWeight(
+        codes=lay(weight.codes),
+        scale=lay(weight.scale),
+        minimum=None if weight.minimum is None else lay(weight.minimum),
+        outputs=weight.outputs,
+    )
+
+
+def lay_out_blocks(
+    blocks: Blocks,
+    outputs: tuple[int, ...],
+    empty: Callable[[Sequence[int], Any], np.ndarray] = np.empty,
+) -> BlockQuantizedWeight:
+    """Lays blocks out for a product, as NumPy arrays.
+
+    Args:
+        blocks: of the outputs, in their order.
+        outputs: their dimensions.
+        empty: makes an uninitialized array from a shape and a dtype.
+    """
+    abstract = abstract_block_quantized(blocks.type, outputs, blocks.scale.shape[1])
+
+    def lay(rows: np.ndarray, wanted: Any) -> Any:
+        tiles, num_blocks, groups = wanted.shape[:3]
+        missing = tiles * groups * LANES - len(rows)
+        if missing:
+            rows = np.concatenate([rows, np.zeros((missing, *rows.shape[1:]), rows.dtype)])
+        rows = rows.reshape(tiles, groups, LANES, num_blocks, *rows.shape[2:])
+        laid: np.ndarray = empty(wanted.shape, wanted.dtype)
+        laid[...] = np.moveaxis(rows, (3, 2), (1, -1))
+        return laid
+
+    return BlockQuantizedWeight(
+        codes=lay(blocks.codes, abstract.codes),
+        scale=lay(blocks.scale, abstract.scale),
+        minimum=None if blocks.minimum is None else lay(blocks.minimum, abstract.minimum),
+        outputs=outputs,
+    )
+
+
+def abstract_block_quantized(
+    kind: BlockType, outputs: tuple[int, ...], num_blocks: int
+) -> BlockQuantizedWeight:
+    """What `lay_out_blocks` makes, as `jax.ShapeDtypeStruct`s.
+
+    Args:
+        kind: of the blocks.
+        outputs: the outputs' dimensions.
+        num_blocks: B, of each output.
+    """
+    num_outputs = math.prod(outputs)
+    tiles = -(-num_outputs // TILE_OUTPUTS)
+    groups = -(-num_outputs // (tiles * LANES))
+    scale = jax.ShapeDtypeStruct((tiles, num_blocks, groups, LANES), kind.scale_dtype)
+    minimum = None
+    if kind.minimum_dtype is not None:
+        minimum = jax.ShapeDtypeStruct(scale.shape, kind.minimum_dtype)
+    codes = jax.ShapeDtypeStruct(
+        (tiles, num_blocks, groups, kind.code_bytes, LANES), np.uint8 if kind.nibbles else np.int8
+    )
+    return BlockQuantizedWeight(
+        codes=codes,  # type: ignore[arg-type]
+        scale=scale,  # type: ignore[arg-type]
+        minimum=minimum,  # type: ignore[arg-type]
+        outputs=outputs,
+    )
