@@ -20,7 +20,15 @@ from octavo.pallas_kernels.ragged_paged_attention import (
 )
 
 Attend = Callable[
-    [RaggedBatch, jax.Array, jax.Array | None, jax.Array | None, PagedKV, LayerAttention],
+    [
+        RaggedBatch,
+        jax.Array,
+        jax.Array | None,
+        jax.Array | None,
+        PagedKV,
+        LayerAttention,
+        jax.Array | None,
+    ],
     tuple[jax.Array, PagedKV],
 ]
 
@@ -43,8 +51,8 @@ def attend_over_heads(
         quick: rather compiled soon than fast.
 
     Returns:
-        `attend(batch, q [T, Hq, D], k, v [T, Hkv, D], pool, attention) -> (out, pool)`. Where k and
-        v are None, the pool holds the step's tokens already.
+        `attend(batch, q [T, Hq, D], k, v [T, Hkv, D], pool, attention, sinks [Hq])
+        -> (out, pool)`. If k and v are None, the pool holds the step's tokens already.
     """
 
     def attend(
@@ -54,6 +62,7 @@ def attend_over_heads(
         v: jax.Array | None,
         kv: PagedKV,
         attention: LayerAttention,
+        sinks: jax.Array | None,
     ) -> tuple[jax.Array, PagedKV]:
         params = AttentionParams(
             scale=attention.scale,
@@ -67,17 +76,22 @@ def attend_over_heads(
             k: jax.Array | None,
             v: jax.Array | None,
             kv: PagedKV,
+            sinks: jax.Array | None,
         ) -> tuple[jax.Array, PagedKV]:
             return ragged_paged_attention(
-                q, k, v, kv, batch, params, backend=backend, decode_only=decode_only, quick=quick
-            )
+                q, k, v, kv, batch, params,
+                sinks=sinks, backend=backend, decode_only=decode_only, quick=quick,
+            )  # fmt: skip
 
         if mesh.size == 1:
-            return local(batch, q, k, v, kv)
+            return local(batch, q, k, v, kv, sinks)
         axis = head_axis(kv.num_kv_heads, mesh)
         heads, pool = P(None, axis), P(None, None, axis)
         return shard_map(
-            local, mesh=mesh, in_specs=(P(), heads, heads, heads, pool), out_specs=(heads, pool)
-        )(batch, q, k, v, kv)
+            local,
+            mesh=mesh,
+            in_specs=(P(), heads, heads, heads, pool, P(axis)),
+            out_specs=(heads, pool),
+        )(batch, q, k, v, kv, sinks)
 
     return attend

@@ -96,7 +96,7 @@ def _problem(backend: Backend, shape: AttentionShape, asked: LayerAttention) -> 
         logit_softcap=asked.logit_softcap,
     )
     try:
-        worst = check_backend(backend, shape, params)
+        worst = check_backend(backend, shape, params, has_sinks=asked.has_sinks)
     except InvalidConfigError:
         raise  # a table of block sizes: the user's to mend
     except Exception as error:  # whatever a compiler or a device may raise

@@ -26,11 +26,11 @@ from octavo.models.checks import check_flag, check_positive, check_size
 from octavo.models.layers import apply_rotary, linear, row_major
 from octavo.models.parameters import param
 from octavo.models.rope import Rope
-from octavo.models.tensor_layouts import FusedHeads, HeadColumns, Tensor, Whole
+from octavo.models.tensor_layouts import ByHead, FusedHeads, HeadColumns, Tensor, Whole
 
 NUM_INPUTS = {"wqkv": 1, "wo": 3}
 """Linear layer -> leading dimensions of its weight that the product contracts."""
-REGROUPED = ("wqkv", "bqkv", "wo")
+REGROUPED = ("wqkv", "bqkv", "wo", "sinks")
 """Parameters whose dimensions hold KV heads, of which there may be copies."""
 
 
@@ -43,11 +43,13 @@ class LayerAttention:
         sliding_window: a token at position p sees positions > p - sliding_window; None sees all
             up to p.
         logit_softcap: c in c · tanh(logit / c), applied before the mask; None does not cap.
+        has_sinks: each head has a logit of its own in the softmax's denominator.
     """
 
     scale: float
     sliding_window: int | None = None
     logit_softcap: float | None = None
+    has_sinks: bool = False
 
 
 class Attend(Protocol):
@@ -60,12 +62,13 @@ class Attend(Protocol):
         v: jax.Array | None,
         cache: Any,
         attention: LayerAttention,
+        sinks: jax.Array | None,
         /,
     ) -> tuple[jax.Array, Any]:
-        """q [T, Hq, D], k and v [T, Hkv, D] -> (out [T, Hq, D], the layer's new cache).
+        """q [T, Hq, D], k and v [T, Hkv, D], sinks float32 [Hq] -> (out [T, Hq, D], new cache).
 
-        Where k and v are None the cache is another layer's, holds the step's tokens already, and is
-        only read.
+        If k and v are None, the cache is another layer's: it holds the step's tokens already and is
+        only read. `sinks` are None unless `attention.has_sinks`.
         """
         ...
 
@@ -81,6 +84,8 @@ class Attention:
         scale: multiplies q · k; 0 stands for 1 / sqrt(head_dim).
         qkv_bias, out_bias: which linear layers add a bias.
         qk_norm: normalizes each head's query and key before the rotary embedding; None does not.
+        sinks: each query head has a learned logit in the softmax's denominator (an attention sink),
+            whose value is zero.
         shares_cache: the layer has no keys and values of its own and reads the cache of the layer
             that its `LayerSpec` names.
         kv_head_copies: adjacent KV heads that are copies of one head of the checkpoint, so that
@@ -97,13 +102,14 @@ class Attention:
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: RMSNorm | None = None
+    sinks: bool = False
     shares_cache: bool = False
     kv_head_copies: int = 1
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "kv_head_copies"):
             check_size(name, getattr(self, name))
-        for name in ("qkv_bias", "out_bias", "shares_cache"):
+        for name in ("qkv_bias", "out_bias", "sinks", "shares_cache"):
             check_flag(name, getattr(self, name))
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
@@ -144,6 +150,7 @@ class Attention:
             scale=self.scale,
             sliding_window=self.sliding_window,
             logit_softcap=self.logit_softcap,
+            has_sinks=self.sinks,
         )
 
     @property
@@ -172,7 +179,7 @@ class Attention:
 
     def parameters(self, hidden_size: int, dtype: jnp.dtype) -> nnx.Module:
         """wqkv [E, Hkv, G + 2, D] (G where the cache is shared), wo [Hkv, G, D, E], and, if any,
-        their biases bqkv and bo, and the norms q_norm and k_norm [D]."""
+        their biases bqkv and bo, the norms q_norm and k_norm [D], and sinks [Hkv, G]."""
         return _Parameters(self, hidden_size, dtype)
 
     def apply(
@@ -205,7 +212,8 @@ class Attention:
         if not self.shares_cache:
             k = self._placed(qkv[:, :, group], weights, "k_norm", rotary)
             v = qkv[:, :, group + 1]
-        out, cache = attend(q, k, v, cache, self.asked)
+        sinks = weights["sinks"].reshape(-1) if self.sinks else None
+        out, cache = attend(q, k, v, cache, self.asked, sinks)
         grouped = (num_tokens, self.num_kv_heads, group, self.head_dim)
         out = linear(out.astype(x.dtype).reshape(grouped), weights["wo"], num_inputs=3)
         if self.out_bias:
@@ -240,6 +248,9 @@ def regroup(
     for name, array in parts.items():
         if name == "wo":  # [Hkv, G, D, E]
             regrouped[name] = array.reshape(heads, new_group, head_dim, -1)
+            continue
+        if name == "sinks":  # [Hkv, G]
+            regrouped[name] = array.reshape(heads, new_group)
             continue
         # [E, Hkv, G + 2, D], or [Hkv, G + 2, D] for a bias.
         lead = array.shape[:-3]
@@ -279,6 +290,14 @@ class _Parameters(nnx.Module):
             ),
             num_inputs=NUM_INPUTS["wo"],
         )
+        if a.sinks:
+            sinks = Tensor(name="self_attn.sinks", gguf="attn_sinks.weight", shape=(a.num_heads,))
+            self.sinks = param(
+                (kv_heads, group),
+                jnp.dtype(jnp.float32),
+                ("kv_heads", None),
+                ByHead(tensor=sinks, num_queries=group),
+            )
         if a.out_bias:
             self.bo = param(
                 (hidden,), dtype, ("embed",), Whole(_output("bias", hidden)), init="zeros"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from octavo.pallas_kernels.ragged_paged_attention import ragged_paged_attention
@@ -22,8 +23,13 @@ TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 _ROWS = [(1, 150), (1, 1), (1, 33), (7, 40), (20, 20)]
 
 
-def check_backend(backend: Backend, shape: AttentionShape, params: AttentionParams) -> float | None:
+def check_backend(
+    backend: Backend, shape: AttentionShape, params: AttentionParams, *, has_sinks: bool = False
+) -> float | None:
     """Runs decode rows and prefill chunks through a backend and the reference.
+
+    Args:
+        has_sinks: each head has a logit in the softmax's denominator.
 
     Returns:
         The largest difference if it exceeds the tolerance, None if the backend is right.
@@ -32,8 +38,9 @@ def check_backend(backend: Backend, shape: AttentionShape, params: AttentionPara
         Exception: whatever the compiler or the device raises.
     """
     page, dtype = shape.page_size, np.dtype(shape.q_dtype).name
+    rng = np.random.default_rng(0)
     q, k, v, kv, batch = make_case(
-        np.random.default_rng(0),
+        rng,
         _ROWS,
         num_tokens=40,
         num_rows=8,
@@ -46,9 +53,10 @@ def check_backend(backend: Backend, shape: AttentionShape, params: AttentionPara
         layout=pool_layout(backend, shape.head_dim, page),
         as_bits=backend in ("xla", "reference"),
     )
+    sinks = jnp.asarray(rng.standard_normal(shape.num_heads), jnp.float32) if has_sinks else None
 
     def run(backend: Backend) -> np.ndarray:
-        attend = partial(ragged_paged_attention, params=params, backend=backend)
+        attend = partial(ragged_paged_attention, params=params, sinks=sinks, backend=backend)
         out, _ = jax.jit(attend)(q, k, v, kv, batch)
         return np.asarray(out, np.float32)[:30]
 

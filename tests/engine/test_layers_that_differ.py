@@ -42,7 +42,7 @@ BEFORE, AFTER, BOTH = (
 )
 WINDOW = Attention(
     num_heads=4, num_kv_heads=2, head_dim=16, rope=Rope(theta=500.0), sliding_window=7,
-    qk_norm=NORM, logit_softcap=9.0,
+    qk_norm=NORM, logit_softcap=9.0, sinks=True,
 )  # fmt: skip
 WHOLE = Attention(num_heads=8, num_kv_heads=4, head_dim=8, rope=Rope(), qkv_bias=True, scale=0.5)
 CONFIG = ModelConfig(
@@ -94,6 +94,9 @@ def make_weights() -> Any:
         )
 
     weights = jax.tree.map(values, declare(CONFIG, jnp.dtype("float32")), is_leaf=is_spec)
+    for layer in weights["layers"]:
+        if "sinks" in layer:
+            layer["sinks"] *= 10
     return {**weights, "embed": weights["embed"] * 10}
 
 
@@ -147,8 +150,10 @@ def attention(a: Attention, w: Any, x: np.ndarray, kept: list[Any] | None) -> tu
             if a.logit_softcap:
                 scores = a.logit_softcap * np.tanh(scores / a.logit_softcap)
             scores = np.where(seen, scores, -np.inf)
-            odds = np.exp(scores - scores.max(-1, keepdims=True))
-            mixed = (odds / odds.sum(-1, keepdims=True)) @ values
+            peak = scores.max(-1, keepdims=True)
+            odds = np.exp(scores - peak)
+            sink = np.exp(w["sinks"][head, query] - peak) if a.sinks else 0
+            mixed = (odds / (odds.sum(-1, keepdims=True) + sink)) @ values
             out = out + mixed @ w["wo"][head, query]
     return out + (w["bo"] if a.out_bias else 0), own
 

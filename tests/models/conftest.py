@@ -115,8 +115,9 @@ def dense_attention(
     """One sequence over a dense cache of `length` positions: the plainest attention there is."""
 
     def attend(
-        q: jax.Array, k: jax.Array, v: jax.Array, cache: Any, attention: LayerAttention
+        q: jax.Array, k: jax.Array, v: jax.Array, cache: Any, attention: LayerAttention, sinks: Any
     ) -> tuple[jax.Array, Any]:
+        assert sinks is None
         keys, values = cache[0].at[positions].set(k), cache[1].at[positions].set(v)
         group = q.shape[1] // k.shape[1]
         scores = jnp.einsum(

@@ -60,8 +60,8 @@ def _lower(config, *, closes_over_traced: bool):
     def forward(weights, ids, bias):
         positions = jnp.arange(ids.shape[0], dtype=jnp.int32)
 
-        def attend(q, k, v, cache, attention):
-            del k, v, attention
+        def attend(q, k, v, cache, attention, sinks):
+            del k, v, attention, sinks
             return (q + bias if closes_over_traced else q), cache
 
         x = decoder.embed(weights, config, ids)
@@ -96,7 +96,7 @@ def test_two_devices_exchange_sums_and_never_weights(tiny_values, name):
     def forward(weights, ids):
         x = decoder.embed(weights, config, ids)
         positions = jnp.arange(ids.shape[0], dtype=jnp.int32)
-        attend = lambda q, k, v, cache, attention: (q, cache)  # noqa: E731
+        attend = lambda q, k, v, cache, attention, sinks: (q, cache)  # noqa: E731
         x, _ = decoder.run_layers(
             weights, config, x, positions, attend, (None,) * config.num_layers
         )

@@ -46,7 +46,7 @@ def model(*layers: LayerSpec) -> ModelConfig:
 def lowered(config: ModelConfig) -> str:
     def forward(weights, embeddings):
         positions = jnp.arange(embeddings.shape[0], dtype=jnp.int32)
-        attend = lambda q, k, v, cache, attention: (q, cache + 1)  # noqa: E731
+        attend = lambda q, k, v, cache, attention, sinks: (q, cache + 1)  # noqa: E731
         caches = tuple(jnp.zeros(()) for _ in config.own_caches())
         return decoder.run_layers(weights, config, embeddings, positions, attend, caches)
 
