@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.pallas_kernels import product_library, tuning
+from octavo.pallas_kernels import tuning
 from octavo.pallas_kernels.compat import multiplies_bfloat16, product_compiler_options
+from octavo.pallas_kernels.cpu import product_library
 from octavo.pallas_kernels.cpu.eigen_linear import EigenWeight, eigen_linear
 from octavo.pallas_kernels.cpu.product_library import (
     choose_block_quantized_rows,

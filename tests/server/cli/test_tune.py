@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from octavo.pallas_kernels import tune_products, tuning
+from octavo.pallas_kernels import tuning
+from octavo.pallas_kernels.cpu import tune_products
 from octavo.pallas_kernels.ragged_paged_attention import tune as tune_module
 from octavo.server.cli.main import main
 
