@@ -136,9 +136,11 @@ def engine(
         engine = Engine(EngineConfig(**arguments | plain | changes))
     executor = engine.executor
     shapes = executor.lattice.full
-    assert any(executor.weights.reads_bounds(s) for s in shapes) == ("screened" in entry)
-    assert any(executor.weights.reads_int8_split(s) for s in shapes) == ("sliced" in entry)
-    assert any(s.packed for s in shapes) == ("packed" in entry)
+    assert any(executor.weights.variants.reads_bounds(s) for s in shapes) == ("screened" in entry)
+    assert any(executor.weights.variants.of(s) == "int8_split" for s in shapes) == (
+        "sliced" in entry
+    )
+    assert any(s.block_quantized for s in shapes) == ("packed" in entry)
     yield engine
     engine.close()
     tuning.forget_tables()

@@ -83,7 +83,7 @@ def test_tokens_do_not_depend_on_whether_weights_are_sliced(
         )  # fmt: skip
         executor = llm.engine.executor
         read = {
-            shape.num_tokens: executor.weights.reads_int8_split(shape)
+            shape.num_tokens: executor.weights.variants.of(shape) == "int8_split"
             for shape in executor.lattice.shapes
         }
         assert read == {1: False, 2: is_sliced, 32: False}
@@ -108,7 +108,7 @@ def test_without_room_for_slices_or_time_weights_stay_whole(
 
     def is_sliced(warm_up: str = "full") -> bool:
         executor = make_llm(**small, warm_up=warm_up).engine.executor
-        return executor.weights.reads_int8_split(executor.lattice.shapes[0])
+        return executor.weights.variants.of(executor.lattice.shapes[0]) == "int8_split"
 
     monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
     assert is_sliced()

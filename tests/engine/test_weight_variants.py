@@ -144,7 +144,8 @@ def test_tokens_differ_only_where_the_model_is_undecided(
     llm = make_llm(first_layers, NUM_ROWS, warm_up="full", **changes)
     assert kinds_read(llm) >= EXPECTED.get(variant, set())
     reads = [
-        llm.engine.executor.weights.reads_bounds(s) for s in llm.engine.executor.lattice.shapes
+        llm.engine.executor.weights.variants.reads_bounds(s)
+        for s in llm.engine.executor.lattice.shapes
     ]
     assert any(reads) == ("screened" in entry)
     outputs = llm.generate([each.prompt for each in alone], PARAMS, use_tqdm=False)
