@@ -46,11 +46,11 @@ def tuned(
     monkeypatch.setenv("OCTAVO_TUNING_DIR", str(tmp_path))
     monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
 
-    def write(screened: list[int] | None, library: str = "ynnpack", **more: Any) -> None:
+    def write(bounded: list[int] | None, library: str = "ynnpack", **more: Any) -> None:
         entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": library}
         table = {"device": tuning.tuning_device()}
         path = tmp_path / "mine.json"
-        tuning.write_table(path, table, [], [{**entry, "screened": screened, **more}])
+        tuning.write_table(path, table, [], [{**entry, "bounded_argmax": bounded, **more}])
         tuning.forget_tables()
 
     yield write
@@ -101,9 +101,9 @@ def test_tokens_do_not_depend_on_the_bounds(
             for name, params in PARAMS.items()
         }
 
-    screened, plain = tokens(True), tokens(False)
-    assert screened == plain
-    assert len({token for each in screened["all greedy"] for token in each}) > 8
+    bounded, plain = tokens(True), tokens(False)
+    assert bounded == plain
+    assert len({token for each in bounded["all greedy"] for token in each}) > 8
 
 
 def test_logits_are_computed_only_where_somebody_needs_them(
@@ -132,7 +132,7 @@ def test_logits_are_computed_only_where_somebody_needs_them(
 
 
 @pytest.mark.parametrize(
-    ("library", "sliced", "screened"),
+    ("library", "int8_split", "bounded"),
     [
         ("eigen", None, ["decode 8 x 4 8", "decode 16 x 4 16"]),
         ("eigen", (8, 32), ["decode 8 x 4 8", "decode 16 x 4 16"]),
@@ -144,8 +144,8 @@ def test_prompts_have_bounds_where_their_products_are_ynnpacks(
     tuned: Callable[..., None],
     tied_model: Path,
     library: str,
-    sliced: tuple[int, int] | None,
-    screened: list[str],
+    int8_split: tuple[int, int] | None,
+    bounded: list[str],
 ) -> None:
     """Eigen has products of float32 alone; what reads digits is YNNPACK's. Bounds make a decode
     program YNNPACK's, whose layers are Eigen's all the same."""
@@ -154,14 +154,14 @@ def test_prompts_have_bounds_where_their_products_are_ynnpacks(
     abstract = open_model(str(tied_model), "float32", mesh, "none").abstract_weights()
     variants = replace(
         plain_variants(abstract, jnp.dtype("float32")),
-        int8_split_tokens=sliced,
+        int8_split_tokens=int8_split,
         bounded_rows=(8, 16),
     )
     weights = ProgramWeights(abstract, mesh, variants)
     shapes = [StepShape(rows, rows, 4) for rows in (4, 8, 16, 24)]
     shapes += [StepShape(64, 16, 0), StepShape(64, 16, 0, quick=True), StepShape(64, 32, 0)]
     read = [shape for shape in shapes if variants.reads_bounds(shape)]
-    assert [str(shape) for shape in read] == [f"{name} general" for name in screened]
+    assert [str(shape) for shape in read] == [f"{name} general" for name in bounded]
     for shape in shapes:
         tree = weights.abstract_of(shape)
         assert (LOGIT_BOUNDS in tree) == (shape in read)

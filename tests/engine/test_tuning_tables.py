@@ -74,7 +74,7 @@ def test_tokens_do_not_depend_on_whether_weights_are_sliced(
     monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
     entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": "ynnpack"}
     table = {"device": tuning.tuning_device()}
-    tuning.write_table(directory / "mine.json", table, [], [{**entry, "sliced": [2, 16]}])
+    tuning.write_table(directory / "mine.json", table, [], [{**entry, "int8_split": [2, 16]}])
 
     def tokens(is_sliced: bool) -> list[list[int]]:
         llm = make_llm(
@@ -103,7 +103,7 @@ def test_without_room_for_slices_or_time_weights_stay_whole(
 ) -> None:
     entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": "ynnpack"}
     table = {"device": tuning.tuning_device()}
-    tuning.write_table(directory / "mine.json", table, [], [{**entry, "sliced": [1, 32]}])
+    tuning.write_table(directory / "mine.json", table, [], [{**entry, "int8_split": [1, 32]}])
     small = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "num_kv_pages": 40}
 
     def is_sliced(warm_up: str = "full") -> bool:
