@@ -30,15 +30,15 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": ({"library": "ynnpack"}, PLAIN),
     "plain, products by Eigen": ({"library": "eigen"}, PLAIN),
     "block-quantized": (
-        {"library": "ynnpack", "packed": NUM_ROWS},
+        {"library": "ynnpack", "block_quantized": NUM_ROWS},
         {**PLAIN, "packed_weights": True},
     ),
     "int8-split": (
-        {"library": "ynnpack", "sliced": [4, NUM_ROWS]},
+        {"library": "ynnpack", "int8_split": [4, NUM_ROWS]},
         {**PLAIN, "sliced_weights": True},
     ),
     "bounded argmax": (
-        {"library": "ynnpack", "screened": [1, NUM_ROWS]},
+        {"library": "ynnpack", "bounded_argmax": [1, NUM_ROWS]},
         {**PLAIN, "screened_argmax": True},
     ),
     "all, as on this machine": ({}, {}),

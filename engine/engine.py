@@ -10,7 +10,7 @@ import difflib
 import logging
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -23,8 +23,9 @@ from octavo.engine.errors import InvalidConfigError, ModelLoadError, shorten
 from octavo.engine.execution.compile_cache import cache_counts, use_compile_cache
 from octavo.engine.execution.executor import DeviceExecutor
 from octavo.engine.execution.host_memory import keep_freed_memory
-from octavo.engine.execution.sizing import has_room_for, size_engine
+from octavo.engine.execution.sizing import size_engine
 from octavo.engine.execution.step_spec import StepShape
+from octavo.engine.execution.weight_variants import choose_weight_variants
 from octavo.engine.input_processor import InputProcessor, Submission
 from octavo.engine.load import EngineLoad
 from octavo.engine.output_processor import OutputProcessor
@@ -37,14 +38,7 @@ from octavo.engine.text.tokenizer import Tokenizer
 from octavo.engine.transcript import Transcript
 from octavo.models.config import ModelConfig
 from octavo.models.loading.load import OpenedModel, open_model
-from octavo.models.parameters import num_bytes
-from octavo.models.weight_variants.int8_split import abstract_int8_split_weights
-from octavo.models.weight_variants.logit_bounds import abstract_logit_bounds, can_bound_logits
-from octavo.pallas_kernels.cpu.product_library import (
-    choose_block_quantized_rows,
-    choose_bounded_argmax,
-    choose_int8_split,
-)
+from octavo.models.weight_variants.tree import VariantTree
 from octavo.sharding.mesh import make_mesh, platform
 
 logger = logging.getLogger(__name__)
@@ -107,26 +101,7 @@ class Engine:
         self.platform, self.num_devices = platform(), jax.device_count()
         self.masks = TokenMasks()
         abstract = model.abstract_weights()
-        # The coarse programs, which must be there soon, read none, nor what is made beside them.
-        is_fine = config.warm_up != "coarse"
-        packed = model.block_quantized if config.packed_weights and is_fine else None
-        blocks = None if packed is None else packed.abstract()
-        if not jax.tree.leaves(blocks):  # no tensor of the checkpoint is made of them
-            packed = blocks = None
-        # A second time for steps of several rows.
-        unread_bytes = num_bytes((abstract, blocks, blocks))
-        sliced = choose_int8_split(abstract) if config.sliced_weights and is_fine else None
-        screened = None
-        if config.screened_argmax and is_fine and can_bound_logits(model.config):
-            screened = choose_bounded_argmax(abstract)
-        if sliced is not None:
-            with_slices = unread_bytes + num_bytes(abstract_int8_split_weights(abstract, mesh))
-            sliced = sliced if has_room_for(with_slices, host_memory_bytes) else None
-            unread_bytes = with_slices if sliced else unread_bytes
-        if screened is not None:
-            with_screen = unread_bytes + num_bytes(abstract_logit_bounds(abstract, mesh))
-            screened = screened if has_room_for(with_screen, host_memory_bytes) else None
-            unread_bytes = with_screen if screened else unread_bytes
+        variants, blocks, unread_bytes = choose_weight_variants(config, model, host_memory_bytes)
         # What is left of a device's memory is best asked once they are there; a host knows ahead.
         on_host = mesh.devices.flat[0].platform == "cpu"
         weights = None if on_host else model.read_weights()
@@ -136,13 +111,15 @@ class Engine:
             model.dtype,
             mesh,
             unread_bytes=unread_bytes * on_host,
-            packed_rows=0 if packed is None else choose_block_quantized_rows(abstract),
+            block_quantized_rows=variants.block_quantized_rows,
             host_memory_bytes=host_memory_bytes,
         )
         # On a host they are read while programs of an earlier start load, and the tokenizer.
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-weights") as pool:
             reading = pool.submit(model.read_weights) if weights is None else None
-            reading_packed = None if packed is None else pool.submit(packed.read)
+            reading_blocks: Future[VariantTree] | None = None
+            if blocks is not None and model.block_quantized is not None:
+                reading_blocks = pool.submit(model.block_quantized.read)
             self.limits = size.limits
             self.max_model_len = size.limits.max_model_len
             self.executor = DeviceExecutor(
@@ -156,15 +133,14 @@ class Engine:
                 kv_dtype=size.kv_dtype,
                 fail_on_compile=config.fail_on_compile,
                 masks=self.masks,
-                packed=blocks,
-                sliced=sliced,
-                screened=screened,
+                variants=variants,
+                blocks=blocks,
             )
             self.executor.begin_warm_up(config.warm_up)
             self.tokenizer = _tokenizer(config, model)
             self.executor.weights.set(
                 weights if reading is None else reading.result(),
-                None if reading_packed is None else reading_packed.result(),
+                None if reading_blocks is None else reading_blocks.result(),
             )
         self.scheduler = Scheduler(
             size.limits,

@@ -47,7 +47,7 @@ def interprets_mosaic_gpu() -> bool:
 
 def multiplies_bfloat16() -> bool:
     """Whether a CPU's compiler has a library for products of bfloat16 (0.11 on): without one it
-    widens them, and a screened output layer takes three times as long as a whole one."""
+    widens them, and an output layer's bounds take three times as long as all logits."""
     return jax.__version_info__ >= (0, 11)
 
 

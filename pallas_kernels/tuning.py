@@ -32,6 +32,8 @@ CPU = "cpu "
 _FAMILY = ", family "
 MAY_BE_ZERO = frozenset({"native_decode", "score_sums", "num_raw"})
 """Names in `tiles`; all others are at least 1."""
+_OLD_NAMES = {"int8_split": "sliced", "bounded_argmax": "screened", "block_quantized": "packed"}
+"""Of `Products` in tables that an earlier `octavo tune` wrote."""
 SHIPPED = Path(__file__).resolve().parent / "tuning_tables"
 
 
@@ -109,18 +111,18 @@ class Products(NamedTuple):
 
     Attributes:
         library: the faster one of XLA's two.
-        sliced: the least and the most tokens of steps that are faster still with sliced weights
+        int8_split: the least and the most tokens of steps that are faster still with such weights
             (`int8_split_linear`); None where none is, or nobody has looked.
-        screened: the least and the most rows whose likeliest tokens are found faster with a screen
-            (`screened_argmax`) than from all logits; None as for `sliced`.
-        packed: the most rows of decode steps that are faster still with packed weights, where a
-            checkpoint has them (`block_quantized_linear`); None where nobody has looked.
+        bounded_argmax: the least and the most rows whose likeliest tokens are found faster by
+            bounds of logits (`bounded_argmax`) than from all logits; None as for `int8_split`.
+        block_quantized: the most rows of decode steps that are faster still with such weights,
+            where a checkpoint has them (`block_quantized_linear`); None where nobody has looked.
     """
 
     library: ProductLibrary
-    sliced: Span | None = None
-    screened: Span | None = None
-    packed: int | None = None
+    int8_split: Span | None = None
+    bounded_argmax: Span | None = None
+    block_quantized: int | None = None
 
 
 def tuned_products(dtype: str) -> Products | None:
@@ -214,7 +216,7 @@ def write_table(
     Args:
         about: device, date, command and whatever else explains the figures.
         entries: each a key's fields, `tiles`, and figures.
-        products: each `dtype`, `num_cores`, `library`, `sliced`, `screened`, `packed`, and figures.
+        products: each `dtype`, `num_cores`, `library`, and figures; the rest of `Products`.
     """
 
     def identity(entry: Mapping[str, Any]) -> TuningKey:
@@ -309,8 +311,22 @@ def _products(table: Any) -> Iterator[tuple[tuple[str, int, str], Products]]:
                 f"library = {entry['library']!r} in products: want {' or '.join(known)}"
             )
         key = table["device"], entry["num_cores"], entry["dtype"]
-        spans = {name: _span(name, entry.get(name)) for name in ("sliced", "screened")}
-        yield key, Products(entry["library"], **spans, packed=_rows("packed", entry.get("packed")))
+        yield (
+            key,
+            Products(
+                entry["library"],
+                int8_split=_span(*_named("int8_split", entry)),
+                bounded_argmax=_span(*_named("bounded_argmax", entry)),
+                block_quantized=_rows(*_named("block_quantized", entry)),
+            ),
+        )
+
+
+def _named(name: str, entry: Mapping[str, Any]) -> tuple[str, Any]:
+    """The name that an entry has for one of `Products`, and the value."""
+    if name not in entry and _OLD_NAMES[name] in entry:
+        name = _OLD_NAMES[name]
+    return name, entry.get(name)
 
 
 def _rows(name: str, value: Any) -> int | None:

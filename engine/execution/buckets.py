@@ -14,8 +14,9 @@ from octavo.engine.config import FEW_ROWS, FEW_TOKENS
 from octavo.engine.execution.step_spec import StepShape, Variant
 from octavo.engine.scheduler.step_plan import StepPlan
 
-QUICK_COST, PACKED_COST = 1.25, 0.5
-"""Of a quick program and of one with packed weights, compared with another of the size; roughly."""
+QUICK_COST, BLOCK_QUANTIZED_COST = 1.25, 0.5
+"""Of a quick program and of one with block-quantized weights, compared with another of the size;
+roughly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,9 @@ def waste(shape: StepShape, best: StepShape) -> float:
 
 
 def _cost(shape: StepShape) -> float:
-    cost = QUICK_COST if shape.quick else PACKED_COST if shape.packed else 1.0
-    return cost * shape.num_tokens
+    if shape.quick:
+        return QUICK_COST * shape.num_tokens
+    return (BLOCK_QUANTIZED_COST if shape.block_quantized else 1.0) * shape.num_tokens
 
 
 def _takes(shape: StepShape, plan: StepPlan) -> bool:
@@ -124,7 +126,7 @@ def make_lattice(
     max_num_batched_tokens: int,
     num_steps: int,
     variants: tuple[Variant, ...],
-    packed_rows: int = 0,
+    block_quantized_rows: int = 0,
     has_quick: bool = False,
     has_dear_rows: bool = False,
     for_few: bool = False,
@@ -139,16 +141,16 @@ def make_lattice(
         max_num_batched_tokens: tokens of the largest mixed program.
         num_steps: decode iterations in a dispatch.
         variants: sampling variants.
-        packed_rows: decode programs of at most so many rows read packed weights. What they take
-            goes with their rows, so there are those of 6, 20 and 28, too. They compile slowly, so
-            the largest program is there without them as well, and comes first.
+        block_quantized_rows: decode programs of at most so many rows read block-quantized weights.
+            What they take goes with their rows, so there are those of 6, 20 and 28, too. They
+            compile slowly, so the largest program is there without them as well, and comes first.
         has_quick: programs can be compiled sooner than they should be to compute fast. So are the
             largest ones first, which readiness waits for.
         has_dear_rows: a step of few tokens takes longer with each, as on a CPU, where it computes;
             elsewhere it waits for the weights. There is one of 12 rows, too, and one of 64 tokens.
         for_few: what compiles soonest is there for a handful of rows as well.
     """
-    finer = [n for n in (6, 20, 28) if n <= packed_rows]
+    finer = [n for n in (6, 20, 28) if n <= block_quantized_rows]
     decode = sorted([1, 4, 8, *([12] * has_dear_rows), 16, 24, 32, *finer])
     while decode[-1] < max_num_seqs:
         power = 1 << (decode[-1].bit_length() - 1)
@@ -157,12 +159,12 @@ def make_lattice(
     while mixed[-1] < max_num_batched_tokens:
         mixed += [mixed[-1] * 3 // 2, mixed[-1] * 2]
     rows = _up_to(max_num_seqs, decode)
-    packed = [n for n in rows if n <= packed_rows]
-    plain = [n for n in rows if n not in packed or (n == max_num_seqs and not has_quick)]
+    in_blocks = [n for n in rows if n <= block_quantized_rows]
+    plain = [n for n in rows if n not in in_blocks or (n == max_num_seqs and not has_quick)]
     most_tokens = _up_to(max_num_batched_tokens, mixed)
     prefill = [StepShape(n, min(n, max_num_seqs), 0) for n in most_tokens]
     decodes = [
-        *(StepShape(n, n, num_steps, packed=True) for n in packed),
+        *(StepShape(n, n, num_steps, block_quantized=True) for n in in_blocks),
         *(StepShape(n, n, num_steps) for n in plain),
         *(StepShape(n, n, num_steps, quick=True) for n in rows[-1:] * has_quick),
     ]

@@ -48,6 +48,7 @@ from octavo.engine.execution.state import (
 )
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step_spec
+from octavo.engine.execution.weight_variants import WeightVariants, plain_variants
 from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import (
@@ -64,7 +65,6 @@ from octavo.pallas_kernels.cpu.native_attention import (
     compiler_options as attention_compiler_options,
 )
 from octavo.pallas_kernels.ragged_paged_attention import Backend
-from octavo.pallas_kernels.tuning import Span
 
 logger = logging.getLogger(__name__)
 
@@ -114,12 +114,9 @@ class DeviceExecutor:
         kv_dtype: of the KV pools.
         fail_on_compile: refuse to compile after `warm_up`.
         masks: what the next tokens of gated requests may be.
-        packed: linear layers in packed form, for the shapes that say so, or their
+        variants: of the weights; None is those that take no memory of their own.
+        blocks: block-quantized linear layers, for the shapes that say so, or their
             `jax.ShapeDtypeStruct`s, as `weights`; None where no shape does.
-        sliced: programs of between so many and so many tokens read sliced weights, which are made
-            here; None is none.
-        screened: programs of between so many and so many rows read a screen of the output layer,
-            made here too; None is none.
         num_slots: rows that the state has places for, as many as another engine's whose programs
             it shares; None is those that plans may have.
 
@@ -139,9 +136,8 @@ class DeviceExecutor:
         kv_dtype: jnp.dtype,
         fail_on_compile: bool = False,
         masks: TokenMasks | None = None,
-        packed: VariantTree | None = None,
-        sliced: Span | None = None,
-        screened: Span | None = None,
+        variants: WeightVariants | None = None,
+        blocks: VariantTree | None = None,
         num_slots: int | None = None,
     ) -> None:
         self.limits = limits
@@ -149,14 +145,14 @@ class DeviceExecutor:
         self.lattice = lattice
         self.stats = ExecutorStats()
         self._config = config
+        if variants is None:
+            variants = plain_variants(weights, kv_dtype)
         self.weights = ProgramWeights(
             weights,
             mesh,
-            kv_dtype=kv_dtype,
-            packed=packed,
-            has_panels=any(shape.packed and shape.num_rows > 1 for shape in lattice.shapes),
-            sliced=sliced,
-            screened=screened,
+            variants,
+            blocks=blocks,
+            has_panels=any(variants.of(shape) == "panels" for shape in lattice.shapes),
         )
         self._mesh = mesh
         self._backend = backend
@@ -184,16 +180,14 @@ class DeviceExecutor:
                 backend,
                 limits.max_pages_per_seq,
                 limits.page_size,
-                self.weights.library,
-                sliced,
-                screened,
+                variants,
             ),
-            (*self.weights.abstract, self._abstract_state),
+            (self.weights.abstract, self._abstract_state),
         )
         maker = None
         on_cpu = mesh.devices.flat[0].platform == "cpu"
         if self.store is not None and on_cpu and config.num_layers >= LAYERS_APART:
-            weights, packed = jax.tree.map(_abstract, (weights, packed))
+            weights, blocks = jax.tree.map(_abstract, (weights, blocks))
             arguments = {
                 "config": config,
                 "weights": weights,
@@ -202,9 +196,8 @@ class DeviceExecutor:
                 "lattice": lattice,
                 "backend": backend,
                 "kv_dtype": kv_dtype,
-                "packed": packed,
-                "sliced": sliced,
-                "screened": screened,
+                "variants": variants,
+                "blocks": blocks,
                 "num_slots": num_slots,
             }
             maker = ProgramMaker(arguments, self.store.identity)

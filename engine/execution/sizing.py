@@ -56,7 +56,7 @@ def size_engine(
     mesh: Mesh,
     *,
     unread_bytes: int = 0,
-    packed_rows: int = 0,
+    block_quantized_rows: int = 0,
     host_memory_bytes: int | None = None,
 ) -> EngineSize:
     """Resolves everything that depends on the model and the machine.
@@ -64,7 +64,8 @@ def size_engine(
     Args:
         dtype: of activations.
         unread_bytes: memory that weights will take and have not yet.
-        packed_rows: of decode programs that read packed weights; 0 where there are none.
+        block_quantized_rows: of decode programs that read block-quantized weights; 0 where there
+            are none.
         host_memory_bytes: of the host's memory; None takes what is available.
 
     Raises:
@@ -81,7 +82,7 @@ def size_engine(
     assert max_tokens is not None
     if not config.enable_chunked_prefill:
         max_tokens = max(max_tokens, max_model_len)
-    kv_dtype = dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
+    kv_dtype = requested_kv_dtype(config, dtype)
     backend = choose_attention(
         config.attention_backend,
         model,
@@ -102,7 +103,7 @@ def size_engine(
         # A CPU branches for nothing, and one variant less halves what is compiled. Elsewhere a
         # branch on a device value costs a round trip.
         variants=("general",) if platform == "cpu" else ("greedy", "general"),
-        packed_rows=packed_rows,
+        block_quantized_rows=block_quantized_rows,
         has_dear_rows=platform == "cpu",
         for_few=is_few,
         has_quick=platform == "cpu"
@@ -139,6 +140,11 @@ def size_engine(
         backend=backend,
         kv_dtype=kv_dtype,
     )
+
+
+def requested_kv_dtype(config: EngineConfig, dtype: jnp.dtype) -> jnp.dtype:
+    """The dtype of keys and values that a configuration asks for, with activations of `dtype`."""
+    return dtype if config.kv_cache_dtype == "auto" else KV_DTYPES[config.kv_cache_dtype]
 
 
 def _max_model_len(config: EngineConfig, model: ModelConfig) -> int:

@@ -55,7 +55,7 @@ class StepShape:
         num_steps: most decode iterations in a dispatch; 0 marks a mixed program (prefill chunks
             and decode rows, one iteration).
         variant: "greedy" compiles the argmax alone; "general" serves every request.
-        packed: linear layers read packed weights.
+        block_quantized: linear layers read block-quantized weights.
         quick: what compiles soonest, where another program of the size computes faster.
     """
 
@@ -63,7 +63,7 @@ class StepShape:
     num_rows: int
     num_steps: int
     variant: Variant = "general"
-    packed: bool = False
+    block_quantized: bool = False
     quick: bool = False
 
     @property
@@ -81,7 +81,7 @@ class StepShape:
 
     def __str__(self) -> str:
         kind = f"decode {self.num_rows} x {self.num_steps}" if self.is_decode else "mixed"
-        marks = " packed" * self.packed + " quick" * self.quick
+        marks = " block-quantized" * self.block_quantized + " quick" * self.quick
         return f"{kind} {self.num_tokens} {self.variant}{marks}"
 
 

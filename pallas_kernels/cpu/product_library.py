@@ -30,7 +30,7 @@ from octavo.pallas_kernels.compat import multiplies_bfloat16
 ProductLibrary = tuning.ProductLibrary
 """The name of one: "ynnpack" or "eigen"."""
 BLOCK_QUANTIZED_ROWS = 4
-"""Rows of decode steps that read packed weights, where nobody has measured more."""
+"""Rows of decode steps that read block-quantized weights, where nobody has measured more."""
 
 
 def choose_product_library(weights: Any, kv_dtype: Any) -> ProductLibrary:
@@ -52,7 +52,7 @@ def choose_product_library(weights: Any, kv_dtype: Any) -> ProductLibrary:
 
 
 def choose_int8_split(weights: Any) -> tuning.Span | None:
-    """The least and the most tokens of steps that multiply with sliced weights.
+    """The least and the most tokens of steps that multiply with int8-split weights.
 
     Args:
         weights: tree of arrays or `jax.ShapeDtypeStruct`s with shardings.
@@ -65,11 +65,11 @@ def choose_int8_split(weights: Any) -> tuning.Span | None:
         InvalidConfigError: a tuning table cannot be read.
     """
     products = _measured_on_one(weights)
-    return None if products is None else products.sliced
+    return None if products is None else products.int8_split
 
 
 def choose_block_quantized_rows(weights: Any) -> int:
-    """The most rows of decode steps that read packed weights, if there are any.
+    """The most rows of decode steps that read block-quantized weights, if there are any.
 
     Args:
         weights: tree of arrays or `jax.ShapeDtypeStruct`s with shardings.
@@ -78,12 +78,13 @@ def choose_block_quantized_rows(weights: Any) -> int:
         InvalidConfigError: a tuning table cannot be read.
     """
     products = _measured_on_one(weights)
-    return BLOCK_QUANTIZED_ROWS if products is None or products.packed is None else products.packed
+    measured = None if products is None else products.block_quantized
+    return BLOCK_QUANTIZED_ROWS if measured is None else measured
 
 
 def choose_bounded_argmax(weights: Any) -> tuning.Span | None:
-    """The least and the most rows of steps that find likeliest tokens with a screen, if YNNPACK
-    computes their products.
+    """The least and the most rows of steps that find likeliest tokens by bounds of logits, if
+    YNNPACK computes their products.
 
     Args:
         weights: tree of arrays or `jax.ShapeDtypeStruct`s with shardings.
@@ -95,7 +96,7 @@ def choose_bounded_argmax(weights: Any) -> tuning.Span | None:
         InvalidConfigError: a tuning table cannot be read.
     """
     products = _measured_on_one(weights)
-    return products.screened if products is not None and multiplies_bfloat16() else None
+    return products.bounded_argmax if products is not None and multiplies_bfloat16() else None
 
 
 def _measured_on_one(weights: Any) -> tuning.Products | None:

@@ -1,6 +1,6 @@
-"""Measures how a CPU's float32 products are best computed: by which library, from sliced weights,
-from packed ones in panels, and the output layer's with a screen. What it finds is a tuning table's
-`products`."""
+"""Measures how a CPU's float32 products are best computed: by which library, from int8-split
+weights, from block-quantized ones in panels, and greedy tokens by bounds. What it finds is a tuning
+table's `products`."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ ROWS = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 512)
 MARGIN = 0.03
 """A gain below it is noise on most machines."""
 MEMORY_MARGIN = 0.1
-"""Slices take three quarters of the layers' memory: a gain below it is none."""
-SCREEN_MARGIN = 0.05
-"""A screen takes half of the output layer's."""
+"""Digits take three quarters of the layers' memory: a gain below it is none."""
+BOUNDS_MARGIN = 0.05
+"""Bounds take half of the output layer's."""
 MOST_SAMPLED = 128
 """Rows that get a token in a step, however many tokens it computes."""
 _LAYERS = 8
@@ -59,7 +59,7 @@ class ModelSize:
 
     Attributes:
         hidden_size, intermediate_size, num_layers, vocab_size: as in its configuration.
-        can_bound_logits: whether its greedy tokens can be found with a screen.
+        can_bound_logits: whether its greedy tokens can be found by bounds of logits.
     """
 
     hidden_size: int
@@ -75,23 +75,23 @@ class TunedProducts:
 
     Attributes:
         library: the faster one for layers; "ynnpack" where they are alike.
-        sliced: the least and the most of those neighbours among `rows` with which all products of a
-            decode step are faster with sliced weights (which leaves the output layer to YNNPACK, or
-            to a screen) than with `library`; None where they are with none.
-        screened: of those with which a decode step by `library` is faster with a screen than with
+        int8_split: the least and the most of those neighbours among `rows` with which all products
+            of a decode step are faster with int8-split weights (which leaves the output layer to
+            YNNPACK, or to bounds) than with `library`; None where they are with none.
+        bounded_argmax: of those with which a decode step by `library` is faster by bounds than with
             all logits.
-        packed: the most of `rows` up to which a decode step is faster still with packed weights,
-            as one row always is.
+        block_quantized: the most of `rows` up to which a decode step is faster still with
+            block-quantized weights, as one row always is.
         rows: of the steps.
-        ms: milliseconds for each of `rows`: of a few layers' products by library, "sliced",
-            "packed", and by Eigen in a program of YNNPACK's ("eigen_turned"); of finding each
-            row's likeliest token by library ("eigen_output") and "screened".
+        ms: milliseconds for each of `rows`: of a few layers' products by library, "int8_split",
+            "block_quantized", and by Eigen in a program of YNNPACK's ("eigen_turned"); of finding
+            each row's likeliest token by library ("eigen_output") and "bounded_argmax".
     """
 
     library: ProductLibrary
-    sliced: Span | None
-    screened: Span | None
-    packed: int
+    int8_split: Span | None
+    bounded_argmax: Span | None
+    block_quantized: int
     rows: tuple[int, ...]
     ms: dict[str, tuple[float, ...]]
 
@@ -99,9 +99,9 @@ class TunedProducts:
         """As a table holds it."""
         rounded = {f"{name}_ms": [round(ms, 3) for ms in each] for name, each in self.ms.items()}
         key = {"dtype": "float32", "num_cores": tuning.num_cores()}
-        spans = {"sliced": self.sliced, "screened": self.screened}
+        spans = {"int8_split": self.int8_split, "bounded_argmax": self.bounded_argmax}
         as_lists = {name: span and list(span) for name, span in spans.items()}
-        chosen = {"library": self.library, **as_lists, "packed": self.packed}
+        chosen = {"library": self.library, **as_lists, "block_quantized": self.block_quantized}
         return {**key, **chosen, "rows": list(self.rows), **rounded}
 
 
@@ -135,8 +135,8 @@ def choose(
     Args:
         size: of the model.
         rows: of the steps.
-        ms: as in `TunedProducts`; "screened" is missing where the model cannot be, "packed" where
-            its layers are not made of whole blocks.
+        ms: as in `TunedProducts`; "bounded_argmax" is missing where the model has no bounds,
+            "block_quantized" where its layers are not made of whole blocks.
     """
     ratios = [eigen / ynn for eigen, ynn in zip(ms["eigen"], ms["ynnpack"], strict=True)]
     library: ProductLibrary = "ynnpack"
@@ -147,25 +147,32 @@ def choose(
         parts = zip(ms[layers], ms[output], strict=True)
         return [each * size.num_layers / _LAYERS + last for each, last in parts]
 
-    whole, slices = steps_ms(library, f"{library}_output"), steps_ms("sliced", "ynnpack_output")
-    screened = None
-    if "screened" in ms:
+    whole, split = steps_ms(library, f"{library}_output"), steps_ms("int8_split", "ynnpack_output")
+    bounded_argmax = None
+    if "bounded_argmax" in ms:
         layers = "eigen_turned" if library == "eigen" else library
-        with_screen = steps_ms(layers, "screened")
-        screened = faster_between(rows, with_screen, whole, SCREEN_MARGIN)
-        if screened is not None:
-            is_screened = [screened[0] <= each <= screened[1] for each in rows]
-            whole = _where(is_screened, with_screen, whole)
-            slices = _where(is_screened, steps_ms("sliced", "screened"), slices)
-    sliced = faster_between(rows, slices, whole, MEMORY_MARGIN)
-    packed = 1
-    if "packed" in ms:
-        # Of layers alone: the output layer may have its screen beside them.
-        is_sliced = [sliced is not None and sliced[0] <= each <= sliced[1] for each in rows]
-        others = _where(is_sliced, ms["sliced"], ms[library])
-        packed = most_faster(rows, ms["packed"], others)
+        with_bounds = steps_ms(layers, "bounded_argmax")
+        bounded_argmax = faster_between(rows, with_bounds, whole, BOUNDS_MARGIN)
+        if bounded_argmax is not None:
+            is_bounded = [bounded_argmax[0] <= each <= bounded_argmax[1] for each in rows]
+            whole = _where(is_bounded, with_bounds, whole)
+            split = _where(is_bounded, steps_ms("int8_split", "bounded_argmax"), split)
+    int8_split = faster_between(rows, split, whole, MEMORY_MARGIN)
+    block_quantized = 1
+    if "block_quantized" in ms:
+        # Of layers alone: the output layer may have its bounds beside them.
+        is_split = [
+            int8_split is not None and int8_split[0] <= each <= int8_split[1] for each in rows
+        ]
+        others = _where(is_split, ms["int8_split"], ms[library])
+        block_quantized = most_faster(rows, ms["block_quantized"], others)
     return TunedProducts(
-        library=library, sliced=sliced, screened=screened, packed=packed, rows=rows, ms=ms
+        library=library,
+        int8_split=int8_split,
+        bounded_argmax=bounded_argmax,
+        block_quantized=block_quantized,
+        rows=rows,
+        ms=ms,
     )
 
 
@@ -222,7 +229,7 @@ def _layer_runners(size: ModelSize) -> dict[str, _Runner]:
         (_normal(hidden, 2 * size.intermediate_size), _normal(size.intermediate_size, hidden))
         for _ in range(_LAYERS)
     ]
-    sliced = jax.tree.map(lambda weight: split_weight(weight, 1), layers)
+    int8_split = jax.tree.map(lambda weight: split_weight(weight, 1), layers)
 
     def step(multiply: Callable[..., jax.Array], x: jax.Array, layers: Any) -> jax.Array:
         width = x.shape[1]
@@ -234,21 +241,21 @@ def _layer_runners(size: ModelSize) -> dict[str, _Runner]:
     marked = jax.tree.map(lambda weight: EigenWeight(weight=weight), layers)
 
     def runner(x: jax.Array, *, how: str) -> Run:
-        if how == "sliced":
-            return _compiled(partial(step, int8_split_linear), None, x, sliced)
+        if how == "int8_split":
+            return _compiled(partial(step, int8_split_linear), None, x, int8_split)
         if how == "eigen_turned":
             return _compiled(partial(step, eigen_linear), None, x, marked)
-        if how == "packed":
+        if how == "block_quantized":
             return _compiled(
-                partial(step, block_quantized_linear), BLOCK_QUANTIZED_OPTIONS, x, packed
+                partial(step, block_quantized_linear), BLOCK_QUANTIZED_OPTIONS, x, block_quantized
             )
         return _compiled(partial(step, jnp.matmul), product_compiler_options(how), x, layers)
 
-    ways = [*_LIBRARIES, "eigen_turned", "sliced"]
-    packed: list[Any] = []
+    ways = [*_LIBRARIES, "eigen_turned", "int8_split"]
+    block_quantized: list[Any] = []
     if hidden % _BLOCK_TYPE.codes == size.intermediate_size % _BLOCK_TYPE.codes == 0:
-        packed = jax.tree.map(lambda weight: _panels(*weight.shape), layers)
-        ways.append("packed")
+        block_quantized = jax.tree.map(lambda weight: _panels(*weight.shape), layers)
+        ways.append("block_quantized")
     return {how: partial(runner, how=how) for how in ways}
 
 
@@ -272,13 +279,13 @@ def _output_runners(size: ModelSize) -> dict[str, _Runner]:
         f"{library}_output": partial(runner, library=library) for library in _LIBRARIES
     }
     if size.can_bound_logits:
-        screen = jax.jit(make_logit_bounds)(table)
+        bounds = jax.jit(make_logit_bounds)(table)
 
-        def screened(x: jax.Array) -> Run:
+        def bounded(x: jax.Array) -> Run:
             active = jnp.ones(len(x), bool)
-            return _compiled(bounded_argmax, None, x, table, screen, active)
+            return _compiled(bounded_argmax, None, x, table, bounds, active)
 
-        runners["screened"] = screened
+        runners["bounded_argmax"] = bounded
     return runners
 
 

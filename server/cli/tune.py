@@ -130,11 +130,14 @@ def run(args: argparse.Namespace) -> int:
         times = ", ".join(f"{name} {_ms(each, ', ')} ms" for name, each in tuned.ms.items())
         spans = [
             f"{name} for {span[0]} to {span[1]} rows" if span else f"never {name}"
-            for name, span in (("sliced", tuned.sliced), ("screened", tuned.screened))
+            for name, span in (
+                ("int8-split", tuned.int8_split),
+                ("bounded argmax", tuned.bounded_argmax),
+            )
         ]
         print(
-            f"products in float32: {', '.join([tuned.library, *spans])}, packed for up to "
-            f"{tuned.packed} rows: {times} "
+            f"products in float32: {', '.join([tuned.library, *spans])}, block-quantized for up to "
+            f"{tuned.block_quantized} rows: {times} "
             f"for {tuned.rows} rows",
             flush=True,
         )

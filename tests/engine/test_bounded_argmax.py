@@ -1,4 +1,4 @@
-"""Engines with a screened output layer: the same tokens, logits only for those who need them."""
+"""Engines with bounds of logits: the same tokens, logits only for those who need them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from octavo.engine.execution import sizing
 from octavo.engine.execution.program_weights import ProgramWeights
 from octavo.engine.execution.step_spec import StepShape
+from octavo.engine.execution.weight_variants import plain_variants
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models import decoder
 from octavo.models.decoder import LOGIT_BOUNDS
@@ -26,7 +27,7 @@ from octavo.sharding.mesh import make_mesh
 from tests.engine.conftest import write_tiny_model
 
 pytestmark = pytest.mark.skipif(
-    not multiplies_bfloat16(), reason="this JAX multiplies bfloat16 slowly: no engine screens"
+    not multiplies_bfloat16(), reason="this JAX multiplies bfloat16 slowly: no engine bounds logits"
 )
 
 PROMPTS = [[66, 67, 68], list(range(40, 80)), [90], [5, 7, 9, 11]]
@@ -41,15 +42,15 @@ def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tuned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[[list[int] | None], None]]:
-    """Writes a table that says which rows are screened."""
+    """Writes a table that says which rows' logits are bounded."""
     monkeypatch.setenv("OCTAVO_TUNING_DIR", str(tmp_path))
     monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
 
-    def write(screened: list[int] | None, library: str = "ynnpack", **more: Any) -> None:
+    def write(bounded: list[int] | None, library: str = "ynnpack", **more: Any) -> None:
         entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": library}
         table = {"device": tuning.tuning_device()}
         path = tmp_path / "mine.json"
-        tuning.write_table(path, table, [], [{**entry, "screened": screened, **more}])
+        tuning.write_table(path, table, [], [{**entry, "bounded_argmax": bounded, **more}])
         tuning.forget_tables()
 
     yield write
@@ -81,17 +82,17 @@ SMALL = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "num_kv_pages": 40, "w
 
 
 @pytest.mark.parametrize("library", ["ynnpack", "eigen"])
-def test_tokens_do_not_depend_on_the_screen(
+def test_tokens_do_not_depend_on_the_bounds(
     tuned: Callable[..., None], make_llm: Callable[..., Any], tied_model: Path, library: str
 ) -> None:
     tuned([1, 8], library)
 
-    def tokens(is_screened: bool) -> dict[str, list[list[int]]]:
-        llm = make_llm(model=str(tied_model), screened_argmax=is_screened, **SMALL)
+    def tokens(has_bounds: bool) -> dict[str, list[list[int]]]:
+        llm = make_llm(model=str(tied_model), screened_argmax=has_bounds, **SMALL)
         executor = llm.engine.executor
-        reads = {executor.weights.reads_bounds(shape) for shape in executor.lattice.full}
+        reads = {executor.weights.variants.reads_bounds(shape) for shape in executor.lattice.full}
         # Prompts' products stay Eigen's.
-        assert reads == {is_screened, is_screened and library == "ynnpack"}
+        assert reads == {has_bounds, has_bounds and library == "ynnpack"}
         return {
             name: [
                 list(output.outputs[0].token_ids)
@@ -100,9 +101,9 @@ def test_tokens_do_not_depend_on_the_screen(
             for name, params in PARAMS.items()
         }
 
-    screened, plain = tokens(True), tokens(False)
-    assert screened == plain
-    assert len({token for each in screened["all greedy"] for token in each}) > 8
+    bounded, plain = tokens(True), tokens(False)
+    assert bounded == plain
+    assert len({token for each in bounded["all greedy"] for token in each}) > 8
 
 
 def test_logits_are_computed_only_where_somebody_needs_them(
@@ -131,7 +132,7 @@ def test_logits_are_computed_only_where_somebody_needs_them(
 
 
 @pytest.mark.parametrize(
-    ("library", "sliced", "screened"),
+    ("library", "int8_split", "bounded"),
     [
         ("eigen", None, ["decode 8 x 4 8", "decode 16 x 4 16"]),
         ("eigen", (8, 32), ["decode 8 x 4 8", "decode 16 x 4 16"]),
@@ -139,38 +140,41 @@ def test_logits_are_computed_only_where_somebody_needs_them(
         ("ynnpack", None, ["decode 8 x 4 8", "decode 16 x 4 16", "mixed 64"]),
     ],
 )
-def test_prompts_have_a_screen_where_their_products_are_ynnpacks(
+def test_prompts_have_bounds_where_their_products_are_ynnpacks(
     tuned: Callable[..., None],
     tied_model: Path,
     library: str,
-    sliced: tuple[int, int] | None,
-    screened: list[str],
+    int8_split: tuple[int, int] | None,
+    bounded: list[str],
 ) -> None:
-    """Eigen has products of float32 alone; what reads slices is YNNPACK's. A screen makes a decode
+    """Eigen has products of float32 alone; what reads digits is YNNPACK's. Bounds make a decode
     program YNNPACK's, whose layers are Eigen's all the same."""
     tuned(None, library)
     mesh = make_mesh(1)
     abstract = open_model(str(tied_model), "float32", mesh, "none").abstract_weights()
-    weights = ProgramWeights(
-        abstract, mesh, kv_dtype=jnp.dtype("float32"), sliced=sliced, screened=(8, 16)
+    variants = replace(
+        plain_variants(abstract, jnp.dtype("float32")),
+        int8_split_tokens=int8_split,
+        bounded_rows=(8, 16),
     )
+    weights = ProgramWeights(abstract, mesh, variants)
     shapes = [StepShape(rows, rows, 4) for rows in (4, 8, 16, 24)]
     shapes += [StepShape(64, 16, 0), StepShape(64, 16, 0, quick=True), StepShape(64, 32, 0)]
-    read = [shape for shape in shapes if weights.reads_bounds(shape)]
-    assert [str(shape) for shape in read] == [f"{name} general" for name in screened]
+    read = [shape for shape in shapes if variants.reads_bounds(shape)]
+    assert [str(shape) for shape in read] == [f"{name} general" for name in bounded]
     for shape in shapes:
         tree = weights.abstract_of(shape)
         assert (LOGIT_BOUNDS in tree) == (shape in read)
-        is_sliced = weights.reads_int8_split(shape)
+        is_split = variants.of(shape) == "int8_split"
         is_marked = isinstance(tree["layers"][0]["w_down"], EigenWeight)
-        assert is_marked == (library == "eigen" and shape in read and not is_sliced)
-        is_ynnpacks = library == "ynnpack" or is_sliced or shape in read
+        assert is_marked == (library == "eigen" and shape in read and not is_split)
+        is_ynnpacks = library == "ynnpack" or is_split or shape in read
         assert weights.compiler_options(shape) == (
             {} if is_ynnpacks else product_compiler_options("eigen")
         )
 
 
-def test_without_room_for_a_screen_or_time_there_is_none(
+def test_without_room_for_bounds_or_time_there_are_none(
     tuned: Callable[..., None],
     make_llm: Callable[..., Any],
     tied_model: Path,
@@ -178,10 +182,10 @@ def test_without_room_for_a_screen_or_time_there_is_none(
 ) -> None:
     tuned([1, 8])
     changes = {"model": str(tied_model), **SMALL, "warm_up": "coarse"}
-    assert make_llm(**changes).engine.executor.weights.screened_rows is None
+    assert make_llm(**changes).engine.executor.weights.variants.bounded_rows is None
     monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES)
     changes["warm_up"] = "early"
-    assert make_llm(**changes).engine.executor.weights.screened_rows is None
+    assert make_llm(**changes).engine.executor.weights.variants.bounded_rows is None
 
 
 def test_a_models_logits_have_to_be_those_of_its_embedding_table(

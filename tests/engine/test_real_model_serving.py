@@ -87,7 +87,7 @@ def test_overlap_and_a_replay_decide_and_say_the_same(
     assert recorded(stepwise, tmp_path / "stepwise") == (said, plans)
     assert len(plans) > 5
     # Engines with coarse programs alone are over before packed ones would be compiled.
-    assert not any(shape.packed for shape in overlapped.engine.executor.lattice.shapes)
+    assert not any(shape.block_quantized for shape in overlapped.engine.executor.lattice.shapes)
     assert [tokens(stepwise, SHORT, [prompt])[0] for prompt in PROMPTS] == said
     for name in ("overlapped", "stepwise"):
         result = replay(tmp_path / name)

@@ -52,9 +52,9 @@ ENGINES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
          "host_kv_memory_bytes": 1 << 20},
     ),
     "int8": ({}, {"quantization": "int8", "kv_cache_dtype": "int8", "num_decode_steps": 2}),
-    "int8-split": ({"sliced": [1, 32]}, {"sliced_weights": True, "warm_up": "full"}),
-    "bounded argmax": ({"screened": [1, 32]}, {"screened_argmax": True, "warm_up": "full"}),
-    "block-quantized": ({"packed": 4}, {"packed_weights": True, "warm_up": "full"}),
+    "int8-split": ({"int8_split": [1, 32]}, {"sliced_weights": True, "warm_up": "full"}),
+    "bounded argmax": ({"bounded_argmax": [1, 32]}, {"screened_argmax": True, "warm_up": "full"}),
+    "block-quantized": ({"block_quantized": 4}, {"packed_weights": True, "warm_up": "full"}),
 }  # fmt: skip
 """By name: what a tuning table says, and engine arguments."""
 
@@ -115,11 +115,11 @@ def engine(
     entry, changes = ENGINES[request.param]
     folder = tmp_path_factory.mktemp("variant")
     model = tiny_model
-    if "screened" in entry:
+    if "bounded_argmax" in entry:
         if not multiplies_bfloat16():
             pytest.skip("this JAX multiplies bfloat16 slowly: no engine screens")
         model = write_tiny_model(tmp_path_factory.mktemp("tied"), is_tied=True)
-    elif "packed" in entry:
+    elif "block_quantized" in entry:
         model = write_tiny_gguf(folder, tiny_model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OCTAVO_TUNING_DIR", str(folder))
@@ -136,9 +136,13 @@ def engine(
         engine = Engine(EngineConfig(**arguments | plain | changes))
     executor = engine.executor
     shapes = executor.lattice.full
-    assert any(executor.weights.reads_bounds(s) for s in shapes) == ("screened" in entry)
-    assert any(executor.weights.reads_int8_split(s) for s in shapes) == ("sliced" in entry)
-    assert any(s.packed for s in shapes) == ("packed" in entry)
+    assert any(executor.weights.variants.reads_bounds(s) for s in shapes) == (
+        "bounded_argmax" in entry
+    )
+    assert any(executor.weights.variants.of(s) == "int8_split" for s in shapes) == (
+        "int8_split" in entry
+    )
+    assert any(s.block_quantized for s in shapes) == ("block_quantized" in entry)
     yield engine
     engine.close()
     tuning.forget_tables()

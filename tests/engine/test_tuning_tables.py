@@ -75,7 +75,7 @@ def test_tokens_do_not_depend_on_whether_weights_are_sliced(
     monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
     entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": "ynnpack"}
     table = {"device": tuning.tuning_device()}
-    tuning.write_table(directory / "mine.json", table, [], [{**entry, "sliced": [2, 16]}])
+    tuning.write_table(directory / "mine.json", table, [], [{**entry, "int8_split": [2, 16]}])
 
     def tokens(is_sliced: bool) -> list[list[int]]:
         llm = make_llm(
@@ -84,7 +84,7 @@ def test_tokens_do_not_depend_on_whether_weights_are_sliced(
         )  # fmt: skip
         executor = llm.engine.executor
         read = {
-            shape.num_tokens: executor.weights.reads_int8_split(shape)
+            shape.num_tokens: executor.weights.variants.of(shape) == "int8_split"
             for shape in executor.lattice.shapes
         }
         assert read == {1: False, 2: is_sliced, 32: False}
@@ -104,12 +104,12 @@ def test_without_room_for_slices_or_time_weights_stay_whole(
 ) -> None:
     entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": "ynnpack"}
     table = {"device": tuning.tuning_device()}
-    tuning.write_table(directory / "mine.json", table, [], [{**entry, "sliced": [1, 32]}])
+    tuning.write_table(directory / "mine.json", table, [], [{**entry, "int8_split": [1, 32]}])
     small = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "num_kv_pages": 40}
 
     def is_sliced(warm_up: str = "full") -> bool:
         executor = make_llm(**small, warm_up=warm_up).engine.executor
-        return executor.weights.reads_int8_split(executor.lattice.shapes[0])
+        return executor.weights.variants.of(executor.lattice.shapes[0]) == "int8_split"
 
     monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
     assert is_sliced()

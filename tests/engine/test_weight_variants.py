@@ -32,10 +32,10 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detoken
 PLAIN = {"packed_weights": False, "sliced_weights": False, "screened_argmax": False}
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {
     "plain": ({}, {}),
-    "block-quantized": ({"packed": NUM_ROWS}, {"packed_weights": True}),
-    "int8-split": ({"sliced": [1, 32]}, {"sliced_weights": True}),
+    "block-quantized": ({"block_quantized": NUM_ROWS}, {"packed_weights": True}),
+    "int8-split": ({"int8_split": [1, 32]}, {"sliced_weights": True}),
     "bounded argmax, Eigen's products": (
-        {"library": "eigen", "screened": [1, 32]},
+        {"library": "eigen", "bounded_argmax": [1, 32]},
         {"screened_argmax": True},
     ),
 }
@@ -136,17 +136,18 @@ def test_tokens_differ_only_where_the_model_is_undecided(
     compile_for_speed: Callable[[], None],
 ) -> None:
     entry, changes = VARIANTS[variant]
-    if "screened" in entry and not multiplies_bfloat16():
+    if "bounded_argmax" in entry and not multiplies_bfloat16():
         pytest.skip("this JAX multiplies bfloat16 slowly: no engine screens")
     write_table(entry)
-    if entry.keys() & {"packed", "screened"}:
+    if entry.keys() & {"block_quantized", "bounded_argmax"}:
         compile_for_speed()
     llm = make_llm(first_layers, NUM_ROWS, warm_up="full", **changes)
     assert kinds_read(llm) >= EXPECTED.get(variant, set())
     reads = [
-        llm.engine.executor.weights.reads_bounds(s) for s in llm.engine.executor.lattice.shapes
+        llm.engine.executor.weights.variants.reads_bounds(s)
+        for s in llm.engine.executor.lattice.shapes
     ]
-    assert any(reads) == ("screened" in entry)
+    assert any(reads) == ("bounded_argmax" in entry)
     outputs = llm.generate([each.prompt for each in alone], PARAMS, use_tqdm=False)
     llm.close()
     llm.engine.check_integrity()

@@ -14,6 +14,7 @@ import pytest
 from octavo.engine.execution import program_weights
 from octavo.engine.execution.program_weights import ProgramWeights
 from octavo.engine.execution.step_spec import StepShape
+from octavo.engine.execution.weight_variants import WeightVariants, plain_variants
 from octavo.models.loading.load import open_model
 from octavo.pallas_kernels.cpu.block_quantized_linear import (
     BlockQuantizedWeight,
@@ -33,15 +34,14 @@ def test_panels_are_made_where_several_rows_read_them(tiny_model: Path, has_pane
     half = np.dtype(np.float16)
     kind = BlockType(codes=32, nibbles=True, scale_dtype=half, minimum_dtype=half)
     some = {"w_down": abstract_block_quantized(kind, (64,), 2)}
-    packed = {"layers": (some, *({} for _ in weights["layers"][1:]))}
-    made = ProgramWeights(
-        weights, mesh, kv_dtype=jnp.dtype("float32"), packed=packed, has_panels=has_panels
-    )
-    one = made.abstract_of(StepShape(1, 1, 4, packed=True))["layers"][0]["w_down"]
+    blocks = {"layers": (some, *({} for _ in weights["layers"][1:]))}
+    variants = WeightVariants(block_quantized_rows=4)
+    made = ProgramWeights(weights, mesh, variants, blocks=blocks, has_panels=has_panels)
+    one = made.abstract_of(StepShape(1, 1, 4, block_quantized=True))["layers"][0]["w_down"]
     assert isinstance(one, BlockQuantizedWeight)
-    assert (made.abstract.panels is not None) == has_panels
+    assert ("panels" in made.abstract) == has_panels
     if has_panels:
-        several = made.abstract_of(StepShape(4, 4, 4, packed=True))["layers"][0]["w_down"]
+        several = made.abstract_of(StepShape(4, 4, 4, block_quantized=True))["layers"][0]["w_down"]
         assert isinstance(several, PanelWeight)
     plain = made.abstract_of(StepShape(4, 4, 4))["layers"][0]["w_down"]
     assert isinstance(plain, jax.ShapeDtypeStruct)
@@ -54,7 +54,7 @@ def test_few_rows_of_int8_on_one_device_are_native_products(
 ) -> None:
     mesh = make_mesh(num_devices)
     weights = open_model(str(tiny_model), "float32", mesh, quantization).abstract_weights()
-    made = ProgramWeights(weights, mesh, kv_dtype=jnp.dtype("float32"))
+    made = ProgramWeights(weights, mesh, plain_variants(weights, jnp.dtype("float32")))
 
     def is_native(shape: StepShape) -> bool:
         read = made.abstract_of(shape)["layers"][0]["w_down"]
@@ -70,7 +70,7 @@ def test_few_rows_of_int8_on_one_device_are_native_products(
     assert not is_native(StepShape(2, 2, 0))
 
 
-def test_a_form_that_is_made_behind_is_not_ready_before(
+def test_a_variant_made_in_the_background_is_not_ready_before(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mesh = make_mesh(1)
@@ -83,10 +83,10 @@ def test_a_form_that_is_made_behind_is_not_ready_before(
         return real(whole)
 
     monkeypatch.setattr(program_weights, "int8_split_weights", slow)
-    made = ProgramWeights(weights, mesh, kv_dtype=jnp.dtype("float32"), sliced=(8, 16))
-    whole, sliced = StepShape(4, 4, 4), StepShape(8, 8, 4)
-    assert made.is_ready(whole)
-    assert not made.is_ready(sliced)
+    made = ProgramWeights(weights, mesh, WeightVariants(int8_split_tokens=(8, 16)))
+    plain, split = StepShape(4, 4, 4), StepShape(8, 8, 4)
+    assert made.is_ready(plain)
+    assert not made.is_ready(split)
     may_end.set()
-    assert made.of(sliced)["layers"][0]["w_down"] is not made.of(whole)["layers"][0]["w_down"]
-    assert made.is_ready(sliced)
+    assert made.of(split)["layers"][0]["w_down"] is not made.of(plain)["layers"][0]["w_down"]
+    assert made.is_ready(split)

@@ -55,7 +55,7 @@ def test_both_sides_read_the_same_fields(shape: StepShape) -> None:
     assert sum(view.size for view in views.values()) == spec.size  # nothing unused, no overlap
 
 
-def test_a_mixed_plan_is_packed_row_after_row() -> None:
+def test_a_mixed_plan_in_blocks_row_after_row() -> None:
     prompt = list(range(100, 140))
     chunk = PrefillRow(
         request=make_request("p", prompt),
@@ -202,44 +202,47 @@ def test_a_cpu_has_a_program_for_twelve_rows() -> None:
         (24, [(1, True), (4, True), (6, True), (8, True), (16, True), (24, False)]),
     ],
 )
-def test_few_rows_read_packed_weights_once_their_program_is_there(
+def test_few_rows_read_block_quantized_weights_once_their_program_is_there(
     max_num_seqs: int, wanted: list[tuple[int, bool]]
 ) -> None:
     lattice = make_lattice(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=128, num_steps=4, variants=("general",),
-        packed_rows=16,
+        block_quantized_rows=16,
     )  # fmt: skip
-    assert [(shape.num_rows, shape.packed) for shape in lattice.decode] == wanted
+    assert [(shape.num_rows, shape.block_quantized) for shape in lattice.decode] == wanted
     # What readiness waits for compiles as fast as ever.
-    assert not any(shape.packed for shape in (*lattice.coarse, *lattice.mixed))
+    assert not any(shape.block_quantized for shape in (*lattice.coarse, *lattice.mixed))
     plan = make_plan([decode_row(0, 3)], [], num_steps=4)
     first = lattice.choose(plan, "general", set(lattice.coarse).__contains__)
     assert first == lattice.decode[-1]
     everything = lattice.choose(plan, "general", set(lattice.shapes).__contains__)
-    assert everything == StepShape(1, 1, 4, packed=True)
+    assert everything == StepShape(1, 1, 4, block_quantized=True)
 
 
 @pytest.mark.parametrize(
-    ("packed_rows", "finer"), [(0, set()), (4, set()), (16, {6}), (24, {6, 20}), (32, {6, 20, 28})]
+    ("block_quantized_rows", "finer"),
+    [(0, set()), (4, set()), (16, {6}), (24, {6, 20}), (32, {6, 20, 28})],
 )
-def test_programs_of_packed_weights_are_finer(packed_rows: int, finer: set[int]) -> None:
+def test_programs_of_block_quantized_weights_are_finer(
+    block_quantized_rows: int, finer: set[int]
+) -> None:
     lattice = make_lattice(
         max_num_seqs=32, max_num_batched_tokens=128, num_steps=4, variants=("general",),
-        packed_rows=packed_rows,
+        block_quantized_rows=block_quantized_rows,
     )  # fmt: skip
     assert {shape.num_rows for shape in lattice.decode} == {1, 4, 8, 16, 24, 32} | finer
-    assert all(shape.packed for shape in lattice.decode if shape.num_rows in finer)
+    assert all(shape.block_quantized for shape in lattice.decode if shape.num_rows in finer)
 
 
 @pytest.mark.parametrize(
-    ("max_num_seqs", "has_packed"), [(1, True), (4, True), (24, True), (4, False)]
+    ("max_num_seqs", "has_blocks"), [(1, True), (4, True), (24, True), (4, False)]
 )
 def test_the_program_that_compiles_soonest_serves_until_a_faster_one_is_there(
-    max_num_seqs: int, has_packed: bool
+    max_num_seqs: int, has_blocks: bool
 ) -> None:
     lattice = make_lattice(
         max_num_seqs=max_num_seqs, max_num_batched_tokens=128, num_steps=4, variants=("general",),
-        packed_rows=16 * has_packed, has_quick=True,
+        block_quantized_rows=16 * has_blocks, has_quick=True,
     )  # fmt: skip
     quick = StepShape(max_num_seqs, max_num_seqs, 4, quick=True)
     quick_prompts = StepShape(128, max_num_seqs, 0, quick=True)
@@ -257,8 +260,8 @@ def test_the_program_that_compiles_soonest_serves_until_a_faster_one_is_there(
     assert lattice.choose(chunk, "general", set(lattice.shapes).__contains__) == fast_prompts
     plan = make_plan([decode_row(i, 3) for i in range(max_num_seqs)], [], num_steps=4)
     assert lattice.choose(plan, "general", set(lattice.coarse).__contains__) == quick
-    is_packed = has_packed and max_num_seqs <= 16
-    fast = StepShape(max_num_seqs, max_num_seqs, 4, packed=is_packed)
+    in_blocks = has_blocks and max_num_seqs <= 16
+    fast = StepShape(max_num_seqs, max_num_seqs, 4, block_quantized=in_blocks)
     assert lattice.choose(plan, "general", set(lattice.shapes).__contains__) == fast
     # Programs are told apart by their texts.
     assert len({str(shape) for shape in lattice.shapes}) == len(lattice.shapes)

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.pallas_kernels import product_library, tuning
+from octavo.pallas_kernels import tuning
 from octavo.pallas_kernels.compat import multiplies_bfloat16, product_compiler_options
+from octavo.pallas_kernels.cpu import product_library
 from octavo.pallas_kernels.cpu.eigen_linear import EigenWeight, eigen_linear
 from octavo.pallas_kernels.cpu.product_library import (
     choose_block_quantized_rows,
@@ -80,11 +81,11 @@ def test_only_float32_throughout_was_measured(measured: Callable[..., Path]) -> 
     assert choose_product_library(weights(), jnp.int8) == "ynnpack"
 
 
-def test_weights_are_sliced_where_that_was_faster(measured: Callable[..., Path]) -> None:
+def test_weights_are_split_where_that_was_faster(measured: Callable[..., Path]) -> None:
     assert choose_int8_split(weights()) is None
     measured("eigen")
     assert choose_int8_split(weights()) is None
-    measured("eigen", sliced=[8, 32])
+    measured("eigen", int8_split=[8, 32])
     assert choose_int8_split(weights()) == (8, 32)
     assert choose_int8_split(weights("bfloat16")) is None
     mesh = jax.make_mesh((2,), ("x",), devices=jax.devices()[:2])
@@ -92,19 +93,32 @@ def test_weights_are_sliced_where_that_was_faster(measured: Callable[..., Path])
     assert choose_int8_split(jax.device_put(weights(), whole)) is None
 
 
-def test_rows_are_screened_where_that_was_faster(
+def test_logits_are_bounded_where_that_was_faster(
     measured: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(product_library, "multiplies_bfloat16", lambda: True)
     assert choose_bounded_argmax(weights()) is None
-    measured("eigen", screened=[8, 32])
+    measured("eigen", bounded_argmax=[8, 32])
     assert choose_bounded_argmax(weights()) == (8, 32)
     assert choose_bounded_argmax(weights("bfloat16")) is None
     monkeypatch.setattr(product_library, "multiplies_bfloat16", lambda: False)
     assert choose_bounded_argmax(weights()) is None
 
 
-@pytest.mark.parametrize("name", ["sliced", "screened"])
+def test_names_of_earlier_tables_are_read(
+    measured: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(product_library, "multiplies_bfloat16", lambda: True)
+    measured("eigen", sliced=[8, 32], screened=[4, 16], packed=24)
+    assert choose_int8_split(weights()) == (8, 32)
+    assert choose_bounded_argmax(weights()) == (4, 16)
+    assert choose_block_quantized_rows(weights()) == 24
+    measured("eigen", sliced=[8, 4])
+    with pytest.raises(InvalidConfigError, match=r"sliced = \[8, 4\] in products"):
+        choose_int8_split(weights())
+
+
+@pytest.mark.parametrize("name", ["int8_split", "bounded_argmax"])
 @pytest.mark.parametrize("span", [8, [8], [8, 4], [0, 4], ["8", 16]])
 def test_spans_that_cannot_be_are_refused(
     measured: Callable[..., Path], name: str, span: Any
@@ -141,7 +155,7 @@ def test_measuring_anew_keeps_what_it_does_not_measure(measured: Callable[..., P
         ([11, 12, 11, 10], None),
     ],
 )
-def test_slicing_pays_for_neighbouring_sizes(ms: list[float], found: tuple[int, int]) -> None:
+def test_splitting_pays_for_neighbouring_sizes(ms: list[float], found: tuple[int, int]) -> None:
     assert faster_between((8, 16, 32, 64), ms, [10, 10, 10, 10], 0.1) == found
 
 
@@ -150,43 +164,47 @@ SIZE = ModelSize(
 )
 
 
-def test_both_libraries_are_measured_slices_and_a_screen() -> None:
+def test_both_libraries_are_measured_split_weights_and_bounds() -> None:
     tuned = tune_products(SIZE, rows=(2, 4), rounds=1)
-    layers = {"ynnpack", "eigen", "eigen_turned", "sliced", "packed"}
-    outputs = {"ynnpack_output", "eigen_output", "screened"}
+    layers = {"ynnpack", "eigen", "eigen_turned", "int8_split", "block_quantized"}
+    outputs = {"ynnpack_output", "eigen_output", "bounded_argmax"}
     assert tuned.ms.keys() == layers | outputs
     entry = tuned.entry()
-    for name in ("sliced", "screened"):
+    for name in ("int8_split", "bounded_argmax"):
         assert entry[name] in (None, [2, 2], [2, 4], [4, 4])
     assert entry["rows"] == [2, 4]
-    assert entry["packed"] in (1, 2, 4)
+    assert entry["block_quantized"] in (1, 2, 4)
     assert all(len(tuned.ms[name]) == 2 and min(tuned.ms[name]) > 0 for name in tuned.ms)
 
 
-def test_without_a_screen_none_is_measured() -> None:
+def test_without_bounds_none_are_measured() -> None:
     tuned = tune_products(replace(SIZE, can_bound_logits=False), rows=(2,), rounds=1)
-    assert "screened" not in tuned.ms
-    assert tuned.screened is None
+    assert "bounded_argmax" not in tuned.ms
+    assert tuned.bounded_argmax is None
 
 
-def test_slices_and_screens_are_held_to_whole_steps() -> None:
+def test_split_weights_and_bounds_are_held_to_whole_steps() -> None:
     ms: dict[str, tuple[float, ...]] = {
-        "ynnpack": (13, 13), "eigen": (10, 10), "eigen_turned": (11, 11), "sliced": (8, 8),
-        "ynnpack_output": (6, 6), "eigen_output": (5, 5), "screened": (5.5, 2),
+        "ynnpack": (13, 13), "eigen": (10, 10), "eigen_turned": (11, 11), "int8_split": (8, 8),
+        "ynnpack_output": (6, 6), "eigen_output": (5, 5), "bounded_argmax": (5.5, 2),
     }  # fmt: skip
     tuned = choose(SIZE, (8, 64), ms)
-    # 15, with a screen 16.5 and 13; sliced 14 and, with the screen, 10: less than a tenth of 15.
-    assert (tuned.library, tuned.screened, tuned.sliced) == ("eigen", (64, 64), (64, 64))
-    # Three times the layers hide what turning costs, or what a screen gains.
+    # 15, with bounds 16.5 and 13; split 14 and, with bounds, 10: less than a tenth of 15.
+    assert (tuned.library, tuned.bounded_argmax, tuned.int8_split) == ("eigen", (64, 64), (64, 64))
+    # Three times the layers hide what turning costs, or what bounds gain.
     deep = choose(replace(SIZE, num_layers=24), (8, 64), ms)
-    assert (deep.screened, deep.sliced) == (None, (8, 64))
+    assert (deep.bounded_argmax, deep.int8_split) == (None, (8, 64))
     # YNNPACK's programs turn nothing.
-    ynnpack = choose(SIZE, (8, 64), {**ms, "eigen": (13, 13), "sliced": (14, 14)})
-    assert (ynnpack.library, ynnpack.screened, ynnpack.sliced) == ("ynnpack", (64, 64), None)
-    no_screen = {name: each for name, each in ms.items() if name != "screened"}
-    assert choose(SIZE, (8, 64), no_screen).screened is None
-    # What slices save is held to what the screen has saved already.
-    assert choose(SIZE, (8, 64), {**ms, "sliced": (10, 10)}).sliced is None
+    ynnpack = choose(SIZE, (8, 64), {**ms, "eigen": (13, 13), "int8_split": (14, 14)})
+    assert (ynnpack.library, ynnpack.bounded_argmax, ynnpack.int8_split) == (
+        "ynnpack",
+        (64, 64),
+        None,
+    )
+    no_bounds = {name: each for name, each in ms.items() if name != "bounded_argmax"}
+    assert choose(SIZE, (8, 64), no_bounds).bounded_argmax is None
+    # What splitting saves is held to what bounds have saved already.
+    assert choose(SIZE, (8, 64), {**ms, "int8_split": (10, 10)}).int8_split is None
 
 
 def test_eigen_computes_a_product_of_a_program_of_the_others() -> None:
@@ -209,30 +227,34 @@ def test_eigen_computes_a_product_of_a_program_of_the_others() -> None:
     assert products == ["f32"] if multiplies_bfloat16() else "f32" in products
 
 
-def test_packed_weights_are_read_by_as_many_rows_as_gain() -> None:
+def test_block_quantized_weights_are_read_by_as_many_rows_as_gain() -> None:
     ms: dict[str, tuple[float, ...]] = {
         "ynnpack": (9, 9, 9, 9), "eigen": (9, 9, 9, 9), "eigen_turned": (9, 9, 9, 9),
-        "sliced": (20, 20, 5, 20), "ynnpack_output": (2,) * 4, "eigen_output": (2,) * 4,
-        "packed": (10, 4, 6, 6),
+        "int8_split": (20, 20, 5, 20), "ynnpack_output": (2,) * 4, "eigen_output": (2,) * 4,
+        "block_quantized": (10, 4, 6, 6),
     }  # fmt: skip
     rows = (1, 4, 8, 16)
     # One row always; of 8 slices are faster, and none beyond is asked.
     tuned = choose(SIZE, rows, ms)
-    assert (tuned.sliced, tuned.packed) == ((8, 8), 4)
-    assert choose(SIZE, rows, {**ms, "sliced": (20,) * 4}).packed == 16
-    assert choose(SIZE, rows, {**ms, "packed": (10, 9, 6, 6)}).packed == 1
-    without = {name: each for name, each in ms.items() if name != "packed"}
-    assert choose(SIZE, rows, without).packed == 1
+    assert (tuned.int8_split, tuned.block_quantized) == ((8, 8), 4)
+    assert choose(SIZE, rows, {**ms, "int8_split": (20,) * 4}).block_quantized == 16
+    assert choose(SIZE, rows, {**ms, "block_quantized": (10, 9, 6, 6)}).block_quantized == 1
+    without = {name: each for name, each in ms.items() if name != "block_quantized"}
+    assert choose(SIZE, rows, without).block_quantized == 1
 
 
-def test_how_many_rows_read_packed_weights_is_measured(measured: Callable[..., Path]) -> None:
+def test_how_many_rows_read_block_quantized_weights_is_measured(
+    measured: Callable[..., Path],
+) -> None:
     assert choose_block_quantized_rows(weights()) == 4
     measured("eigen")
     assert choose_block_quantized_rows(weights()) == 4
-    measured("eigen", packed=16)
+    measured("eigen", block_quantized=16)
     assert choose_block_quantized_rows(weights()) == 16
-    measured("eigen", packed=0)
-    with pytest.raises(InvalidConfigError, match="packed = 0 in products: want a number of rows"):
+    measured("eigen", block_quantized=0)
+    with pytest.raises(
+        InvalidConfigError, match="block_quantized = 0 in products: want a number of rows"
+    ):
         choose_block_quantized_rows(weights())
 
 

@@ -7,7 +7,8 @@ from functools import partial
 
 import pytest
 
-from octavo.pallas_kernels import tune_products, tuning
+from octavo.pallas_kernels import tuning
+from octavo.pallas_kernels.cpu import tune_products
 from octavo.pallas_kernels.ragged_paged_attention import tune as tune_module
 from octavo.server.cli.main import main
 
@@ -55,9 +56,9 @@ def test_the_faster_library_lands_where_engines_look(tmp_path, capsys, monkeypat
     [path] = tmp_path.glob("cpu-*.json")
     [measured] = json.loads(path.read_text())["products"]
     assert measured["num_cores"] == tuning.num_cores()
-    spans = (measured[name] and tuple(measured[name]) for name in ("sliced", "screened"))
+    spans = (measured[name] and tuple(measured[name]) for name in ("int8_split", "bounded_argmax"))
     found = tuning.tuned_products("float32")
-    assert found == (measured["library"], *spans, measured["packed"])
+    assert found == (measured["library"], *spans, measured["block_quantized"])
     assert f"products in float32: {measured['library']}" in capsys.readouterr().out
     tuning.forget_tables()
 
