@@ -62,7 +62,7 @@ CONFIG = ModelConfig(
             cache_of=1,
         ),
         LayerSpec(
-            mixer=Attention(num_heads=2, num_kv_heads=1, head_dim=32, rope=None),
+            mixer=Attention(num_heads=2, num_kv_heads=1, head_dim=24, rope=None),
             feed_forward=MLP(intermediate_size=64),
             norms=AFTER,
         ),
@@ -254,15 +254,15 @@ def test_each_own_cache_has_a_pool_of_its_shape_and_a_shared_one_has_none(
         PagedKVCache(num_kv_heads=4, key_size=8, value_size=8),
         PagedKVCache(num_kv_heads=2, key_size=16, value_size=16, window=7),
         SharedCache(1),
-        PagedKVCache(num_kv_heads=1, key_size=32, value_size=32),
+        PagedKVCache(num_kv_heads=1, key_size=24, value_size=24),
         SharedCache(0),
     )
     assert CONFIG.cache_places() == (0, 1, 1, 2, 0)
     llm = make_llm(model=str(checkpoint))
     pools = llm.engine.executor._state.kv
     heads = [(pool.num_kv_heads, pool.head_dim) for pool in pools]
-    assert heads == [(4, 8), (2, 16), (1, 32)]
-    numbers = 2 * (4 * 8 + 2 * 16 + 1 * 32)
+    assert heads == [(4, 8), (2, 16), (1, 24)]
+    numbers = 2 * (4 * 8 + 2 * 16 + 1 * 24)
     assert kv_bytes_per_token(CONFIG, jnp.dtype("float32")) == 4 * numbers
     held = sum(pool.pages.nbytes for pool in pools)
     assert held == 4 * numbers * llm.engine.limits.page_size * llm.engine.limits.num_pages
