@@ -55,8 +55,8 @@ def run_layers(
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     """All layers, one after another.
 
-    This is where embeddings enter: `embed` makes them of token ids, and whoever has others (of an
-    image, say) hands them over instead.
+    This is where embeddings enter. `embed` makes them of token ids; a caller that has others, of
+    an image for example, passes those instead.
 
     The loop is unrolled, because a scan over layers copies the cache, but layers with equal specs
     are traced and lowered once.

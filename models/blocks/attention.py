@@ -145,7 +145,7 @@ class Attention:
 
     @property
     def asked(self) -> LayerAttention:
-        """What the layer asks of whoever computes attention."""
+        """What the layer asks of an attention backend."""
         return LayerAttention(
             scale=self.scale,
             sliding_window=self.sliding_window,

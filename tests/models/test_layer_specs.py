@@ -58,7 +58,7 @@ def lowered(config: ModelConfig) -> str:
     return jax.jit(forward).lower(weights, embeddings).as_text()
 
 
-def test_layers_are_traced_once_for_each_spec_whoevers_cache_they_read() -> None:
+def test_layers_are_traced_once_for_each_spec_whichever_cache_they_read() -> None:
     config = model(
         *(layer(WHOLE), layer(WINDOW), layer(WHOLE), layer(READER, 0), layer(READER, 2)),
         *(layer(READER, 0), layer(WINDOW)),
