@@ -113,7 +113,7 @@ def computes_again(plan: Any, *args: Any) -> bool:
     return any(not row.samples and row.request.output_token_ids for row in plan.prefill_rows)
 
 
-def ends(dispatched: Any, entry: Any, *args: Any) -> bool:
+def ends(entry: Any, *args: Any) -> bool:
     """Whether the request has one token to go."""
     return len(entry.request.output_token_ids) >= PARAMS.max_tokens - 1
 

@@ -185,13 +185,13 @@ def test_decode_programs_are_finer_where_padding_costs_most() -> None:
     assert lattice.token_edges == (32, 128, 256, 384, 512)
 
 
-def test_a_cpu_has_a_program_for_twelve_rows() -> None:
+def test_a_cpu_has_a_program_for_twelve_rows_and_one_for_64_tokens() -> None:
     lattice = make_lattice(
         max_num_seqs=24, max_num_batched_tokens=1024, num_steps=4, variants=("general",),
         has_dear_rows=True,
     )  # fmt: skip
     assert [s.num_rows for s in lattice.decode] == [1, 4, 8, 12, 16, 24]
-    assert lattice.token_edges == (32, 128, 256, 384, 512, 768, 1024)
+    assert lattice.token_edges == (32, 64, 128, 256, 384, 512, 768, 1024)
 
 
 @pytest.mark.parametrize(
