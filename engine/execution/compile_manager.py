@@ -1,9 +1,11 @@
-"""Compiles the step's shapes: the coarse ones before the engine is ready, the rest behind.
+"""Compiles the step's shapes: coarse ones before the engine is ready, others in the background.
 
 The coarse shapes serve every plan, so an engine may answer as soon as it has them. A finer shape is
 used from the moment its program is there, and no step ever waits for one. First comes the one whose
 absence has cost most so far: padding times traffic. What an earlier start left ready to load is
 neither traced nor compiled, and what another process is compiling is left to it meanwhile.
+The module is long because the order of compiling, the threads that compile and what steps are told
+of it share one lock.
 """
 
 from __future__ import annotations

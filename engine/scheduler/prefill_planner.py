@@ -1,4 +1,8 @@
-"""Whose prompt advances in a step by how much, and who is let in."""
+"""The prompts of a step: which of them advance, by how many tokens, and which are admitted.
+
+The module is long because admission is one decision with many conditions (rows, pages, headroom,
+prefixes that another prompt is computing, victims), each of which ends the same attempt.
+"""
 
 from __future__ import annotations
 
@@ -60,11 +64,11 @@ class PrefillPlanner:
 
     Args:
         table: the state; changed.
-        pending: told of who was admitted and of chunks.
+        pending: notes requests that were admitted, and chunks.
         preemption: carries out the choice of victims.
         transfers: brings back pages from the host.
         builder: the plan under construction.
-        order: whose prompt comes next.
+        order: says which prompt comes next.
         enable_chunked_prefill: split prompts over steps. Without it, only a preempted request that
             has outgrown a step is split.
         watermark_pages: pages that admission leaves free for running rows to grow into.
@@ -100,11 +104,11 @@ class PrefillPlanner:
         self._most_headroom: float | None = None
 
     def plan(self, snapshot: Snapshot, decoding: Rows, num_admissions: int) -> Prompts:
-        """The step's chunks, and whose they are.
+        """The step's chunks, with the records of their requests.
 
         Args:
             decoding: rows that decode in the same step.
-            num_admissions: most waiting requests to let in.
+            num_admissions: most waiting requests to admit.
         """
         policy, order = self._table.policy, self._order
         budget = self._budget(snapshot, decoding)

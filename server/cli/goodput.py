@@ -2,7 +2,7 @@
 
 With `--simulate`, compares policies on a simulated replica; without it, drives an engine on this
 machine, open loop, at the rates given. Prints a table; `--output` keeps it with every figure and
-plots.
+plots. The module is long because both forms share their options, rows and table.
 """
 
 from __future__ import annotations
