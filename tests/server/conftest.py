@@ -321,7 +321,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(
         {
             name: rng.standard_normal(shape).astype(np.float32)
-            for name, shape in expected_shapes(config_from_hf(TINY_CONFIG)).items()
+            for name, shape in sorted(expected_shapes(config_from_hf(TINY_CONFIG)).items())
         },
         str(directory / "model.safetensors"),
     )
