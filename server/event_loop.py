@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import select
 import selectors
-import sys
 
 MOST_EVENTS = 32
 """Sockets that one turn of the loop handles."""
 
-if sys.platform == "linux":
+if hasattr(select, "epoll"):
 
     class _Epoll:
         """An epoll object whose reports are short."""
@@ -36,6 +35,6 @@ if sys.platform == "linux":
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """An event loop for a server; where the system has no epoll, asyncio's own."""
-    if sys.platform == "linux":
+    if hasattr(select, "epoll"):
         return asyncio.SelectorEventLoop(_ShortReports())
     return asyncio.new_event_loop()

@@ -146,8 +146,8 @@ class Connection(HttpToolsProtocol):
         self._waiting.end(self)
         self._silence.set()
         self._pending.clear()
-        super().connection_lost(exc)
-        self.transport.close()  # one that was reset refers to itself until it is
+        # Of one that was reset, uvicorn leaves the timer running and the transport referring to itself.
+        super().connection_lost(None)
 
     def continue_parsing(self) -> None:
         """Goes on with what was received while reading was paused."""
