@@ -146,7 +146,7 @@ class Connection(HttpToolsProtocol):
         self._waiting.end(self)
         self._silence.set()
         self._pending.clear()
-        # Of one that was reset, uvicorn would leave the timer running, and the transport in a cycle.
+        # Of one that was reset, uvicorn leaves the timer running and the transport in a cycle.
         super().connection_lost(None)
 
     def continue_parsing(self) -> None:
