@@ -14,14 +14,14 @@ from typing import Any
 from octavo.engine.clock import Clock
 from octavo.engine.errors import OctavoError, QuarantinedError
 from octavo.engine.executor import StepExecutor
-from octavo.engine.observers import Observer
-from octavo.engine.quarantine import Quarantine
+from octavo.engine.faults.quarantine import Quarantine
+from octavo.engine.faults.suspects import Suspects
+from octavo.engine.observability.observers import Observer
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.committer import Committed, News
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepPlan
 from octavo.engine.structured.masks import TokenMasks
-from octavo.engine.suspects import Suspects
 
 logger = logging.getLogger(__name__)
 

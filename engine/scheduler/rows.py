@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.outputs import RequestMetrics
+from octavo.engine.output.outputs import RequestMetrics
 from octavo.engine.request import Request
 from octavo.engine.scheduler.row_columns import Floats, RowColumns
 

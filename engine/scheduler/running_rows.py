@@ -10,7 +10,7 @@ from typing import overload
 
 import numpy as np
 
-from octavo.engine.outputs import RequestMetrics
+from octavo.engine.output.outputs import RequestMetrics
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.row_columns import RowColumns, Slots

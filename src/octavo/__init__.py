@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         UnsupportedModelError,
     )
     from octavo.engine.llm import LLM
-    from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from octavo.engine.output.outputs import CompletionOutput, Logprob, RequestOutput
     from octavo.engine.sampling_params import SamplingParams
     from octavo.engine.structured.params import StructuredOutputsParams
 
@@ -41,7 +41,7 @@ _HOMES = {
     "octavo.engine.config": ("EngineConfig",),
     "octavo.engine.sampling_params": ("SamplingParams",),
     "octavo.engine.structured.params": ("StructuredOutputsParams",),
-    "octavo.engine.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
+    "octavo.engine.output.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
     "octavo.engine.errors": (
         "DeadlineExceededError",
         "EngineDeadError",

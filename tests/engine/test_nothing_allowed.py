@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from octavo.engine import input_processor
 from octavo.engine.errors import InvalidRequestError, NothingAllowedError
+from octavo.engine.input import input_processor
 from octavo.engine.sampling_params import SamplingParams
 
 A = 16 + 65 - 33

@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 
 from octavo.engine.errors import InvalidRequestError, OctavoError, OverloadedError
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.policies.parameters import Parameters

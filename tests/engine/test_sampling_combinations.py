@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from octavo.engine.errors import InvalidRequestError, NothingAllowedError
-from octavo.engine.input_processor import Submission
+from octavo.engine.input.input_processor import Submission
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.pallas_kernels import tuning
