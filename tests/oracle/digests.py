@@ -186,7 +186,7 @@ def first_difference(recorded: Sequence[str], found: Sequence[str]) -> tuple[int
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Failed steps are meant to fail."""
-    logger = getLogger("octavo.engine.core")
+    logger = getLogger("octavo.engine.faults.recovery")
     level = logger.level
     logger.setLevel(CRITICAL)
     try:

@@ -104,9 +104,9 @@ def engine(built: Any) -> Iterator[Any]:
     load = built.load()
     assert load.num_free_pages == load.num_total_pages
     assert load.num_running == load.num_waiting == 0
-    assert not built.core._suspects.is_trying
-    built.core.quarantine = quarantine.Quarantine()
-    built.core._broke_once.clear()
+    assert not built.core.recovery._suspects.is_trying
+    built.core.recovery.quarantine = quarantine.Quarantine()
+    built.core.recovery._broke_once.clear()
 
 
 def submit(engine: Any, prompt: list[int], name: str, params: SamplingParams = PARAMS) -> None:
@@ -159,10 +159,10 @@ def nth(stage: str, number: int) -> Callable[[str, StepPlan | None], None]:
 def test_a_fault_that_comes_once_costs_nobody_anything(
     engine: Any, undisturbed: dict[str, list[int]], stage: str, number: int
 ) -> None:
-    recoveries = engine.core.num_recoveries
+    recoveries = engine.core.recovery.num_recoveries
     engine.executor.faults = nth(stage, number)
     assert tokens(run(engine, prompts())) == undisturbed
-    assert engine.core.num_recoveries == recoveries + 1
+    assert engine.core.recovery.num_recoveries == recoveries + 1
 
 
 def test_a_fault_that_two_steps_tell_of_is_one(
@@ -174,11 +174,11 @@ def test_a_fault_that_two_steps_tell_of_is_one(
         for one in faults:
             one(at, plan)
 
-    recoveries = engine.core.num_recoveries
+    recoveries = engine.core.recovery.num_recoveries
     engine.executor.faults = fault
     # Alone: whoever fails alone twice is guilty.
     assert tokens(run(engine, prompts()[:1])) == {"r0": undisturbed["r0"]}
-    assert engine.core.num_recoveries == recoveries + 1
+    assert engine.core.recovery.num_recoveries == recoveries + 1
 
 
 @pytest.mark.parametrize("stage", ["dispatch", "result"])
@@ -226,20 +226,20 @@ def test_a_hundred_random_faults_leave_every_token_as_it_was(
     engine: Any, undisturbed: dict[str, list[int]]
 ) -> None:
     rng = random.Random(11)
-    recoveries = engine.core.num_recoveries
+    recoveries = engine.core.recovery.num_recoveries
 
     def fault(at: str, plan: StepPlan | None) -> None:
         if at in ("dispatch", "result", "poll") and rng.random() < 0.06:
             raise RuntimeError("bad luck")
 
-    while engine.core.num_recoveries - recoveries < 100:
+    while engine.core.recovery.num_recoveries - recoveries < 100:
         engine.executor.faults = fault
         outputs = run(engine, prompts())
         for name, output in outputs.items():
             said = output.outputs[0].token_ids
             assert said == undisturbed[name][: len(said)]
             assert isinstance(output.error, StepFailedError) or said == undisturbed[name]
-        engine.core.quarantine = quarantine.Quarantine()
+        engine.core.recovery.quarantine = quarantine.Quarantine()
 
 
 @pytest.mark.parametrize("place", [0, 40, 79])
@@ -351,7 +351,7 @@ def test_requests_that_come_during_a_trial_wait_and_are_served(
     given = prompts()
     for index, prompt in enumerate(given[:3]):
         submit(engine, prompt, f"r{index}")
-    while not engine.core._suspects.is_trying:
+    while not engine.core.recovery._suspects.is_trying:
         engine.step()
     for index, prompt in enumerate(given[3:], 3):
         submit(engine, prompt, f"r{index}")
