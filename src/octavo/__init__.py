@@ -28,6 +28,8 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnsupportedModelError,
     )
+    from octavo.engine.input.targets import Targets
+    from octavo.engine.input.tokenization import Tokenization
     from octavo.engine.llm import LLM
     from octavo.engine.output.outputs import CompletionOutput, Logprob, RequestOutput
     from octavo.engine.sampling_params import SamplingParams
@@ -40,6 +42,8 @@ _HOMES = {
     "octavo.engine.async_engine": ("AsyncEngine",),
     "octavo.engine.config": ("EngineConfig",),
     "octavo.engine.sampling_params": ("SamplingParams",),
+    "octavo.engine.input.targets": ("Targets",),
+    "octavo.engine.input.tokenization": ("Tokenization",),
     "octavo.engine.structured.params": ("StructuredOutputsParams",),
     "octavo.engine.output.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
     "octavo.engine.errors": (
@@ -80,6 +84,8 @@ __all__ = [
     "SamplingParams",
     "StepFailedError",
     "StructuredOutputsParams",
+    "Targets",
+    "Tokenization",
     "UnattainableTargetError",
     "UnauthenticatedError",
     "UnknownModelError",
