@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
 import resource
 import socket
+import struct
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -464,3 +467,28 @@ async def test_connections_take_turns_and_few_requests_begin_in_one():
     assert log[0] == "probe"
     ordinary = [name for name in log if name != "probe"]
     assert all(set(ordinary[i : i + 3]) == {"a", "b", "c"} for i in range(0, 60, 3))
+
+
+def test_a_connection_that_is_reset_leaves_nothing_to_the_collector(on_stand):
+    async def scenario(stand):
+        url = urlsplit(stand.http)
+
+        async def reset() -> None:
+            client = socket.create_connection((url.hostname, url.port))
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+            await asyncio.sleep(0.02)
+            client.close()
+            await asyncio.sleep(0.02)
+
+        await reset()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                await reset()
+            assert gc.collect() < 20
+        finally:
+            gc.enable()
+
+    on_stand(scenario, http_port=0)
