@@ -19,7 +19,7 @@ from benchmarks.aot.moved import NOTHING, Attention, Moved, attention_moved
 from octavo.engine.execution.state import StateLayout, kv_bytes_per_token, pool_layouts
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, step_spec
-from octavo.engine.execution.weight_layout import abstract, loop_compiler_options
+from octavo.engine.execution.weights.weight_layout import abstract, loop_compiler_options
 from octavo.models.config import ModelConfig
 from octavo.models.flat_config import flat_config
 from octavo.models.parameters import abstract_weights, declare, num_parameters

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.execution.logits import (
+from octavo.engine.execution.sampling.logits import (
     HAS_BAD_WORDS,
     HAS_BIAS,
     HAS_MASK,
@@ -98,7 +98,7 @@ def known_tokens(request: Request, start: int, stop: int) -> Sequence[int]:
 
 
 def row_flags(request: Request) -> int:
-    """Which vocabulary-sized state the request needs; see `octavo.engine.execution.logits`."""
+    """Which vocabulary-sized state the request needs; see `execution/sampling/logits.py`."""
     params = request.sampling_params
     flags = 0
     if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:

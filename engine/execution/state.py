@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from octavo.engine.errors import UnsupportedModelError
-from octavo.engine.execution.logits import LogitsState, SamplingRows
+from octavo.engine.execution.sampling.logits import LogitsState, SamplingRows
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend, PagedKV
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import bytes_per_head

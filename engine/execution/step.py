@@ -21,9 +21,9 @@ from jax import lax
 from jax.sharding import Mesh
 
 from octavo.engine.execution.attend import attend_over_heads
-from octavo.engine.execution.logits import SamplingRows
-from octavo.engine.execution.logprobs import MAX_LOGPROBS
-from octavo.engine.execution.next_tokens import (
+from octavo.engine.execution.sampling.logits import SamplingRows
+from octavo.engine.execution.sampling.logprobs import MAX_LOGPROBS
+from octavo.engine.execution.sampling.next_tokens import (
     Scores,
     logits_of_first,
     next_tokens,

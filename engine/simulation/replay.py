@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.engine.errors import InvalidConfigError, OctavoError
-from octavo.engine.event_log import FORMAT, plan_record
+from octavo.engine.observability.event_log import FORMAT, plan_record
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.scheduler import Scheduler

@@ -20,8 +20,8 @@ import numpy as np
 
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import OctavoError, OverloadedError, UnattainableTargetError
-from octavo.engine.event_log import EventLog
-from octavo.engine.observers import Observer, Observers
+from octavo.engine.observability.event_log import EventLog
+from octavo.engine.observability.observers import Observer, Observers
 from octavo.engine.request import Request
 from octavo.engine.scheduler.committer import CommittedRows, News
 from octavo.engine.scheduler.load import SchedulerLoad

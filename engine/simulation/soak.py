@@ -287,7 +287,7 @@ def main() -> int:
     """Soaks from the command line; 1 if anything failed."""
     import logging
 
-    logging.getLogger("octavo.engine.core").setLevel(logging.CRITICAL)
+    logging.getLogger("octavo.engine.faults.recovery").setLevel(logging.CRITICAL)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--first", type=int, default=0, help="number of the first scenario")

@@ -155,7 +155,7 @@ def notice_of_long_requests(setting: Setting) -> str:
 
 def quiet_faults() -> None:
     """Faults are the point of some simulations: their errors are counted, not logged."""
-    logging.getLogger("octavo.engine.core").setLevel(logging.CRITICAL)
+    logging.getLogger("octavo.engine.faults.recovery").setLevel(logging.CRITICAL)
 
 
 def _workload(args: argparse.Namespace) -> Workload:
