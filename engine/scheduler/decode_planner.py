@@ -56,6 +56,7 @@ class DecodePlanner:
     ) -> None:
         self._table = table
         self._kv = table.kv
+        self._num_groups = table.kv.needs.num_groups
         self._limits = table.limits
         self._pending = pending
         self._preemption = preemption
@@ -82,7 +83,7 @@ class DecodePlanner:
         full = selected.full(columns)
         if not full.slots:
             return selected, False
-        if len(full.slots) <= self._kv.num_available:
+        if len(full.slots) * self._num_groups <= self._kv.num_available:
             self._grow_by_one(full.slots, full.num_pages)
             return selected, False
         return self._make_room(selected, full.indices, snapshot), True
@@ -101,7 +102,7 @@ class DecodePlanner:
         stalled: set[int] = set()
         table.renew(snapshot)
         for entry in self._order.of(needy, snapshot):
-            if entry.request.slot is not None and not self._kv.num_available:
+            if entry.request.slot is not None and self._kv.num_available < self._num_groups:
                 if can_wait:
                     stalled.add(entry.number)
                     continue
@@ -116,17 +117,15 @@ class DecodePlanner:
         Page updates of rows that will not be in the plan are dropped.
         """
         numbered = zip(rows.requests, rows.numbers.tolist(), strict=True)
-        kept = rows.without(
-            [
-                index
-                for index, (request, number) in enumerate(numbered)
-                if request.slot is None or number in stalled
-            ]
-        )
-        slots = set(kept.slots.tolist())
+        left_out = [
+            index
+            for index, (request, number) in enumerate(numbered)
+            if request.slot is None or number in stalled
+        ]
+        slots = set(rows.slots[left_out].tolist())
         updates = self._builder.page_updates
-        self._builder.page_updates = [update for update in updates if update[0] in slots]
-        return kept
+        self._builder.page_updates = [update for update in updates if update[0] not in slots]
+        return rows.without(left_out)
 
     def choose_num_steps(self, decoding: Rows, snapshot: Snapshot) -> int:
         """Decode iterations that limits and pool allow; adds the pages that all of them write."""
@@ -155,7 +154,7 @@ class DecodePlanner:
         starts, capacity = decoding.starts, columns.capacity[decoding.slots]
         ends = np.minimum(starts + num_steps, decoding.ends)
         num_missing = np.maximum(ends - capacity + page_size - 1, 0) // page_size
-        if int(num_missing.sum()) > self._kv.num_available:
+        if int(num_missing.sum()) * self._num_groups > self._kv.num_available:
             return False
         if int(num_missing.max()) <= 1:
             lacking = num_missing > 0
@@ -174,27 +173,27 @@ class DecodePlanner:
 
     def _grow(self, entry: LiveRequest, num_steps: int) -> None:
         """Adds the pages that the entry lacks for `num_steps` iterations, and notes them."""
-        request, index = entry.request, len(entry.pages.page_ids)
+        request, first = entry.request, len(entry.pages.page_ids)
         assert request.slot is not None
         end = min(request.num_computed_tokens + num_steps, entry.last_position)
-        new = self._kv.grow(entry.pages, end)
-        for page in new:
-            self._builder.page_updates.append((request.slot, index, page))
-            index += 1
-        self._table.columns.capacity[request.slot] += len(new) * self._limits.page_size
+        self._kv.grow(entry.pages, end)
+        for index in range(first, len(entry.pages.page_ids)):
+            self._builder.add_pages(request.slot, index, entry.pages)
+        num_new = len(entry.pages.page_ids) - first
+        self._table.columns.capacity[request.slot] += num_new * self._limits.page_size
 
     def _grow_by_one(self, slots: list[int], num_pages: list[int]) -> None:
-        """Adds a page to each row, and notes it: as `_grow`, for all that have no room left.
+        """Adds a page of each cache group to each row, and notes it: as `_grow`, for all that have
+        no room left.
 
         Args:
             slots: theirs.
             num_pages: pages that each has.
         """
         if self._limits.run_pages == 1:  # any page will do, which takes less time to find
-            pages = self._kv.take(len(slots))
+            pages = self._kv.take(len(slots) * self._num_groups)
         else:
-            page_ids = self._table.columns.page_ids
-            pages = self._kv.take_after([page_ids[slot][-1] for slot in slots])
+            pages = self._kv.take_after(self._table.columns.last_pages(slots))
         self._builder.page_updates.extend(self._table.columns.grow(slots, num_pages, pages))
 
     def by_column(self, decoding: Rows, num_steps: int) -> DecodeRows:

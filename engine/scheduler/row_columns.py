@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.kv.kv_manager import NEVER
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, INFLIGHT_TOKENS, Request
 from octavo.engine.scheduler.deadlines import pace_s
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
@@ -47,8 +48,9 @@ class RowColumns:
         number: of the request that holds the slot, in order of acceptance; -1 for nobody.
         last_position, ready_position: as in `LiveRequest`.
         capacity: tokens that the row's pages have room for.
-        page_ids: the pages: `SequencePages.page_ids`; those of the newest `grow` are missing until
-            `hand_out`.
+        gives_back_at: position from which on the row has pages behind a window to give back.
+        page_ids: the pages: `SequencePages.tables`, those of a row side by side; those of the
+            newest `grow` are missing until `hand_out`.
         last_run_s: when the newest step that decodes the row was planned.
         begun: (slot, when its next token is due) of rows whose first token has come since the next
             plan's rows were prepared.
@@ -57,8 +59,9 @@ class RowColumns:
             them, nor comes there while the row lives. Close after `tighten`.
     """
 
-    def __init__(self, num_slots: int, page_size: int) -> None:
+    def __init__(self, num_slots: int, page_size: int, num_groups: int = 1) -> None:
         self.page_size = page_size
+        self.num_groups = num_groups
         self.base_s: Floats = np.full(num_slots, np.inf)
         self.tpot_s: Floats = np.zeros(num_slots)
         self.paced_from_s: Floats = np.full(num_slots, -np.inf)
@@ -82,7 +85,8 @@ class RowColumns:
         self.last_position: Counts = np.zeros(num_slots, np.int32)
         self.ready_position: Counts = np.full(num_slots, ALWAYS_READY, np.int32)
         self.capacity: Counts = np.zeros(num_slots, np.int32)
-        self.page_ids: list[list[int]] = [[] for _ in range(num_slots)]
+        self.gives_back_at: Counts = np.full(num_slots, NEVER, np.int32)
+        self.page_ids: list[list[int]] = [[] for _ in range(num_slots * num_groups)]
         self.last_run_s: Floats = np.zeros(num_slots)
         self.begun: list[tuple[int, float]] = []
         self.latest_pace_s = self.latest_unpaced_s = -math.inf
@@ -131,8 +135,10 @@ class RowColumns:
         self.number[slot] = entry.number
         self.last_position[slot] = entry.last_position
         self.ready_position[slot] = entry.ready_position
-        self.page_ids[slot] = page_ids = entry.pages.page_ids
-        self.capacity[slot] = len(page_ids) * self.page_size
+        first = slot * self.num_groups
+        self.page_ids[first : first + self.num_groups] = entry.pages.tables
+        self.capacity[slot] = entry.pages.num_filled * self.page_size
+        self.gives_back_at[slot] = NEVER
         self.num_computed[slot], self.num_inflight_tokens[slot], self.num_inflight_steps[slot] = (
             request.counts
         )
@@ -150,19 +156,33 @@ class RowColumns:
 
     def grow(
         self, slots: list[int], num_pages: list[int], pages: list[int]
-    ) -> Iterable[tuple[int, int, int]]:
-        """Each of these rows, which has so many pages, gets one more.
+    ) -> Iterable[tuple[int, ...]]:
+        """Each of these rows, which has so many pages in each cache group, gets one more.
 
         Their `capacity` is missing until `widen` or `hand_out`, and the sequences are given theirs
         by the latter, for which nobody who waits for a plan need wait: each has a list of its own
         somewhere in memory.
 
         Returns:
-            (slot, index in the row, page id) of each.
+            (slot, index in the row, page id of each group) of each.
         """
         self._slots_to_grow += slots
         self._new_pages += pages
-        return zip(slots, num_pages, pages, strict=True)
+        groups = range(self.num_groups)
+        by_group = [pages[group :: self.num_groups] for group in groups]
+        return zip(slots, num_pages, *by_group, strict=True)
+
+    def last_pages(self, slots: list[int]) -> list[int]:
+        """The last page of each of these rows, in each group in turn."""
+        page_ids = self.page_ids
+        return [page_ids[table][-1] for table in self._tables_of(slots)]
+
+    def _tables_of(self, slots: list[int]) -> list[int]:
+        """Where the tables of these rows are."""
+        num_groups = self.num_groups
+        if num_groups == 1:
+            return slots
+        return [slot * num_groups + group for slot in slots for group in range(num_groups)]
 
     def widen(self) -> None:
         """Counts in `capacity` the pages that rows have got."""
@@ -178,8 +198,9 @@ class RowColumns:
         self.widen()
         self._num_widened = 0
         page_ids = self.page_ids
-        for slot, page in zip(self._slots_to_grow, self._new_pages, strict=True):
-            page_ids[slot].append(page)
+        tables = self._tables_of(self._slots_to_grow)
+        for table, page in zip(tables, self._new_pages, strict=True):
+            page_ids[table].append(page)
         self._slots_to_grow.clear()
         self._new_pages.clear()
 

@@ -144,7 +144,8 @@ def workload_from(args: argparse.Namespace, setting: Setting) -> list[Arrival] |
 def notice_of_long_requests(setting: Setting) -> str:
     """A line about requests that the replica is too small for; empty if all fit."""
     limits = setting.limits
-    room = min(limits.max_model_len, (limits.num_pages - 1) * limits.page_size + 1)
+    most_tokens = limits.needs.most_tokens(limits.num_pages - 1, limits.max_pages_per_seq)
+    room = min(limits.max_model_len, most_tokens + 1)
     if setting.max_request_len <= room:
         return ""
     return (
