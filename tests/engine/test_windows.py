@@ -44,7 +44,7 @@ NUM_GROUPS = {"gemma 3": 6, "gemma 2": 2, "mistral": 1}
 
 
 def model_config(letters: str) -> ModelConfig:
-    whole = Attention(num_heads=4, num_kv_heads=2, head_dim=8, rope=Rope(), qk_norm=NORM)
+    whole = Attention(num_heads=8, num_kv_heads=4, head_dim=8, rope=Rope())
     window = dataclasses.replace(whole, sliding_window=WINDOW, rope=Rope(theta=500.0))
     return ModelConfig(
         vocab_size=VOCAB,
@@ -65,19 +65,27 @@ def model_config(letters: str) -> ModelConfig:
 
 
 def make_weights(config: ModelConfig) -> Any:
-    """Random weights whose greedy tokens neither repeat at once nor come near a tie."""
-    rng = np.random.default_rng(5)
+    """Random weights whose greedy tokens depend on what is attended to, and come near no tie."""
+    rng = np.random.default_rng(0)
+    gains = {"wqkv": 4.0, "w_down": 0.5}
 
     def values(spec: Any) -> np.ndarray:
-        normal = rng.standard_normal(spec.shape)
-        if spec.num_inputs is None:
-            return np.asarray(1.0 + 0.3 * normal, spec.dtype)
-        return np.asarray(
-            2 * normal / math.sqrt(math.prod(spec.shape[: spec.num_inputs])), spec.dtype
-        )
+        if spec.init == "ones":
+            return np.ones(spec.shape, spec.dtype)
+        inputs = HIDDEN if spec.num_inputs is None else math.prod(spec.shape[: spec.num_inputs])
+        return np.asarray(rng.standard_normal(spec.shape) / math.sqrt(inputs), spec.dtype)
 
     weights = jax.tree.map(values, declare(config, jnp.dtype("float32")), is_leaf=is_spec)
-    return {**weights, "embed": weights["embed"] * 10}
+    layers = [
+        {name: array * gains.get(name, 1.0) for name, array in layer.items()}
+        for layer in weights["layers"]
+    ]
+    return {
+        **weights,
+        "layers": layers,
+        "embed": weights["embed"] * 4,
+        "lm_head": weights["lm_head"] * 8,
+    }
 
 
 def prompts() -> list[list[int]]:
@@ -120,7 +128,7 @@ def dense_tokens(config: ModelConfig, weights: Any) -> list[list[int]]:
             padded = jnp.asarray([*ids, *[0] * (LONGEST - len(ids))], jnp.int32)
             logits = np.asarray(logits_at(padded, jnp.int32(len(ids) - 1)))
             second, first = np.sort(logits)[-2:]
-            assert first - second > 1e-3, "a tie proves nothing"
+            assert first - second > 5e-4, "a tie proves nothing"
             ids.append(int(logits.argmax()))
         texts.append(ids[len(prompt) :])
     assert all(len(set(text)) > NUM_TOKENS // 3 for text in texts), "a loop proves little"

@@ -117,7 +117,9 @@ def test_no_other_choice_would_let_more_be_in_time(seed):
 def test_pages_at_their_peak_by_hand():
     # 20 tokens and 2 to come, 10 and 6 to come, 8 a page: before the first ends (22 + 12) / 8 and
     # a page of rounding each; after it 16 / 8 and one.
-    assert peak_pages(np.array([20.0, 10.0]), np.array([2.0, 6.0]), PageNeeds(8)) == pytest.approx(34 / 8 + 2)
+    assert peak_pages(np.array([20.0, 10.0]), np.array([2.0, 6.0]), PageNeeds(8)) == pytest.approx(
+        34 / 8 + 2
+    )
     assert peak_pages(np.empty(0), np.empty(0), PageNeeds(8)) == 0
 
 
