@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import MutableSequence
 from dataclasses import dataclass, field
-from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.errors import InvalidRequestError
@@ -15,6 +14,11 @@ from octavo.engine.sampling_params import SamplingParams
 
 COMPUTED, INFLIGHT_TOKENS, INFLIGHT_STEPS = 0, 1, 2
 """What stands where in `Request.counts`."""
+
+
+def no_counts() -> NDArray[np.int32]:
+    """`Request.counts` of a request that nothing is computed of."""
+    return np.zeros(3, np.int32)
 
 
 class Priority(enum.IntEnum):
@@ -95,8 +99,9 @@ class Request:
 
         status: see `RequestStatus`.
         output_token_ids: tokens committed so far.
-        counts: the three numbers that every step changes, read by the properties below. While it
-            holds a row they are a column of the scheduler's table, where all rows move at once.
+        counts: int32[3], the numbers that every step changes, read by the properties below. While
+            the request holds a row they are a view of the scheduler's row table, where all rows
+            move at once.
         num_cached_tokens: prompt tokens found in the prefix cache at first admission.
         num_reusable_tokens: while it waits, the scheduler's estimate of how many of its first
             tokens need not be computed; 0 while it runs.
@@ -127,9 +132,7 @@ class Request:
 
     status: RequestStatus = RequestStatus.WAITING
     output_token_ids: list[int] = field(default_factory=list)
-    counts: MutableSequence[int] | NDArray[Any] = field(
-        default_factory=lambda: [0, 0, 0], init=False, repr=False
-    )
+    counts: NDArray[np.int32] = field(default_factory=no_counts, init=False, repr=False)
     num_cached_tokens: int = 0
     num_reusable_tokens: int = 0
     slot: int | None = None
@@ -144,7 +147,7 @@ class Request:
     @property
     def num_computed_tokens(self) -> int:
         """Positions whose KV is written or dispatched to be."""
-        return int(self.counts[COMPUTED])
+        return self.counts.item(COMPUTED)
 
     @num_computed_tokens.setter
     def num_computed_tokens(self, value: int) -> None:
@@ -153,7 +156,7 @@ class Request:
     @property
     def num_inflight_tokens(self) -> int:
         """Most output tokens that dispatched, uncommitted steps may add."""
-        return int(self.counts[INFLIGHT_TOKENS])
+        return self.counts.item(INFLIGHT_TOKENS)
 
     @num_inflight_tokens.setter
     def num_inflight_tokens(self, value: int) -> None:
@@ -162,7 +165,7 @@ class Request:
     @property
     def num_inflight_steps(self) -> int:
         """Dispatched steps not yet committed that hold this request."""
-        return int(self.counts[INFLIGHT_STEPS])
+        return self.counts.item(INFLIGHT_STEPS)
 
     @num_inflight_steps.setter
     def num_inflight_steps(self, value: int) -> None:
@@ -180,7 +183,7 @@ class Request:
     @property
     def num_missing_tokens(self) -> int:
         """Known tokens that are left to compute: what a policy counts as its remaining prefill."""
-        num_spared = int(self.counts[COMPUTED]) + self.num_reusable_tokens
+        num_spared = self.counts.item(COMPUTED) + self.num_reusable_tokens
         return len(self.prompt_token_ids) + len(self.output_token_ids) - num_spared
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ from octavo.server.tracing import TRACE_PARENT
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
 
+LOW_PRIORITY_SHARE = 0.875
+"""Of the requests that a server holds, those of low priority may be: a batch that fills the server
+leaves places to what somebody waits for."""
 RETRY_AFTER_S = 1.0
 """When the server holds all the requests it takes: some will have ended by then."""
 
@@ -39,7 +43,8 @@ class Front:
     """One engine's door. Lives in the event loop.
 
     Args:
-        max_concurrent_requests: more are refused at once.
+        max_concurrent_requests: more are refused at once; of low priority, more than
+            `LOW_PRIORITY_SHARE` of them.
         request_timeout_s: most seconds a request may take; None sets no limit.
         log_prompts: whether the log of requests may hold their prompts.
 
@@ -149,7 +154,7 @@ class Front:
         self.last_request_unix_s = time.time()
         try:
             engine = self.ready_engine()
-            self._check_open()
+            self._check_open(priority)
             caller = CALLER.get()
             tenant = caller.tenant_of(tenant)
             if self._request_timeout_s is not None:
@@ -195,12 +200,14 @@ class Front:
         """
         return await self.ready_engine().abort(request_id, CALLER.get().owner)
 
-    def _check_open(self) -> None:
+    def _check_open(self, priority: Priority) -> None:
         if self.draining:
             raise EngineDeadError("the server is draining: ask another one")
-        if self.num_inflight >= self._max_concurrent_requests:
-            most = self._max_concurrent_requests
-            raise OverloadedError(f"the server holds {most} requests, its most", RETRY_AFTER_S)
+        most, of_these = self._max_concurrent_requests, "its most"
+        if priority is Priority.LOW:
+            most, of_these = math.ceil(most * LOW_PRIORITY_SHARE), "its most for low priority"
+        if self.num_inflight >= most:
+            raise OverloadedError(f"the server holds {most} requests, {of_these}", RETRY_AFTER_S)
 
     def _log(
         self,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import gc
 import logging
 import signal
 import threading
@@ -30,6 +29,7 @@ from octavo.server.admin_service import SERVICE as ADMIN_SERVICE
 from octavo.server.admin_service import AdminService
 from octavo.server.auth import TokenFile
 from octavo.server.chat_renderer import ChatRenderer
+from octavo.server.collector import Collector
 from octavo.server.file_limit import most_connections, raise_file_limit
 from octavo.server.front import Front
 from octavo.server.grpc_auth import TokenInterceptor
@@ -55,10 +55,6 @@ LOOP_PERIODS = 10
 """Of these in which the event loop must have come round, however soon a step counts as stuck."""
 STOP_GRACE_S = 1.0
 """For the last answers to leave, once nothing is generated any more."""
-COLLECT_AT = (2_000, 50, 20)
-"""Objects more than before, and rounds, at which Python's collector looks at each generation. It
-holds every thread meanwhile. A look at the youngest takes under a millisecond; with Python's own
-10 rounds a burst of 500 requests is walked as a whole again and again, 10 to 17 ms each time."""
 ENGINE_STOP_S = 10.0
 """For the engine's thread to end its last step."""
 
@@ -185,10 +181,7 @@ class OctavoServer:
 
     async def attach(self, engine: AsyncEngine) -> None:
         """Starts the engine and serves."""
-        # What is loaded stays: the collector need not walk it again while requests wait.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(*COLLECT_AT)
+        self._collector = Collector()
         engine.stream_interval_s = self._config.stream_interval_ms / 1e3
         if self._tracing is not None:
             self.trace(engine, self._tracing[0])
@@ -269,6 +262,7 @@ class OctavoServer:
                     engine.give_up(EngineDeadError("the engine hangs in a step; see its log"))
                 self.front.deaf = not self._is_listening()
                 self._set_serving(self.front.is_ready)
+                self._collector.tidy()
             except Exception:
                 _log.exception("the engine's health could not be read")
             await asyncio.sleep(HEALTH_PERIOD_S)

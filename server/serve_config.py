@@ -30,7 +30,8 @@ class ServeConfig:
         http_port: port of the OpenAI-compatible HTTP API; 0 takes a free one, none is no HTTP.
         max_message_bytes: largest gRPC message and HTTP body accepted.
         max_header_bytes: largest HTTP header accepted.
-        max_concurrent_requests: most requests in flight; more are refused at once.
+        max_concurrent_requests: most requests in flight; more are refused at once, those of low
+            priority an eighth earlier.
         max_connections: most connections of each port, fewer where the limit of open files says
             so. When HTTP holds them all, the one that has waited longest for its client makes room
             for a new one.

@@ -12,7 +12,7 @@ from itertools import chain, islice, zip_longest
 from octavo.engine.kv.held_prefixes import HeldPrefixes
 from octavo.engine.kv.host_tier import HostTier
 from octavo.engine.kv.page_hash import PageHash, group_suffix, page_hashes, root_hash
-from octavo.engine.kv.page_needs import PageNeeds, page_needs
+from octavo.engine.kv.page_needs import NEVER, PageNeeds, page_needs
 from octavo.engine.kv.page_pool import TRASH_PAGE, PagePool
 from octavo.engine.kv.page_watch import PageWatch
 from octavo.engine.kv.prefix_cache import PrefixCache
@@ -20,9 +20,6 @@ from octavo.engine.kv.prefix_lookup import PrefixLookup
 from octavo.engine.kv.prefix_match import PrefixMatch
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
-
-NEVER = 2**31 - 1
-"""A position that no sequence comes to."""
 
 
 class KVManager:

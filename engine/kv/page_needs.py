@@ -12,6 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+NEVER = 2**31 - 1
+"""A position that no sequence comes to."""
+
 Floats = NDArray[np.float64]
 
 

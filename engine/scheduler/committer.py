@@ -169,7 +169,7 @@ class Committer:
         now_s: float,
     ) -> None:
         """Takes in what decode rows emitted: rows that go on together, the others one by one."""
-        decode_rows, columns = dispatched.plan.decode_rows, self._table.columns
+        decode_rows, columns = dispatched.plan.decode_rows, self._table.rows
         slots, counts = decode_rows.slots, decode_rows.max_new_tokens
         here, apart = dispatched.decoding.is_row, dispatched.ending
         # A row whose slot has another holder by now was preempted or has ended.
@@ -262,7 +262,7 @@ class Committer:
             metrics.last_token_s = now_s
         if token_ids:
             news.rows.append(CommittedRows(requests, token_ids, numbers, now_s))
-            self._table.tenants.serve_rows(self._table.columns.tenant[slots])
+            self._table.tenants.serve_rows(self._table.rows.tenant[slots])
         for index in apart:
             entry = self._table.find(decoding.requests[index])
             if entry is not None and index not in broken:
@@ -303,7 +303,7 @@ class Committer:
             metrics.last_token_s = now_s
         if metrics.first_token_s is None and token_ids:
             metrics.first_token_s = now_s
-            self._table.columns.begin_output(entry)
+            self._table.rows.begin_output(entry)
         if stop is not None:
             last = token_ids[-1]
             stop_reason = None if last in request.eos_token_ids else last

@@ -70,17 +70,17 @@ class DecodePlanner:
     def select(self, snapshot: Snapshot) -> tuple[Rows, bool]:
         """Rows that decode, each with room for one more token; and whether pages ran short."""
         table, policy = self._table, self._table.policy
-        columns, running = table.columns, table.running
-        selected = running.decode_rows()
+        rows = table.rows
+        selected = rows.decode_rows()
         if table.num_with_grammar:
-            is_blocked = selected.starts > columns.ready_position[selected.slots]
+            is_blocked = selected.starts > rows.ready_position[selected.slots]
             selected = selected.without(is_blocked.nonzero()[0].tolist())
         if policy.idle_rows is not no_idle_rows and len(selected):
             table.renew(snapshot)
-            snapshot.show(selected)
+            snapshot.decoding = selected
             selected = selected.without(policy.idle_rows(snapshot))
-            columns.last_run_s[selected.slots] = snapshot.now_s
-        full = selected.full(columns)
+            rows.last_run_s[selected.slots] = snapshot.now_s
+        full = rows.full(selected)
         if not full.slots:
             return selected, False
         if len(full.slots) * self._num_groups <= self._kv.num_available:
@@ -97,7 +97,7 @@ class DecodePlanner:
         table = self._table
         # A row whose last token is on its way is sure to give its pages back at a coming commit.
         # Then rows that find no page sit this step out: cheaper than computing anybody again.
-        can_wait = table.running.num_ending > 0
+        can_wait = table.rows.num_ending > 0
         needy = [table.entry(rows.requests[index]) for index in indices]
         stalled: set[int] = set()
         table.renew(snapshot)
@@ -133,7 +133,6 @@ class DecodePlanner:
             return 1
         if self._table.num_with_grammar and self._has_rows_with_grammar:
             return 1  # they come back into step after each token, not after several
-        self._table.columns.widen()
         left = decoding.ends - decoding.starts
         self._table.renew(snapshot)
         features = StepFeatures(len(decoding), 0, decoding.context)
@@ -150,17 +149,14 @@ class DecodePlanner:
 
     def _grow_by(self, decoding: Rows, num_steps: int) -> bool:
         """Adds the pages that all rows write in so many iterations, if the pool has them."""
-        columns, page_size = self._table.columns, self._limits.page_size
-        starts, capacity = decoding.starts, columns.capacity[decoding.slots]
-        ends = np.minimum(starts + num_steps, decoding.ends)
-        num_missing = np.maximum(ends - capacity + page_size - 1, 0) // page_size
+        pages, slots = self._table.rows.pages, decoding.slots
+        ends = np.minimum(decoding.starts + num_steps, decoding.ends)
+        num_missing = pages.num_missing(slots, ends)
         if int(num_missing.sum()) * self._num_groups > self._kv.num_available:
             return False
-        if int(num_missing.max()) <= 1:
-            lacking = num_missing > 0
-            self._grow_by_one(
-                decoding.slots[lacking].tolist(), (capacity[lacking] // page_size).tolist()
-            )
+        if int(num_missing.max(0)) <= 1:
+            lacking = slots[num_missing > 0]
+            self._grow_by_one(lacking.tolist(), pages.num_pages(lacking))
             return True
         self._pending.flush()
         for index in num_missing.nonzero()[0].tolist():
@@ -169,7 +165,7 @@ class DecodePlanner:
 
     @property
     def _has_rows_with_grammar(self) -> bool:
-        return any(entry.ready_position != ALWAYS_READY for entry in self._table.running.decoding)
+        return any(entry.ready_position != ALWAYS_READY for entry in self._table.rows.decoding)
 
     def _grow(self, entry: LiveRequest, num_steps: int) -> None:
         """Adds the pages that the entry lacks for `num_steps` iterations, and notes them."""
@@ -179,8 +175,7 @@ class DecodePlanner:
         self._kv.grow(entry.pages, end)
         for index in range(first, len(entry.pages.page_ids)):
             self._builder.add_pages(request.slot, index, entry.pages)
-        num_new = len(entry.pages.page_ids) - first
-        self._table.columns.capacity[request.slot] += num_new * self._limits.page_size
+        self._table.rows.pages.has_grown(request.slot, len(entry.pages.page_ids) - first)
 
     def _grow_by_one(self, slots: list[int], num_pages: list[int]) -> None:
         """Adds a page of each cache group to each row, and notes it: as `_grow`, for all that have
@@ -190,11 +185,12 @@ class DecodePlanner:
             slots: theirs.
             num_pages: pages that each has.
         """
+        row_pages = self._table.rows.pages
         if self._limits.run_pages == 1:  # any page will do, which takes less time to find
-            pages = self._kv.take(len(slots) * self._num_groups)
+            new = self._kv.take(len(slots) * self._num_groups)
         else:
-            pages = self._kv.take_after(self._table.columns.last_pages(slots))
-        self._builder.page_updates.extend(self._table.columns.grow(slots, num_pages, pages))
+            new = self._kv.take_after(row_pages.last_pages(slots))
+        self._builder.page_updates.extend(row_pages.grow(slots, num_pages, new))
 
     def by_column(self, decoding: Rows, num_steps: int) -> DecodeRows:
         """The rows as a plan holds them."""

@@ -105,11 +105,13 @@ class Forecast:
             return self.lengths.expected(request)
         return self.lengths.quantile(request, quantile)
 
-    def remaining_tokens_each(self, requests: Sequence[Request]) -> list[float]:
-        """As `remaining_tokens`, the means, for several at once."""
+    def remaining_lengths(self, requests: Sequence[Request]) -> list[tuple[float, float]]:
+        """The mean of `remaining_tokens` and its cautious quantile, for several at once."""
         if self.uses_declared_lengths:
-            return [self.remaining_tokens(request) for request in requests]
-        return self.lengths.expected_each(requests)
+            means = [self.remaining_tokens(request) for request in requests]
+        else:
+            means = self.lengths.expected_each(requests)
+        return list(zip(means, [self.remaining_tokens(r, CAUTIOUS) for r in requests], strict=True))
 
     @property
     def step_s(self) -> float:

@@ -9,7 +9,6 @@ from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.kv.prefix_lookup import NO_REUSE, Reuse
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
-from octavo.engine.scheduler.deadlines import end_due_s
 
 Place = tuple[float, ...]
 """A request's place in an order that holds still while it waits; smaller is served first. What its
@@ -38,7 +37,6 @@ class LiveRequest:
         num_prompt_tokens: length of the prompt.
         last_position: the position of its last possible token, whose KV is never needed: rows
             decode while `num_computed_tokens` is below it.
-        end_due_s: when its last token is due; infinity if never.
         prefill_end: known tokens at its newest admission, all to be computed before it decodes.
         num_committed_tokens: of those, how many committed steps have computed.
         num_scored_prompt_tokens: prompt log-probabilities handed out so far; a recomputed prompt
@@ -83,7 +81,6 @@ class LiveRequest:
     num_prompt_tokens: int = field(init=False)
     last_position: int = field(init=False)
     ready_position: int = field(init=False)
-    end_due_s: float = field(init=False)
     prefill_end: int = 0
     num_committed_tokens: int = 0
     num_scored_prompt_tokens: int = 0
@@ -112,7 +109,6 @@ class LiveRequest:
         self.stop_ids = frozenset(self.request.stop_token_ids)
         self.num_prompt_tokens = self.request.num_prompt_tokens
         self.last_position = self.request.max_total_tokens - 1
-        self.end_due_s = end_due_s(self.request)
         has_grammar = self.request.has_grammar
         self.ready_position = self.request.num_tokens - 1 if has_grammar else ALWAYS_READY
 

@@ -140,7 +140,7 @@ def backlog_before(table: RequestTable, entry: LiveRequest) -> Backlog:
 
 
 def _with_running(table: RequestTable, num_tokens: int, num_waiting: int) -> Backlog:
-    prompts = table.running.prefilling if table.running.num_prefilling else []
+    prompts = table.rows.prefilling if table.rows.num_prefilling else []
     num_tokens += sum(e.prefill_end - e.request.num_computed_tokens for e in prompts)
     return Backlog(num_tokens, len(prompts) + num_waiting, num_waiting)
 
@@ -159,7 +159,7 @@ def first_token_s(
     """
     busy_s = max(0.0, table.busy_until_s - now_s)
     total, num_prompts = ahead.num_tokens + num_tokens, ahead.num_prompts + 1
-    num_decode = table.running.num_decoding
+    num_decode = table.rows.num_decoding
     seconds = forecast.prompts_s(total, num_prompts, num_decode)
     if not busy_s:
         seconds += max(0.0, forecast.host_s.middle - forecast.gap_s.middle)
@@ -174,14 +174,14 @@ def _row_wait_s(
     table: RequestTable, forecast: Forecast, num_tokens: int, num_waiting: int
 ) -> float:
     """Seconds until a row and pages have come free for a request, and for those before it."""
-    pool, num_running = table.kv.pool, len(table.running)
-    num_free = len(table.running.free_slots)
+    pool, num_running = table.kv.pool, len(table.rows)
+    num_free = len(table.rows.free_slots)
     if table.kv.num_pages_for(num_tokens) > pool.num_available:
         num_free = 0
     num_short = num_waiting + 1 - num_free
     if num_short <= 0 or not num_running:
         return 0.0
-    rows = [e.request for e in itertools.islice(table.running, _ROWS_LOOKED_AT)]
+    rows = [e.request for e in itertools.islice(table.rows, _ROWS_LOOKED_AT)]
     lengths = [forecast.remaining_tokens(r) + len(r.output_token_ids) for r in rows]
     held_s = float(np.mean(lengths)) * forecast.step_s
     return num_short * held_s / num_running
@@ -208,7 +208,7 @@ def measure_load(
     """
     pool, cache, host = table.kv.pool, table.kv.cache, table.kv.host
     swaps, recomputes = counts.swaps, counts.recomputes
-    entries = [*table.running, *newcomers]
+    entries = [*table.rows, *newcomers]
     running = [entry.request for entry in entries]
     size, num_groups = table.kv.page_size, table.kv.needs.num_groups
     num_places = sum(entry.pages.num_held for entry in entries) * size

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from octavo.engine.scheduler.deadlines import pace_s
 from octavo.engine.scheduler.policy import Snapshot
-from octavo.engine.scheduler.row_columns import Floats
+from octavo.engine.scheduler.row_table import Floats
 
 Bools = NDArray[np.bool_]
 _Number = TypeVar("_Number", float, Floats)
@@ -76,24 +76,24 @@ class PaceModel:
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
-        columns, forecast = snapshot.columns, snapshot.forecast
+        rows, forecast = snapshot.rows, snapshot.forecast
         self.now_s = snapshot.starts_s
-        self._holds = columns.number >= 0
+        self._holds = rows.number >= 0
         self._num_rows = int(np.count_nonzero(self._holds))
-        context = float(columns.num_computed.sum(where=self._holds)) / max(self._num_rows, 1)
+        context = float(rows.num_computed.sum(where=self._holds)) / max(self._num_rows, 1)
         self._fixed_s, self._row_s = forecast.step_time.decode_cost_s(self._num_rows, context)
         self._token_s = forecast.marginal_token_s
         self._least_s = forecast.alone_step_s
-        emitted = columns.num_computed - columns.last_prompt
-        self._remaining = np.maximum(columns.length - emitted, 1.0)
-        slack_s = columns.base_s + columns.tpot_s * (emitted - 1) - self.now_s
+        emitted = rows.num_computed - rows.last_prompt
+        self._remaining = np.maximum(rows.length - emitted, 1.0)
+        slack_s = rows.base_s + rows.tpot_s * (emitted - 1) - self.now_s
         # Before the first token nothing is banked. What is must last: for as long again as the row
         # has come, if no more is expected of it.
         slack_s = np.where(slack_s < math.inf, slack_s, 0.0)
         lasting = np.maximum(self._remaining, emitted)
         self._bank_s = slack_s / np.where(slack_s > 0, lasting, self._remaining)
-        self._tpot_s = np.where(columns.tpot_s > 0, columns.tpot_s, math.inf)
-        self._until_end_s = columns.end_due_s - self.now_s
+        self._tpot_s = np.where(rows.tpot_s > 0, rows.tpot_s, math.inf)
+        self._until_end_s = rows.end_due_s - self.now_s
         missing = sum([request.num_missing_tokens for request in snapshot.prefilling])
         self._pending_s = missing * self._token_s
         self._is_lost = ~self._holds
@@ -168,12 +168,12 @@ def most_admissions(snapshot: Snapshot) -> int | None:
     num_rows, forecast = len(snapshot.running), snapshot.forecast
     if not len(snapshot.waiting) or not num_rows or not forecast.is_sound:
         return None
-    goals_s = snapshot.columns.tpot_s
+    goals_s = snapshot.rows.tpot_s
     own_s = pace_s(snapshot.waiting[0]) or math.inf
     least_s = min(own_s, float(goals_s.min(0, initial=math.inf, where=goals_s > 0)))
     if least_s == math.inf:
         return None
-    context = float(snapshot.columns.num_computed.sum()) / num_rows
+    context = float(snapshot.rows.num_computed.sum()) / num_rows
     num_more = num_rows + MOST_AT_ONCE
     fixed_s, row_s = forecast.step_time.decode_cost_s(num_more, context)
     if fixed_s + row_s * num_more <= CLEARLY_WITHIN * least_s:
@@ -189,10 +189,10 @@ def idle_rows(snapshot: Snapshot) -> list[int]:
     None as long as a step of all of them is short enough. Else those whose next token is due last,
     counted from their last step at the pace that each needs.
     """
-    slots = snapshot.decode_slots
-    pace_s = snapshot.columns.tpot_s[slots]
+    slots = snapshot.decoding.slots
+    pace_s = snapshot.rows.tpot_s[slots]
     model, num_rows = snapshot.forecast.step_time, len(slots)
-    context = snapshot.decode_context / num_rows
+    context = snapshot.decoding.context / num_rows
     fixed_s, row_s = model.decode_cost_s(num_rows, context)
     step_s = fixed_s + num_rows * row_s
     if step_s <= CLEARLY_WITHIN * float(pace_s.min(0, initial=math.inf, where=pace_s > 0)):
@@ -200,7 +200,7 @@ def idle_rows(snapshot: Snapshot) -> list[int]:
     pace = PaceModel(snapshot).measure()
     if step_s <= pace.step_s:
         return []
-    due_s = snapshot.columns.last_run_s[slots] + pace.every_s[slots]
+    due_s = snapshot.rows.last_run_s[slots] + pace.every_s[slots]
     most = max(1, int((pace.step_s - fixed_s) / row_s))
     order = due_s.argsort(kind="stable")
     is_due = int(np.count_nonzero(due_s <= snapshot.starts_s + pace.step_s))

@@ -63,7 +63,7 @@ class PendingUpdates:
 
         Of a plan's own decisions only the choice of victims depends on it, and asks for it.
         """
-        table, running = self._table, self._table.running
+        table, rows = self._table, self._table.rows
         if self._chunks or self.newcomers:
             # First, as long as newcomers' counts are their own and not parts of the columns.
             for entry, chunk in self._chunks:
@@ -76,13 +76,13 @@ class PendingUpdates:
                 table.begin_to_run(entry, self._admitted_s)
             for entry, chunk in self._chunks:
                 if chunk.samples:
-                    running.begin_decode(entry)
+                    rows.begin_decode(entry)
             table.quotas.serve(
                 [(entry.request.priority, chunk.num_tokens) for entry, chunk in self._chunks]
             )
             self._chunks.clear()
             self.newcomers.clear()
-        table.columns.hand_out()
+        rows.pages.hand_out()
 
     def apply(self) -> None:
         """Applies the newest plan, if it was not yet: moves the state ahead as if it had run.
@@ -107,16 +107,14 @@ class PendingUpdates:
         table.waiting.flush()
         table.kv.flush()
         if newest is not None and len(newest.decoding):
-            rows, plan = newest.decoding, newest.plan
+            decoding, plan = newest.decoding, newest.plan
             if measures:
-                table.columns.refresh_lengths(
-                    rows.requests, rows.slots, rows.starts, table.forecast
-                )
-            is_ending = rows.starts + plan.decode_rows.max_new_tokens >= rows.ends
+                table.rows.refresh_lengths(decoding, table.forecast.remaining_lengths)
+            is_ending = decoding.starts + plan.decode_rows.max_new_tokens >= decoding.ends
             newest.ending.extend(is_ending.nonzero()[0].tolist())
             for index in newest.ending:
-                table.running.end_decode(table.entry(rows.requests[index]))
-        table.running.prepare(paced=measures)
+                table.rows.end_decode(table.entry(decoding.requests[index]))
+        table.rows.prepare(paced=measures)
 
     def _give_back(self, dispatched: Dispatched) -> None:
         """Lets go of what no step sees any more that comes after this plan's, and gives prompts
@@ -124,20 +122,21 @@ class PendingUpdates:
 
         Whoever gets such a page writes to it in a later step, after all that this one reads of it.
         """
-        kv, columns, plan = self._table.kv, self._table.columns, dispatched.plan
+        kv, rows, plan = self._table.kv, self._table.rows, dispatched.plan
+        pages = rows.pages
         for entry, chunk in zip(dispatched.prefilling, plan.prefill_rows, strict=True):
             end = chunk.start + chunk.num_tokens
-            columns.gives_back_at[chunk.slot] = kv.give_back(entry.pages, end)
-            columns.capacity[chunk.slot] = kv.reach_ahead(entry.pages, entry.prefill_end)
+            pages.gives_back_at[chunk.slot] = kv.give_back(entry.pages, end)
+            pages.capacity[chunk.slot] = kv.reach_ahead(entry.pages, entry.prefill_end)
         decoding = dispatched.decoding
         slots = decoding.slots
-        positions = columns.num_computed[slots]
-        due = (positions >= columns.gives_back_at[slots]).nonzero()[0]
+        positions = rows.num_computed[slots]
+        due = (positions >= pages.gives_back_at[slots]).nonzero()[0]
         for index, slot, position in zip(
             due.tolist(), slots[due].tolist(), positions[due].tolist(), strict=True
         ):
-            pages = self._table.entry(decoding.requests[index]).pages
-            columns.gives_back_at[slot] = kv.give_back(pages, position)
+            entry = self._table.entry(decoding.requests[index])
+            pages.gives_back_at[slot] = kv.give_back(entry.pages, position)
 
     def _move_ahead(self, dispatched: Dispatched) -> None:
         """Moves decode rows ahead by what they may emit, and the device's end of work."""
@@ -150,14 +149,14 @@ class PendingUpdates:
         table.busy_until_s = begins_s + plan.priced_s
         if not len(decoding):
             return
-        columns, slots = table.columns, decoding.slots
+        rows, slots = table.rows, decoding.slots
         if plan.num_steps == 1:
             self._counts.num_decode_tokens += len(decoding)
-            counts = columns.counts
+            counts = rows.counts
             counts += decoding.is_row  # each of the three grows by one
         else:
             max_new_tokens = plan.decode_rows.max_new_tokens
             self._counts.num_decode_tokens += int(max_new_tokens.sum())
-            columns.num_computed[slots] = decoding.starts + max_new_tokens
-            columns.num_inflight_tokens[slots] += max_new_tokens
-            columns.num_inflight_steps[slots] += 1
+            rows.num_computed[slots] = decoding.starts + max_new_tokens
+            rows.num_inflight_tokens[slots] += max_new_tokens
+            rows.num_inflight_steps[slots] += 1

@@ -77,13 +77,13 @@ class Planner:
     def plan(self, now_s: float) -> Dispatched | None:
         """The next step, or None if there is nothing to compute or to copy now."""
         table, builder, snapshot = self._table, self._builder, self._snapshot
-        running, decodes_beside = table.running, not table.policy.prefills_alone
+        rows, decodes_beside = table.rows, not table.policy.prefills_alone
         builder.begin()
         self._pending.begin(snapshot)
         snapshot.now_s = now_s
 
         num_admissions = 0
-        if len(table.waiting) or running.num_prefilling:
+        if len(table.waiting) or rows.num_prefilling:
             num_admissions = self._overdue_and_late(snapshot)
 
         decoding, is_short = NO_ROWS, False
@@ -91,7 +91,7 @@ class Planner:
             decoding, is_short = self._decode.select(snapshot)
 
         prompts = NO_PROMPTS
-        if (num_admissions and not is_short) or running.num_prefilling:
+        if (num_admissions and not is_short) or rows.num_prefilling:
             prompts = self._prefill.plan(snapshot, decoding, 0 if is_short else num_admissions)
             if builder.preempted_numbers:
                 decoding = self._decode.still_running(decoding)

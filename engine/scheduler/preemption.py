@@ -47,7 +47,7 @@ class Preemption:
         num_pages = self._kv.needs.num_groups
         for victim in table.policy.choose_victims(snapshot, entry.request, num_pages):
             chosen = table.entry(victim)
-            if not table.running.is_arriving(chosen):
+            if not table.rows.is_arriving(chosen):
                 self.preempt(chosen, now_s, snapshot, entry)
             if chosen is entry or self._kv.num_available >= num_pages:
                 return
@@ -67,9 +67,9 @@ class Preemption:
             if policy.may_choose_victims(snapshot, entry.request):
                 return True
             if rules_out is not None:
-                table.columns.tighten()  # it could not say so
-        running = table.running
-        return running.num_prefilling > 0 and any(prompt.is_behind for prompt in running.prefilling)
+                table.rows.tighten()  # it could not say so
+        rows = table.rows
+        return rows.num_prefilling > 0 and any(prompt.is_behind for prompt in rows.prefilling)
 
     def preempt_for(
         self,
@@ -93,7 +93,7 @@ class Preemption:
         snapshot = self._snapshot_of_all(snapshot.now_s)
         victims = table.policy.choose_victims(snapshot, entry.request, num_pages)
         chosen = [table.entry(victim) for victim in victims if victim is not entry.request]
-        is_arriving = table.running.is_arriving
+        is_arriving = table.rows.is_arriving
         if not chosen or any(is_arriving(victim) or victim in planned for victim in chosen):
             return False
         for victim in chosen:
@@ -103,7 +103,7 @@ class Preemption:
     def _snapshot_of_all(self, now_s: float) -> Snapshot:
         """What victims are chosen from: every row that decodes, and who was admitted just now."""
         self._pending.flush()
-        return self._table.snapshot(now_s, self._table.running.all_decode_rows())
+        return self._table.snapshot(now_s, self._table.rows.all_decode_rows())
 
     def preempt(
         self,

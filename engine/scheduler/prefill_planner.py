@@ -88,7 +88,7 @@ class PrefillPlanner:
     ) -> None:
         self._table = table
         self._kv = table.kv
-        self._running = table.running
+        self._row_table = table.rows
         self._limits = table.limits
         self._pending = pending
         self._preemption = preemption
@@ -114,7 +114,7 @@ class PrefillPlanner:
         budget = self._budget(snapshot, decoding)
         self._preempts_for_waiting = policy.preempts_for_waiting
         order.may_admit = num_admissions > 0 and self._has_use_in_trying
-        if not order.may_admit and not self._running.num_prefilling:
+        if not order.may_admit and not self._row_table.num_prefilling:
             return NO_PROMPTS  # as in most steps where all rows decode
         self._chunks_prompts = self._enable_chunked_prefill and policy.chunks_prompts
         self._num_admissions, self._most_headroom = num_admissions, None
@@ -146,7 +146,7 @@ class PrefillPlanner:
         """Tokens that the step has for prompts beside its decode rows."""
         table, num_decode = self._table, len(decoding)
         table.renew(snapshot)
-        snapshot.show(decoding)
+        snapshot.decoding = decoding
         budget = min(table.policy.budget(snapshot), self._limits.max_num_batched_tokens)
         table.forecast.observe_budget(budget - num_decode, num_decode, decoding.context)
         return budget - num_decode
@@ -158,7 +158,7 @@ class PrefillPlanner:
         Returns:
             Whether it has a prompt to compute in this step.
         """
-        order, builder, free_slots = self._order, self._builder, self._running.free_slots
+        order, builder, free_slots = self._order, self._builder, self._row_table.free_slots
         if entry.ready_position != ALWAYS_READY and entry.is_blocked:
             return False  # in nobody's way: what it waits for is no matter of room
         if (entry.leaders or entry.is_stale) and self._awaits_leader(entry, snapshot):
@@ -185,7 +185,7 @@ class PrefillPlanner:
 
     def _try_to_admit(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:
         """Admits a waiting request if step and pool have room for it, or can be given room."""
-        request, kv, free_slots = entry.request, self._kv, self._running.free_slots
+        request, kv, free_slots = entry.request, self._kv, self._row_table.free_slots
         if not free_slots and not self._may_preempt:
             return False
         if request.counts[INFLIGHT_STEPS]:
@@ -252,13 +252,13 @@ class PrefillPlanner:
     @property
     def _lacked(self) -> str:
         """Why nobody more was admitted just now."""
-        return "for pages" if self._running.free_slots else "for a row"
+        return "for pages" if self._row_table.free_slots else "for a row"
 
     @property
     def _has_use_in_trying(self) -> bool:
         """Whether a waiting request could be admitted, or told what it waits for."""
         return (
-            len(self._running.free_slots) > 0
+            len(self._row_table.free_slots) > 0
             or self._preempts_for_waiting
             or self._builder.explains
         )
@@ -266,7 +266,7 @@ class PrefillPlanner:
     @property
     def _is_full(self) -> bool:
         """Whether there is no row for anybody, and no use in looking for victims any more."""
-        return not self._running.free_slots and self._num_attempts >= MAX_ATTEMPTS
+        return not self._row_table.free_slots and self._num_attempts >= MAX_ATTEMPTS
 
     def _may_preempt_for(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
         """Whether anybody might, where no row is free: asked first, as it costs the least."""
@@ -274,14 +274,14 @@ class PrefillPlanner:
             return False
         if self._preemption.may_preempt_for(entry, snapshot):
             return True
-        self._note_refusal(entry, self._running.num_changes)
+        self._note_refusal(entry, self._row_table.num_changes)
         return False
 
     def _preempt_for(self, entry: LiveRequest, num_pages: int, snapshot: Snapshot) -> bool:
         """Looks for victims, unless it was in vain just now and nothing has changed since."""
         if self._num_attempts >= MAX_ATTEMPTS or self._was_refused(entry):
             return False
-        num_changes = self._running.num_changes
+        num_changes = self._row_table.num_changes
         if self._preemption.preempt_for(entry, num_pages, snapshot, self._planned.entries):
             self._num_attempts += 1
             return True
@@ -299,7 +299,7 @@ class PrefillPlanner:
     @property
     def _patience(self) -> int:
         """Plans to pass before victims are looked for again for the same request."""
-        return len(self._running) // ROWS_PER_WAITED_PLAN
+        return len(self._row_table) // ROWS_PER_WAITED_PLAN
 
     def _was_refused(self, entry: LiveRequest) -> bool:
         """Whether victims were looked for in vain a few plans ago, and nothing has changed since.
@@ -307,7 +307,7 @@ class PrefillPlanner:
         Then this plan looks for nobody's any more.
         """
         refused = self._refused
-        if refused.number != entry.number or refused.num_changes != self._running.num_changes:
+        if refused.number != entry.number or refused.num_changes != self._row_table.num_changes:
             return False
         if refused.num_plans >= self._patience:
             return False
@@ -349,7 +349,7 @@ class PrefillPlanner:
         if num_back:
             self._serve_pages(entry, num_back)
             self._transfers.swap_in(entry, num_matched, now_s)
-            self._running.begin_arrival(entry)
+            self._row_table.begin_arrival(entry)
         elif pages.is_on_host:
             self._kv.drop_host_copy(pages)
         elif recalled and self._is_worth_recalling(len(recalled), snapshot):
@@ -359,7 +359,7 @@ class PrefillPlanner:
                 num_tokens = len(recalled) * self._limits.page_size
                 self._table.tenants.serve(entry.tenant, -num_tokens, 0)
             self._transfers.recall(entry, recalled, num_matched, now_s)
-            self._running.begin_arrival(entry)
+            self._row_table.begin_arrival(entry)
 
     def _serve_pages(self, entry: LiveRequest, num_pages: int) -> None:
         """Counts pages that come back from the host as if their tokens were computed."""

@@ -60,8 +60,8 @@ class RequestOrder:
         """
         policy, queue = self._table.policy, self._waiting
         prefilling: Sequence[LiveRequest] = ()
-        if self._table.running.num_prefilling:
-            prefilling = self.of(self._table.running.prefilling, snapshot)
+        if self._table.rows.num_prefilling:
+            prefilling = self.of(self._table.rows.prefilling, snapshot)
         entries = queue.entries
         if not self.may_admit or not entries:
             yield from prefilling
@@ -122,7 +122,7 @@ class RequestOrder:
             # Pages are short for it if they would not be enough for two of its size to grow.
             num_pages = 2 * self._table.kv.num_pages_for(entry.request.num_tokens)
             is_short = priority in lacking and self._table.kv.num_available < num_pages + (
-                len(self._table.running) * self._table.kv.needs.num_groups
+                len(self._table.rows) * self._table.kv.needs.num_groups
             )
             if entry.is_demoted or not (is_short or priority in below):
                 continue
@@ -136,8 +136,8 @@ class RequestOrder:
         if snapshot.num_available_pages * 4 >= num_pages:
             return []
         held = np.bincount(
-            snapshot.columns.priority[snapshot.decode_slots],
-            needs.held_each(snapshot.decode_starts.astype(np.float64) + 1.0),
+            snapshot.rows.priority[snapshot.decoding.slots],
+            needs.held_each(snapshot.decoding.starts.astype(np.float64) + 1.0),
             len(Priority),
         )
         for request in (*snapshot.prefilling, *snapshot.demoted):

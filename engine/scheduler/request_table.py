@@ -12,20 +12,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.kv.prefix_match import PrefixMatch
 from octavo.engine.kv.sequence_pages import SequencePages
-from octavo.engine.request import (
-    COMPUTED,
-    Request,
-    RequestStatus,
-)
+from octavo.engine.request import COMPUTED, Request, RequestStatus, no_counts
 from octavo.engine.scheduler.deadlines import has_target, was_in_time
 from octavo.engine.scheduler.fairness import ClassQuotas, MaximumWait
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest, Place
 from octavo.engine.scheduler.policy import Policy, Snapshot
 from octavo.engine.scheduler.remaining_work import RemainingWork
-from octavo.engine.scheduler.row_columns import RowColumns
+from octavo.engine.scheduler.row_table import RowTable
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
-from octavo.engine.scheduler.running_rows import RunningRows
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 from octavo.engine.scheduler.waiting_queue import WaitingQueue
@@ -62,8 +57,7 @@ class RequestTable:
         self.max_wait = self._maximum_wait(policy)
         self.quotas = ClassQuotas()
         self._pinned: set[str] = set()
-        self.columns = RowColumns(limits.max_num_seqs, limits.page_size, kv.needs.num_groups)
-        self.running = RunningRows(self.columns)
+        self.rows = RowTable(limits.max_num_seqs, limits.page_size, kv.needs.num_groups)
         self.busy_until_s = 0.0
         self.num_added = 0
         self.num_with_targets = 0
@@ -159,27 +153,27 @@ class RequestTable:
     def snapshot(
         self,
         now_s: float,
-        rows: Rows = NO_ROWS,
+        decoding: Rows = NO_ROWS,
     ) -> Snapshot:
         """The state as policies see it.
 
         Args:
-            rows: those that decode in the step being planned, as far as they are known.
+            decoding: rows that decode in the step being planned, as far as they are known.
         """
         snapshot = Snapshot(
             now_s=now_s,
             waiting=self.waiting.requests,
-            running=self.running.requests,
+            running=self.rows.requests,
             num_available_pages=0,
             limits=self.limits,
             forecast=self.forecast,
-            columns=self.columns,
+            rows=self.rows,
             waiting_columns=self.waiting.columns,
             pinned=self._pinned,
             lead=self._lead,
         )
         self.renew(snapshot)
-        snapshot.show(rows)
+        snapshot.decoding = decoding
         return snapshot
 
     def renew(self, snapshot: Snapshot) -> None:
@@ -188,14 +182,14 @@ class RequestTable:
         snapshot.starts_s = max(snapshot.now_s, self.busy_until_s)
         snapshot.prefilling, snapshot.demoted = self._prompts()
         snapshot.num_available_pages = self.kv.pool.num_available
-        snapshot.num_free_rows = len(self.running.free_slots)
+        snapshot.num_free_rows = len(self.rows.free_slots)
         snapshot.num_awaiting = self.work.num_awaiting
 
     def _prompts(self) -> tuple[Sequence[Request], Sequence[Request]]:
         """Running requests whose prompts are not computed yet: all but demoted ones, and those."""
-        if not self.running.num_prefilling:
+        if not self.rows.num_prefilling:
             return (), ()
-        prompts = self.running.prefilling
+        prompts = self.rows.prefilling
         return (
             [entry.request for entry in prompts if not entry.is_behind],
             [entry.request for entry in prompts if entry.is_behind],
@@ -212,7 +206,8 @@ class RequestTable:
         entries = []
         for before in old._by_id.values():
             request = before.request
-            request.status, request.slot, request.counts = RequestStatus.WAITING, None, [0, 0, 0]
+            request.status, request.slot = RequestStatus.WAITING, None
+            request.counts = no_counts()
             entry = LiveRequest(
                 request=request,
                 number=before.number,
@@ -318,8 +313,7 @@ class RequestTable:
         num_cached = len(matched) * kv.page_size
         self.waiting.remove(entry)
         kv.admit(entry.pages, matched, num_known)
-        self.running.seat(entry)
-        self.columns.expect(entry)
+        self.rows.seat(entry)
         entry.prefill_end = num_known
         entry.num_committed_tokens = num_cached
         request.counts[COMPUTED] = num_cached
@@ -331,21 +325,20 @@ class RequestTable:
             self.tenants.serve(entry.tenant, num_known - num_cached, 0)
 
     def begin_to_run(self, entry: LiveRequest, admitted_s: float) -> None:
-        """A request that was admitted is among the running ones, and in the columns."""
+        """A request that was admitted is among the running ones."""
         request = entry.request
         self.work.forget(entry)
         if request.metrics.first_scheduled_s is None:
             request.metrics.first_scheduled_s = admitted_s
             request.num_cached_tokens = num_cached = entry.num_committed_tokens
             self.kv.count_query(entry.pages, entry.prefill_end, num_cached)
-        self.columns.enter(entry)
-        self.running.begin_prefill(entry)
+        self.rows.enter(entry)
 
     def unblock(self, entry: LiveRequest, num_tokens: int) -> None:
         """Lets a request go on that was blocked on its grammar, from so many known tokens."""
         entry.ready_position = max(entry.ready_position, num_tokens - 1)
         if entry.request.slot is not None:
-            self.columns.ready_position[entry.request.slot] = entry.ready_position
+            self.rows.ready_position[entry.request.slot] = entry.ready_position
 
     def preempt(self, entry: LiveRequest, now_s: float) -> None:
         """Takes slot and pages from a running request; it waits where it stood before.
@@ -407,8 +400,7 @@ class RequestTable:
             num_written = entry.request.num_tokens - 1  # the newest token was never an input
         self.kv.register_full_pages(entry.pages, num_written)
         self.kv.release(entry.pages)
-        self.columns.leave(entry)
-        self.running.remove(entry)
+        self.rows.leave(entry)
 
     def check_integrity(self, host_in_transfer: Iterable[int] = ()) -> None:
         """Asserts that every live request is in one place and every page and slot accounted for.
@@ -417,11 +409,11 @@ class RequestTable:
             host_in_transfer: host pages that belong to a transfer and no sequence.
         """
         self.waiting.check_integrity()
-        self.running.check_integrity()
+        self.rows.check_integrity()
         self.kv.check_integrity((entry.pages for entry in self), host_in_transfer)
         self.work.check_integrity(self)
         numbers = [entry.number for entry in self.waiting]
-        numbers += [*self.held, *(entry.number for entry in self.running)]
+        numbers += [*self.held, *(entry.number for entry in self.rows)]
         assert sorted(numbers) == [entry.number for entry in self]
         assert self.num_with_grammar == sum(entry.request.has_grammar for entry in self)
         for entry in (*self.waiting, *self.held.values()):
@@ -431,23 +423,6 @@ class RequestTable:
             assert request.slot is None
             assert not entry.pages.page_ids
             assert request.num_computed_tokens == 0
-        holders = {entry.request.slot: entry for entry in self.running}
-        for slot, number in enumerate(self.columns.number.tolist()):
-            holder = holders.get(slot)
-            assert number == (-1 if holder is None else holder.number)
-            assert holder is not None or self.columns.paced_from_s[slot] == -math.inf
-            assert holder is not None or self.columns.unpaced_s[slot] == -math.inf
-            if holder is not None:
-                self._check_columns(holder, slot)
-
-    def _check_columns(self, entry: LiveRequest, slot: int) -> None:
-        """Asserts that the columns say of a running request what its records say."""
-        request, columns = entry.request, self.columns
-        capacity = entry.pages.num_filled * self.kv.page_size
-        assert request.num_computed_tokens <= capacity
-        assert columns.counts[:, slot].tolist() == list(request.counts)
-        assert columns.capacity[slot] == capacity
-        for group, table in enumerate(entry.pages.tables):
-            assert columns.page_ids[slot * columns.num_groups + group] is table
-        assert columns.last_position[slot] == entry.last_position
-        assert columns.ready_position[slot] == entry.ready_position
+        for entry in self.rows:
+            num_places = entry.pages.num_filled * self.kv.page_size
+            assert entry.request.num_computed_tokens <= num_places

@@ -1,158 +1,61 @@
-"""Decode rows of one plan, by column, as they stood when it was made."""
+"""Rows that decode: in the order in which they began to, and as a plan holds them."""
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.outputs import RequestMetrics
 from octavo.engine.request import Request
-from octavo.engine.scheduler.row_columns import Floats, RowColumns
 
 Item = TypeVar("Item")
 
 
-class FullRows(NamedTuple):
-    """Decode rows whose pages have no room for one more token.
-
-    Attributes:
-        indices: theirs, ascending.
-        slots: theirs.
-        num_pages: pages that each has.
-    """
-
-    indices: list[int]
-    slots: list[int]
-    num_pages: list[int]
-
-
+@dataclass(slots=True, kw_only=True, eq=False)
 class Rows:
-    """Decode rows of a plan being made.
+    """Decode rows of a plan, as the row table had them when it was made. For reading only.
 
     Attributes:
         requests: whose they are.
         outputs, metrics: of the requests: what every commit adds to.
-        slots: intp[rows], theirs. Read only, as are all arrays.
+        slots: intp[rows], theirs.
         starts: int32[rows], the positions of their inputs.
         ends: int32[rows], where they end: `LiveRequest.last_position`.
         numbers: int64[rows], their requests' numbers.
         is_row: int32[slots of the device], 1 where one of these is, else 0.
+        context: positions that they attend to, all together.
     """
 
-    __slots__ = (
-        "_context", "_full", "_least_due_s", "_num_begun", "_pace_s", "ends", "is_row", "metrics",
-        "numbers", "outputs", "requests", "slots", "starts",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        requests: tuple[Request, ...],
-        outputs: tuple[list[int], ...],
-        metrics: tuple[RequestMetrics, ...],
-        slots: NDArray[np.intp],
-        starts: NDArray[np.int32],
-        ends: NDArray[np.int32],
-        numbers: NDArray[np.int64],
-        is_row: NDArray[np.int32],
-    ) -> None:
-        self.requests = requests
-        self.outputs = outputs
-        self.metrics = metrics
-        self.slots = slots
-        self.starts = starts
-        self.ends = ends
-        self.numbers = numbers
-        self.is_row = is_row
-        self._context: float | None = None
-        self._full: FullRows | None = None
-        self._pace_s: Floats | None = None
-        self._least_due_s: float | None = None
-        self._num_begun = 0  # of `RowColumns.begun`, when that was worked out
-
-    @classmethod
-    def of(
-        cls,
-        requests: tuple[Request, ...],
-        outputs: tuple[list[int], ...],
-        metrics: tuple[RequestMetrics, ...],
-        slots: NDArray[np.intp],
-        columns: RowColumns,
-    ) -> Rows:
-        """The rows in these slots, as the columns have them now."""
-        is_row = np.zeros(len(columns.number), np.int32)
-        is_row[slots] = 1
-        return cls(
-            requests,
-            outputs,
-            metrics,
-            slots,
-            columns.num_computed[slots],
-            columns.last_position[slots],
-            columns.number[slots],
-            is_row,
-        )
+    requests: tuple[Request, ...]
+    outputs: tuple[list[int], ...]
+    metrics: tuple[RequestMetrics, ...]
+    slots: NDArray[np.intp]
+    starts: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    numbers: NDArray[np.int64]
+    is_row: NDArray[np.int32]
+    context: float
 
     def __len__(self) -> int:
         return len(self.requests)
 
-    @property
-    def context(self) -> float:
-        """Positions that they attend to, all together."""
-        if self._context is None:
-            self._context = float(self.starts.sum())
-        return self._context
-
-    def full(self, columns: RowColumns) -> FullRows:
-        """Those that have no room for one more token by these columns; worked out once."""
-        if self._full is None:
-            held = columns.capacity[self.slots]
-            indices = (self.starts >= held).nonzero()[0]
-            self._full = FullRows(
-                indices.tolist(),
-                self.slots[indices].tolist(),
-                (held[indices] // columns.page_size).tolist(),
-            )
-        return self._full
-
-    def pace_s(self, columns: RowColumns) -> Floats:
-        """float64[rows], seconds after `RowColumns.base_s` in which their next tokens are due;
-        worked out once."""
-        if self._pace_s is None:
-            # Of every slot, as that takes less than to pick these rows from three columns.
-            emitted = columns.num_computed - columns.last_prompt
-            self._pace_s = (columns.tpot_s * emitted)[self.slots]
-        return self._pace_s
-
-    def least_due_s(self, columns: RowColumns) -> float:
-        """When the first of their next tokens is due, in seconds; infinity if none has a goal.
-
-        Worked out once but for those whose first token has come since.
-        """
-        least_s = self._least_due_s
-        if least_s is None:
-            due_s = columns.base_s[self.slots] + self.pace_s(columns)
-            least_s = self._least_due_s = float(due_s.min(0, initial=math.inf))
-            self._num_begun = len(columns.begun)
-        for slot, next_due_s in columns.begun[self._num_begun :]:
-            if next_due_s < least_s and self.is_row[slot]:
-                least_s = next_due_s
-        return least_s
-
     def at(self, starts: NDArray[np.int32]) -> Rows:
         """The same rows, further on."""
         return Rows(
-            self.requests,
-            self.outputs,
-            self.metrics,
-            self.slots,
-            starts,
-            self.ends,
-            self.numbers,
-            self.is_row,
+            requests=self.requests,
+            outputs=self.outputs,
+            metrics=self.metrics,
+            slots=self.slots,
+            starts=starts,
+            ends=self.ends,
+            numbers=self.numbers,
+            is_row=self.is_row,
+            context=float(starts.sum()),
         )
 
     def without(self, left_out: Sequence[int]) -> Rows:
@@ -160,18 +63,82 @@ class Rows:
         if not len(left_out):
             return self
         kept = is_kept(len(self.requests), left_out)
-        is_row = self.is_row.copy()
+        is_row, starts = self.is_row.copy(), self.starts[kept]
         is_row[self.slots[left_out]] = 0
         return Rows(
-            tuple(all_but(self.requests, left_out)),
-            tuple(all_but(self.outputs, left_out)),
-            tuple(all_but(self.metrics, left_out)),
-            self.slots[kept],
-            self.starts[kept],
-            self.ends[kept],
-            self.numbers[kept],
-            is_row,
+            requests=tuple(all_but(self.requests, left_out)),
+            outputs=tuple(all_but(self.outputs, left_out)),
+            metrics=tuple(all_but(self.metrics, left_out)),
+            slots=self.slots[kept],
+            starts=starts,
+            ends=self.ends[kept],
+            numbers=self.numbers[kept],
+            is_row=is_row,
+            context=float(starts.sum()),
         )
+
+
+class DecodeOrder:
+    """Requests that decode on, in the order in which they began to, as lists side by side: a plan
+    takes copies of them as they are.
+
+    Args:
+        num_slots: the most requests.
+
+    Attributes:
+        requests, outputs, metrics: as in `Rows`. For reading only.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.requests: list[Request] = []
+        self.outputs: list[list[int]] = []
+        self.metrics: list[RequestMetrics] = []
+        self._turns: list[int] = []
+        self._slots = np.zeros(num_slots, np.intp)
+
+    def slots(self) -> NDArray[np.intp]:
+        """Their slots, as a new array."""
+        return self._slots[: len(self._turns)].copy()
+
+    def insert(self, turn: int, request: Request) -> None:
+        """A request that holds a slot begins to decode, the `turn`-th ever."""
+        turns, slots, slot = self._turns, self._slots, request.slot
+        index, size = bisect_left(turns, turn), len(turns)
+        assert slot is not None, request.request_id
+        if index < size:
+            slots[index + 1 : size + 1] = slots[index:size]
+        slots[index] = slot
+        turns.insert(index, turn)
+        self.requests.insert(index, request)
+        self.outputs.insert(index, request.output_token_ids)
+        self.metrics.insert(index, request.metrics)
+
+    def remove(self, turn: int) -> None:
+        """A request decodes no longer."""
+        turns, slots = self._turns, self._slots
+        index, size = bisect_left(turns, turn), len(turns)
+        assert turns[index] == turn
+        del turns[index], self.requests[index], self.outputs[index], self.metrics[index]
+        slots[index : size - 1] = slots[index + 1 : size]
+
+    def copy(self) -> DecodeOrder:
+        """These requests, in lists of their own."""
+        other = DecodeOrder(0)
+        other.requests, other.outputs = self.requests.copy(), self.outputs.copy()
+        other.metrics, other._turns = self.metrics.copy(), self._turns.copy()
+        other._slots = self._slots.copy()
+        return other
+
+    def check_integrity(self, expected: list[tuple[int, Request]]) -> None:
+        """Asserts that these requests are here, each with its turn, in order, and nobody else."""
+        assert list(zip(self._turns, self.requests, strict=True)) == sorted(
+            expected, key=lambda item: item[0]
+        )
+        assert self.slots().tolist() == [request.slot for request in self.requests]
+        columns = zip(self.requests, self.outputs, self.metrics, strict=True)
+        for request, output, metrics in columns:
+            assert output is request.output_token_ids
+            assert metrics is request.metrics
 
 
 def all_but(items: Sequence[Item], left_out: Sequence[int]) -> list[Item]:
@@ -193,7 +160,15 @@ def is_kept(size: int, left_out: Sequence[int]) -> NDArray[np.bool_]:
 def _no_rows() -> Rows:
     no_counts = np.empty(0, np.int32)
     return Rows(
-        (), (), (), np.empty(0, np.intp), no_counts, no_counts, np.empty(0, np.int64), no_counts
+        requests=(),
+        outputs=(),
+        metrics=(),
+        slots=np.empty(0, np.intp),
+        starts=no_counts,
+        ends=no_counts,
+        numbers=np.empty(0, np.int64),
+        is_row=no_counts,
+        context=0.0,
     )
 
 

@@ -276,7 +276,7 @@ class Scheduler:
         entry, num_tokens = arrived
         if num_tokens:
             entry.request.num_computed_tokens = entry.num_committed_tokens = num_tokens
-            table.running.end_arrival(entry)
+            table.rows.end_arrival(entry)
         else:
             self._planner.preemption.preempt(entry, now_s)
 
@@ -401,7 +401,7 @@ class Scheduler:
             for request in (*computed, *self.live_requests):
                 request.num_inflight_steps = request.num_inflight_tokens = 0
             self._transfers.abandon(now_s)
-            for entry in list(table.running):
+            for entry in list(table.rows):
                 self._planner.preemption.preempt(entry, now_s)
             self._kv.forget_prefixes()
             for request_id in broken:
@@ -479,7 +479,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._unapplied.running)
+        return len(self._unapplied.rows)
 
     @property
     def num_waiting(self) -> int:
@@ -563,7 +563,7 @@ class Scheduler:
             assert request.num_inflight_tokens == num_tokens.get(request, 0)
             expected = len(request.output_token_ids) + request.num_inflight_tokens
             assert expected <= request.max_tokens
-        for entry in table.running:
+        for entry in table.rows:
             request = entry.request
             if request.num_computed_tokens >= entry.prefill_end:
                 expected = request.num_tokens + request.num_inflight_tokens - 1

@@ -32,14 +32,13 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     Rows that are late already count for nothing: a short step would not save them. Infinity if no
     row has a goal.
     """
-    slots = snapshot.decode_slots
-    if not len(slots):
+    rows, decoding = snapshot.rows, snapshot.decoding
+    if not len(decoding):
         return math.inf
-    columns = snapshot.columns
-    least_s = snapshot.decode_least_due_s(columns) - snapshot.starts_s
+    least_s = rows.least_due_s(decoding) - snapshot.starts_s
     if least_s > 0:
         return least_s
-    due_s = columns.base_s[slots] + snapshot.decode_pace_s(columns)
+    due_s = rows.base_s[decoding.slots] + rows.pace_s(decoding)
     slack = due_s - np.array(snapshot.starts_s)
     return float(slack.min(0, initial=math.inf, where=slack > 0))
 
@@ -51,16 +50,16 @@ def expected_slack_s(snapshot: Snapshot) -> float:
     whole output, so that a prompt may take the slack of tokens that are still to come.
     """
     slack_s = smallest_slack_s(snapshot)
-    forecast, slots = snapshot.forecast, snapshot.decode_slots
+    forecast, decoding = snapshot.forecast, snapshot.decoding
     if slack_s == math.inf or not forecast.is_sound:
         return slack_s
     full = snapshot.limits.max_num_batched_tokens
-    if _step_s(snapshot, full - len(slots)) <= slack_s:
+    if _step_s(snapshot, full - len(decoding)) <= slack_s:
         return slack_s  # as nearly always where steps are short
-    columns = snapshot.columns
-    due_s = columns.base_s[slots] + snapshot.decode_pace_s(columns)
-    to_come = columns.least_length[slots] + columns.last_prompt[slots] - snapshot.decode_starts
-    banked_s = np.maximum(columns.tpot_s[slots] - forecast.step_s, 0.0) * np.maximum(to_come, 0.0)
+    rows, slots = snapshot.rows, decoding.slots
+    due_s = rows.base_s[slots] + rows.pace_s(decoding)
+    to_come = rows.least_length[slots] + rows.last_prompt[slots] - decoding.starts
+    banked_s = np.maximum(rows.tpot_s[slots] - forecast.step_s, 0.0) * np.maximum(to_come, 0.0)
     slack = due_s - snapshot.starts_s
     lent = slack + _LENT_SHARE * banked_s
     return float(lent.min(0, initial=math.inf, where=slack > 0))
@@ -80,7 +79,7 @@ def first_tokens_budget(snapshot: Snapshot, floor: int) -> int:
     """
     limits, columns, starts_s = snapshot.limits, snapshot.waiting_columns, snapshot.starts_s
     most = limits.max_num_batched_tokens
-    num_decode = len(snapshot.decode_slots)
+    num_decode = len(snapshot.decoding)
     room = max(most - num_decode, 1)
     full_s = _step_s(snapshot, room)
     target_s = snapshot.forecast.ttft_targets.low or math.inf
@@ -118,9 +117,9 @@ def first_tokens_budget(snapshot: Snapshot, floor: int) -> int:
 
 def _step_s(snapshot: Snapshot, num_tokens: int) -> float:
     """Seconds that a step of so many prompt tokens beside the decode rows takes at the most."""
-    forecast, num_decode = snapshot.forecast, len(snapshot.decode_slots)
+    forecast, num_decode = snapshot.forecast, len(snapshot.decoding)
     before_all = num_tokens * forecast.mean_prefill_context
-    features = StepFeatures(num_decode, num_tokens, snapshot.decode_context, before_all)
+    features = StepFeatures(num_decode, num_tokens, snapshot.decoding.context, before_all)
     return forecast.step_time.predict_s(features) * forecast.step_time.safety
 
 
@@ -142,10 +141,10 @@ def budget_within(snapshot: Snapshot, seconds: float, floor: int) -> int:
         floor: prompt tokens that are always let in, so that prompts advance whatever happens.
     """
     limits, model = snapshot.limits, snapshot.forecast.step_time
-    num_decode = len(snapshot.decode_slots)
+    num_decode = len(snapshot.decoding)
     most = limits.max_num_batched_tokens
     if seconds < math.inf:
-        context = snapshot.decode_context
+        context = snapshot.decoding.context
         tokens = model.prefill_tokens_within(
             seconds / model.safety, num_decode, context, snapshot.forecast.mean_prefill_context
         )
@@ -164,7 +163,7 @@ def thrifty_budget(snapshot: Snapshot, seconds: float, floor: int) -> int:
     budget = budget_within(snapshot, seconds, floor)
     if budget == snapshot.limits.max_num_batched_tokens:
         return budget  # no size is larger
-    num_decode, forecast = len(snapshot.decode_slots), snapshot.forecast
+    num_decode, forecast = len(snapshot.decoding), snapshot.forecast
     if not num_decode or seconds == math.inf:
         return budget
     model, edges = forecast.step_time, snapshot.limits.token_edges
@@ -176,11 +175,11 @@ def thrifty_budget(snapshot: Snapshot, seconds: float, floor: int) -> int:
     pending += sum([r.num_missing_tokens for r in snapshot.prefilling])
     if budget - num_decode >= pending:
         return budget
-    context, before = snapshot.decode_context, forecast.mean_prefill_context
+    context, before = snapshot.decoding.context, forecast.mean_prefill_context
     floor_s = model.predict_s(StepFeatures(num_decode, floor, context, floor * before))
     if floor_s >= seconds:
         return budget
-    goal_s = snapshot.columns.tpot_s[snapshot.decode_slots]
+    goal_s = snapshot.rows.tpot_s[snapshot.decoding.slots]
     goal_s = goal_s[goal_s > 0]
     if not len(goal_s):
         return budget

@@ -24,6 +24,7 @@ _MAX_KNOWN_RATIO, _MAX_RATIO = 2.0, 4.0
 _NUM_UNBOUNDED = 16
 _NOISE = 0.05
 _LEAST_S = 1e-6
+_FLOOR_SHARE = 0.25
 
 
 class StepFeatures(NamedTuple):
@@ -63,6 +64,9 @@ class StepTimeModel:
 
     See `StepErrors` for how the first two move.
 
+    No step is expected to take less than a quarter of the fastest one measured: a few steps that
+    were held up can bend the regression of a phase down to nothing.
+
     Args:
         token_edges: edges of the compiled token buckets, ascending: padding makes each a step of
             its own fixed cost.
@@ -101,6 +105,7 @@ class StepTimeModel:
         self.decode = StepErrors()
         self.prefill = StepErrors()
         self._safety = 1.1
+        self._floor_s = _LEAST_S
         self.num_observed = 0
         self.error_sum = 0.0
         self._publish()
@@ -126,13 +131,14 @@ class StepTimeModel:
             + self._decode_context_s * decode_context
             + self._prefill_context_s * prefill_context
         )
-        return max(seconds, _LEAST_S) * (self.prefill if num_prefill else self.decode).level
+        level = (self.prefill if num_prefill else self.decode).level
+        return max(seconds * level, self._floor_s)
 
     def predict_prefill_s(self, num_tokens: int) -> float:
         """Expected seconds of a step of prompt tokens alone, with nothing before them."""
         bucket = bisect_left(self._edges, num_tokens)
-        seconds = max(self._intercepts[bucket] + self._prefill_s * num_tokens, _LEAST_S)
-        return seconds * self.prefill.level
+        seconds = self._intercepts[bucket] + self._prefill_s * num_tokens
+        return max(seconds * self.prefill.level, self._floor_s)
 
     def least_share(self, now_s: float, *, is_prefill: bool) -> float:
         """The low quantile of measured over predicted time in a phase, at most 1."""
@@ -170,6 +176,8 @@ class StepTimeModel:
         Args:
             mean_context: context before the prompt tokens.
         """
+        if seconds < self._floor_s:
+            return 0
         token_s = max(self._prefill_s + self._prefill_context_s * mean_context, 1e-9)
         base_s = self._decode_s * num_decode + self._decode_context_s * decode_context
         left_s = seconds / self.prefill.level - base_s
@@ -193,9 +201,9 @@ class StepTimeModel:
         """
         token_s = self._prefill_s + self._prefill_context_s * mean_context
         base_s = self._decode_s * num_decode + self._decode_context_s * decode_context
-        least_s, level = _LEAST_S, self.prefill.level
+        floor_s, level = self._floor_s, self.prefill.level
         return [
-            max(intercept + (base_s + token_s * (edge - num_decode)), least_s) * level
+            max((intercept + (base_s + token_s * (edge - num_decode))) * level, floor_s)
             for intercept, edge in zip(self._intercepts[first:], self._edges[first:], strict=False)
         ]
 
@@ -205,6 +213,8 @@ class StepTimeModel:
         predicted = self.predict_s(features)
         # Bounded, so that the first step, which nobody could know, does not outweigh thousands.
         self.error_sum += abs(seconds - predicted) / max(seconds, predicted)
+        fastest_s = _FLOOR_SHARE * seconds
+        self._floor_s = min(self._floor_s, fastest_s) if self.num_observed else fastest_s
         self.num_observed += 1
         bucket = bisect_left(self._edges, features.num_decode + features.num_prefill)
         # Weighting by 1 / time makes the error that is minimised a relative one.

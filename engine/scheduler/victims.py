@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.scheduler.policy import Snapshot
-from octavo.engine.scheduler.row_columns import Floats, Slots
+from octavo.engine.scheduler.row_pages import Slots
+from octavo.engine.scheduler.row_table import Floats
 
 LOST_TARGET_S = 1e3
 """What a missed target weighs against seconds of the machine, when victims are compared."""
@@ -55,7 +56,7 @@ def price_rows(snapshot: Snapshot, slots: Slots, contexts: Floats) -> RowPrices:
         slots: the rows.
         contexts: tokens each holds.
     """
-    forecast, columns, limits = snapshot.forecast, snapshot.columns, snapshot.limits
+    forecast, rows, limits = snapshot.forecast, snapshot.rows, snapshot.limits
     num_pages: Floats = limits.needs.held_each(contexts)
     prefill_s = contexts * forecast.prefill_token_s
     if limits.num_host_pages:
@@ -64,13 +65,13 @@ def price_rows(snapshot: Snapshot, slots: Slots, contexts: Floats) -> RowPrices:
         resume_s, delay_s = np.where(swaps, 0.0, prefill_s), np.minimum(copy_s, prefill_s)
     else:
         resume_s = delay_s = prefill_s
-    emitted = contexts - columns.last_prompt[slots]
-    remaining = np.maximum(columns.length[slots] - emitted, 1.0)
-    spare_s = columns.end_due_s[slots] - remaining * forecast.step_s
-    token_due_s = columns.base_s[slots] + columns.tpot_s[slots] * emitted
+    emitted = contexts - rows.last_prompt[slots]
+    remaining = np.maximum(rows.length[slots] - emitted, 1.0)
+    spare_s = rows.end_due_s[slots] - remaining * forecast.step_s
+    token_due_s = rows.base_s[slots] + rows.tpot_s[slots] * emitted
     # Who is a little behind its pace and gains on it with every step is not lost yet: its target
     # is a mean. Half of the tokens that are expected are counted on.
-    gain_s = 0.5 * remaining * np.maximum(columns.tpot_s[slots] - forecast.step_s, 0.0)
+    gain_s = 0.5 * remaining * np.maximum(rows.tpot_s[slots] - forecast.step_s, 0.0)
     is_behind = (token_due_s < snapshot.now_s) & (token_due_s + gain_s >= snapshot.now_s)
     token_due_s = np.where(is_behind, snapshot.now_s, token_due_s)
     spare_s = np.minimum(spare_s, token_due_s) - snapshot.now_s

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.engine.config import EngineConfig
 from octavo.server.cli.dataclass_args import add_dataclass_args, given_args
+from octavo.server.event_loop import new_event_loop
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
@@ -79,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
             start_log(recorded.core, settings.engine, args.record)
         return engine
 
-    asyncio.run(_serve(make_engine, settings))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve(make_engine, settings))
     return 0
 
 

@@ -9,12 +9,14 @@ import logging
 import socket
 import ssl
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Sized
 
-MOST_ACCEPTED = 16
-"""Connections of one turn of the event loop: each costs several times as much in the next ones,
-where its transport and its protocol are made."""
+MOST_ACCEPTED = 256
+"""Connections taken from the system in one turn of the event loop, a few microseconds each."""
+MOST_BEGUN = 4
+"""Of either kind in one turn: transport and protocol of each take a hundred times as long."""
+PEEK_BYTES = 32
 PAUSE_S = 0.1
 """Without accepting, when the system has no descriptor or memory for another connection."""
 TIGHT_S = 60.0
@@ -58,9 +60,13 @@ class Acceptor:
     asyncio's own accepts a whole backlog in one turn of the loop, and where descriptors run out it
     logs a traceback for each place in the backlog.
 
+    Connections are taken from the system's queue as they come, and begun a few at a time: whoever
+    asks for what must be answered at any time is begun at once, ahead of thousands.
+
     Args:
         listener: bound and listening; closed by whoever made it.
         make_protocol: of a connection.
+        is_urgent: whether a connection that begins with these bytes is begun at once.
         tls: None without TLS.
         open_connections: kept by the protocols: those that were made and are not lost.
         most: connections open at once.
@@ -72,6 +78,7 @@ class Acceptor:
         self,
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.Protocol],
+        is_urgent: Callable[[bytes], bool],
         *,
         tls: ssl.SSLContext | None,
         open_connections: Sized,
@@ -82,6 +89,7 @@ class Acceptor:
         listener.setblocking(False)
         self._listener = listener
         self._make_protocol = make_protocol
+        self._is_urgent = is_urgent
         self._tls = tls
         self._most = most
         self._waiting = waiting
@@ -89,6 +97,10 @@ class Acceptor:
         self._loop = asyncio.get_running_loop()
         self._open = open_connections
         self._handshakes: set[asyncio.Task[None]] = set()
+        # Taken and not begun. A probe whose bytes were not there yet is not to wait for requests.
+        self._silent: deque[socket.socket] = deque()
+        self._asking: deque[socket.socket] = deque()
+        self._begins = False
         self._resume: asyncio.TimerHandle | None = None
         self._tight, self._tight_until_s = most, 0.0
         self._next_warning_s = -WARN_EVERY_S
@@ -105,6 +117,10 @@ class Acceptor:
         self._loop.remove_reader(self._listener)
         for task in self._handshakes:
             task.cancel()
+        for connection in (*self._silent, *self._asking):
+            connection.close()
+        self._silent.clear()
+        self._asking.clear()
 
     async def wait_closed(self) -> None:
         """Returns when no handshake is in progress any more."""
@@ -112,7 +128,7 @@ class Acceptor:
 
     @property
     def _num_open(self) -> int:
-        return len(self._open) + len(self._handshakes)
+        return len(self._open) + len(self._handshakes) + len(self._silent) + len(self._asking)
 
     def _listen(self) -> None:
         self._resume = None
@@ -132,16 +148,56 @@ class Acceptor:
             most = self._tight if time.monotonic() < self._tight_until_s else self._most
             if self._num_open >= most:
                 self._warn(f"HTTP holds {most} connections, its most: idle ones make room")
-                if not self._waiting.close_oldest():
+                if not self._make_room():
                     connection.close()
                     continue
-            task = self._loop.create_task(self._connect(connection))
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
+            self._sort(connection)
+
+    def _make_room(self) -> bool:
+        """Closes a connection that no request has come on. Returns whether there was one."""
+        if self._waiting.close_oldest():
+            return True
+        if self._silent:
+            self._silent.popleft().close()
+            return True
+        return False
+
+    def _sort(self, connection: socket.socket) -> None:
+        """Begins an urgent connection, and queues any other one."""
+        connection.setblocking(False)
+        data = b""
+        if self._tls is None:
+            with contextlib.suppress(OSError):
+                data = connection.recv(PEEK_BYTES, socket.MSG_PEEK)
+        if self._is_urgent(data):
+            self._begin(connection)
+            return
+        (self._asking if data else self._silent).append(connection)
+        if not self._begins:
+            self._begins = True
+            self._loop.call_soon(self._begin_some)
+
+    def _begin_some(self) -> None:
+        for queue in (self._silent, self._asking):
+            for _ in range(min(MOST_BEGUN, len(queue))):
+                self._begin(queue.popleft())
+        self._begins = bool(self._silent or self._asking)
+        if self._begins:
+            self._loop.call_soon(self._begin_some)
+
+    def _begin(self, connection: socket.socket) -> None:
+        task = self._loop.create_task(self._connect(connection))
+        self._handshakes.add(task)
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._handshakes.discard(task)
+            if task.cancelled():  # it may not even have begun
+                connection.close()
+
+        task.add_done_callback(end)
 
     async def _connect(self, connection: socket.socket) -> None:
         """Makes the connection's transport and protocol, with TLS its handshake."""
-        connection.setblocking(False)
         task = asyncio.current_task()
         assert task is not None
         self._waiting.begin(task, task.cancel)
@@ -150,10 +206,8 @@ class Acceptor:
             await self._loop.connect_accepted_socket(
                 self._make_protocol, connection, ssl=self._tls, ssl_handshake_timeout=timeout_s
             )
-        except (OSError, asyncio.CancelledError):
-            # No TLS, or the client left, or it makes room: there is no one to tell.
-            with contextlib.suppress(OSError):
-                connection.close()
+        except OSError:
+            connection.close()  # no TLS, or the client left: there is no one to tell
         finally:
             self._waiting.end(task)
 
@@ -163,7 +217,7 @@ class Acceptor:
         self._tight = max(1, num_open * 3 // 4)
         self._tight_until_s = time.monotonic() + TIGHT_S
         for _ in range(num_open - self._tight):
-            self._waiting.close_oldest()
+            self._make_room()
         self._loop.remove_reader(self._listener)
         self._resume = self._loop.call_later(PAUSE_S, self._listen)
 

@@ -46,6 +46,11 @@ LINGER_S, LINGER_BYTES = 1.0, 64 * 1024 * 1024
 _URGENT = tuple(f"{method} {path}".encode() for method in ("GET", "HEAD") for path in LANES)
 
 
+def is_urgent(data: bytes) -> bool:
+    """Whether a request that begins so must be answered at any time."""
+    return data.startswith(_URGENT)
+
+
 class _RefusedError(Exception):
     """What arrives cannot be served; raised through llhttp's callbacks."""
 
@@ -127,10 +132,10 @@ class Connection(HttpToolsProtocol):
                 self._silence.set()
             return
         self._start_timer()
-        is_urgent = self._in_header and not self._pending and data.startswith(_URGENT)
+        urgent = self._in_header and not self._pending and is_urgent(data)
         self._pending += data
         if not self.flow.read_paused:
-            self._turns.add(self, urgent=is_urgent)
+            self._turns.add(self, urgent=urgent)
         self._set_reading()
 
     def eof_received(self) -> None:
@@ -141,7 +146,8 @@ class Connection(HttpToolsProtocol):
         self._waiting.end(self)
         self._silence.set()
         self._pending.clear()
-        super().connection_lost(exc)
+        # Of one that was reset, uvicorn leaves the timer running and the transport in a cycle.
+        super().connection_lost(None)
 
     def continue_parsing(self) -> None:
         """Goes on with what was received while reading was paused."""

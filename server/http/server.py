@@ -16,7 +16,7 @@ from octavo.server.file_limit import most_connections
 from octavo.server.front import Front
 from octavo.server.http.acceptor import Acceptor, Waiting
 from octavo.server.http.app import make_app
-from octavo.server.http.connection import Connection
+from octavo.server.http.connection import Connection, is_urgent
 from octavo.server.http.turns import Turns
 from octavo.server.serve_config import ServeConfig
 
@@ -131,6 +131,7 @@ class _Server(uvicorn.Server):
             Acceptor(
                 listener,
                 make_protocol,
+                is_urgent,
                 tls=self.config.ssl,
                 open_connections=self.server_state.connections,
                 most=most_connections(self._serving.max_connections),

@@ -36,7 +36,8 @@ from octavo.engine.scheduler.policy import (
     TenantTurns,
     refuse_nobody,
 )
-from octavo.engine.scheduler.row_columns import Floats, Slots
+from octavo.engine.scheduler.row_pages import Slots
+from octavo.engine.scheduler.row_table import Floats
 from octavo.engine.scheduler.slack import (
     expected_slack_s,
     first_tokens_budget,
@@ -276,23 +277,23 @@ class SLOPolicy:
         better used than kept. For one that comes back, room for every row to grow by 8 iterations
         in any case, and from the second time on by 16.
         """
-        slots, needs = snapshot.decode_slots, snapshot.limits.needs
+        slots, needs = snapshot.decoding.slots, snapshot.limits.needs
         pages, forecast = _room_to_come_back(snapshot, request), snapshot.forecast
         if _is_cheap_to_lose(snapshot, request):
             return pages
-        columns = snapshot.columns
-        starts = snapshot.decode_starts.astype(np.float64)
+        rows = snapshot.rows
+        starts = snapshot.decoding.starts.astype(np.float64)
         prices = price_rows(snapshot, slots, starts)
-        emitted = starts - columns.last_prompt[slots]
+        emitted = starts - rows.last_prompt[slots]
         own = forecast.remaining_tokens(request)
         # Rows without a pace that can stand still give their pages up when others need them.
-        can_wait = (columns.tpot_s[slots] == 0) & (prices.spare_s > prices.delay_s)
+        can_wait = (rows.tpot_s[slots] == 0) & (prices.spare_s > prices.delay_s)
         if not _has_due(request):
             # It has no more of a claim to them than rows that were promised nothing, either.
-            can_wait &= columns.end_due_s[slots] < _NEVER
+            can_wait &= rows.end_due_s[slots] < _NEVER
         stays = ~can_wait
         contexts = np.append(starts[stays], float(request.num_tokens))
-        remaining = np.append(np.maximum(columns.length[slots] - emitted, 1.0)[stays], own)
+        remaining = np.append(np.maximum(rows.length[slots] - emitted, 1.0)[stays], own)
         growth = peak_pages(contexts, remaining, needs)
         growth -= float(needs.mean_held_each(contexts).sum())
         growth -= len(contexts) * needs.num_groups
@@ -303,7 +304,7 @@ class SLOPolicy:
         """Every row at its longest, if all came there at once; or room to come back, if more."""
         limits = snapshot.limits
         # No row has more to come than its whole length.
-        growth = len(snapshot.decode_slots) * max(snapshot.columns.most_length, 1.0)
+        growth = len(snapshot.decoding) * max(snapshot.rows.most_length, 1.0)
         return limits.needs.growth(max(growth, limits.max_num_seqs * _MOST_TO_COME_BACK))
 
     def choose_victims(
@@ -315,8 +316,8 @@ class SLOPolicy:
         pinned, if anything was promised to either, and if bringing all victims back takes a
         fraction of what the beneficiary takes.
         """
-        running = snapshot.decoding
-        slots, contexts = snapshot.decode_slots, snapshot.decode_starts.astype(np.float64)
+        running, slots = snapshot.decoding.requests, snapshot.decoding.slots
+        contexts = snapshot.decoding.starts.astype(np.float64)
         given_up: list[Request] = []
         if beneficiary.slot is None:
             for request in snapshot.demoted:
@@ -326,16 +327,16 @@ class SLOPolicy:
                     return given_up
         if not len(slots):
             return [beneficiary] if beneficiary.slot is not None else []
-        forecast, columns = snapshot.forecast, snapshot.columns
+        forecast, rows = snapshot.forecast, snapshot.rows
         places = self._places(snapshot, slots, contexts)
-        pinned = columns.is_pinned[slots]
+        pinned = rows.is_pinned[slots]
         if beneficiary.slot is not None:
             # What a row loses tells rows apart that come back at little cost. Others cost about the
             # same for each page: the last in the order go first. Of equals, as when all came at
             # once, the last that was accepted does: else those that come back would give way again.
             prices = price_rows(snapshot, slots, contexts)
             losses = np.where(prices.resume_s <= forecast.step_s, prices.loss_per_page, 0.0)
-            last_first = np.lexsort((-columns.number[slots], -places, losses, pinned))
+            last_first = np.lexsort((-rows.number[slots], -places, losses, pinned))
             victims = [running[index] for index in last_first.tolist()]
             return victims[: victims.index(beneficiary) + 1]
         allowed = ~pinned
@@ -344,10 +345,10 @@ class SLOPolicy:
             own = self.place(beneficiary, forecast)[0]
             own += snapshot.lead(beneficiary) * forecast.prefill_token_s
             allowed &= places > own + self.stickiness * forecast.step_s
-            allowed &= columns.num_preemptions[slots] < self.pin_after
+            allowed &= rows.num_preemptions[slots] < self.pin_after
             if not _has_due(beneficiary):
                 # Nothing was promised to it: between it and such a row nothing can be gained.
-                allowed &= np.minimum(columns.base_s[slots], columns.end_due_s[slots]) < _NEVER
+                allowed &= np.minimum(rows.base_s[slots], rows.end_due_s[slots]) < _NEVER
             most_s = MOST_RESUME_SHARE * forecast.demand_s(beneficiary)
         if not np.count_nonzero(allowed):
             return []  # as nearly always: nobody's loss need be priced
@@ -357,7 +358,7 @@ class SLOPolicy:
             # to stand still that long, and is not computed again for that: where pages are short,
             # such rows would take each other's.
             stay_s = forecast.remaining_tokens(beneficiary) * forecast.step_s
-            lasts = ~(columns.base_s[slots] < _NEVER) | (prices.spare_s < 0)
+            lasts = ~(rows.base_s[slots] < _NEVER) | (prices.spare_s < 0)
             is_cheap = prices.resume_s <= forecast.step_s
             lasts |= is_cheap & (prices.spare_s > prices.delay_s + stay_s)
             allowed &= prices.keeps_target & lasts
@@ -376,13 +377,13 @@ class SLOPolicy:
         no place of others."""
         if snapshot.is_pinned(beneficiary):
             return True
-        columns = snapshot.columns
+        rows = snapshot.rows
         after_s = self._after_s(snapshot, self.place(beneficiary, snapshot.forecast)[0])
         # Who comes last, at the latest: of all slots at once, as each could be a decode row's.
-        contexts = columns.num_computed
-        if float((columns.paced_from_s + columns.tpot_s * contexts).max(0)) > after_s:
+        contexts = rows.num_computed
+        if float((rows.paced_from_s + rows.tpot_s * contexts).max(0)) > after_s:
             return True
-        unpaced_s, length = float(columns.unpaced_s.max(0)), float(columns.length.max(0))
+        unpaced_s, length = float(rows.unpaced_s.max(0)), float(rows.length.max(0))
         return self._last_unpaced_s(snapshot, unpaced_s, length, int(contexts.max(0))) > after_s
 
     def rules_out_victims(self, snapshot: Snapshot, beneficiary: Request) -> bool:
@@ -390,14 +391,14 @@ class SLOPolicy:
         if snapshot.is_pinned(beneficiary):
             return False
         # A place before the first token is that token's due time and more.
-        place_s, columns = first_due_s(beneficiary), snapshot.columns
+        place_s, rows = first_due_s(beneficiary), snapshot.rows
         if place_s == math.inf:
             place_s = self.place(beneficiary, snapshot.forecast)[0]
         after_s = self._after_s(snapshot, place_s)
-        if columns.latest_pace_s > after_s:
+        if rows.latest_pace_s > after_s:
             return False
         last_s = self._last_unpaced_s(
-            snapshot, columns.latest_unpaced_s, columns.most_length, columns.most_context
+            snapshot, rows.latest_unpaced_s, rows.most_length, rows.most_context
         )
         return last_s <= after_s
 
@@ -423,17 +424,17 @@ class SLOPolicy:
             slots: theirs.
             contexts: tokens each holds.
         """
-        columns, limits = snapshot.columns, snapshot.limits
+        rows, limits = snapshot.rows, snapshot.limits
         # Numbers as arrays: plain ones cost NumPy as much again as what is done with them.
-        has_pace = columns.base_s[slots] < _NEVER
-        emitted = contexts - columns.last_prompt[slots]
-        due_s = columns.base_s[slots] + columns.tpot_s[slots] * emitted
-        due_s = np.minimum(due_s, columns.end_due_s[slots])
-        patient_s = columns.arrival_s[slots] + np.array(self.patience_s)
+        has_pace = rows.base_s[slots] < _NEVER
+        emitted = contexts - rows.last_prompt[slots]
+        due_s = rows.base_s[slots] + rows.tpot_s[slots] * emitted
+        due_s = np.minimum(due_s, rows.end_due_s[slots])
+        patient_s = rows.arrival_s[slots] + np.array(self.patience_s)
         is_due = due_s < _NEVER
         due_s = np.where(is_due, due_s, patient_s)
         demand = demand_s(
-            np.maximum(columns.length[slots] - emitted, _ONE),
+            np.maximum(rows.length[slots] - emitted, _ONE),
             contexts,
             step_s=snapshot.forecast.step_s,
             num_rows=limits.max_num_seqs,
@@ -459,7 +460,7 @@ def _is_cheap_to_lose(snapshot: Snapshot, request: Request) -> bool:
     step to compute, or nobody decodes."""
     forecast = snapshot.forecast
     is_short = forecast.prefill_s(request.num_tokens) <= forecast.step_s
-    return is_short or snapshot.limits.num_host_pages > 0 or not len(snapshot.decode_slots)
+    return is_short or snapshot.limits.num_host_pages > 0 or not len(snapshot.decoding)
 
 
 def _has_due(request: Request) -> bool:

@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from octavo.engine.kv.kv_manager import NEVER, KVManager
+from octavo.engine.kv.kv_manager import KVManager
+from octavo.engine.kv.page_needs import NEVER
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import SamplingParams

@@ -62,8 +62,7 @@ def test_nobody_is_remembered_for_having_been_in_a_plan(drive, request_of):
         driver.turn()
     driver.scheduler.apply_plan()
     snapshot = driver.scheduler._planner._snapshot
-    assert not snapshot.decoding
-    assert not len(snapshot.decode_slots)
+    assert not len(snapshot.decoding)
     assert not len(snapshot.prefilling)
     driver.drain()
 
@@ -77,7 +76,7 @@ def test_figures_are_read_without_applying_the_plan(drive, request_of):
         driver.turn()
     driver.scheduler.apply_plan()
     driver.add(request_of("c", [4, 5, 6], 20))
-    rows = list(driver.scheduler._table.running)
+    rows = list(driver.scheduler._table.rows)
     held = [list(row.pages.page_ids) for row in rows]
     assert len(driver.plan().page_updates) == 2
     for _ in range(2):

@@ -62,7 +62,7 @@ def decoding(drive, request_of):
 
 def snapshot_of(driver):
     table = driver.scheduler._table
-    return table.snapshot(driver.now_s, table.running.all_decode_rows())
+    return table.snapshot(driver.now_s, table.rows.all_decode_rows())
 
 
 def test_as_many_are_let_in_as_the_shares_of_the_time_allow(decoding):

@@ -12,7 +12,7 @@ from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.policies import get_policy, policy_names
 from octavo.engine.scheduler.policy import Snapshot
-from octavo.engine.scheduler.row_columns import RowColumns
+from octavo.engine.scheduler.row_table import RowTable
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 
 
@@ -41,7 +41,7 @@ def snapshot(fakes):
             step_time=StepTimeModel(limits.token_edges),
             lengths=LengthEstimator(limits.max_model_len),
         ),
-        columns=RowColumns(limits.max_num_seqs, limits.page_size),
+        rows=RowTable(limits.max_num_seqs, limits.page_size),
     )
 
 

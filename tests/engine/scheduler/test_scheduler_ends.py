@@ -135,7 +135,7 @@ def test_held_requests_expire(drive, request_of):
     "ruin",
     [
         lambda table: table.kv.pool._free.append(table.kv.pool._free[0]),
-        lambda table: table.running.free_slots.append(0),
+        lambda table: table.rows.free_slots.append(0),
         lambda table: table.waiting.entries.clear(),
     ],
     ids=["pages", "slots", "queue"],

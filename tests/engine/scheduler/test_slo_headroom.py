@@ -12,7 +12,8 @@ from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.policy import Snapshot
-from octavo.engine.scheduler.row_columns import RowColumns
+from octavo.engine.scheduler.row_table import RowTable
+from octavo.engine.scheduler.rows import NO_ROWS
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 
 NUM_ROWS = 12
@@ -23,16 +24,17 @@ def running_rows(fakes, rng):
     limits = dataclasses.replace(fakes.limits(), max_num_seqs=NUM_ROWS, num_host_pages=0)
     num_rows = rng.randint(1, NUM_ROWS)
     slots = np.array(rng.sample(range(NUM_ROWS), num_rows), np.intp)
-    columns = RowColumns(NUM_ROWS, limits.page_size)
-    columns.last_prompt[slots] = [rng.randint(0, 40) for _ in slots]
-    columns.length[slots] = [rng.choice((0, 1, 5, 50, 500)) for _ in slots]
-    columns.most_length = float(columns.length.max())
+    rows = RowTable(NUM_ROWS, limits.page_size)
+    rows.last_prompt[slots] = [rng.randint(0, 40) for _ in slots]
+    rows.length[slots] = [rng.choice((0, 1, 5, 50, 500)) for _ in slots]
+    rows.most_length = float(rows.length.max())
     emitted = [rng.randint(1, 60) for _ in slots]
-    starts = (columns.last_prompt[slots] + emitted).astype(np.int32)
+    starts = (rows.last_prompt[slots] + emitted).astype(np.int32)
+    running = tuple(fakes.request(f"r{index}") for index in range(num_rows))
     return Snapshot(
         now_s=0.0,
         waiting=(),
-        running=[fakes.request(f"r{index}") for index in range(num_rows)],
+        running=running,
         num_available_pages=0,
         limits=limits,
         forecast=Forecast(
@@ -41,10 +43,14 @@ def running_rows(fakes, rng):
             step_time=StepTimeModel(limits.token_edges, prefill_token_s=10.0),
             lengths=LengthEstimator(limits.max_model_len),
         ),
-        columns=columns,
-        decode_slots=slots,
-        decode_starts=starts,
-        decode_context=float(starts.sum()),
+        rows=rows,
+        decoding=dataclasses.replace(
+            NO_ROWS,
+            requests=running,
+            slots=slots,
+            starts=starts,
+            context=float(starts.sum()),
+        ),
     )
 
 

@@ -149,3 +149,22 @@ def test_elsewhere_noisy_steps_of_few_rows_do_not_price_many():
             num_rows = rng.randint(1, 3)
             model.observe(StepFeatures(num_rows, 0, 100 * num_rows), rng.uniform(0.008, 0.012), 0.0)
         assert model.predict_s(StepFeatures(64, 0, 6400)) < 0.03
+
+
+def test_steps_that_were_held_up_do_not_make_others_free():
+    for seed in range(100):
+        rng = random.Random(seed)
+        model = StepTimeModel.of(EDGES, has_dear_rows=True)
+        fastest_s = 1.0
+        for _ in range(60):
+            num_decode, num_prefill = rng.randint(0, 4), rng.choice([0, 3, 14, 60, 200])
+            seconds = (0.02 + 8e-4 * (num_decode + num_prefill)) * rng.uniform(0.9, 1.1)
+            if rng.random() < 0.1:
+                seconds *= rng.uniform(2, 20)
+            model.observe(StepFeatures(num_decode, num_prefill, num_decode * 50), seconds, 0.0)
+            fastest_s = min(fastest_s, seconds)
+            expected = [model.predict_s(StepFeatures(0, length)) for length in (1, 14, 200)]
+            expected += model.predict_edges_s(0, 0, 0.0, 0.0)
+            expected.append(model.predict_prefill_s(14))
+            assert min(expected) >= 0.2 * fastest_s
+            assert model.prefill_tokens_within(0.2 * fastest_s, 0, 0.0, 0.0) == 0

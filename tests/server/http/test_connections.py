@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
 import resource
 import socket
+import struct
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -464,3 +466,27 @@ async def test_connections_take_turns_and_few_requests_begin_in_one():
     assert log[0] == "probe"
     ordinary = [name for name in log if name != "probe"]
     assert all(set(ordinary[i : i + 3]) == {"a", "b", "c"} for i in range(0, 60, 3))
+
+
+def test_a_connection_that_is_reset_leaves_nothing_to_the_collector(on_stand):
+    async def scenario(stand):
+        async def reset() -> None:
+            async with raw(stand, HEAD, b"content-length: %d\r\n\r\n" % len(BODY), BODY) as client:
+                await client.reader.read(1)
+                ours = client.writer.get_extra_info("socket")
+                ours.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            await asyncio.sleep(0.05)
+
+        await reset()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                await reset()
+            kinds = {type(held) for held in gc.get_objects()}
+        finally:
+            gc.enable()
+        assert connection.Connection not in kinds
+        assert "_SelectorSocketTransport" not in {kind.__name__ for kind in kinds}
+
+    on_stand(scenario, http_port=0)

@@ -233,6 +233,22 @@ def test_more_requests_than_the_most_are_refused_at_once_for_both_protocols(on_s
     on_stand(scenario, http_port=0, max_concurrent_requests=1)
 
 
+def test_requests_of_low_priority_leave_places_to_others(on_stand):
+    async def scenario(stand):
+        stand.engine.gate.clear()
+        streams = [stand.client.stream("x", priority="low") for _ in range(7)]
+        for stream in streams:
+            await anext(stream)
+        async with client_of(stand) as client:
+            low = await client.post("/v1/completions", json={**ASK, "priority": "low"})
+            assert low.status_code == 429
+            assert "7 requests, its most for low priority" in low.json()["error"]["message"]
+            await anext(stand.client.stream("x"))
+            assert (await client.post("/v1/completions", json=ASK)).status_code == 429
+
+    on_stand(scenario, http_port=0, max_concurrent_requests=8)
+
+
 def test_an_overloaded_engine_says_when_to_come_again(on_stand):
     async def scenario(stand):
         async def refuse(*args, **rest):

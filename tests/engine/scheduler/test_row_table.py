@@ -1,4 +1,4 @@
-"""The rows that decode: side by side, in order, whoever comes and goes."""
+"""The table of rows: who decodes, in order, whoever comes and goes, and bounds of their figures."""
 
 from __future__ import annotations
 
@@ -12,98 +12,104 @@ from octavo.engine.request import Request
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.deadlines import pace_s
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.row_columns import RowColumns
+from octavo.engine.scheduler.row_table import RowTable
 from octavo.engine.scheduler.rows import all_but, is_kept
-from octavo.engine.scheduler.running_rows import RunningRows
 
 NUM_SLOTS = 12
 PAGE_SIZE = 4
+TARGETS = st.none() | st.sampled_from((0.01, 0.5, 3.0))
+
+
+def entry_of(
+    number: int, num_prompt: int, max_tokens: int, now_s: float, tpot_s: float | None,
+    e2e_s: float | None = None,
+) -> LiveRequest:  # fmt: skip
+    request = Request(
+        request_id=str(number),
+        prompt_token_ids=[1] * num_prompt,
+        sampling_params=SamplingParams(max_tokens=max_tokens),
+        seed=0,
+        eos_token_ids=(),
+        max_tokens=max_tokens,
+        arrival_s=now_s,
+        tpot_target_s=tpot_s,
+        e2e_target_s=e2e_s,
+    )
+    pages = SequencePages(request=request, root=b"", reads_cache=False)
+    entry = LiveRequest(request=request, number=number, pages=pages)
+    entry.prefill_end = num_prompt
+    return entry
 
 
 class Device:
-    """Rows that were entered in columns and decode."""
+    """Rows that were entered in a table and decode."""
 
     def __init__(self) -> None:
-        self.columns = RowColumns(NUM_SLOTS, PAGE_SIZE)
-        self.running = RunningRows(self.columns)
+        self.table = RowTable(NUM_SLOTS, PAGE_SIZE)
         self.expected: list[LiveRequest] = []
         self.num_added = 0
 
     def append(self, num_left: int) -> None:
         """A row that has so many positions to go."""
-        request = Request(
-            request_id=str(self.num_added),
-            prompt_token_ids=[1, 2],
-            sampling_params=SamplingParams(max_tokens=num_left + 1),
-            seed=0,
-            eos_token_ids=(),
-            max_tokens=num_left + 1,
-            arrival_s=0.0,
-            tpot_target_s=0.5,
-        )
-        pages = SequencePages(request=request, root=b"", reads_cache=False)
-        entry = LiveRequest(request=request, number=self.num_added, pages=pages)
-        entry.prefill_end = 2
-        self.running.seat(entry)
-        self.columns.enter(entry)
-        self.running.begin_prefill(entry)
-        request.num_computed_tokens = 2
+        entry = entry_of(self.num_added, 2, num_left + 1, 0.0, 0.5)
+        self.table.seat(entry)
+        self.table.enter(entry)
+        entry.request.num_computed_tokens = 2
         self.num_added += 1
-        self.running.begin_decode(entry)
+        self.table.begin_decode(entry)
         self.expected.append(entry)
 
     def remove(self, index: int) -> None:
         entry = self.expected.pop(index)
-        self.columns.leave(entry)
-        self.running.remove(entry)
+        self.table.leave(entry)
 
     def begin_output(self, index: int) -> None:
         """The first token of a row is committed, unless it was before."""
         request = self.expected[index].request
         if request.metrics.first_token_s is None:
             request.metrics.first_token_s = 3.0 + index
-            self.columns.begin_output(self.expected[index])
+            self.table.begin_output(self.expected[index])
 
     def step(self, late: int) -> None:
         """Each row that can go on moves ahead by one; `late` rows come before their end is told."""
-        rows = self.running.decode_rows()
-        for _ in range(min(late, len(self.running.free_slots))):
+        rows = self.table.decode_rows()
+        for _ in range(min(late, len(self.table.free_slots))):
             self.append(1)
-        counts = self.columns.counts
+        counts = self.table.counts
         counts += rows.is_row
         by_request = {entry.request: entry for entry in self.expected}
         for index in (rows.starts + 1 >= rows.ends).nonzero()[0].tolist():
-            self.running.end_decode(by_request[rows.requests[index]])
+            self.table.end_decode(by_request[rows.requests[index]])
 
     def prepare(self, number: int) -> None:
         """The next rows are worked out, and then somebody may come, go or get a first token."""
-        self.running.prepare(paced=number % 2 == 0)
+        self.table.prepare(paced=number % 2 == 0)
         for index in range(number % 4, len(self.expected), 4):
             self.begin_output(index)
-        if number % 3 == 1 and self.running.free_slots:
+        if number % 3 == 1 and self.table.free_slots:
             self.append(number)
         elif number % 3 == 2 and self.expected:
             self.remove(number % len(self.expected))
 
     def check(self) -> None:
-        self.running.check_integrity()
-        assert list(self.running.decoding) == self.expected
-        assert self.running.num_decoding == len(self.running) == len(self.expected)
-        everybody = self.running.all_decode_rows()
+        self.table.check_integrity()
+        assert list(self.table.decoding) == self.expected
+        assert self.table.num_decoding == len(self.table) == len(self.expected)
+        everybody = self.table.all_decode_rows()
         going_on = [
             entry
             for entry in self.expected
             if entry.request.num_computed_tokens < entry.last_position
         ]
-        for rows, expected in ((everybody, self.expected), (self.running.decode_rows(), going_on)):
+        for rows, expected in ((everybody, self.expected), (self.table.decode_rows(), going_on)):
             assert rows.requests == tuple(entry.request for entry in expected)
             assert rows.slots.tolist() == [entry.request.slot for entry in expected]
             assert rows.context == sum(e.request.num_computed_tokens for e in expected)
-            assert len(rows.full(self.columns).slots) == len(expected)  # nobody has pages
-            assert rows.pace_s(self.columns).tolist() == [
+            assert len(self.table.full(rows).slots) == len(expected)  # nobody has pages
+            assert self.table.pace_s(rows).tolist() == [
                 pace_s(e.request) * (e.request.num_computed_tokens - 1) for e in expected
             ]
-            assert rows.least_due_s(self.columns) == min(
+            assert self.table.least_due_s(rows) == min(
                 (
                     e.request.metrics.first_token_s
                     + pace_s(e.request) * (e.request.num_computed_tokens - 1)
@@ -133,7 +139,7 @@ CHANGES = st.lists(
 def test_rows_keep_the_order_in_which_they_began_and_stand_apart_once_they_end(changes):
     device = Device()
     for kind, number in changes:
-        if kind == "append" and device.running.free_slots:
+        if kind == "append" and device.table.free_slots:
             device.append(number)
         elif kind == "remove" and device.expected:
             device.remove(number % len(device.expected))
@@ -148,7 +154,7 @@ def test_rows_of_a_plan_stay_as_they_were_while_others_come_and_go():
     device = Device()
     for _ in range(4):
         device.append(5)
-    rows = device.running.decode_rows()
+    rows = device.table.decode_rows()
     before = (rows.requests, rows.slots.tolist(), rows.starts.tolist())
     device.remove(1)
     device.append(3)
@@ -161,7 +167,7 @@ def test_rows_without_some_are_those_of_the_others(left_out):
     device = Device()
     for _ in range(5):
         device.append(5)
-    rows = device.running.decode_rows()
+    rows = device.table.decode_rows()
     left = rows.without(left_out)
     kept = [index for index in range(5) if index not in left_out]
     assert left.requests == tuple(rows.requests[index] for index in kept)
@@ -170,3 +176,72 @@ def test_rows_without_some_are_those_of_the_others(left_out):
     assert np.flatnonzero(left.is_row).tolist() == sorted(left.slots.tolist())
     assert all_but(list("abcde"), left_out) == ["abcde"[index] for index in kept]
     assert is_kept(5, left_out).nonzero()[0].tolist() == kept
+
+
+def check_bounds(table: RowTable) -> None:
+    pace_s = table.paced_from_s + table.tpot_s * table.num_computed
+    assert table.latest_pace_s >= pace_s.max()
+    assert table.latest_unpaced_s >= table.unpaced_s.max()
+    assert table.most_length >= table.length.max()
+    assert table.most_context >= table.num_computed.max()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(("come", "go", "step", "tighten")), TARGETS, TARGETS),
+        max_size=40,
+    )
+)
+def test_bounds_hold_for_every_row_until_it_goes(changes):
+    table = RowTable(NUM_SLOTS, PAGE_SIZE)
+    here: list[LiveRequest] = []
+    for number, (kind, tpot_s, e2e_s) in enumerate(changes):
+        now_s = 0.1 * number
+        if kind == "come" and table.free_slots:
+            entry = entry_of(number, 1 + number % 7, 9, now_s, tpot_s, e2e_s)
+            table.seat(entry)
+            table.enter(entry)
+            here.append(entry)
+        elif kind == "go" and here:
+            table.leave(here.pop(number % len(here)))
+        elif kind == "step":
+            for entry in here:
+                request = entry.request
+                request.num_computed_tokens = min(
+                    request.num_computed_tokens + 3, entry.last_position
+                )
+                if request.metrics.first_token_s is None:
+                    request.metrics.first_token_s = now_s
+                    table.begin_output(entry)
+        elif kind == "tighten":
+            table.tighten()
+        check_bounds(table)
+
+
+def test_a_row_that_went_is_in_no_bound_once_it_is_tightened():
+    table = RowTable(NUM_SLOTS, PAGE_SIZE)
+    entry = entry_of(0, 1, 9, 7.0, None)
+    table.seat(entry)
+    table.enter(entry)
+    assert table.latest_unpaced_s == 7.0
+    table.leave(entry)
+    assert table.latest_unpaced_s == 7.0
+    table.tighten()
+    assert table.latest_unpaced_s < 0
+
+
+def test_a_requests_counts_are_an_array_of_its_own_but_while_it_holds_a_row():
+    table, entry = RowTable(NUM_SLOTS, PAGE_SIZE), entry_of(0, 3, 9, 0.0, None)
+    request = entry.request
+    request.num_inflight_tokens = 5
+    table.seat(entry)
+    table.enter(entry)
+    slot = request.slot
+    table.counts += 1
+    assert request.counts.tolist() == [1, 6, 1]
+    table.leave(entry)
+    table.counts += 1
+    assert request.counts.dtype == np.int32
+    assert request.counts.tolist() == [1, 6, 1]
+    assert (table.number[slot], request.slot) == (-1, None)
