@@ -343,10 +343,10 @@ class KVManager:
     def _give_up(self, num_pages: int) -> list[int]:
         """The cache's pages that were unreferenced for longest, which it forgets.
 
-        What they hold is remembered if there is a host tier to keep it.
+        What they hold is remembered if there is a host tier that `match_host` looks in.
         """
         cache = self.cache
-        if self.host.num_pages:
+        if self.host.num_pages and self.needs.is_plain:
             self._evicted += [
                 (page, cache.hash_of(page)) for page in cache.next_to_evict(num_pages)
             ]

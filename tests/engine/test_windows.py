@@ -254,7 +254,7 @@ def test_preempted_sequences_go_on_as_if_nothing_had_happened(
         return dataclasses.replace(whole, swap_or_recompute=lambda snapshot, victim: swaps)
 
     monkeypatch.setitem(POLICIES, "fcfs-forced", forced)
-    num_pages = {"gemma 3": 90, "gemma 2": 50, "mistral": 22}[model.name]
+    num_pages = {"gemma 3": 90, "gemma 2": 50, "mistral": 14}[model.name]
     llm = make_llm(
         model=model.path,
         block_size=PAGE,
@@ -274,7 +274,7 @@ def test_sequences_go_on_after_a_step_that_failed(
 ) -> None:
     llm = make_llm(model=model.path, block_size=PAGE)
     executor = PoisonedExecutor(llm)
-    numbers = faults_at(3, 11, 30)
+    numbers = faults_at(3, 9, 14)
     dispatch = executor.dispatch
 
     def failing(plan: StepPlan) -> Any:
@@ -304,7 +304,7 @@ def test_a_decoding_sequence_holds_its_window_and_no_more(
     def planned(now_s: float) -> Any:
         nonlocal most
         plan = plan_step(now_s)
-        for entry in scheduler._unapplied.running:
+        for entry in scheduler._unapplied.rows:
             if entry.request.output_token_ids:
                 # A page is taken by the plan and given back when it is applied.
                 most = max(most, entry.pages.num_held - needs.held(entry.request.num_tokens))
