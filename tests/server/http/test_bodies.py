@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.engine.errors import InvalidRequestError
 from octavo.server.http.bodies import MAX_PARTS, SMALL_BYTES, read_json
 
 JSON = {"content-type": "application/json"}
@@ -102,15 +104,34 @@ def test_an_object_of_very_many_fields_is_refused_or_does_nothing(http, field):
     assert len(answer.content) < 2_000
 
 
-def test_large_bodies_are_read_as_small_ones_are():
+async def test_large_bodies_are_read_as_small_ones_are():
     text = "[{" * MAX_PARTS + '\\ "quoted" \u00e9 \U0001f600'
     value = {"prompt": text, "n": 1, "x": [1.5, -0.0, 1e300, 2**70, None, True, {"a": []}]}
     raw = json.dumps(value).encode()
     assert len(raw) > SMALL_BYTES
-    assert read_json(raw) == value
-    assert read_json(raw.decode().encode("utf-8")) == value
+    assert await read_json(raw) == value
+    assert await read_json(raw.decode().encode("utf-8")) == value
     with pytest.raises(json.JSONDecodeError):
-        read_json(raw[:-1])
+        await read_json(raw[:-1])
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        json.dumps({str(number): 1 for number in range(300_000)}).encode(),
+        b'{"prompt": "' + b'\\"[{:' * 200_000 + b'", "a": {' + b'"\\\\" :[],' * 200_000,
+    ],
+    ids=["names", "texts"],
+)
+async def test_the_loop_turns_while_parts_are_counted(raw):
+    reading = asyncio.create_task(read_json(raw))
+    num_turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        num_turns += 1
+    with pytest.raises(InvalidRequestError, match="lists, objects and names"):
+        await reading
+    assert num_turns > 30
 
 
 def test_a_wrong_value_is_shown_as_it_was_sent(http):
