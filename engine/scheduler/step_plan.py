@@ -7,9 +7,9 @@ of a pod, which must dispatch the same programs in the same order.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -347,4 +347,10 @@ class StepLimits:
     @property
     def needs(self) -> PageNeeds:
         """How many pages a sequence holds."""
-        return page_needs(self.page_size, tuple(self.windows), self.max_num_batched_tokens)
+        return page_needs(self.page_size, self.windows, self.max_num_batched_tokens)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> StepLimits:
+        """The limits that a file has, in which there are no tuples."""
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **lists})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.kv.page_needs import page_needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +58,9 @@ class Capacity:
     @property
     def pages_per_request(self) -> int:
         """Pages that one request of `context_tokens` holds at its end."""
+        # Imported here: a command line starts without NumPy.
+        from octavo.engine.kv.page_needs import page_needs
+
         return page_needs(self.page_size, self.windows).held(self.context_tokens)
 
     @property
