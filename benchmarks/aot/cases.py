@@ -358,7 +358,8 @@ def _lower_step(
     model: ModelConfig, shape: StepShape, context: int, mesh: Mesh, backend: Backend
 ) -> Any:
     pages = context // PAGE
-    spec = step_spec(shape, pages, PAGE)
+    num_groups = len(model.cache_layout().groups)
+    spec = step_spec(shape, pages, PAGE, num_groups)
     decoding, chunk = _rows_and_chunk(shape)
     rows = decoding + bool(chunk)
     model = model.with_tensor_parallel(mesh.size)
@@ -366,7 +367,7 @@ def _lower_step(
         config=model,
         mesh=mesh,
         num_slots=shape.num_rows,
-        num_pages=rows * pages + 1,
+        num_pages=rows * pages * num_groups + 1,
         page_size=PAGE,
         table_pages=pages,
         dtype=BF16,

@@ -443,7 +443,9 @@ class DeviceExecutor:
         self._state = dataclasses.replace(self._state, logits=logits)
 
     def _spec(self, shape: StepShape) -> StepSpec:
-        return step_spec(shape, self.limits.max_pages_per_seq, self.limits.page_size)
+        limits = self.limits
+        num_groups = len(limits.windows)
+        return step_spec(shape, limits.max_pages_per_seq, limits.page_size, num_groups)
 
     def _compiler_options(self, shape: StepShape) -> dict[str, str] | None:
         options = self.weights.compiler_options(shape)

@@ -145,7 +145,9 @@ def _pack_new_row(row: PrefillRow, index: int, fields: dict[str, np.ndarray]) ->
     stops = fields["new_stop_ids"][index]
     stops[:] = -1
     stops[: len(request.stop_token_ids)] = request.stop_token_ids
-    fields["new_table"][index, : len(row.page_ids)] = row.page_ids
+    table = fields["new_table"][index]
+    num_groups = len(table)
+    table[:, : len(row.page_ids) // num_groups] = np.reshape(row.page_ids, (num_groups, -1))
 
 
 def _signed(word: int) -> int:

@@ -217,8 +217,8 @@ def _batches(engine: Engine, seed: int, longest: int) -> list[list[BenchRequest]
             # Long enough that the first still decodes when the last prompt has been computed.
             num_chunks = num_rows * (prompt[0] + prompt[1]) // 2 // limits.max_num_batched_tokens
             num_output = min(24 + num_chunks, limits.max_model_len - prompt[1])
-            pages = num_rows * (prompt[1] + num_output + 8) // limits.page_size
-            if pages < limits.num_pages - 1:
+            num_pages = num_rows * limits.needs.to_compute(prompt[1] + num_output + 8)
+            if num_pages < limits.num_pages - 1:
                 workloads.append(
                     random_workload(num_rows, prompt, (num_output,) * 2, vocab, next(seeds))
                 )

@@ -76,7 +76,7 @@ def replay(path: str | Path) -> Replay:
         InvalidConfigError: the file is no log.
     """
     head, events = read_log(path)
-    scheduler = Scheduler(StepLimits(**head["limits"]), **head["scheduler"])
+    scheduler = Scheduler(StepLimits.from_json(head["limits"]), **head["scheduler"])
     player = _Player(scheduler)
     num_events = 0
     difference = None

@@ -225,8 +225,8 @@ class _Simulation:
             self.core.log = log if options.observer is None else Observers(log, options.observer)
         self.events: list[tuple[float, int, int, Arrival]] = []
         limits = scheduler.limits
-        most_pages = min(limits.num_pages - 1, limits.max_pages_per_seq)
-        self.longest = min(limits.max_model_len, most_pages * limits.page_size + 1)
+        most_tokens = limits.needs.most_tokens(limits.num_pages - 1, limits.max_pages_per_seq)
+        self.longest = min(limits.max_model_len, most_tokens + 1)
         self.num_events = 0
         self.num_held_back = 0
         self.cancels = random.Random(f"cancels {options.seed}")
