@@ -284,7 +284,7 @@ def test_sequences_go_on_after_a_step_that_failed(
 
     executor.dispatch = failing  # type: ignore[method-assign]
     assert generated(llm) == model.expected
-    assert llm.engine.core.num_recoveries == 2
+    assert llm.engine.core.recovery.num_recoveries == 2
 
 
 def faults_at(*steps: int) -> Iterator[bool]:

@@ -243,8 +243,13 @@ def test_requests_of_low_priority_leave_places_to_others(on_stand):
             low = await client.post("/v1/completions", json={**ASK, "priority": "low"})
             assert low.status_code == 429
             assert "7 requests, its most for low priority" in low.json()["error"]["message"]
-            await anext(stand.client.stream("x"))
+            streams.append(stand.client.stream("x"))
+            await anext(streams[-1])
             assert (await client.post("/v1/completions", json=ASK)).status_code == 429
+        stand.engine.gate.set()
+        for stream in streams:
+            async for _ in stream:
+                pass
 
     on_stand(scenario, http_port=0, max_concurrent_requests=8)
 
