@@ -11,7 +11,6 @@ from octavo.engine.request import Request
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.step_time_model import NO_FEATURES, StepFeatures, StepTimeModel
-from octavo.engine.scheduler.tenants import TenantCounters
 
 _WINDOW = 16
 
@@ -57,7 +56,6 @@ class Forecast:
         limits: what a step can take.
         step_time: seconds of a step.
         lengths: output lengths by class.
-        tenants: what each tenant was served.
         num_steps_to_trust: steps to learn from before anybody is given up on these estimates.
         uses_declared_lengths: whether a request's `known_output_len` is believed. Off unless the
             policy says so by its parameters: production does not know lengths.
@@ -77,7 +75,6 @@ class Forecast:
     limits: StepLimits
     step_time: StepTimeModel
     lengths: LengthEstimator
-    tenants: TenantCounters = field(default_factory=TenantCounters)
     uses_declared_lengths: bool = False
     num_steps_to_trust: int = 8
     page_copy_s: float = 2e-5

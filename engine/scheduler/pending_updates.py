@@ -96,7 +96,7 @@ class PendingUpdates:
         self._is_applied = True
         if self._snapshot is not None:
             self._snapshot.forget_requests()
-        table, measures = self._table, self._table.policy.measure is not None
+        table, measures = self._table, self._table.places.policy.measure is not None
         newest, self._newest = self._newest, None
         if newest is not None:
             self._move_ahead(newest)
@@ -111,7 +111,7 @@ class PendingUpdates:
             is_ending = decoding.starts + plan.decode_rows.max_new_tokens >= decoding.ends
             newest.ending.extend(is_ending.nonzero()[0].tolist())
             for index in newest.ending:
-                table.rows.end_decode(table.entry(decoding.requests[index]))
+                table.rows.end_decode(table.live.entry(decoding.requests[index]))
         table.rows.prepare(paced=measures)
 
     def _move_ahead(self, dispatched: Dispatched) -> None:

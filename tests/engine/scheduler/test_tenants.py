@@ -8,11 +8,11 @@ import pytest
 
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Priority
+from octavo.engine.scheduler.fairness import TenantCounters
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 from octavo.engine.scheduler.tenant_lines import Kind, TenantLines
-from octavo.engine.scheduler.tenants import TenantCounters
 
 STEP_S = 0.05
 
