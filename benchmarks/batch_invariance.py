@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -140,9 +139,10 @@ def _gap(scores: Any) -> float:
 
 def _prompts(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
     """Half of them windows of English, half of them random tokens."""
+    from octavo.engine.measuring.accuracy import TEXT_FILE
+
     rng = np.random.default_rng(args.seed)
-    text = resources.files("octavo.engine").joinpath("accuracy_text.txt").read_text("utf-8")
-    ids = tokenizer.encode(text)
+    ids = tokenizer.encode(TEXT_FILE.read_text("utf-8"))
     made = []
     for index in range(args.num_prompts):
         length = int(rng.integers(8, 96))

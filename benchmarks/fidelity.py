@@ -30,8 +30,13 @@ from typing import Any, NamedTuple
 from machine import about_machine
 
 from octavo.engine.engine import Engine, engine_config
-from octavo.engine.measurement import measure
-from octavo.engine.profiling import Measured, RecordingExecutor, fit_profile, measure_programs
+from octavo.engine.measuring.measurement import measure
+from octavo.engine.measuring.profiling import (
+    Measured,
+    RecordingExecutor,
+    fit_profile,
+    measure_programs,
+)
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.simulation.metrics import percentiles
 from octavo.engine.simulation.profile import Profile, Sample

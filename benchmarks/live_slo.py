@@ -21,7 +21,7 @@ from machine import about_machine
 
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import engine_config
-from octavo.engine.open_loop import OpenLoopRun, run_open_loop
+from octavo.engine.measuring.open_loop import OpenLoopRun, run_open_loop
 from octavo.engine.simulation.metrics import percentiles
 from octavo.engine.simulation.workloads.arrivals import gamma_arrivals, uniform_lengths
 from octavo.engine.simulation.workloads.bench_requests import parse_range

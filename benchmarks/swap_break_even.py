@@ -25,7 +25,7 @@ from typing import Any
 from machine import about_machine
 
 from octavo.engine.engine import Engine, engine_config
-from octavo.engine.measurement import measure
+from octavo.engine.measuring.measurement import measure
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policy import Policy

@@ -23,21 +23,21 @@ from octavo.engine.any_engine import open_engine
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import engine_config
 from octavo.engine.errors import EngineDeadError
-from octavo.engine.input_processor import PromptLike, Submission, check_label, text_or_ids
-from octavo.engine.load import EngineLoad
-from octavo.engine.output_streams import OutputStream, OutputStreams, Told
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.input.input_processor import PromptLike, Submission, check_label, text_or_ids
+from octavo.engine.input.targets import NO_TARGETS, Targets
+from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
+from octavo.engine.input.unserved import Unserved, refuse_unserved
+from octavo.engine.observability.load import EngineLoad
+from octavo.engine.output.output_streams import OutputStream, OutputStreams, Told
+from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.output.transcript import Transcript
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import (
     RequestOutputKind,
     SamplingParams,
     as_sampling_params,
 )
-from octavo.engine.targets import NO_TARGETS, Targets
 from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS
-from octavo.engine.tokenization import AS_THE_MODEL_WANTS, Tokenization
-from octavo.engine.transcript import Transcript
-from octavo.engine.unserved import Unserved, refuse_unserved
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -68,7 +68,7 @@ class EngineConfig:
         enable_chunked_prefill: split prompts over steps; off means a prompt must fit one step.
         enable_prefix_caching: keep finished pages for later prompts that begin alike.
         block_size: tokens in a KV page, a power of two; None picks by platform.
-        num_kv_pages: KV pages in the pool; None sizes it from memory.
+        num_kv_pages: KV pages in the pool, each of one group of layers; None sizes it from memory.
         kv_cache_memory_bytes: bytes for the pool; None takes a share of free memory.
         host_kv_memory_bytes: host memory for pages of preempted sequences and evicted prefixes; 0
             turns swapping off.

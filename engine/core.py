@@ -6,29 +6,19 @@ device, so the host never waits for it. Then N's tokens are read and committed.
 
 from __future__ import annotations
 
-import logging
-from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections import deque
 from typing import Any
 
 from octavo.engine.clock import Clock
-from octavo.engine.errors import OctavoError, QuarantinedError
+from octavo.engine.errors import OctavoError
 from octavo.engine.executor import StepExecutor
-from octavo.engine.observers import Observer
-from octavo.engine.quarantine import Quarantine
+from octavo.engine.faults.recovery import Recovery
+from octavo.engine.observability.observers import Observer
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.committer import Committed, News
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepPlan
 from octavo.engine.structured.masks import TokenMasks
-from octavo.engine.suspects import Suspects
-
-logger = logging.getLogger(__name__)
-
-RESET_ATTEMPTS = 3
-"""Times that a device is asked for a fresh state before it is given up."""
-MAX_REMEMBERED = 4096
-"""Requests of which it is kept that their numbers were not finite once."""
 
 
 class EngineCore:
@@ -59,13 +49,7 @@ class EngineCore:
         self._in_flight: deque[tuple[StepPlan, Any]] = deque()
         self._survives_bugs = survives_bugs
         self._news = News()
-        self._suspects = Suspects()
-        self._broke_once: OrderedDict[str, None] = OrderedDict()
-        self.quarantine = Quarantine()
-        self.num_recoveries = 0
-        """Steps that failed, so that everybody started over."""
-        self.num_quarantined = 0
-        """Requests that were found to make steps fail."""
+        self.recovery = Recovery(scheduler, self._reset, clock)
         self.num_bugs = 0
         """Exceptions of the scheduler among the causes of recoveries."""
         self.host_s = 0.0
@@ -74,10 +58,18 @@ class EngineCore:
         """Seconds spent waiting for the device."""
         self.masks: TokenMasks | None = None
         """Token masks of requests that a grammar constrains. None if structured output is off."""
-        self.log: Observer | None = None
-        """Told of everything that goes in and comes out, if set."""
+        self._log: Observer | None = None
         self.num_turns = 0
         """Turns in which a step was dispatched or committed, or a copy ended."""
+
+    @property
+    def log(self) -> Observer | None:
+        """The observer of everything that goes in and comes out. None if there is none."""
+        return self._log
+
+    @log.setter
+    def log(self, observer: Observer | None) -> None:
+        self._log = self.recovery.log = observer
 
     @property
     def has_work(self) -> bool:
@@ -93,7 +85,7 @@ class EngineCore:
             QuarantinedError: its prompt made steps fail a moment ago.
         """
         now_s = self._clock.now_s()
-        self.quarantine.check(request, now_s)
+        self.recovery.quarantine.check(request, now_s)
         try:
             self.scheduler.add(request, now_s)
         except OctavoError as error:
@@ -154,7 +146,7 @@ class EngineCore:
             if not self._survives_bugs:
                 raise
             self.num_bugs += 1
-            news.extend(self._recover(error, self.scheduler.live_requests))
+            news.extend(self.recovery.after_failure(error, self.scheduler.live_requests))
             return news
         if plan is not None:
             self.num_turns += 1
@@ -163,9 +155,8 @@ class EngineCore:
         if len(self._in_flight) >= self._max_in_flight or (plan is None and self._in_flight):
             self.num_turns += 1
             news.extend(self._commit())
-        elif plan is None and self._suspects.is_trying and self._suspects.settle():
-            self._go_on()  # they were cancelled, or their time was over: the others may run now
-            self.num_turns += 1
+        elif plan is None and self.recovery.settle():
+            self.num_turns += 1  # suspects were cancelled, or their time was over
         elif plan is None:
             self.executor.idle()
             if self.masks is not None:
@@ -210,11 +201,12 @@ class EngineCore:
             self.scheduler.apply_plan()
         except Exception as error:
             # Steps already on the device may still be read: only this one is lost.
-            news, num_recoveries = News(), self.num_recoveries
+            news, num_recoveries = News(), self.recovery.num_recoveries
             for _ in range(len(self._in_flight)):
                 news.extend(self._commit())
-            if self.num_recoveries == num_recoveries:  # else it was the same fault, told twice
-                news.extend(self._recover(error, _requests(plan)))
+            # If one of these failed, too, it was the same fault.
+            if self.recovery.num_recoveries == num_recoveries:
+                news.extend(self.recovery.after_failure(error, _requests(plan)))
             return news
         return News()
 
@@ -226,7 +218,7 @@ class EngineCore:
         try:
             result = self.executor.result(handle)
         except Exception as error:
-            return self._recover(error, _requests(plan))
+            return self.recovery.after_failure(error, _requests(plan))
         begun_s = self._clock.now_s()
         self.waited_s += begun_s - asked_s
         try:
@@ -236,94 +228,28 @@ class EngineCore:
                 raise
             self.num_bugs += 1
             news = self.scheduler.take_back(plan)
-            news.extend(self._recover(error, _requests(plan)))
+            news.extend(self.recovery.after_failure(error, _requests(plan)))
             return news
         self.host_s += self._clock.now_s() - begun_s
         if self.log is not None:
             ended = [item.request for item in committed.items if item.finished]
             self.log.committed(plan, result, ended, begun_s)
         if result.broken:
-            committed.extend(self._recover_from_broken_rows(plan, result.broken))
-        elif self._suspects.is_trying and self._suspects.settle():
-            self._go_on()
+            requests = _requests(plan)
+            committed.extend(self.recovery.after_broken_rows([requests[i] for i in result.broken]))
+        else:
+            self.recovery.settle()
         return committed
-
-    # Failures.
 
     def recover(self, error: Exception) -> None:
         """Starts over after an exception outside of a step; nobody is to blame."""
         self.num_bugs += 1
-        self._news.extend(self._recover(error, []))
+        self._news.extend(self.recovery.after_failure(error, []))
 
-    def _recover(self, error: Exception, suspects: list[Request]) -> News:
-        """Everybody starts over on a fresh device, those on trial first; the guilty one ends.
-
-        Args:
-            suspects: requests that may be the cause.
-        """
-        logger.error("a step failed: recovering", exc_info=error)
-        self._start_over()
-        guilty = self._suspects.blame([r for r in suspects if not r.status.is_finished])
-        news = News()
-        if guilty is not None:
-            news = self._quarantine(guilty, f"{type(error).__name__}: {error}")
-        self._go_on()
-        return news
-
-    def _recover_from_broken_rows(self, plan: StepPlan, rows: Sequence[int]) -> News:
-        """As `_recover`, after a step that worked but for these rows: it is known who is guilty."""
-        requests = _requests(plan)
-        broken = [requests[index] for index in rows if not requests[index].status.is_finished]
-        logger.error("%d rows of a step are not finite: recovering", len(rows))
-        self._start_over([request.request_id for request in broken])
-        news = News()
-        for request in broken:
-            if request.request_id in self._broke_once:
-                news.extend(self._quarantine(request, "its numbers on the device are not finite"))
-            else:
-                self._broke_once[request.request_id] = None
-                if len(self._broke_once) > MAX_REMEMBERED:
-                    self._broke_once.popitem(last=False)
-        self._go_on()
-        return news
-
-    def _start_over(self, broken: Sequence[str] = ()) -> None:
-        """Drops every step on its way, and makes the state on both sides anew.
-
-        Raises: whatever the device raises when it cannot be used any more.
-        """
-        now_s = self._clock.now_s()
-        self.num_recoveries += 1
+    def _reset(self) -> None:
+        """Drops the steps in flight and gives the device fresh state."""
         self._in_flight.clear()
-        self.scheduler.recover(now_s, broken)
-        if self.log is not None:
-            self.log.failed(broken, now_s)
-        for attempt in range(RESET_ATTEMPTS):
-            try:
-                self.executor.reset()
-                return
-            except Exception:
-                if attempt == RESET_ATTEMPTS - 1:
-                    raise
-                logger.exception("the device could not be used again yet")
-
-    def _quarantine(self, guilty: Request, cause: str) -> News:
-        now_s = self._clock.now_s()
-        self.num_quarantined += 1
-        error = QuarantinedError(f"request {guilty.request_id} made steps fail twice ({cause})")
-        self.quarantine.put(guilty, now_s)
-        self.scheduler.cancel(guilty.request_id, now_s, RequestStatus.FAILED, error)
-        if self.log is not None:
-            self.log.cancelled(guilty.request_id, RequestStatus.FAILED.value, True, now_s)
-        return News([_ended(guilty)])
-
-    def _go_on(self) -> None:
-        """Lets those on trial run, or everybody."""
-        self._suspects.settle()
-        may_run = self._suspects.may_run
-        self.scheduler.only(may_run)
-        if self.log is not None:
-            self.log.only(may_run, self._clock.now_s())
+        self.executor.reset()
 
     def _take_news(self) -> News:
         news, self._news = self._news, News()

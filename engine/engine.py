@@ -20,22 +20,22 @@ from octavo.engine.clock import Clock, MonotonicClock
 from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import InvalidConfigError, ModelLoadError, shorten
-from octavo.engine.execution.compile_cache import cache_counts, use_compile_cache
 from octavo.engine.execution.executor import DeviceExecutor
 from octavo.engine.execution.host_memory import keep_freed_memory
+from octavo.engine.execution.programs.compile_cache import cache_counts, use_compile_cache
 from octavo.engine.execution.sizing import size_engine
 from octavo.engine.execution.step_spec import StepShape
-from octavo.engine.execution.weight_variants import choose_weight_variants
-from octavo.engine.input_processor import InputProcessor, Submission
-from octavo.engine.load import EngineLoad
-from octavo.engine.output_processor import OutputProcessor
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.execution.weights.weight_variants import choose_weight_variants
+from octavo.engine.input.input_processor import InputProcessor, Submission
+from octavo.engine.observability.load import EngineLoad
+from octavo.engine.output.output_processor import OutputProcessor
+from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.output.transcript import Transcript
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.sampling_params import MAX_STOP_IDS
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.structured.masks import TokenMasks
 from octavo.engine.text.tokenizer import Tokenizer
-from octavo.engine.transcript import Transcript
 from octavo.models.config import ModelConfig
 from octavo.models.loading.load import OpenedModel, open_model
 from octavo.models.weight_variants.tree import VariantTree
@@ -341,8 +341,8 @@ class Engine:
             num_step_times=self.scheduler.forecast.step_time.num_observed,
             step_time_error=self.scheduler.forecast.step_time.error_sum,
             predicted_ttft_s=self.scheduler.predict_ttft_s(num_prompt_tokens, now_s, priority),
-            num_step_failures=self.core.num_recoveries,
-            num_quarantined=self.core.num_quarantined,
+            num_step_failures=self.core.recovery.num_recoveries,
+            num_quarantined=self.core.recovery.num_quarantined,
             num_unattainable=refusals.num_unattainable,
             num_probes=probes.num_probes,
             num_wrong_refusals=probes.num_wrong,

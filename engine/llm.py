@@ -12,8 +12,9 @@ from octavo.engine.any_engine import open_engine
 from octavo.engine.config import OFFLINE_BATCHED_TOKENS
 from octavo.engine.engine import engine_config
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.input_processor import PromptLike
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.input.input_processor import PromptLike
+from octavo.engine.input.unserved import Unserved, refuse_unserved
+from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import (
     RequestOutputKind,
@@ -21,7 +22,6 @@ from octavo.engine.sampling_params import (
     as_sampling_params,
 )
 from octavo.engine.text.tokenizer import Tokenizer
-from octavo.engine.unserved import Unserved, refuse_unserved
 
 Message = Mapping[str, Any]
 PriorityLike = Priority | str | int

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.outputs import RequestMetrics
+from octavo.engine.output.outputs import RequestMetrics
 from octavo.engine.sampling_params import SamplingParams
 
 COMPUTED, INFLIGHT_TOKENS, INFLIGHT_STEPS = 0, 1, 2

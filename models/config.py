@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from octavo.engine.errors import ModelLoadError, shorten
+from octavo.models.cache_groups import CacheLayout, cache_layout
 from octavo.models.cache_spec import CacheSpec, PagedKVCache, SharedCache
 from octavo.models.checks import (
     MAX_EOS_TOKENS,
@@ -119,6 +120,10 @@ class ModelConfig:
             places.append(places[cache.layer] if isinstance(cache, SharedCache) else num_own)
             num_own += not is_shared
         return tuple(places)
+
+    def cache_layout(self) -> CacheLayout:
+        """The arrays and groups of `own_caches`."""
+        return cache_layout(self.own_caches())
 
     def common(self, of: Callable[[LayerSpec], T]) -> T | None:
         """What `of` says of every layer; None where layers differ."""

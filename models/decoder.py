@@ -8,7 +8,7 @@ Shape suffixes: T tokens, S sampled rows, V vocabulary, E hidden.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from octavo.models.blocks.attention import Attend
 from octavo.models.blocks.layer import FeedForward, Mixer, apply_layer
 from octavo.models.blocks.norms import Norms
+from octavo.models.cache_groups import CachePlace
 from octavo.models.config import ModelConfig
 from octavo.models.layers import rotary_tables, softcap
 from octavo.pallas_kernels.linear_weight import LinearWeight, embedding_table, linear_weight
@@ -50,8 +51,9 @@ def run_layers(
     config: ModelConfig,
     x: jax.Array,
     positions: jax.Array,
-    attend: Attend,
+    attend: Attend | Sequence[Attend],
     caches: tuple[Any, ...],
+    places: Sequence[CachePlace] | None = None,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     """All layers, one after another.
 
@@ -65,27 +67,34 @@ def run_layers(
         x: [T, E] input embeddings, in the weights' dtype.
         positions: [T] int32, of each token in its own sequence.
         attend: see `Attend`; it may close over traced arrays. Pass a `jax.tree_util.Partial` to
-            hand them over as arguments instead.
-        caches: one pytree for each of `config.own_caches()`.
+            hand them over as arguments instead. A sequence has one for each cache group.
+        caches: pytrees.
+        places: which of them each of `config.own_caches()` is, and which group's attention reads
+            it; None if there is one for each, and one attention.
 
     Returns:
         x [T, E] before the final norm, and the new caches.
     """
-    if not isinstance(attend, jax.tree_util.Partial):
-        attend = jax.tree_util.Partial(attend)
+    by_group = [
+        each if isinstance(each, jax.tree_util.Partial) else jax.tree_util.Partial(each)
+        for each in (attend if isinstance(attend, Sequence) else (attend,))
+    ]
+    if places is None:
+        places = [CachePlace(array, 0) for array in range(len(caches))]
     with jax.named_scope("rotary"):
         wanted = dict.fromkeys(layer.mixer.rotary for layer in config.layers)
         tables = [None if key is None else rotary_tables(positions, *key) for key in wanted]
         # Fused into their users, XLA's CPU backend would compute them for each head of each layer.
         rotary = dict(zip(wanted, jax.lax.optimization_barrier(tables), strict=True))
     new_caches = list(caches)
-    for index, (layer, place) in enumerate(zip(config.layers, config.cache_places(), strict=True)):
-        x, new_caches[place] = _layer(
+    for index, (layer, cache) in enumerate(zip(config.layers, config.cache_places(), strict=True)):
+        array, group = places[cache]
+        x, new_caches[array] = _layer(
             weights["layers"][index],
             x,
             rotary[layer.mixer.rotary],
-            new_caches[place],
-            attend,
+            new_caches[array],
+            by_group[group],
             mixer=layer.mixer,
             feed_forward=layer.feed_forward,
             norms=layer.norms,

@@ -20,7 +20,7 @@ import grpc
 from google.protobuf.message import Message
 
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server.output_message import OutputDecoder

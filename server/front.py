@@ -14,13 +14,13 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import EngineDeadError, InvalidRequestError, OctavoError, OverloadedError
-from octavo.engine.input_processor import Prompt
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.input.input_processor import Prompt
+from octavo.engine.input.targets import NO_TARGETS, Targets
+from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
+from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
-from octavo.engine.targets import NO_TARGETS, Targets
 from octavo.engine.text.tokenizer import NO_TEMPLATE
-from octavo.engine.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.server.caller import CALLER
 from octavo.server.chat_renderer import ChatRenderer
 from octavo.server.request_stats import RequestStats, RequestWatch

@@ -25,9 +25,9 @@ from octavo.engine.errors import (
     OctavoError,
     UnknownModelError,
 )
+from octavo.engine.input.targets import Targets
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
-from octavo.engine.targets import Targets
 from octavo.server.front import Front
 from octavo.server.grpc_refusal import has_left, refuse
 from octavo.server.message_parts import num_parts

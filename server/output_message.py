@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from octavo.engine.outputs import (
+from octavo.engine.output.outputs import (
     CompletionOutput,
     Logprob,
     RequestMetrics,

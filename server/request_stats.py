@@ -11,9 +11,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 
 from octavo.engine.errors import DeadlineExceededError, OctavoError
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.input.targets import Targets
+from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.request import Priority
-from octavo.engine.targets import Targets
 from octavo.server.status import reason_of
 
 TTFT_S = (

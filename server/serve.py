@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha import reflection
 
 from octavo.engine.any_engine import engine_of_this_process
 from octavo.engine.errors import EngineDeadError, InvalidConfigError
-from octavo.engine.observers import Observers
+from octavo.engine.observability.observers import Observers
 from octavo.server.admin_service import SERVICE as ADMIN_SERVICE
 from octavo.server.admin_service import AdminService
 from octavo.server.auth import TokenFile

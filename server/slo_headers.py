@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.targets import LONGEST_TARGET_S, Targets
+from octavo.engine.input.targets import LONGEST_TARGET_S, Targets
 
 KINDS = ("ttft", "tpot", "e2e")
 

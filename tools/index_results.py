@@ -45,6 +45,7 @@ SHOWS = {
     "server-overhead": "`LLM.generate` beside gRPC streams, and 1,000 idle streams",
     "server-soak": "half an hour at 1.5 times a server's capacity",
     "throughput": "this engine alone: rates, padding, host time a step",
+    "window-pages": "sequences of Gemma 3 270M in equal bytes, with caches by group and without",
 }
 """What a kind shows. `{covers}` are the engines and cores of a comparison."""
 
@@ -55,6 +56,7 @@ COMMANDS = {
     "server-faults": "python -m benchmarks.server_faults --times 100",
     "server-overhead": "python -m benchmarks.server_overhead",
     "server-soak": "python -m benchmarks.server_soak --seconds 1800",
+    "window-pages": "python benchmarks/window_pages.py --json",
 }
 """Commands of kinds whose files do not all say theirs."""
 
@@ -66,6 +68,7 @@ MACHINES = {
     "live-refusals-2026-11-24": ZEN_4,
     "server-faults-2026-11-21": ZEN_5,
     "server-soak-2026-11-21": ZEN_5,
+    "window-pages": "none: bookkeeping alone",
 }
 """Machines of results, or of kinds, whose files do not say theirs."""
 

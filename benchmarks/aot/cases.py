@@ -19,7 +19,7 @@ from benchmarks.aot.moved import NOTHING, Attention, Moved, attention_moved
 from octavo.engine.execution.state import StateLayout, kv_bytes_per_token, pool_layouts
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, step_spec
-from octavo.engine.execution.weight_layout import abstract, loop_compiler_options
+from octavo.engine.execution.weights.weight_layout import abstract, loop_compiler_options
 from octavo.models.config import ModelConfig
 from octavo.models.flat_config import flat_config
 from octavo.models.parameters import abstract_weights, declare, num_parameters
@@ -358,7 +358,8 @@ def _lower_step(
     model: ModelConfig, shape: StepShape, context: int, mesh: Mesh, backend: Backend
 ) -> Any:
     pages = context // PAGE
-    spec = step_spec(shape, pages, PAGE)
+    num_groups = len(model.cache_layout().groups)
+    spec = step_spec(shape, pages, PAGE, num_groups)
     decoding, chunk = _rows_and_chunk(shape)
     rows = decoding + bool(chunk)
     model = model.with_tensor_parallel(mesh.size)
@@ -366,7 +367,7 @@ def _lower_step(
         config=model,
         mesh=mesh,
         num_slots=shape.num_rows,
-        num_pages=rows * pages + 1,
+        num_pages=rows * pages * num_groups + 1,
         page_size=PAGE,
         table_pages=pages,
         dtype=BF16,

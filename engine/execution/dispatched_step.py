@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.execution.next_tokens import Scores
+from octavo.engine.execution.sampling.next_tokens import Scores
 from octavo.engine.execution.step import StepOutput
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.request import Request

@@ -25,10 +25,8 @@ from jax.sharding import PartitionSpec as P
 from octavo.engine.config import FEW_TOKENS, WarmUp
 from octavo.engine.execution.available_memory import has_room_for_programs
 from octavo.engine.execution.buckets import Lattice, waste
-from octavo.engine.execution.compile_manager import CompileManager
 from octavo.engine.execution.dispatched_step import DispatchedStep
 from octavo.engine.execution.host_memory import give_back_after_compiling, give_back_zeros
-from octavo.engine.execution.logits import HAS_MASK, logits_row, set_masks, set_row
 from octavo.engine.execution.packing import (
     NO_SLOT,
     decode_order,
@@ -37,9 +35,10 @@ from octavo.engine.execution.packing import (
     row_flags,
 )
 from octavo.engine.execution.page_copies import PageCopier
-from octavo.engine.execution.program_maker import ProgramMaker
-from octavo.engine.execution.program_store import open_program_store
-from octavo.engine.execution.program_weights import ProgramWeights
+from octavo.engine.execution.programs.compile_manager import CompileManager
+from octavo.engine.execution.programs.program_maker import ProgramMaker
+from octavo.engine.execution.programs.program_store import open_program_store
+from octavo.engine.execution.sampling.logits import HAS_MASK, logits_row, set_masks, set_row
 from octavo.engine.execution.state import (
     DeviceState,
     StateLayout,
@@ -48,7 +47,8 @@ from octavo.engine.execution.state import (
 )
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step_spec
-from octavo.engine.execution.weight_variants import WeightVariants, plain_variants
+from octavo.engine.execution.weights.program_weights import ProgramWeights
+from octavo.engine.execution.weights.weight_variants import WeightVariants, plain_variants
 from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import (
@@ -443,7 +443,9 @@ class DeviceExecutor:
         self._state = dataclasses.replace(self._state, logits=logits)
 
     def _spec(self, shape: StepShape) -> StepSpec:
-        return step_spec(shape, self.limits.max_pages_per_seq, self.limits.page_size)
+        limits = self.limits
+        num_groups = len(limits.windows)
+        return step_spec(shape, limits.max_pages_per_seq, limits.page_size, num_groups)
 
     def _compiler_options(self, shape: StepShape) -> dict[str, str] | None:
         options = self.weights.compiler_options(shape)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.execution.logits import (
+from octavo.engine.execution.sampling.logits import (
     HAS_BAD_WORDS,
     HAS_BIAS,
     HAS_MASK,
@@ -98,7 +98,7 @@ def known_tokens(request: Request, start: int, stop: int) -> Sequence[int]:
 
 
 def row_flags(request: Request) -> int:
-    """Which vocabulary-sized state the request needs; see `octavo.engine.execution.logits`."""
+    """Which vocabulary-sized state the request needs; see `execution/sampling/logits.py`."""
     params = request.sampling_params
     flags = 0
     if params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1.0:
@@ -145,7 +145,9 @@ def _pack_new_row(row: PrefillRow, index: int, fields: dict[str, np.ndarray]) ->
     stops = fields["new_stop_ids"][index]
     stops[:] = -1
     stops[: len(request.stop_token_ids)] = request.stop_token_ids
-    fields["new_table"][index, : len(row.page_ids)] = row.page_ids
+    table = fields["new_table"][index]
+    num_groups = len(table)
+    table[:, : len(row.page_ids) // num_groups] = np.reshape(row.page_ids, (num_groups, -1))
 
 
 def _signed(word: int) -> int:

@@ -258,7 +258,7 @@ def _groups(kv: KV, layout: StateLayout) -> tuple[_Group, ...]:
         members.setdefault(key, []).append(index)
 
     def sharding(index: int) -> NamedSharding:
-        axis = head_axis(layout.config.own_caches()[index].num_kv_heads, layout.mesh)
+        axis = head_axis(layout.config.cache_layout().arrays[index].num_kv_heads, layout.mesh)
         return NamedSharding(layout.mesh, P(None, None, None, axis))
 
     return tuple(

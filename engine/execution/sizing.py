@@ -16,6 +16,7 @@ from octavo.engine.execution.available_memory import available_memory_bytes
 from octavo.engine.execution.buckets import Lattice, make_lattice
 from octavo.engine.execution.state import kv_bytes_per_token, pool_layouts
 from octavo.engine.execution.step_spec import prefill_rows
+from octavo.engine.kv.page_needs import PageNeeds, page_needs
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.cpu.native_attention import takes_pages
@@ -116,8 +117,10 @@ def size_engine(
         num_rows, max_tokens = min(num_rows, FEW_ROWS), min(max_tokens, FEW_TOKENS)
         max_prefill_rows = prefill_rows(max_tokens, num_rows)
         token_edges = tuple(edge for edge in token_edges if edge <= max_tokens)
+    windows = model.cache_layout().windows
     pools = pool_layouts(model, backend, page_size)
     page_bytes = page_size * kv_bytes_per_token(model, kv_dtype, pools)
+    needs = page_needs(page_size, windows, max_tokens)
     return EngineSize(
         limits=StepLimits(
             max_num_batched_tokens=max_tokens,
@@ -127,11 +130,12 @@ def size_engine(
             max_pages_per_seq=table_pages,
             page_size=page_size,
             num_pages=_num_pages(
-                config, mesh, page_bytes, pages_per_seq, unread_bytes, host_memory_bytes
+                config, mesh, page_bytes, needs, max_model_len, unread_bytes, host_memory_bytes
             ),
             max_model_len=max_model_len,
             token_edges=token_edges,
             num_host_pages=_num_host_pages(config, page_bytes),
+            windows=windows,
             run_pages=max(1, CPU_RUN_TOKENS // page_size) if platform == "cpu" else 1,
             has_dear_rows=platform == "cpu",
         ),
@@ -162,7 +166,8 @@ def _num_pages(
     config: EngineConfig,
     mesh: Mesh,
     page_bytes: int,
-    pages_per_seq: int,
+    needs: PageNeeds,
+    max_model_len: int,
     unread_bytes: int,
     host_memory_bytes: int | None,
 ) -> int:
@@ -172,11 +177,12 @@ def _num_pages(
     budget = config.kv_cache_memory_bytes
     if budget is None:
         budget = _free_bytes(config, mesh, unread_bytes, host_memory_bytes)
-    useful = 1 + pages_per_seq * config.max_num_seqs
+    useful = 1 + needs.to_compute(max_model_len) * config.max_num_seqs
+    least = 1 + needs.num_groups
     num_pages = min(useful, budget // page_bytes)
-    if num_pages < 2:
+    if num_pages < least:
         raise InvalidConfigError(
-            "kv_cache_memory_bytes", budget, f"at least {2 * page_bytes}, two pages"
+            "kv_cache_memory_bytes", budget, f"at least {least * page_bytes}, {least} pages"
         )
     return int(num_pages)
 

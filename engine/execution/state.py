@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from octavo.engine.errors import UnsupportedModelError
-from octavo.engine.execution.logits import LogitsState, SamplingRows
+from octavo.engine.execution.sampling.logits import LogitsState, SamplingRows
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend, PagedKV
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import bytes_per_head
@@ -25,9 +25,10 @@ class DeviceState:
     """KV pool and row state. The last slot is the trash row that padding rows use.
 
     Attributes:
-        kv: one pool for each of `ModelConfig.own_caches()`, never stacked: [N, 2, Hkv, P, D], and
-            scales [N, 2, Hkv, P] if any; `PoolLayout` says where a backend has it otherwise.
-        block_table: int32[slots, M].
+        kv: one pool for each array of `ModelConfig.cache_layout()`, never stacked:
+            [N, 2, Hkv, P, D], and scales [N, 2, Hkv, P] if any; `PoolLayout` says where a backend
+            has it otherwise.
+        block_table: int32[G, slots, M], a table for each cache group.
         num_computed_tokens: int32[slots] positions whose KV is written.
         max_total_tokens: int32[slots] prompt and output tokens at which the row stops.
         last_token: int32[slots] newest token, not yet computed.
@@ -53,30 +54,32 @@ def head_axis(num_kv_heads: int, mesh: Mesh) -> str | None:
 
 
 def pool_layouts(config: ModelConfig, backend: Backend, page_size: int) -> tuple[PoolLayout, ...]:
-    """How an attention backend lays out the pool of each of `config.own_caches()`.
+    """How an attention backend lays out each array of `config.cache_layout()`.
 
     Raises:
         UnsupportedModelError: a cache whose keys and values differ in size, which no pool holds.
     """
-    for cache in config.own_caches():
+    arrays = config.cache_layout().arrays
+    for cache in arrays:
         if cache.key_size != cache.value_size:
             raise UnsupportedModelError(
                 f"value_size = {cache.value_size} is not supported: {cache.key_size}, as wide as "
                 "keys"
             )
-    return tuple(pool_layout(backend, cache.key_size, page_size) for cache in config.own_caches())
+    return tuple(pool_layout(backend, cache.key_size, page_size) for cache in arrays)
 
 
 def kv_bytes_per_token(
     config: ModelConfig, dtype: jnp.dtype, pools: tuple[PoolLayout, ...] | None = None
 ) -> int:
-    """Bytes of KV for one token over all caches and devices, scales counted.
+    """Bytes of a token of a page over all arrays and devices, scales counted. A page is of one
+    cache group; each group keeps its own of a token.
 
     Args:
         dtype: of the pools.
         pools: how they lie, padding counted; None counts the model's own numbers.
     """
-    caches = config.own_caches()
+    caches = config.cache_layout().arrays
     if pools is None:
         return sum(
             cache.num_kv_heads
@@ -98,7 +101,7 @@ class StateLayout:
         mesh: the device mesh.
         num_slots: rows, the trash row not counted.
         num_pages, page_size: the pool, page 0 (trash) counted.
-        table_pages: M.
+        table_pages: M, entries of a row of a block table.
         dtype: of KV.
         pools: how the attention backend lays out each pool, see `pool_layouts`; None is plain XLA's
             way.
@@ -134,6 +137,7 @@ class StateLayout:
 
     def _build(self) -> DeviceState:
         config, slots = self.config, self.num_slots + 1
+        layout = config.cache_layout()
         pools = self.pools or pool_layouts(config, "xla", self.page_size)
 
         def zeros(*tail: int) -> jax.Array:
@@ -144,9 +148,9 @@ class StateLayout:
                 PagedKV.zeros(
                     pool.shape(self.num_pages, cache.num_kv_heads), self.dtype, pool.scale_width
                 )
-                for cache, pool in zip(config.own_caches(), pools, strict=True)
+                for cache, pool in zip(layout.arrays, pools, strict=True)
             ),
-            block_table=zeros(self.table_pages),
+            block_table=jnp.zeros((len(layout.groups), slots, self.table_pages), jnp.int32),
             num_computed_tokens=zeros(),
             max_total_tokens=zeros(),
             last_token=zeros(),
@@ -161,7 +165,7 @@ def state_shardings(state: DeviceState, config: ModelConfig, mesh: Mesh) -> Devi
     whole = NamedSharding(mesh, P())
     shardings = jax.tree.map(lambda _: whole, state)
     pools = []
-    for kv, cache in zip(state.kv, config.own_caches(), strict=True):
+    for kv, cache in zip(state.kv, config.cache_layout().arrays, strict=True):
         axis = head_axis(cache.num_kv_heads, mesh)  # of a pool [N, 2, Hkv, P, D]
         pool = whole if axis is None else NamedSharding(mesh, P(None, None, axis))
         pools.append(jax.tree.map(lambda _, pool=pool: pool, kv))

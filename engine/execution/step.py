@@ -4,8 +4,8 @@
 chunks and decodes in one iteration; a decode program loops on the device, each row with its own
 stop tokens, length limit and page limit: a row that stops idles, it does not end the others.
 
-Legend: T tokens, S rows, K iterations, U new rows, M pages in a row of the block table, L top
-log-probabilities.
+Legend: T tokens, S rows, K iterations, U new rows, G cache groups, M entries in a row of a block
+table, L top log-probabilities.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from jax import lax
 from jax.sharding import Mesh
 
 from octavo.engine.execution.attend import attend_over_heads
-from octavo.engine.execution.logits import SamplingRows
-from octavo.engine.execution.logprobs import MAX_LOGPROBS
-from octavo.engine.execution.next_tokens import (
+from octavo.engine.execution.sampling.logits import SamplingRows
+from octavo.engine.execution.sampling.logprobs import MAX_LOGPROBS
+from octavo.engine.execution.sampling.next_tokens import (
     Scores,
     logits_of_first,
     next_tokens,
@@ -81,8 +81,8 @@ def make_step(config: ModelConfig, spec: StepSpec, *, mesh: Mesh, backend: Backe
         with jax.named_scope("set_rows"):
             if not spec.shape.is_decode:
                 state = _set_rows(state, fields)
-            slot, index, page = (fields["page_updates"][:, i] for i in range(3))
-            table = state.block_table.at[slot, index].set(page, mode="drop")
+            slot, index, *pages = fields["page_updates"].T
+            table = state.block_table.at[:, slot, index].set(jnp.stack(pages), mode="drop")
             state = replace(state, block_table=table)
         return run(weights, state, fields)
 
@@ -111,7 +111,9 @@ def _set_rows(state: DeviceState, fields: dict[str, jax.Array]) -> DeviceState:
     )
     return replace(
         state,
-        block_table=put(state.block_table, fields["new_table"]),
+        block_table=state.block_table.at[:, slot].set(
+            fields["new_table"].swapaxes(0, 1), mode="drop"
+        ),
         num_computed_tokens=put(state.num_computed_tokens, ints["num_computed_tokens"]),
         max_total_tokens=put(state.max_total_tokens, ints["max_total_tokens"]),
         stopped=state.stopped.at[slot].set(False, mode="drop"),
@@ -136,7 +138,7 @@ def _mixed(
     idle = ~in_use | (is_decode & state.stopped[slot])
     start = jnp.where(is_decode, state.num_computed_tokens[slot], fields["row_start"])
     q_len = cu_q_lens[1:] - cu_q_lens[:-1]
-    table = state.block_table[slot]
+    tables = _tables(config, spec, state, slot, start)
 
     token = jnp.arange(num_tokens, dtype=jnp.int32)
     offset = token - cu_q_lens[:-1][token_row]
@@ -144,11 +146,10 @@ def _mixed(
     token_ids = jnp.where(decodes, state.last_token[slot][token_row], fields["token_ids"])
     live = (token < cu_q_lens[-1]) & ~idle[token_row]
     position = jnp.where(live, start[token_row] + offset, 0)
-    batch = _batch(
-        table, jnp.where(idle, 0, start + q_len), cu_q_lens, token_row, position, live, spec, fields
-    )
+    kv_lens = jnp.where(idle, 0, start + q_len)
+    batches = _batches(tables, kv_lens, cu_q_lens, token_row, position, live, spec, fields)
     hidden, kv = _forward(
-        config, spec, mesh, backend, weights, state.kv, token_ids, position, batch
+        config, spec, mesh, backend, weights, state.kv, token_ids, position, batches
     )
     last = jnp.clip(cu_q_lens[1:] - 1, 0, num_tokens - 1)
     # A chunk that does not end at the last known token samples nothing.
@@ -186,7 +187,7 @@ def _decode(
     num_rows = shape.num_rows
     slot = fields["row_slot"]
     row = jnp.arange(num_rows, dtype=jnp.int32)
-    table = state.block_table[slot]
+    tables = _tables(config, spec, state, slot, state.num_computed_tokens[slot])
     cu_q_lens = jnp.arange(num_rows + 1, dtype=jnp.int32)
 
     def one_step(
@@ -198,7 +199,7 @@ def _decode(
         )
         position = jnp.where(live, state.num_computed_tokens[slot], 0)
         kv_lens = jnp.where(live, position + 1, 0)
-        batch = _batch(table, kv_lens, cu_q_lens, row, position, live, spec, fields)
+        batches = _batches(tables, kv_lens, cu_q_lens, row, position, live, spec, fields)
         hidden, kv = _forward(
             config,
             spec,
@@ -208,7 +209,7 @@ def _decode(
             state.kv,
             state.last_token[slot],
             position,
-            batch,
+            batches,
         )
         state = replace(state, kv=kv)
         logits = partial(decoder.unembed, weights, config, hidden)
@@ -242,8 +243,31 @@ def _decode(
     return lax.fori_loop(0, fields["num_steps"], one_step, (state, output))
 
 
-def _batch(
-    table: jax.Array,
+def _tables(
+    config: ModelConfig, spec: StepSpec, state: DeviceState, slot: jax.Array, start: jax.Array
+) -> tuple[jax.Array, ...]:
+    """The rows' block tables by group, int32[S, M], the trash page where no query looks.
+
+    What lies behind a window may have been given to another sequence, and attention that walks
+    pages block by block reads some of it: weighed with zero, which a number that is not finite
+    survives. The trash page is always finite.
+
+    Args:
+        start: int32[S], the position of each row's first query; no earlier one comes after it.
+    """
+    tables = []
+    entry = jnp.arange(spec.table_pages, dtype=jnp.int32)
+    for group, window in enumerate(config.cache_layout().windows):
+        table = state.block_table[group, slot]
+        if window is not None:
+            first_seen = jnp.maximum(start - (window - 1), 0) // spec.page_size
+            table = jnp.where(entry < first_seen[:, None], 0, table)
+        tables.append(table)
+    return tuple(tables)
+
+
+def _batches(
+    tables: tuple[jax.Array, ...],
     kv_lens: jax.Array,
     cu_q_lens: jax.Array,
     token_row: jax.Array,
@@ -251,20 +275,22 @@ def _batch(
     live: jax.Array,
     spec: StepSpec,
     fields: dict[str, jax.Array],
-) -> RaggedBatch:
-    """Where each token's KV goes: page 0 for padding and idle rows."""
+) -> tuple[RaggedBatch, ...]:
+    """By group, where each token's KV goes: page 0 for padding and idle rows."""
     page_size = spec.page_size
-    page = table[token_row, position // page_size]
     num_decode_rows = fields["num_rows" if spec.shape.is_decode else "num_decode_rows"]
-    return RaggedBatch(
-        block_table=table,
-        kv_lens=kv_lens,
-        cu_q_lens=cu_q_lens,
-        token_row=token_row,
-        token_page=jnp.where(live, page, 0),
-        token_offset=position % page_size,
-        num_decode_rows=num_decode_rows,
-        num_rows=fields["num_rows"],
+    return tuple(
+        RaggedBatch(
+            block_table=table,
+            kv_lens=kv_lens,
+            cu_q_lens=cu_q_lens,
+            token_row=token_row,
+            token_page=jnp.where(live, table[token_row, position // page_size], 0),
+            token_offset=position % page_size,
+            num_decode_rows=num_decode_rows,
+            num_rows=fields["num_rows"],
+        )
+        for table in tables
     )
 
 
@@ -277,15 +303,20 @@ def _forward(
     kv: tuple[PagedKV, ...],
     token_ids: jax.Array,
     position: jax.Array,
-    batch: RaggedBatch,
+    batches: tuple[RaggedBatch, ...],
 ) -> tuple[jax.Array, tuple[PagedKV, ...]]:
-    """Hidden states [T, E] of the tokens, and the pools with their KV written."""
+    """Hidden states [T, E] of the tokens, and the pools with their KV written.
+
+    Args:
+        batches: by cache group.
+    """
     attend_all = attend_over_heads(
         mesh,
         backend=backend,
         decode_only=spec.shape.is_decode,
         quick=spec.shape.quick,
     )
-    attend = jax.tree_util.Partial(attend_all, batch)
+    attend = [jax.tree_util.Partial(attend_all, batch) for batch in batches]
     x = decoder.embed(weights, config, token_ids)
-    return decoder.run_layers(weights, config, x, position, attend, kv)
+    places = config.cache_layout().places()
+    return decoder.run_layers(weights, config, x, position, attend, kv, places)

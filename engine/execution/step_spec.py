@@ -4,8 +4,8 @@ A step's input is a single int32 vector: one transfer, whatever it holds. `StepS
 fields out once, and both sides use it: the packer writes through NumPy views, the compiled step
 reads static slices. They cannot drift.
 
-Legend: T tokens, S rows, U new rows, B page updates, M pages in a row of the block table, K stop
-ids.
+Legend: T tokens, S rows, U new rows, B page updates, G cache groups, M entries in a row of a block
+table, K stop ids.
 """
 
 from __future__ import annotations
@@ -116,12 +116,16 @@ class StepSpec:
         shape: the program's shape.
         table_pages: M.
         page_size: tokens in a page.
+        num_groups: G.
     """
 
-    def __init__(self, shape: StepShape, table_pages: int, page_size: int) -> None:
+    def __init__(
+        self, shape: StepShape, table_pages: int, page_size: int, num_groups: int = 1
+    ) -> None:
         self.shape = shape
         self.table_pages = table_pages
         self.page_size = page_size
+        self.num_groups = num_groups
         rows, tokens, new = shape.num_rows, shape.num_tokens, shape.num_new_rows
         # Each row may cross into a new page an iteration; chunks fill pages of their own.
         self.num_page_updates = rows * (1 + shape.num_iterations // page_size)
@@ -134,7 +138,7 @@ class StepSpec:
             ("num_steps", (), i32),
             ("row_slot", (rows,), i32),
             ("row_max_new_tokens", (rows,), i32),
-            ("page_updates", (self.num_page_updates, 3), i32),
+            ("page_updates", (self.num_page_updates, 2 + num_groups), i32),
         ]
         if not shape.is_decode:
             layout += [
@@ -147,7 +151,7 @@ class StepSpec:
                 ("new_ints", (new, len(NEW_ROW_INTS)), i32),
                 ("new_floats", (new, len(NEW_ROW_FLOATS)), f32),
                 ("new_stop_ids", (new, MAX_STOP_IDS), i32),
-                ("new_table", (new, table_pages), i32),
+                ("new_table", (new, num_groups, table_pages), i32),
             ]
         fields, offset = [], 0
         for name, dims, dtype in layout:
@@ -179,6 +183,6 @@ class StepSpec:
 
 
 @functools.lru_cache(maxsize=256)
-def step_spec(shape: StepShape, table_pages: int, page_size: int) -> StepSpec:
+def step_spec(shape: StepShape, table_pages: int, page_size: int, num_groups: int = 1) -> StepSpec:
     """The spec of a shape, made once."""
-    return StepSpec(shape, table_pages, page_size)
+    return StepSpec(shape, table_pages, page_size, num_groups)

@@ -1,17 +1,23 @@
-"""Pages for sequences: allocation, sharing by prefix, release."""
+"""Pages for sequences: allocation, sharing by prefix, release.
+
+A sequence has a table of pages for each cache group (`octavo.models.cache_groups`). All groups take
+pages of one pool, so that what one gives back another can use.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
+from itertools import chain, islice, zip_longest
 
-from octavo.engine.kv.held_prefixes import HeldPrefixes, PrefixRun
+from octavo.engine.kv.held_prefixes import HeldPrefixes
 from octavo.engine.kv.host_tier import HostTier
-from octavo.engine.kv.page_hash import PageHash, page_hashes, root_hash
+from octavo.engine.kv.page_hash import PageHash, group_suffix, page_hashes, root_hash
+from octavo.engine.kv.page_needs import NEVER, PageNeeds, page_needs
 from octavo.engine.kv.page_pool import TRASH_PAGE, PagePool
 from octavo.engine.kv.page_watch import PageWatch
 from octavo.engine.kv.prefix_cache import PrefixCache
 from octavo.engine.kv.prefix_lookup import PrefixLookup
+from octavo.engine.kv.prefix_match import PrefixMatch
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
 
@@ -22,6 +28,10 @@ class KVManager:
     A full page becomes findable when the step that wrote its last token was committed, and stays
     findable after its sequence let go of it until the page is needed for something else.
 
+    A group with a window gives back the pages that no step sees which is still to be planned
+    (`give_back`). Steps run in the order of their plans, so that what a later step writes to such a
+    page comes after all that earlier ones read of it.
+
     Args:
         num_pages: pages in the pool, the trash page included.
         page_size: tokens in a page.
@@ -30,6 +40,7 @@ class KVManager:
         run_pages: a sequence that grows page by page is kept up to so many in a row, where a device
             reads pages faster that follow each other. They are free until it takes them; to find
             them, pages of the prefix cache are evicted that much earlier.
+        windows, chunk_tokens: see `PageNeeds`.
     """
 
     def __init__(
@@ -40,16 +51,23 @@ class KVManager:
         enable_prefix_caching: bool,
         num_host_pages: int = 0,
         run_pages: int = 1,
+        windows: tuple[int | None, ...] = (None,),
+        chunk_tokens: int = 1 << 30,
     ) -> None:
         self.run_pages = run_pages
         self.page_size = page_size
+        self.needs: PageNeeds = page_needs(page_size, windows, chunk_tokens)
+        self._num_groups = self.needs.num_groups
+        self._windows = [
+            (group, window) for group, window in enumerate(windows) if window is not None
+        ]
         self.enable_prefix_caching = enable_prefix_caching
         self.pool = PagePool(num_pages, page_size)
         self.watch = PageWatch()
         self.cache = PrefixCache(num_pages, self.watch)
         self._prefixes = HeldPrefixes(self.pool, self.cache)
         self.host = HostTier(num_host_pages, self.watch)
-        self.lookup = PrefixLookup(self.cache, self.host, page_size)
+        self.lookup = PrefixLookup(self.cache, self.host, self.needs)
         self._evicted: list[tuple[int, PageHash]] = []
 
     @property
@@ -63,40 +81,60 @@ class KVManager:
         return self.pool.num_owned / self.pool.num_usable
 
     def num_pages_for(self, num_tokens: int) -> int:
-        """Pages that hold `num_tokens` tokens."""
-        return -(-num_tokens // self.page_size)
+        """Pages that a sequence of `num_tokens` tokens holds, of all groups together."""
+        return self.needs.held(num_tokens)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether any group gives back pages before its sequence ends."""
+        return bool(self._windows)
 
     def open(self, request: Request) -> SequencePages:
         """An empty set of pages for `request`.
 
         The prompt's pages are hashed now, and never while a step is planned.
         """
-        pages = SequencePages(
-            request=request,
-            root=root_hash(request.tenant, request.cache_salt),
-            reads_cache=(
-                self.enable_prefix_caching and request.sampling_params.prompt_logprobs is None
-            ),
+        computes_all = request.sampling_params.prompt_logprobs is not None
+        pages = SequencePages.none_yet(
+            request,
+            root_hash(request.tenant, request.cache_salt),
+            self._num_groups,
+            reads_cache=self.enable_prefix_caching and not computes_all,
         )
         if self.enable_prefix_caching:
             self._extend_hashes(pages, request.num_prompt_tokens // self.page_size)
         return pages
 
-    def match_prefix(self, pages: SequencePages, num_tokens: int | None = None) -> PrefixRun:
+    def match_prefix(self, pages: SequencePages, num_tokens: int | None = None) -> PrefixMatch:
         """The cached pages that the request's known tokens begin with; nothing is taken.
 
         At least the last known token is left to compute. A request that wants its prompt's
-        log-probabilities computes every token.
+        log-probabilities computes every token. A swapped sequence looks only for pages of groups
+        that see everything: those in windows come back from the host.
 
         Args:
             num_tokens: how many tokens are known, if whoever asks knows that already.
         """
         if num_tokens is None:
             num_tokens = pages.request.num_tokens
-        num_pages = (num_tokens - 1) // self.page_size if pages.reads_cache else 0
-        if len(pages.hashes) < num_pages:
-            self._extend_hashes(pages, num_pages)
-        return self._prefixes.match(pages.hashes, num_pages)
+        most = (num_tokens - 1) // self.page_size if pages.reads_cache else 0
+        if len(pages.hashes) < most:
+            self._extend_hashes(pages, most)
+        match, size, needs = self._prefixes.match, self.page_size, self.needs
+        if needs.is_plain:
+            run = match(pages.hashes, most)
+            end = len(run.page_ids)
+            return PrefixMatch((run,), (), end, max(end * size, pages.num_host_tokens))
+        is_on_host = bool(pages.host_pages)
+        if is_on_host:
+            most = min(most, pages.num_host_tokens // size)
+        end = self.lookup.num_served(pages.keys, most, is_on_host=is_on_host)
+        seen: list[list[int]] = []
+        for group, window in self._windows:
+            first = end if is_on_host else needs.first_seen(window, end * size)
+            seen.append(self.cache.longest_match(islice(pages.keys[group], first, end)))
+        runs = tuple(match(names, end) for names in pages.keys[: needs.num_whole])
+        return PrefixMatch(runs, tuple(seen), end, max(end * size, pages.num_host_tokens))
 
     def hash_known(self, pages: SequencePages) -> None:
         """Hashes the full pages of the request's known tokens, as far as that was not done yet."""
@@ -112,14 +150,16 @@ class KVManager:
         num_tokens = (len(token_ids) - 1) // self.page_size * self.page_size
         root = root_hash(tenant, cache_salt)
         hashes = page_hashes(root, token_ids[:num_tokens], self.page_size)
-        return self.cache.num_matching(hashes) * self.page_size
+        keys = [self._names(hashes, group) for group in range(self._num_groups)]
+        return self.lookup.num_served(keys, len(hashes)) * self.page_size
 
     def match_host(self, pages: SequencePages, num_matched: int) -> list[int]:
         """Host pages that go on where the first `num_matched` pages found on the device end.
 
-        Asked right after `match_prefix`; empty unless bringing them back is the cheaper way.
+        Asked right after `match_prefix`; empty unless bringing them back is the cheaper way. Only
+        where one group sees everything.
         """
-        if not self.host.num_cached or not pages.reads_cache:
+        if not self.host.num_cached or not pages.reads_cache or not self.needs.is_plain:
             return []
         num_pages = (pages.request.num_tokens - 1) // self.page_size
         return self.host.longest_match(islice(pages.hashes, num_matched, num_pages))
@@ -129,49 +169,136 @@ class KVManager:
         evicted, self._evicted = self._evicted, []
         return evicted
 
+    def pages_at(self, pages: SequencePages, position: int) -> tuple[list[int], ...]:
+        """By group, those of a sequence's pages with KV before a position that a query there sees,
+        in order."""
+        end, needs = self.needs.num_positions(position), self.needs
+        return tuple(
+            table[needs.first_seen(window, position) : end]
+            for table, window in zip(pages.tables, needs.windows, strict=True)
+        )
+
+    def num_to_bring_back(self, pages: SequencePages, num_matched: int) -> int:
+        """Of a swapped sequence's pages, those that the device lacks if it holds the first
+        `num_matched` of each group that sees everything."""
+        whole = pages.host_pages[: self.needs.num_whole]
+        return pages.num_host_pages - sum(min(num_matched, len(held)) for held in whole)
+
     def count_query(self, pages: SequencePages, num_tokens: int, num_hit_tokens: int) -> None:
         """Counts a sequence's look-up once, when it is first admitted."""
         if pages.reads_cache:
             self.cache.num_queried_tokens += num_tokens
             self.cache.num_hit_tokens += num_hit_tokens
 
-    def num_pages_to_take(self, matched: PrefixRun, num_tokens: int) -> int:
+    def num_pages_to_take(self, matched: PrefixMatch, num_tokens: int) -> int:
         """Available pages that `admit` would use: new ones, and matched ones nobody holds now."""
-        num_pages = -(-num_tokens // self.page_size)
-        return num_pages - self._prefixes.num_held(matched) if matched.page_ids else num_pages
+        if self.needs.is_plain:
+            num_pages, run = -(-num_tokens // self.page_size), matched.runs[0]
+            return num_pages - self._prefixes.num_held(run) if run.page_ids else num_pages
+        num_pages = sum(
+            end - first for first, end in zip(*self._ranges(matched, num_tokens), strict=True)
+        )
+        num_pages -= sum(self._prefixes.num_held(run) for run in matched.runs)
+        return num_pages - sum(self.pool.num_held(seen) for seen in matched.seen)
 
-    def admit(self, pages: SequencePages, matched: PrefixRun, num_tokens: int) -> None:
-        """Gives a sequence without pages the matched ones and new ones for `num_tokens` in all.
+    def _ranges(self, matched: PrefixMatch, num_tokens: int) -> tuple[list[int], list[int]]:
+        """By group, the indices of the pages that `admit` gives a sequence: the first, and the one
+        after the last."""
+        needs, end = self.needs, self.needs.num_positions(num_tokens)
+        firsts = [needs.first_seen(window, matched.resumes_at) for window in needs.windows]
+        ends = [
+            end if window is None else min(end, first + needs.most_in(window, needs.chunk_tokens))
+            for window, first in zip(needs.windows, firsts, strict=True)
+        ]
+        return firsts, ends
+
+    def admit(self, pages: SequencePages, matched: PrefixMatch, num_tokens: int) -> None:
+        """Gives a sequence without pages the matched ones and new ones for `num_tokens` in all; in
+        a window, as many as its first chunk may need.
 
         `num_pages_to_take` of them must be available.
         """
         assert not pages.page_ids, pages.request.request_id
-        num_new = -(-num_tokens // self.page_size)
-        page_ids = matched.page_ids
-        if page_ids:
-            pages.prefix = self._prefixes.hold(matched)
-            pages.page_ids += page_ids
-            num_new -= len(page_ids)
-        pages.num_registered = len(page_ids)
-        pages.page_ids += self._allocate(num_new)
+        firsts, ends = self._ranges(matched, num_tokens)
+        # First all that is there: new pages may be taken from what nobody holds.
+        for group, run in enumerate(matched.runs):
+            if run.page_ids:
+                pages.runs[group] = self._prefixes.hold(run)
+                pages.tables[group].extend(run.page_ids)
+        for (group, _), seen in zip(self._windows, matched.seen, strict=True):
+            pages.first[group] = firsts[group]
+            pages.tables[group].extend([TRASH_PAGE] * firsts[group])
+            pages.tables[group].extend(seen)
+            self.cache.mark_referenced(self.pool.share(seen))
+        pages.num_registered = matched.num_pages
+        for table, end in zip(pages.tables, ends, strict=True):
+            table += self._allocate(end - len(table))
 
     def grow(self, pages: SequencePages, num_tokens: int) -> list[int]:
-        """Adds pages until the sequence has room for `num_tokens`; they must be available.
+        """Adds pages until the sequence has room for `num_tokens` in each group; they must be
+        available.
 
         Returns:
-            The pages added.
+            The pages added, index by index of the block table, each group's in turn.
         """
         num_new = -(-num_tokens // self.page_size) - len(pages.page_ids)
         if num_new <= 0:
             return []
         if num_new == 1 and self.run_pages > 1 and pages.page_ids:
-            new = self.take_after(pages.page_ids[-1:])
+            new = self.take_after([table[-1] for table in pages.tables])
         else:
             if pages.page_ids:
-                self.pool.give_up_run(pages.page_ids[-1])  # to be taken now
-            new = self._allocate(num_new)
-        pages.page_ids += new
+                for table in pages.tables:
+                    self.pool.give_up_run(table[-1])  # to be taken now
+            new = self._allocate(num_new * self._num_groups)
+        for group, table in enumerate(pages.tables):
+            table += new[group :: self._num_groups]
         return new
+
+    def give_back(self, pages: SequencePages, position: int) -> int:
+        """Lets go of the pages that no query from a position on sees.
+
+        Pages whose content has a name stay findable. No step may be planned any more that computes
+        the sequence before that position.
+
+        Returns:
+            The position from which on there is something to give back again; `NEVER` if none.
+        """
+        needs, next_position = self.needs, NEVER
+        for group, window in self._windows:
+            table, old = pages.tables[group], pages.first[group]
+            first = min(needs.first_seen(window, position), len(table))
+            if first > old:
+                start, end = max(old, pages.num_registered), min(first, len(pages.keys[group]))
+                if start < end:
+                    self.cache.register_all(pages.keys[group][start:end], table[start:end])
+                gone = table[old:first]
+                if first == len(table):
+                    self.pool.give_up_run(gone[-1])
+                self.cache.mark_unreferenced(self.pool.release(gone, self.cache.contents))
+                table[old:first] = [TRASH_PAGE] * (first - old)
+                pages.first[group] = first
+            next_position = min(next_position, (first + 1) * self.page_size + window - 1)
+        return next_position
+
+    def reach_ahead(self, pages: SequencePages, num_tokens: int) -> int:
+        """Gives a sequence whose known tokens are being computed pages for what comes next, as far
+        as they are available.
+
+        Args:
+            num_tokens: how many tokens are known.
+
+        Returns:
+            Tokens that it has room for now.
+        """
+        end, needs = self.needs.num_positions(num_tokens), self.needs
+        for group, window in self._windows:
+            table = pages.tables[group]
+            most = min(end, pages.first[group] + needs.most_in(window, needs.chunk_tokens))
+            num_new = min(most - len(table), self.num_available)
+            if num_new > 0:
+                table += self._allocate(num_new)
+        return pages.num_filled * self.page_size
 
     def _allocate(self, num_pages: int) -> list[int]:
         """Takes pages for one sequence: cached ones as far as there are not enough free ones."""
@@ -216,10 +343,10 @@ class KVManager:
     def _give_up(self, num_pages: int) -> list[int]:
         """The cache's pages that were unreferenced for longest, which it forgets.
 
-        What they hold is remembered if there is a host tier to keep it.
+        What they hold is remembered if there is a host tier that `match_host` looks in.
         """
         cache = self.cache
-        if self.host.num_pages:
+        if self.host.num_pages and self.needs.is_plain:
             self._evicted += [
                 (page, cache.hash_of(page)) for page in cache.next_to_evict(num_pages)
             ]
@@ -236,36 +363,49 @@ class KVManager:
         if num_full <= pages.num_registered or not self.enable_prefix_caching:
             return
         self._extend_hashes(pages, num_full)
-        new = slice(pages.num_registered, num_full)
-        self.cache.register_all(pages.hashes[new], pages.page_ids[new])
+        for table, first, keys in zip(pages.tables, pages.first, pages.keys, strict=True):
+            new = slice(max(first, pages.num_registered), num_full)  # others were when given back
+            self.cache.register_all(keys[new], table[new])
         pages.num_registered = num_full
 
     def release(self, pages: SequencePages) -> None:
         """Takes every page from the sequence; registered ones stay cached.
 
-        The end of a prefix is put up for eviction before its beginning.
+        The end of a prefix is put up for eviction before its beginning, in all groups alike.
         """
-        prefix, page_ids = pages.prefix, pages.page_ids
-        if page_ids:
-            self.pool.give_up_run(page_ids[-1])
-        num_own = len(page_ids) if prefix is None else len(page_ids) - len(prefix.page_ids)
-        owned: Iterable[int] = islice(reversed(page_ids), num_own)
+        by_group = [
+            islice(reversed(table), len(table) - (first if run is None else len(run.page_ids)))
+            for table, first, run in zip(pages.tables, pages.first, pages.runs, strict=True)
+        ]
+        owned: Iterable[int] = by_group[0]
+        if len(by_group) > 1:
+            in_turn = chain.from_iterable(zip_longest(*by_group))
+            owned = [page for page in in_turn if page is not None]
+        for table in pages.tables:
+            if table:
+                self.pool.give_up_run(table[-1])
         if pages.arriving:
             # They are nobody's until their transfer ends, which frees them.
             owned = [page for page in owned if page not in pages.arriving]
             pages.arriving = ()
         self.cache.mark_unreferenced(self.pool.release(owned, self.cache.contents))
-        if prefix is not None:
-            self._prefixes.release(prefix)
-            pages.prefix = None
-        pages.page_ids.clear()
+        for group, (run, table) in enumerate(zip(pages.runs, pages.tables, strict=True)):
+            if run is not None:
+                self._prefixes.release(run)
+                pages.runs[group] = None
+            table.clear()
+            pages.first[group] = 0
         pages.num_registered = 0
 
     def drop_host_copy(self, pages: SequencePages) -> None:
         """Frees what the host holds of a sequence, unless it is still being copied there."""
         if pages.is_on_host:
-            self.host.release(pages.host_pages)
-            pages.host_pages, pages.is_on_host = [], False
+            self.host.release(chain.from_iterable(pages.host_pages))
+            self.forget_host_copy(pages)
+
+    def forget_host_copy(self, pages: SequencePages) -> None:
+        """The host holds nothing of a sequence any more; its pages there are another's matter."""
+        pages.host_pages, pages.num_host_tokens, pages.is_on_host = (), 0, False
 
     def forget_prefixes(self) -> None:
         """Empties the prefix cache: what the pages hold can no longer be trusted."""
@@ -283,13 +423,14 @@ class KVManager:
         self.pool.check_integrity()
         live = list(live)
         self.host.check_integrity(
-            [*host_in_transfer, *(page for pages in live for page in pages.host_pages)]
+            [*host_in_transfer, *(page for each in live for page in chain(*each.host_pages))]
         )
-        prefixes = [pages.prefix for pages in live if pages.prefix is not None]
+        prefixes = [run for pages in live for run in pages.runs if run is not None]
         held = self._prefixes.check_integrity(prefixes)
         for pages in live:
-            num_shared = 0 if pages.prefix is None else len(pages.prefix)
-            held.update(page for page in pages.page_ids[num_shared:] if page not in pages.arriving)
+            for own in self._held_alone(pages):
+                held.update(page for page in own if page not in pages.arriving)
+            self._check_tables(pages)
         assert TRASH_PAGE not in held
         assert len(held) == self.pool.num_owned, (len(held), self.pool.num_owned)
         for page, count in held.items():
@@ -297,11 +438,27 @@ class KVManager:
         cached = [page for page in range(self.pool.num_pages) if self.pool.is_cached(page)]
         self.cache.check_integrity(cached)
         for pages in live:
-            assert len(set(pages.page_ids)) == len(pages.page_ids)
-            for page in pages.page_ids[pages.num_registered :]:
-                assert held[page] == (page not in pages.arriving), (
-                    f"page {page} may be written and has {held[page]} owners"
-                )
+            for table, first in zip(pages.tables, pages.first, strict=True):
+                for page in table[max(first, pages.num_registered) :]:
+                    assert held[page] == (page not in pages.arriving), (
+                        f"page {page} may be written and has {held[page]} owners"
+                    )
+
+    def _held_alone(self, pages: SequencePages) -> Iterable[list[int]]:
+        """By group, the pages that a sequence holds outside of a run."""
+        for table, first, run in zip(pages.tables, pages.first, pages.runs, strict=True):
+            yield table[first if run is None else len(run.page_ids) :]
+
+    def _check_tables(self, pages: SequencePages) -> None:
+        """Asserts that a sequence's tables are of one length, but for windows that are not there
+        yet, and hold each page once and the trash page only where pages were given back."""
+        by_group = zip(pages.tables, pages.first, strict=True)
+        own = [page for table, first in by_group for page in table[first:]]
+        assert len(set(own)) == len(own) == pages.num_held
+        needs, length = self.needs, max(map(len, pages.tables))
+        for table, first, window in zip(pages.tables, pages.first, needs.windows, strict=True):
+            assert table[:first] == [TRASH_PAGE] * first
+            assert window is not None or (first == 0 and len(table) == length)
 
     def _extend_hashes(self, pages: SequencePages, num_pages: int) -> None:
         hashes, size = pages.hashes, self.page_size
@@ -309,4 +466,11 @@ class KVManager:
         if num_hashed < num_pages:
             parent = hashes[-1] if hashes else pages.root
             tokens = pages.tokens(num_hashed * size, num_pages * size)
-            hashes.extend(page_hashes(parent, tokens, size))
+            new = page_hashes(parent, tokens, size)
+            for group, keys in enumerate(pages.keys):
+                keys.extend(self._names(new, group))
+
+    def _names(self, hashes: list[PageHash], group: int) -> list[PageHash]:
+        """What pages of a group with these contents are found by."""
+        suffix = group_suffix(group)
+        return [page_hash + suffix for page_hash in hashes] if suffix else hashes

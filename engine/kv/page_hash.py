@@ -7,9 +7,17 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 PageHash = bytes
-"""128 bits: two different prefixes do not meet by chance, nor by cheap intent."""
+"""128 bits: two different prefixes do not meet by chance, nor by cheap intent.
+
+Pages of the first cache group are found by the hash itself, those of another group by the hash and
+a byte more (`group_suffix`): one index serves all groups."""
 
 HASH_BYTES = 16
+
+
+def group_suffix(group: int) -> bytes:
+    """What is put behind a hash to name a page of a cache group; nothing for the first."""
+    return bytes((group,)) if group else b""
 
 
 def root_hash(tenant: str, salt: str) -> PageHash:

@@ -1,14 +1,19 @@
 """How much of a sequence need not be computed: the one question that estimates of work ask.
 
-Caches of several groups answer it together: the longest prefix that every group can serve.
+Caches of several groups answer it together: the longest prefix that every group can serve. One that
+sees everything serves a prefix of which it has all pages, one with a window a prefix of which it
+has the pages that the next query sees.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
 from octavo.engine.kv.host_tier import HostTier
+from octavo.engine.kv.page_hash import PageHash
+from octavo.engine.kv.page_needs import PageNeeds
 from octavo.engine.kv.prefix_cache import PrefixCache
 from octavo.engine.kv.sequence_pages import SequencePages
 
@@ -20,13 +25,14 @@ class PrefixLookup:
     Args:
         cache: of the device's pages.
         host: of the host tier's.
-        page_size: tokens in a page.
+        needs: the cache groups.
     """
 
-    def __init__(self, cache: PrefixCache, host: HostTier, page_size: int) -> None:
+    def __init__(self, cache: PrefixCache, host: HostTier, needs: PageNeeds) -> None:
         self._cache = cache
         self._host = host
-        self._page_size = page_size
+        self._needs = needs
+        self._page_size = needs.page_size
 
     def most(self, pages: SequencePages) -> int:
         """Pages that a sequence can reuse at the most: its last known token is always computed."""
@@ -47,6 +53,8 @@ class PrefixLookup:
                 about there are looked at.
         """
         most, hashes, knows = self.most(pages), pages.hashes, self._cache.knows
+        if not self._needs.is_plain:
+            return self.num_served(pages.keys, most, is_on_host=bool(pages.host_pages))
         num_pages = min(guess, most)
         if num_pages and not knows(hashes[num_pages - 1]):
             low, num_pages = 0, num_pages - 1
@@ -61,9 +69,43 @@ class PrefixLookup:
             num_pages += self._cache.num_matching(islice(hashes, num_pages, most))
         return num_pages
 
+    def num_served(
+        self, keys: Sequence[Sequence[PageHash]], most: int, *, is_on_host: bool = False
+    ) -> int:
+        """First pages, up to `most`, that every group can serve.
+
+        Args:
+            keys: names of the pages, by group.
+            is_on_host: whether the groups with a window get theirs from the host.
+        """
+        num_whole, end = self._needs.num_whole, most
+        for whole in keys[:num_whole]:
+            end = min(end, self._cache.num_matching(islice(whole, end)))
+        if is_on_host:
+            return end if num_whole else 0
+        self._cache.flush()
+        while end and (missing := self._missing(keys, end)) is not None:
+            end = missing
+        return end
+
+    def _missing(self, keys: Sequence[Sequence[PageHash]], end: int) -> int | None:
+        """The last of the pages that a query after the first `end` pages sees which some group with
+        a window lacks; None if none does."""
+        needs, knows = self._needs, self._cache.may_know
+        for window, names in zip(needs.windows, keys, strict=True):
+            if window is not None:
+                first = needs.first_seen(window, end * self._page_size)
+                for index in range(end - 1, first - 1, -1):
+                    if not knows(names[index]):
+                        return index
+        return None
+
     def on_host(self, pages: SequencePages, num_before: int) -> int:
-        """Pages that the host holds of those that follow the first `num_before`."""
-        if not self._host.num_cached:
+        """Pages that the host holds of those that follow the first `num_before`.
+
+        Evicted prefixes are looked for there only where one group sees everything.
+        """
+        if not self._host.num_cached or not self._needs.is_plain:
             return 0
         return len(self._host.longest_match(islice(pages.hashes, num_before, self.most(pages))))
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from octavo.engine.input_processor import Submission
-from octavo.engine.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from octavo.engine.transcript import Draft, Transcript
+from octavo.engine.input.input_processor import Submission
+from octavo.engine.output.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from octavo.engine.output.transcript import Draft, Transcript
 
 
 class DivergedError(Exception):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from octavo.engine.load import EngineLoad
+from octavo.engine.observability.load import EngineLoad
 from octavo.engine.replicas.messages import PROBE_TOKENS, LoadReport
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.load import QueueLoad

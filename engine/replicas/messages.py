@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.engine.config import EngineConfig
-from octavo.engine.input_processor import Submission
-from octavo.engine.load import EngineLoad
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.input.input_processor import Submission
+from octavo.engine.observability.load import EngineLoad
+from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.text.tokenizer import Tokenizer

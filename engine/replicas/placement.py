@@ -9,16 +9,16 @@ from dataclasses import dataclass
 
 from octavo.engine.clock import Clock
 from octavo.engine.errors import QuarantinedError, StepFailedError
-from octavo.engine.input_processor import Submission
-from octavo.engine.outputs import RequestOutput
-from octavo.engine.quarantine import Quarantine
+from octavo.engine.faults.quarantine import Quarantine
+from octavo.engine.input.input_processor import Submission
+from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.output.transcript import Transcript
 from octavo.engine.replicas import messages
 from octavo.engine.replicas.continuation import DivergedError, Narrator, transcript_of
 from octavo.engine.replicas.replica import Replica
 from octavo.engine.replicas.router import Router
 from octavo.engine.request import RequestStatus
 from octavo.engine.sampling_params import RequestOutputKind
-from octavo.engine.transcript import Transcript
 
 SUSPECT_DEATHS = 2
 """A request that so many replicas died with is tried again with no other such beside it; if one

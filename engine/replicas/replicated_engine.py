@@ -19,9 +19,10 @@ from octavo.engine.errors import (
     ModelLoadError,
     OctavoError,
 )
-from octavo.engine.input_processor import InputProcessor, Submission
-from octavo.engine.load import EngineLoad
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.input.input_processor import InputProcessor, Submission
+from octavo.engine.observability.load import EngineLoad
+from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.output.transcript import Transcript
 from octavo.engine.replicas import messages
 from octavo.engine.replicas.hang_watch import HangWatch
 from octavo.engine.replicas.merged_load import merge_loads
@@ -32,7 +33,6 @@ from octavo.engine.replicas.shares import devices_of, make_starts, own_cores
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.sampling_params import RequestOutputKind
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
-from octavo.engine.transcript import Transcript
 
 logger = logging.getLogger(__name__)
 

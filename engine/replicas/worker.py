@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.engine.errors import InvalidConfigError, StepFailedError
-from octavo.engine.input_processor import Submission
-from octavo.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo.engine.input.input_processor import Submission
+from octavo.engine.output.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.engine.replicas import messages
 from octavo.engine.replicas.hang_watch import beat_period_s
 from octavo.engine.replicas.messages import Question
@@ -34,8 +34,8 @@ from octavo.engine.request import Priority, RequestStatus
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine, ProgramListener
+    from octavo.engine.output.transcript import Transcript
     from octavo.engine.structured.grammar import CompiledGrammar
-    from octavo.engine.transcript import Transcript
 
 LOAD_PERIOD_S = 0.1
 """Least time between two load reports while there is work."""

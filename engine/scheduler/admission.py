@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.kv.page_needs import PageNeeds
 from octavo.engine.scheduler.waiting_columns import Floats
 
 _ROUNDING = 1e-9
@@ -97,11 +98,11 @@ def job_to_restore(
     return int(np.where(fits, left_work_s, np.inf).argmin(0))
 
 
-def peak_pages(contexts: Floats, remaining: Floats, page_size: int) -> float:
+def peak_pages(contexts: Floats, remaining: Floats, needs: PageNeeds) -> float:
     """Most pages that rows will hold together if none joins and each emits what is expected.
 
     Every row grows by a token an iteration and gives all its pages back at its end, so the peak
-    is just before some row's end.
+    is just before some row's end. In a window, rows are taken to fill theirs all at once.
 
     Args:
         contexts: tokens each row holds now.
@@ -113,7 +114,13 @@ def peak_pages(contexts: Floats, remaining: Floats, page_size: int) -> float:
     left = remaining[order]
     held = np.cumsum(contexts[order])  # of this row and those that stay longer
     count = np.arange(1, len(order) + 1)
-    return float(np.max((held + count * left) / page_size + count))
+    whole = float(np.max((held + count * left) / needs.page_size + count))
+    pages = needs.num_whole * whole
+    for window in needs.windows:
+        if window is not None:
+            seen = np.minimum(contexts + remaining, window)
+            pages += min(whole, float(seen.sum()) / needs.page_size + len(seen))
+    return pages
 
 
 def demand_s(
@@ -123,11 +130,10 @@ def demand_s(
     step_s: float,
     num_rows: int,
     num_pages: int,
-    page_size: int,
+    needs: PageNeeds,
 ) -> Floats:
     """Seconds of the whole machine that decode rows still take: see `Forecast.demand_s`."""
-    share = np.maximum(
-        np.array(1.0 / num_rows), (contexts + remaining) / np.array(float(page_size * num_pages))
-    )
+    held = needs.mean_held_each(contexts + remaining)
+    share = np.maximum(np.array(1.0 / num_rows), held / np.array(float(num_pages)))
     result: Floats = remaining * (np.array(step_s) * share)
     return result

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.errors import NothingAllowedError
-from octavo.engine.outputs import RequestMetrics
+from octavo.engine.output.outputs import RequestMetrics
 from octavo.engine.request import INFLIGHT_STEPS, INFLIGHT_TOKENS, Request, RequestStatus
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.plan_builder import Dispatched
@@ -349,8 +349,8 @@ def find_stop(
 ) -> int | None:
     """Index in `token_ids` of the first token that ends the sequence, or None.
 
-    The device stops a row by the same rule (`octavo.engine.execution.next_tokens`): at the first
-    stop token at or after `stop_from`. No row emits one before that: it is forbidden there.
+    The device stops a row by the same rule (`engine/execution/sampling/next_tokens.py`): at the
+    first stop token at or after `stop_from`. No row emits one before that: it is forbidden there.
 
     Args:
         token_ids: new tokens in order.

@@ -56,6 +56,7 @@ class DecodePlanner:
     ) -> None:
         self._table = table
         self._kv = table.kv
+        self._num_groups = table.kv.needs.num_groups
         self._limits = table.limits
         self._pending = pending
         self._preemption = preemption
@@ -82,7 +83,7 @@ class DecodePlanner:
         full = rows.full(selected)
         if not full.slots:
             return selected, False
-        if len(full.slots) <= self._kv.num_available:
+        if len(full.slots) * self._num_groups <= self._kv.num_available:
             self._grow_by_one(full.slots, full.num_pages)
             return selected, False
         return self._make_room(selected, full.indices, snapshot), True
@@ -101,7 +102,7 @@ class DecodePlanner:
         stalled: set[int] = set()
         table.renew(snapshot)
         for entry in self._order.of(needy, snapshot):
-            if entry.request.slot is not None and not self._kv.num_available:
+            if entry.request.slot is not None and self._kv.num_available < self._num_groups:
                 if can_wait:
                     stalled.add(entry.number)
                     continue
@@ -116,17 +117,15 @@ class DecodePlanner:
         Page updates of rows that will not be in the plan are dropped.
         """
         numbered = zip(rows.requests, rows.numbers.tolist(), strict=True)
-        kept = rows.without(
-            [
-                index
-                for index, (request, number) in enumerate(numbered)
-                if request.slot is None or number in stalled
-            ]
-        )
-        slots = set(kept.slots.tolist())
+        left_out = [
+            index
+            for index, (request, number) in enumerate(numbered)
+            if request.slot is None or number in stalled
+        ]
+        slots = set(rows.slots[left_out].tolist())
         updates = self._builder.page_updates
-        self._builder.page_updates = [update for update in updates if update[0] in slots]
-        return kept
+        self._builder.page_updates = [update for update in updates if update[0] not in slots]
+        return rows.without(left_out)
 
     def choose_num_steps(self, decoding: Rows, snapshot: Snapshot) -> int:
         """Decode iterations that limits and pool allow; adds the pages that all of them write."""
@@ -153,7 +152,7 @@ class DecodePlanner:
         pages, slots = self._table.rows.pages, decoding.slots
         ends = np.minimum(decoding.starts + num_steps, decoding.ends)
         num_missing = pages.num_missing(slots, ends)
-        if int(num_missing.sum()) > self._kv.num_available:
+        if int(num_missing.sum()) * self._num_groups > self._kv.num_available:
             return False
         if int(num_missing.max(0)) <= 1:
             lacking = slots[num_missing > 0]
@@ -170,17 +169,17 @@ class DecodePlanner:
 
     def _grow(self, entry: LiveRequest, num_steps: int) -> None:
         """Adds the pages that the entry lacks for `num_steps` iterations, and notes them."""
-        request, index = entry.request, len(entry.pages.page_ids)
+        request, first = entry.request, len(entry.pages.page_ids)
         assert request.slot is not None
         end = min(request.num_computed_tokens + num_steps, entry.last_position)
-        new = self._kv.grow(entry.pages, end)
-        for page in new:
-            self._builder.page_updates.append((request.slot, index, page))
-            index += 1
-        self._table.rows.pages.has_grown(request.slot, len(new))
+        self._kv.grow(entry.pages, end)
+        for index in range(first, len(entry.pages.page_ids)):
+            self._builder.add_pages(request.slot, index, entry.pages)
+        self._table.rows.pages.has_grown(request.slot, len(entry.pages.page_ids) - first)
 
     def _grow_by_one(self, slots: list[int], num_pages: list[int]) -> None:
-        """Adds a page to each row, and notes it: as `_grow`, for all that have no room left.
+        """Adds a page of each cache group to each row, and notes it: as `_grow`, for all that have
+        no room left.
 
         Args:
             slots: theirs.
@@ -188,7 +187,7 @@ class DecodePlanner:
         """
         row_pages = self._table.rows.pages
         if self._limits.run_pages == 1:  # any page will do, which takes less time to find
-            new = self._kv.take(len(slots))
+            new = self._kv.take(len(slots) * self._num_groups)
         else:
             new = self._kv.take_after(row_pages.last_pages(slots))
         self._builder.page_updates.extend(row_pages.grow(slots, num_pages, new))

@@ -12,11 +12,6 @@ from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.step_plan import StepLimits
 
 
-def num_peak_pages(request: Request, page_size: int) -> int:
-    """Pages it holds at its length limit. The last token's KV is never written."""
-    return -(-(request.max_total_tokens - 1) // page_size)
-
-
 def check_can_ever_fit(
     request: Request, limits: StepLimits, *, enable_chunked_prefill: bool
 ) -> None:
@@ -37,12 +32,14 @@ def check_can_ever_fit(
             f"at most {limit - num_prompt} with a prompt of {num_prompt} tokens "
             f"(max_model_len = {limit})",
         )
-    num_pages = min(limits.num_pages - 1, limits.max_pages_per_seq)
-    if num_peak_pages(request, limits.page_size) > num_pages:
+    # The last token's KV is never written. A preempted request may be computed again at any length.
+    most = limits.needs.most_tokens(limits.num_pages - 1, limits.max_pages_per_seq)
+    if request.max_total_tokens - 1 > most:
+        num_pages = limits.needs.to_compute(most)
         raise InvalidRequestError(
             "max_tokens",
             request.max_tokens,
-            f"prompt and output of at most {num_pages * limits.page_size + 1} tokens together: "
+            f"prompt and output of at most {most + 1} tokens together: "
             f"a sequence can hold {num_pages} KV pages of {limits.page_size} tokens",
         )
     if not enable_chunked_prefill and num_prompt > limits.max_num_batched_tokens:

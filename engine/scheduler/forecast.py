@@ -212,7 +212,7 @@ class Forecast:
         limits = self.limits
         missing = request.num_missing_tokens
         remaining = self.remaining_tokens(request)
-        num_pages = (request.num_tokens + remaining) / limits.page_size
+        num_pages = limits.needs.mean_held(request.num_tokens + remaining)
         share = max(1 / limits.max_num_seqs, num_pages / (limits.num_pages - 1))
         return self.prefill_s(missing) + remaining * self.step_s * share
 

@@ -176,7 +176,7 @@ def _row_wait_s(
     """Seconds until a row and pages have come free for a request, and for those before it."""
     pool, num_running = table.kv.pool, len(table.rows)
     num_free = len(table.rows.free_slots)
-    if num_tokens > pool.num_available * table.kv.page_size:
+    if table.kv.num_pages_for(num_tokens) > pool.num_available:
         num_free = 0
     num_short = num_waiting + 1 - num_free
     if num_short <= 0 or not num_running:
@@ -210,9 +210,10 @@ def measure_load(
     swaps, recomputes = counts.swaps, counts.recomputes
     entries = [*table.rows, *newcomers]
     running = [entry.request for entry in entries]
-    num_pages = sum(len(entry.pages.page_ids) for entry in entries)
-    num_places = num_pages * table.kv.page_size
-    num_used = sum(request.num_computed_tokens for request in running)
+    size, num_groups = table.kv.page_size, table.kv.needs.num_groups
+    num_places = sum(entry.pages.num_held for entry in entries) * size
+    num_used = sum(request.num_computed_tokens for request in running) * num_groups
+    num_used -= sum(sum(entry.pages.first) for entry in entries) * size
     return SchedulerLoad(
         num_running=len(entries),
         num_waiting=len(table.waiting) + len(table.held),
@@ -268,7 +269,7 @@ def project_pages(running: list[Request], forecast: Forecast) -> int:
     remaining = np.array([forecast.remaining_tokens(request) for request in running])
     limits = forecast.limits
     most = float(limits.num_pages - 1)
-    return int(min(peak_pages(contexts, remaining, limits.page_size), most))
+    return int(min(peak_pages(contexts, remaining, limits.needs), most))
 
 
 def predict_ttft_s(

@@ -21,6 +21,7 @@ class PageLeaders:
     """
 
     def __init__(self, kv: KVManager) -> None:
+        self._has_windows = kv.has_windows
         self._watch = kv.watch
         self._lookup = kv.lookup
         self._page_size = kv.page_size
@@ -110,4 +111,5 @@ class PageLeaders:
         assert self._by_page.keys() == expected.keys()
         for page_hash, entries in expected.items():
             assert {entry.number: entry for entry in self._at(page_hash)} == entries
-        assert not self.computed_twice(running)
+        # What a window saw may have gone by the time that it could be shared.
+        assert self._has_windows or not self.computed_twice(running)

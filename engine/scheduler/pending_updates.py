@@ -88,8 +88,8 @@ class PendingUpdates:
         """Applies the newest plan, if it was not yet: moves the state ahead as if it had run.
 
         What is entered by `flush` is; estimates of waiting requests and of rows' lengths are
-        brought up to date, rows whose last token was planned set apart, what given-up pages held is
-        forgotten, and the next plan's rows are put together.
+        brought up to date, rows whose last token was planned set apart, pages behind windows given
+        back, what given-up pages held is forgotten, and the next plan's rows are put together.
         """
         if self._is_applied:
             return
@@ -101,6 +101,8 @@ class PendingUpdates:
         if newest is not None:
             self._move_ahead(newest)
         self.flush()
+        if newest is not None and table.kv.has_windows:
+            self._give_back(newest)
         table.work.measure_changed()
         table.waiting.flush()
         table.kv.flush()
@@ -113,6 +115,28 @@ class PendingUpdates:
             for index in newest.ending:
                 table.rows.end_decode(table.live.entry(decoding.requests[index]))
         table.rows.prepare(paced=measures)
+
+    def _give_back(self, dispatched: Dispatched) -> None:
+        """Lets go of what no step sees any more that comes after this plan's, and gives prompts
+        pages for their next chunks instead.
+
+        Whoever gets such a page writes to it in a later step, after all that this one reads of it.
+        """
+        kv, rows, plan = self._table.kv, self._table.rows, dispatched.plan
+        pages = rows.pages
+        for entry, chunk in zip(dispatched.prefilling, plan.prefill_rows, strict=True):
+            end = chunk.start + chunk.num_tokens
+            pages.gives_back_at[chunk.slot] = kv.give_back(entry.pages, end)
+            pages.capacity[chunk.slot] = kv.reach_ahead(entry.pages, entry.prefill_end)
+        decoding = dispatched.decoding
+        slots = decoding.slots
+        positions = rows.num_computed[slots]
+        due = (positions >= pages.gives_back_at[slots]).nonzero()[0]
+        for index, slot, position in zip(
+            due.tolist(), slots[due].tolist(), positions[due].tolist(), strict=True
+        ):
+            entry = self._table.live.entry(decoding.requests[index])
+            pages.gives_back_at[slot] = kv.give_back(entry.pages, position)
 
     def _move_ahead(self, dispatched: Dispatched) -> None:
         """Moves decode rows ahead by what they may emit, and the device's end of work."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import Request
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.rows import Rows
@@ -77,7 +78,7 @@ class PlanBuilder:
         explains: whether reasons are kept.
 
     Attributes:
-        page_updates: (slot, index in the row, page id) of pages that running rows gained.
+        page_updates: as in `StepPlan`.
         preempted: ids of requests that lost their slot.
         preempted_numbers: their numbers, of this attempt at a plan alone.
         copy_outs, copy_ins: page copies.
@@ -88,7 +89,7 @@ class PlanBuilder:
 
     def __init__(self, *, explains: bool) -> None:
         self.explains = explains
-        self.page_updates: list[tuple[int, int, int]] = []
+        self.page_updates: list[tuple[int, ...]] = []
         self.preempted: list[str] = []
         self.preempted_numbers: set[int] = set()
         self.copy_outs: list[PageCopy] = []
@@ -104,6 +105,10 @@ class PlanBuilder:
             self.page_updates.clear()
         if self.preempted_numbers:
             self.preempted_numbers.clear()
+
+    def add_pages(self, slot: int, index: int, pages: SequencePages) -> None:
+        """Notes what the row in a slot has at an index of its block tables."""
+        self.page_updates.append((slot, index, *[table[index] for table in pages.tables]))
 
     @property
     def has_copies(self) -> bool:

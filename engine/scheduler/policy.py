@@ -183,7 +183,7 @@ def cheaper_by_swap(snapshot: Snapshot, victim: Request) -> bool:
     """
     forecast = snapshot.forecast
     num_tokens = victim.num_computed_tokens
-    num_pages = -(-num_tokens // snapshot.limits.page_size)
+    num_pages = snapshot.limits.needs.held(num_tokens)
     return 2 * num_pages * forecast.page_copy_s < forecast.prefill_s(num_tokens)
 
 

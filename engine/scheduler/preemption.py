@@ -36,17 +36,19 @@ class Preemption:
         self._builder = builder
 
     def make_room(self, entry: LiveRequest, now_s: float) -> None:
-        """For a decode row in need of a page: preempts until one is available, or itself.
+        """For a decode row in need of a page of each cache group: preempts until they are
+        available, or itself.
 
         Whoever is chosen, somebody advances: the one in need goes last.
         """
         table = self._table
         snapshot = self._snapshot_of_all(now_s)
-        for victim in table.places.policy.choose_victims(snapshot, entry.request, 1):
+        num_pages = self._kv.needs.num_groups
+        for victim in table.places.policy.choose_victims(snapshot, entry.request, num_pages):
             chosen = table.live.entry(victim)
             if not table.rows.is_arriving(chosen):
                 self.preempt(chosen, now_s, snapshot, entry)
-            if chosen is entry or self._kv.num_available:
+            if chosen is entry or self._kv.num_available >= num_pages:
                 return
         self.preempt(entry, now_s, snapshot, entry)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from octavo.engine.kv.held_prefixes import PrefixRun
+from octavo.engine.kv.prefix_match import PrefixMatch
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, Request
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 from octavo.engine.scheduler.pending_updates import PendingUpdates
@@ -132,6 +132,8 @@ class PrefillPlanner:
             elif entry.number in preempted:
                 continue
             row = self._row(entry, budget, snapshot)
+            if row is None:
+                continue
             prompts.rows.append(row)
             prompts.entries.append(entry)
             advanced(entry, row)
@@ -245,7 +247,7 @@ class PrefillPlanner:
         if most is None:
             ask = self._table.places.policy.most_headroom
             most = self._most_headroom = math.inf if ask is None else ask(snapshot)
-        return most + request.max_tokens / self._limits.page_size
+        return most + self._kv.needs.growth(request.max_tokens)
 
     @property
     def _lacked(self) -> str:
@@ -314,7 +316,7 @@ class PrefillPlanner:
         return True
 
     def _admit(
-        self, entry: LiveRequest, num_known: int, matched: PrefixRun, snapshot: Snapshot
+        self, entry: LiveRequest, num_known: int, matched: PrefixMatch, snapshot: Snapshot
     ) -> None:
         """Moves the entry to a slot, and begins to bring back what the host holds of it."""
         now_s = snapshot.now_s
@@ -336,15 +338,16 @@ class PrefillPlanner:
             )
 
     def _admit_from_host(
-        self, entry: LiveRequest, num_known: int, matched: PrefixRun, snapshot: Snapshot
+        self, entry: LiveRequest, num_known: int, matched: PrefixMatch, snapshot: Snapshot
     ) -> None:
         pages, num_matched, now_s = entry.pages, len(matched), snapshot.now_s
         recalled = [] if pages.is_on_host else self._kv.match_host(pages, num_matched)
         self._table.admit(entry, num_known, matched)
         self._pending.admitted(entry, now_s)
         self._pending.flush()
-        if pages.is_on_host and num_matched < len(pages.host_pages):
-            self._serve_pages(entry, len(pages.host_pages) - num_matched)
+        num_back = self._kv.num_to_bring_back(pages, num_matched) if pages.is_on_host else 0
+        if num_back:
+            self._serve_pages(entry, num_back)
             self._transfers.swap_in(entry, num_matched, now_s)
             self._row_table.begin_arrival(entry)
         elif pages.is_on_host:
@@ -360,21 +363,27 @@ class PrefillPlanner:
 
     def _serve_pages(self, entry: LiveRequest, num_pages: int) -> None:
         """Counts pages that come back from the host as if their tokens were computed."""
-        num_tokens = num_pages * self._limits.page_size
+        num_tokens = num_pages * self._limits.page_size // self._kv.needs.num_groups
         self._table.quotas.serve([(entry.request.priority, num_tokens)])
 
     def _is_worth_recalling(self, num_pages: int, snapshot: Snapshot) -> bool:
         forecast, page_size = snapshot.forecast, self._limits.page_size
         return num_pages * forecast.page_copy_s < forecast.prefill_s(num_pages * page_size)
 
-    def _row(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> PrefillRow:
-        """The entry's next chunk."""
-        request, slot = entry.request, entry.request.slot
+    def _row(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> PrefillRow | None:
+        """The entry's next chunk; None if there are no pages for it, so that it is preempted."""
+        request, slot, pages = entry.request, entry.request.slot, entry.pages
         assert slot is not None
         start, end = int(request.counts[COMPUTED]), entry.prefill_end
         num_tokens = end - start
         most = self._table.places.policy.chunk(snapshot, request, num_tokens, budget)
         assert 1 <= most <= budget, (most, budget)
+        if self._kv.has_windows:
+            # As a rule all that was given back came back to it. Others may hold some of that.
+            most = min(most, self._kv.reach_ahead(pages, end) - start)
+            if most <= 0:
+                self._preemption.preempt(entry, snapshot.now_s, snapshot)
+                return None
         if num_tokens > most:
             num_tokens = prefill_chunk(start, end, most, self._limits.page_size)
         samples = start + num_tokens == end
@@ -386,7 +395,14 @@ class PrefillPlanner:
                 num_tokens=num_tokens,
             )
         is_new = not entry.is_placed
-        page_ids = tuple(entry.pages.page_ids) if is_new else ()
+        page_ids: tuple[int, ...] = ()
+        if is_new:
+            page_ids = pages.all_tables()
+        elif self._kv.has_windows:
+            needs = self._kv.needs
+            first, end = needs.num_positions(start), needs.num_positions(start + num_tokens)
+            for index in range(first, end):
+                self._builder.add_pages(slot, index, pages)
         return PrefillRow(request, slot, start, num_tokens, samples, is_new, page_ids)
 
 

@@ -283,7 +283,7 @@ class RemainingWork:
         spared = reuse.num_led * size
         num_copied, end = reuse.num_host, (reuse.num_led + reuse.num_host) * size
         if pages.host_pages:
-            num_copied = len(pages.host_pages) - reuse.num_device
+            num_copied = self._kv.num_to_bring_back(pages, reuse.num_device)
             end = pages.num_host_tokens
         if num_copied > 0:
             price = num_copied * forecast.page_copy_s / max(forecast.prefill_token_s, 1e-12)
@@ -353,7 +353,8 @@ class RemainingWork:
             assert entry.request.slot is None
             assert not entry.is_stale or entry.number in self._stale
             assert entry.request.num_missing_tokens >= 1
-            if self._shares and not entry.is_stale:
+            if self._shares and not entry.is_stale and not self._kv.has_windows:
+                # Pages go from the beginning of what a window saw, where no estimate looks.
                 self._check_estimate(entry)
         assert self._stale.keys() <= self._waiting.keys() <= {entry.number for entry in live}
         assert self._awaiting <= self._waiting.keys()

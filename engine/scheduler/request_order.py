@@ -113,8 +113,8 @@ class RequestOrder:
             entry = self._first_of(priority)
             # Pages are short for it if they would not be enough for two of its size to grow.
             num_pages = 2 * self._table.kv.num_pages_for(entry.request.num_tokens)
-            is_short = priority in lacking and self._table.kv.num_available < num_pages + len(
-                self._table.rows
+            is_short = priority in lacking and self._table.kv.num_available < num_pages + (
+                len(self._table.rows) * self._table.kv.needs.num_groups
             )
             if entry.is_demoted or not (is_short or priority in below):
                 continue
@@ -124,16 +124,16 @@ class RequestOrder:
     def _short_of_pages(self, snapshot: Snapshot) -> list[int]:
         """Classes that hold less than their quota of the pages, the furthest below first; none as
         long as there are pages for whoever waits."""
-        num_pages, page_size = self._table.limits.num_pages - 1, self._table.limits.page_size
+        num_pages, needs = self._table.limits.num_pages - 1, self._table.limits.needs
         if snapshot.num_available_pages * 4 >= num_pages:
             return []
         held = np.bincount(
             snapshot.rows.priority[snapshot.decoding.slots],
-            snapshot.decoding.starts // page_size + 1,
+            needs.held_each(snapshot.decoding.starts.astype(np.float64) + 1.0),
             len(Priority),
         )
         for request in (*snapshot.prefilling, *snapshot.demoted):
-            held[request.priority] += -(-request.num_tokens // page_size)
+            held[request.priority] += needs.held(request.num_tokens)
         return short_of_pages(held.tolist(), num_pages)
 
     def _first_of(self, priority: int) -> LiveRequest:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from octavo.engine.kv.held_prefixes import PrefixRun
 from octavo.engine.kv.kv_manager import KVManager
+from octavo.engine.kv.prefix_match import PrefixMatch
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import COMPUTED, Request, RequestStatus, no_counts
 from octavo.engine.scheduler.deadlines import was_in_time
@@ -64,7 +64,7 @@ class RequestTable:
         self.places = Places(policy, forecast, tenants, self.live.get)
         self.waiting = self.places.queue
         self.held: dict[int, LiveRequest] = {}
-        self.rows = RowTable(limits.max_num_seqs, limits.page_size)
+        self.rows = RowTable(limits.max_num_seqs, limits.page_size, kv.needs.num_groups)
         self.work = RemainingWork(kv, forecast, self.waiting.replace)
         self.quotas = ClassQuotas()
         self.busy_until_s = 0.0
@@ -199,7 +199,7 @@ class RequestTable:
         self.work.enter(entry)
         self.places.begin_to_wait(entry)
 
-    def admit(self, entry: LiveRequest, num_known: int, matched: PrefixRun) -> None:
+    def admit(self, entry: LiveRequest, num_known: int, matched: PrefixMatch) -> None:
         """Gives a waiting request a free slot, and pages for all its known tokens. `begin_to_run`
         must follow.
 
@@ -208,7 +208,7 @@ class RequestTable:
             matched: cached pages it begins with.
         """
         request, kv = entry.request, self.kv
-        num_cached = len(matched.page_ids) * kv.page_size
+        num_cached = len(matched) * kv.page_size
         self.waiting.remove(entry)
         kv.admit(entry.pages, matched, num_known)
         self.rows.seat(entry)
@@ -216,8 +216,8 @@ class RequestTable:
         entry.num_committed_tokens = num_cached
         request.counts[COMPUTED] = num_cached
         request.num_reusable_tokens = 0
-        if entry.leaders or entry.is_stale or entry.computes_at != len(matched.page_ids):
-            self.work.seat(entry, len(matched.page_ids))
+        if entry.leaders or entry.is_stale or entry.computes_at != len(matched):
+            self.work.seat(entry, len(matched))
         if request.metrics.first_scheduled_s is None:
             # At once: who comes next may depend on what each tenant was served.
             self.tenants.serve(entry.tenant, num_known - num_cached, 0)
@@ -314,5 +314,5 @@ class RequestTable:
             assert not entry.pages.page_ids
             assert request.num_computed_tokens == 0
         for entry in self.rows:
-            num_places = len(entry.pages.page_ids) * self.kv.page_size
+            num_places = entry.pages.num_filled * self.kv.page_size
             assert entry.request.num_computed_tokens <= num_places

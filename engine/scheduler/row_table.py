@@ -58,6 +58,7 @@ class RowTable:
     Args:
         num_slots: rows of the device state.
         page_size: tokens in a page.
+        num_groups: cache groups.
 
     Attributes:
         free_slots: slots that nobody holds; the last one is taken first. For reading only.
@@ -96,8 +97,8 @@ class RowTable:
             them, nor comes there while the row lives.
     """
 
-    def __init__(self, num_slots: int, page_size: int) -> None:
-        self.pages = RowPages(num_slots, page_size)
+    def __init__(self, num_slots: int, page_size: int, num_groups: int = 1) -> None:
+        self.pages = RowPages(num_slots, page_size, num_groups)
         self.number: NDArray[np.int64] = np.full(num_slots, -1, np.int64)
         self.counts: Counts = np.zeros((3, num_slots), np.int32)
         self.inflight: Counts = self.counts[INFLIGHT_TOKENS : INFLIGHT_STEPS + 1]
@@ -201,7 +202,7 @@ class RowTable:
         """Enters a seated request in the columns; it begins in prefill."""
         request, slot = entry.request, entry.request.slot
         assert slot is not None
-        self.pages.enter(slot, entry.pages.page_ids)
+        self.pages.enter(slot, *entry.pages.tables)
         self.number[slot] = entry.number
         self.counts[:, slot] = request.counts
         request.counts = self.counts[:, slot]
@@ -467,7 +468,7 @@ class RowTable:
         assert self.counts[:, slot].tolist() == request.counts.tolist()
         assert self.last_position[slot] == entry.last_position
         assert self.ready_position[slot] == entry.ready_position
-        self.pages.check_integrity(slot, entry.pages.page_ids)
+        self.pages.check_integrity(slot, *entry.pages.tables)
 
 
 def _unpaced_s(request: Request) -> float:

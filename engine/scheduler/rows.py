@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.outputs import RequestMetrics
+from octavo.engine.output.outputs import RequestMetrics
 from octavo.engine.request import Request
 
 Item = TypeVar("Item")

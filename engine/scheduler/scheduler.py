@@ -134,6 +134,8 @@ class Scheduler:
             enable_prefix_caching=self._enable_prefix_caching,
             num_host_pages=limits.num_host_pages,
             run_pages=limits.run_pages,
+            windows=limits.windows,
+            chunk_tokens=limits.max_num_batched_tokens,
         )
         self._transfers = Transfers(self._kv, self.forecast, self._builder)
         self._unapplied = table = RequestTable(

@@ -7,13 +7,14 @@ of a pod, which must dispatch the same programs in the same order.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.kv.page_needs import PageNeeds, page_needs
 from octavo.engine.request import Request
 
 
@@ -96,7 +97,8 @@ class PrefillRow(NamedTuple):
         num_tokens: tokens in the chunk, ≥ 1.
         samples: whether the chunk ends at the last known token, so that a new one is sampled.
         is_new: whether the slot is taken with this step: its whole row state is set first.
-        page_ids: with `is_new`, every page the row owns, in order; else empty.
+        page_ids: with `is_new`, every page that the row has, one cache group after the other and
+            as many entries of each, in order: 0 where it has none. Else empty.
     """
 
     request: Request
@@ -116,7 +118,8 @@ class PageCopy:
         transfer_id: unique over the scheduler's life; `Scheduler.complete_transfer` is told of its
             end by this number.
         request_id: whose KV it is; empty for pages of the prefix cache.
-        device_pages, host_pages: page ids, pairwise, in the order of the sequence.
+        device_pages, host_pages: page ids, pairwise, in the order of the sequence, one cache group
+            after the other.
     """
 
     transfer_id: int
@@ -170,7 +173,8 @@ class StepPlan:
         decode_rows, prefill_rows: who computes what. `decode_rows` may be given as a tuple of
             `DecodeRow`; it is always held as `DecodeRows`.
         num_steps: decode iterations on the device; 1 whenever there are prefill rows.
-        page_updates: (slot, index in the row, page id) of pages that running rows gained.
+        page_updates: (slot, index in the row, page id of each cache group) of pages that running
+            rows gained.
         preempted: ids of requests that lost their slot and pages in this plan.
         copy_outs, copy_ins: pages to copy to the host, and back to the device.
         reasons: why, for those who asked the scheduler to explain itself; else empty.
@@ -182,7 +186,7 @@ class StepPlan:
     decode_rows: DecodeRows
     prefill_rows: tuple[PrefillRow, ...]
     num_steps: int
-    page_updates: tuple[tuple[int, int, int], ...]
+    page_updates: tuple[tuple[int, ...], ...]
     preempted: tuple[str, ...] = ()
     copy_outs: tuple[PageCopy, ...] = ()
     copy_ins: tuple[PageCopy, ...] = ()
@@ -314,13 +318,14 @@ class StepLimits:
         max_num_seqs: rows in a step, and slots on the device.
         max_num_steps: decode iterations in one dispatch.
         max_prefill_rows: prefill rows in a step.
-        max_pages_per_seq: length of a row of the block table.
+        max_pages_per_seq: length of a row of a block table.
         page_size: tokens in a page.
         num_pages: pages in the pool, page 0 (trash) included.
         max_model_len: tokens in a sequence.
         token_edges: edges of the compiled token buckets, ascending.
         num_host_pages: pages of the host tier; 0 for none.
         run_pages: pages in a row that a growing sequence is kept: see `KVManager`.
+        windows: by cache group, tokens that a query sees; None for all: see `PageNeeds`.
         has_dear_rows: whether a decode row may take about as long as all that a step takes without
             rows, as on a CPU, which computes while other devices wait for weights.
     """
@@ -337,3 +342,15 @@ class StepLimits:
     num_host_pages: int = 0
     run_pages: int = 1
     has_dear_rows: bool = False
+    windows: tuple[int | None, ...] = (None,)
+
+    @property
+    def needs(self) -> PageNeeds:
+        """How many pages a sequence holds."""
+        return page_needs(self.page_size, self.windows, self.max_num_batched_tokens)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> StepLimits:
+        """The limits that a file has, in which there are no tuples."""
+        lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+        return cls(**{**values, **lists})

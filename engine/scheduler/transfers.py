@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.kv.page_hash import PageHash
@@ -74,11 +75,14 @@ class Transfers:
         """
         pages, num_tokens = entry.pages, entry.request.num_computed_tokens
         assert not pages.host_pages
-        device_pages = pages.page_ids[: self._kv.num_pages_for(num_tokens)]
+        by_group = self._kv.pages_at(pages, num_tokens)
+        device_pages = [*chain.from_iterable(by_group)]
         host_pages = self._kv.host.allocate(len(device_pages))
         if not device_pages or host_pages is None:
             return False
-        pages.host_pages, pages.num_host_tokens, pages.is_on_host = host_pages, num_tokens, False
+        in_order = iter(host_pages)
+        pages.host_pages = tuple([*islice(in_order, len(part))] for part in by_group)
+        pages.num_host_tokens, pages.is_on_host = num_tokens, False
         copy = self._begin(_Kind.SWAP_OUT, device_pages, host_pages, now_s, entry=entry)
         self._builder.copy_outs.append(copy)
         self.num_pages_out += len(host_pages)
@@ -102,35 +106,42 @@ class Transfers:
         """Begins to bring back a swapped sequence that was just admitted.
 
         Args:
-            num_matched: its first pages, which the device still holds.
+            num_matched: its first pages, which the device still holds, of each cache group that
+                sees everything.
         """
-        pages = entry.pages
-        host_pages, num_tokens = pages.host_pages, pages.num_host_tokens
-        pages.host_pages, pages.is_on_host = [], False
-        self._kv.host.release(host_pages[:num_matched])
-        self._arrive(_Kind.SWAP_IN, entry, host_pages[num_matched:], num_matched, num_tokens, now_s)
+        kv, pages, num_tokens = self._kv, entry.pages, entry.pages.num_host_tokens
+        device_pages: list[int] = []
+        host_pages: list[int] = []
+        by_group = zip(kv.pages_at(pages, num_tokens), pages.host_pages, strict=True)
+        for group, (new, held) in enumerate(by_group):
+            num_there = num_matched if group < kv.needs.num_whole else 0
+            kv.host.release(held[:num_there])
+            device_pages += new[num_there:]
+            host_pages += held[num_there:]
+        kv.forget_host_copy(pages)
+        self._arrive(_Kind.SWAP_IN, entry, device_pages, host_pages, num_tokens, now_s)
 
     def recall(
         self, entry: LiveRequest, host_pages: list[int], num_matched: int, now_s: float
     ) -> None:
         """Begins to bring back evicted prefix pages for a sequence that was just admitted."""
         self._kv.host.begin_read(host_pages)
-        num_tokens = (num_matched + len(host_pages)) * self._kv.page_size
-        self._arrive(_Kind.RECALL, entry, host_pages, num_matched, num_tokens, now_s)
+        end = num_matched + len(host_pages)
+        device_pages = entry.pages.page_ids[num_matched:end]
+        num_tokens = end * self._kv.page_size
+        self._arrive(_Kind.RECALL, entry, device_pages, host_pages, num_tokens, now_s)
 
     def _arrive(
         self,
         kind: _Kind,
         entry: LiveRequest,
+        device_pages: list[int],
         host_pages: list[int],
-        first: int,
         num_tokens: int,
         now_s: float,
     ) -> None:
-        pages = entry.pages
-        device_pages = pages.page_ids[first : first + len(host_pages)]
         self._kv.pool.begin_transfer(device_pages)
-        pages.arriving = tuple(device_pages)
+        entry.pages.arriving = tuple(device_pages)
         copy = self._begin(
             kind, device_pages, host_pages, now_s, entry=entry, num_tokens=num_tokens
         )
@@ -172,7 +183,7 @@ class Transfers:
                 entry.pages.is_on_host = True
             else:
                 kv.host.release(copy.host_pages)
-                entry.pages.host_pages = []
+                kv.forget_host_copy(entry.pages)
                 kv.watch.note_loss(entry.number)
             return None
         if transfer.kind is _Kind.SWAP_IN:

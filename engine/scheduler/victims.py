@@ -57,7 +57,7 @@ def price_rows(snapshot: Snapshot, slots: Slots, contexts: Floats) -> RowPrices:
         contexts: tokens each holds.
     """
     forecast, rows, limits = snapshot.forecast, snapshot.rows, snapshot.limits
-    num_pages: Floats = np.ceil(contexts / limits.page_size)
+    num_pages: Floats = limits.needs.held_each(contexts)
     prefill_s = contexts * forecast.prefill_token_s
     if limits.num_host_pages:
         copy_s = 2 * num_pages * forecast.page_copy_s

@@ -1,8 +1,8 @@
 """A simulated device that knows what every page holds, and asserts whatever a real one would not.
 
 A page of the pool, or of the host tier, holds the tokens written to it and the digest of all
-before them. A row that reads a page which was shared, evicted, copied or handed on wrongly is found
-in the step that reads it.
+before them. A row that reads a page which was shared, evicted, copied, given back or handed on
+wrongly is found in the step that reads it.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ class _Page:
 
 @dataclass(slots=True)
 class _Row:
+    """A row of the device: its block tables, by cache group."""
+
     request: Request
-    pages: list[int]
+    tables: list[list[int]]
     num_written: int
 
 
@@ -57,6 +59,9 @@ class CheckedExecutor(SimulatedExecutor):
         self._copies: dict[int, tuple[PageCopy, bool, list[_Page]]] = {}
         self._known: dict[str, tuple[int, ...]] = {}
         self._last_step_id = -1
+        self._needs = limits.needs
+        self._written: dict[int, int] = {}  # in the step at hand: page -> slot
+        self._read: list[tuple[int, int]] = []  # (page, slot)
 
     def dispatch(self, plan: StepPlan) -> SimulatedStep:
         """Checks the plan and plays what it does to pages."""
@@ -82,20 +87,27 @@ class CheckedExecutor(SimulatedExecutor):
             assert arriving.isdisjoint(copy.device_pages), "two copies fill one page"
             arriving.update(copy.device_pages)
             self._begin(copy, True, [self._host_kv[page].copy() for page in copy.host_pages])
-        for slot, index, page in plan.page_updates:
-            row = self._rows[slot]
-            assert index == len(row.pages), (index, row.pages)
-            assert 0 < page < self.limits.num_pages
-            row.pages.append(page)
+        for slot, index, *pages in plan.page_updates:
+            for group, (table, page) in enumerate(zip(self._rows[slot].tables, pages, strict=True)):
+                assert 0 < page < self.limits.num_pages
+                if index == len(table):
+                    table.append(page)
+                else:  # a chunk names what it writes to in all groups
+                    is_window = self._needs.windows[group] is not None
+                    assert is_window or table[index] == page, (slot, index, page)
+                    table[index] = page
+        self._written.clear()
+        self._read.clear()
         for chunk in plan.prefill_rows:
             self._prefill(chunk)
         for decode in plan.decode_rows:
             row = self._rows[decode.slot]
             assert row.request is decode.request, "another request's row"
             assert decode.start == row.num_written, (decode.start, row.num_written)
-            self._write(row, decode.start, decode.max_new_tokens)
-        busy = {page for row in plan.decode_rows for page in self._rows[row.slot].pages}
-        busy |= {page for row in plan.prefill_rows for page in self._rows[row.slot].pages}
+            self._write(decode.slot, decode.start, decode.max_new_tokens)
+        for page, slot in self._read:
+            assert self._written.get(page, slot) == slot, f"page {page} is read and written at once"
+        busy = {page for page, _ in self._read} | self._written.keys()
         assert arriving.isdisjoint(busy), "a row in the step has pages that are on their way"
 
     def poll_transfers(self) -> list[TransferDone]:
@@ -133,41 +145,53 @@ class CheckedExecutor(SimulatedExecutor):
     def _prefill(self, chunk: PrefillRow) -> None:
         request = chunk.request
         if chunk.is_new:
-            assert len(set(chunk.page_ids)) == len(chunk.page_ids)
-            self._rows[chunk.slot] = _Row(request, list(chunk.page_ids), chunk.start)
+            given = [page for page in chunk.page_ids if page]
+            assert len(set(given)) == len(given)
+            length = len(chunk.page_ids) // self._needs.num_groups
+            tables = [
+                list(chunk.page_ids[group * length : (group + 1) * length])
+                for group in range(self._needs.num_groups)
+            ]
+            self._rows[chunk.slot] = _Row(request, tables, chunk.start)
         row = self._rows[chunk.slot]
         assert row.request is request, "another request's row"
         assert chunk.start == row.num_written
         num_known = len(request.prompt_token_ids) + len(request.output_token_ids)
         end = chunk.start + chunk.num_tokens
         assert chunk.samples == (end == num_known), (end, num_known)
-        self._write(row, chunk.start, chunk.num_tokens)
+        self._write(chunk.slot, chunk.start, chunk.num_tokens)
 
-    def _write(self, row: _Row, start: int, count: int) -> None:
-        """Checks what the row reads, and writes the KV of `count` tokens."""
+    def _write(self, slot: int, start: int, count: int) -> None:
+        """Checks what a row reads, and writes the KV of `count` tokens."""
+        row = self._rows[slot]
         known, size = self._tokens(row.request), self.limits.page_size
         row.num_written = start + count
         if start >= len(known):
             return  # it has stopped: an idle row reads nothing and writes nothing that is read
-        digest = 0
-        for index in range(-(-start // size)):
-            page = self._device_kv.get(row.pages[index])
-            held = known[index * size : min(start, (index + 1) * size)]
-            assert page is not None, f"page {row.pages[index]} holds nothing"
-            assert page.digest == digest, f"page {row.pages[index]} follows another prefix"
-            assert tuple(page.tokens[: len(held)]) == held, f"page {row.pages[index]} is another's"
-            if len(held) == size:
-                digest = hash((digest, held))
-        for position in range(start, min(start + count, len(known))):
-            index, offset = divmod(position, size)
-            if offset == 0:
-                if index:
-                    before = self._device_kv[row.pages[index - 1]]
-                    digest = hash((before.digest, tuple(before.tokens)))
-                self._device_kv[row.pages[index]] = _Page(digest)
-            page = self._device_kv[row.pages[index]]
-            del page.tokens[offset:]
-            page.tokens.append(known[position])
+        end = min(start + count, len(known))
+        digests = [0]
+        for index in range(end // size):
+            digests.append(hash((digests[-1], known[index * size : (index + 1) * size])))
+        for table, window in zip(row.tables, self._needs.windows, strict=True):
+            for index in range(self._needs.first_seen(window, start), -(-start // size)):
+                number = table[index]
+                page = self._device_kv.get(number)
+                held = known[index * size : min(start, (index + 1) * size)]
+                assert number, f"entry {index} of a block table was given back"
+                assert page is not None, f"page {number} holds nothing"
+                assert page.digest == digests[index], f"page {number} follows another prefix"
+                assert tuple(page.tokens[: len(held)]) == held, f"page {number} is another's"
+                self._read.append((number, slot))
+            for position in range(start, end):
+                index, offset = divmod(position, size)
+                number = table[index]
+                assert number, f"entry {index} of a block table has no page"
+                if offset == 0:
+                    self._device_kv[number] = _Page(digests[index])
+                assert self._written.setdefault(number, slot) == slot, f"two write page {number}"
+                page = self._device_kv[number]
+                del page.tokens[offset:]
+                page.tokens.append(known[position])
 
     def _tokens(self, request: Request) -> tuple[int, ...]:
         known = self._known.get(request.request_id)

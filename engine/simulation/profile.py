@@ -132,12 +132,11 @@ class Profile:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
             if values.get("format") not in READABLE:
                 raise ValueError(f"format {values.get('format')!r}")
-            limits = {**values["limits"], "token_edges": tuple(values["limits"]["token_edges"])}
             link = values.get("link")
             profile = cls(
                 programs=tuple(ProgramCost(**program) for program in values["programs"]),
                 host=HostOverhead(**values["host"]),
-                limits=StepLimits(**limits),
+                limits=StepLimits.from_json(values["limits"]),
                 link=None if link is None else SwapLink(**link),
                 about=dict(values["about"]),
             )

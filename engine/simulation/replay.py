@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.engine.errors import InvalidConfigError, OctavoError
-from octavo.engine.event_log import FORMAT, plan_record
+from octavo.engine.observability.event_log import FORMAT, plan_record
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.scheduler import Scheduler
@@ -76,7 +76,7 @@ def replay(path: str | Path) -> Replay:
         InvalidConfigError: the file is no log.
     """
     head, events = read_log(path)
-    scheduler = Scheduler(StepLimits(**head["limits"]), **head["scheduler"])
+    scheduler = Scheduler(StepLimits.from_json(head["limits"]), **head["scheduler"])
     player = _Player(scheduler)
     num_events = 0
     difference = None

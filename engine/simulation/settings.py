@@ -71,9 +71,15 @@ def replica_limits(
     max_model_len: int = 16_384,
     max_num_steps: int = 1,
     host_kv_tokens: int = 0,
+    windows: tuple[int | None, ...] = (None,),
 ) -> StepLimits:
-    """Limits of a simulated replica; one of its pages more is the trash page."""
-    num_pages = kv_tokens // page_size
+    """Limits of a simulated replica; one of its pages more is the trash page.
+
+    Args:
+        kv_tokens: that have room if every cache group keeps all of them.
+        windows: by cache group, see `PageNeeds`.
+    """
+    num_pages = kv_tokens // page_size * len(windows)
     return StepLimits(
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=num_rows,
@@ -84,7 +90,8 @@ def replica_limits(
         num_pages=num_pages + 1,
         max_model_len=max_model_len,
         token_edges=token_edges(max_num_batched_tokens),
-        num_host_pages=host_kv_tokens // page_size,
+        num_host_pages=host_kv_tokens // page_size * len(windows),
+        windows=windows,
     )
 
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import OctavoError, OverloadedError, UnattainableTargetError
-from octavo.engine.event_log import EventLog
-from octavo.engine.observers import Observer, Observers
+from octavo.engine.observability.event_log import EventLog
+from octavo.engine.observability.observers import Observer, Observers
 from octavo.engine.request import Request
 from octavo.engine.scheduler.committer import CommittedRows, News
 from octavo.engine.scheduler.load import SchedulerLoad
@@ -225,8 +225,8 @@ class _Simulation:
             self.core.log = log if options.observer is None else Observers(log, options.observer)
         self.events: list[tuple[float, int, int, Arrival]] = []
         limits = scheduler.limits
-        most_pages = min(limits.num_pages - 1, limits.max_pages_per_seq)
-        self.longest = min(limits.max_model_len, most_pages * limits.page_size + 1)
+        most_tokens = limits.needs.most_tokens(limits.num_pages - 1, limits.max_pages_per_seq)
+        self.longest = min(limits.max_model_len, most_tokens + 1)
         self.num_events = 0
         self.num_held_back = 0
         self.cancels = random.Random(f"cancels {options.seed}")

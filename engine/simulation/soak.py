@@ -1,11 +1,12 @@
 """Random simulations that try to break the scheduler: `python -m octavo.engine.simulation.soak`.
 
-Each scenario is drawn from one number: limits, policy, arrivals, priorities, targets, tenants,
-shared prefixes, bursts that begin alike, clients that leave, slow and failed steps, failed and
-stuck page copies. A device that knows what every page holds checks each plan (`CheckedExecutor`);
-the scheduler's own integrity is proved every few turns, that estimates of work are exact and no
-page is computed twice included; every answer must be what the request would say with no fault at
-all. A failure prints the number that plays it again.
+Each scenario is drawn from one number: limits, windows, policy, arrivals, priorities, targets,
+tenants, shared prefixes, bursts that begin alike, clients that leave, slow and failed steps, failed
+and stuck page copies. A device that knows what every page holds checks each plan
+(`CheckedExecutor`); the scheduler's own integrity is proved every few turns, that estimates of work
+are exact and no page is computed twice included (but where windows let go of pages); every answer
+must be what the request would say with no fault at all. A failure prints the number that plays it
+again.
 
     python -m octavo.engine.simulation.soak --steps 1000000
     python -m octavo.engine.simulation.soak --scenario 4711
@@ -35,6 +36,9 @@ from octavo.engine.simulation.workloads.prompts import block_segments
 from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
 
 PAGE_SIZE = 4
+LONGEST_PROMPT = 24
+WINDOWS: tuple[tuple[int | None, ...], ...] = ((None, 5), (6,), (None, 9, 9, 9, 3), (12, 2))
+"""By cache group, of the models that give back pages."""
 HOLDS_BACK = ("static", "dynamic")
 """Policies that let a free device wait; all others must keep it busy while anybody waits."""
 
@@ -69,7 +73,7 @@ def draw_scenario(number: int) -> Scenario:
         # Short bounds, so that they are reached; by number, so that scenarios stay what they were.
         policy = ("slo", "auto", "slo:max_wait_s=0.5", "slo:max_wait_s=0.1,late=serve")[number % 4]
     max_tokens = rng.choice((4, 12, 24))
-    longest = 24
+    longest = LONGEST_PROMPT
     least_pages = -(-(longest + max_tokens) // PAGE_SIZE)
     num_rows = rng.randint(1, 6)
     num_pages = 1 + least_pages + rng.choice((0, 1, 4, 12, 40))
@@ -146,7 +150,19 @@ def draw_scenario(number: int) -> Scenario:
         arrivals=arrivals,
         max_tokens=max_tokens,
     )
+    if number % 6 == 3:
+        scenario = with_windows(scenario, WINDOWS[number // 6 % len(WINDOWS)])
     return _flooded(scenario) if number % 10 == 7 else scenario
+
+
+def with_windows(scenario: Scenario, windows: tuple[int | None, ...]) -> Scenario:
+    """The same requests to a model of these cache groups, in a pool that is as tight."""
+    plain = scenario.limits
+    limits = replace(plain, windows=windows)
+    longest = LONGEST_PROMPT + scenario.max_tokens
+    num_spare = plain.num_pages - 1 - plain.needs.to_compute(longest)
+    num_pages = 1 + limits.needs.to_compute(longest) + num_spare * len(windows)
+    return replace(scenario, limits=replace(limits, num_pages=num_pages))
 
 
 def _flooded(scenario: Scenario) -> Scenario:
@@ -287,7 +303,7 @@ def main() -> int:
     """Soaks from the command line; 1 if anything failed."""
     import logging
 
-    logging.getLogger("octavo.engine.core").setLevel(logging.CRITICAL)
+    logging.getLogger("octavo.engine.faults.recovery").setLevel(logging.CRITICAL)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--first", type=int, default=0, help="number of the first scenario")

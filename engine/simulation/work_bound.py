@@ -73,7 +73,7 @@ def work_bound(
     shortest_s, context_s = _shortest_step_s(step_time, limits), _context_s(step_time, limits)
     pages = iterations * own + iterations * (iterations - 1) / 2
     # Pages are held for as long as steps take. So are rows, but the price of a token covers them.
-    page_s = shortest_s * pages / limits.page_size
+    page_s = shortest_s * pages * limits.needs.num_whole / limits.page_size
     nothing = np.zeros(len(jobs))
     missed = [_fewest_missed(begin, first_due, last_due, nothing, page_s, limits.num_pages - 1)]
     for prompt_s, token_s in _prices(step_time, limits):

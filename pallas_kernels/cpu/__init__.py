@@ -10,5 +10,5 @@
 - `product_library`, `tune_products`: which of these a machine is to take, and how that is measured.
 
 Each weight is a `linear_weight.LinearWeight`, so models know none of them. Which program reads
-which is `engine/execution/weight_variants.py`'s to say.
+which is `engine/execution/weights/weight_variants.py`'s to say.
 """

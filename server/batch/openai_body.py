@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.input_processor import Prompt
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.input.input_processor import Prompt
+from octavo.engine.output.outputs import RequestOutput
 from octavo.server.http.answers import ChatAnswer, CompletionAnswer
 from octavo.server.http.protocol import ChatRequest, CompletionRequest, refusal
 from octavo.server.http.sampling import (

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from tqdm import tqdm
 
 from octavo.engine.errors import InvalidRequestError, OctavoError, OverloadedError
-from octavo.engine.input_processor import Submission
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.input.input_processor import Submission
+from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.structured.compiler import COMPILE_THREADS
 from octavo.engine.structured.grammar import CompiledGrammar

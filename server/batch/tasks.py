@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from octavo.engine.errors import InvalidRequestError, OctavoError
-from octavo.engine.input_processor import Prompt
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.input.input_processor import Prompt
+from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server.batch.results import result_id

@@ -38,7 +38,7 @@ def add_parser(kinds: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measures each mode; 0."""
     modes = parse_modes(args.modes)
-    from octavo.engine.accuracy import TEXT_FILE, compare, predict
+    from octavo.engine.measuring.accuracy import TEXT_FILE, compare, predict
 
     path = Path(args.text).expanduser() if args.text else TEXT_FILE
     try:

@@ -84,7 +84,7 @@ def _throughput(args: argparse.Namespace) -> dict[str, Any]:
     prompt_len = parse_range(args.prompt_len, "prompt_len")
     output_len = parse_range(args.output_len, "output_len")
     engine, ready_s = _engine(args)
-    from octavo.engine.measurement import measure
+    from octavo.engine.measuring.measurement import measure
 
     vocab_size = engine.model_config.vocab_size
     if args.trace is not None:
@@ -97,7 +97,7 @@ def _throughput(args: argparse.Namespace) -> dict[str, Any]:
         )
     if args.record is not None:
         from octavo.engine.any_engine import engine_of_this_process
-        from octavo.engine.event_log import start_log
+        from octavo.engine.observability.event_log import start_log
 
         recorded = engine_of_this_process(engine, "record", args.record)
         start_log(recorded.core, engine.config, args.record)
@@ -111,7 +111,7 @@ def _throughput(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _prefix(args: argparse.Namespace) -> dict[str, Any]:
-    from octavo.engine.measurement import measure, percentiles
+    from octavo.engine.measuring.measurement import measure, percentiles
 
     rows: list[dict[str, Any]] = []
     for enabled in (False, True):

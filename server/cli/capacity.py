@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from octavo.engine.errors import InvalidConfigError
@@ -14,13 +13,14 @@ class Capacity:
 
     Args:
         weight_bytes: of all parameters in the dtype they are served in.
-        kv_bytes_per_token: over all layers.
+        kv_bytes_per_token: of a page, which is of one cache group's layers.
         page_size: tokens in a page.
         context_tokens: prompt and output of one request.
         memory_bytes: of all devices together.
         utilization: share of the memory that may be filled, (0, 1].
         bandwidth: bytes a second between device and host.
         network_bandwidth: bytes a second between replicas.
+        windows: by cache group, see `PageNeeds`.
     """
 
     weight_bytes: int
@@ -31,6 +31,7 @@ class Capacity:
     utilization: float
     bandwidth: int
     network_bandwidth: int
+    windows: tuple[int | None, ...] = (None,)
 
     def __post_init__(self) -> None:
         if not 0 < self.utilization <= 1:
@@ -56,8 +57,11 @@ class Capacity:
 
     @property
     def pages_per_request(self) -> int:
-        """Pages that one request of `context_tokens` fills."""
-        return math.ceil(self.context_tokens / self.page_size)
+        """Pages that one request of `context_tokens` holds at its end."""
+        # Imported here: a command line starts without NumPy.
+        from octavo.engine.kv.page_needs import page_needs
+
+        return page_needs(self.page_size, self.windows).held(self.context_tokens)
 
     @property
     def max_concurrent_requests(self) -> int:

@@ -18,7 +18,7 @@ from octavo.server.cli.sizes import show_bytes
 
 if TYPE_CHECKING:
     from octavo.engine.config import EngineConfig
-    from octavo.engine.execution.compile_manager import CompileStats
+    from octavo.engine.execution.programs.compile_manager import CompileStats
     from octavo.engine.execution.step_spec import StepShape
 
 USES = ("serve", "batch", "prompt")
@@ -49,7 +49,11 @@ def run(args: argparse.Namespace) -> int:
     """
     arguments = checked_engine_args(args)
     from octavo.engine.errors import InvalidConfigError
-    from octavo.engine.execution.compile_cache import cache_counts, cache_size, use_compile_cache
+    from octavo.engine.execution.programs.compile_cache import (
+        cache_counts,
+        cache_size,
+        use_compile_cache,
+    )
     from octavo.engine.replicas.shares import own_cores
 
     begun_s, cores = time.perf_counter(), own_cores()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.engine.config import FEW_ROWS, SERVING_BATCHED_TOKENS
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
 from octavo.server.cli.prompts import Prompt, add_prompt_args, read_prompts

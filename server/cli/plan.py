@@ -117,13 +117,15 @@ def plan_report(args: argparse.Namespace, config: ModelConfig, dtype: str) -> di
         utilization=args.gpu_memory_utilization,
         bandwidth=args.bandwidth,
         network_bandwidth=args.network_bandwidth or args.bandwidth,
+        windows=config.cache_layout().windows,
     )
     return {
         "model": args.model,
         "dtype": dtype,
         "num_parameters": num_parameters(specs),
         "weight_bytes": capacity.weight_bytes,
-        "kv_bytes_per_token": capacity.kv_bytes_per_token,
+        "kv_bytes_per_token": capacity.kv_bytes_per_token * len(capacity.windows),
+        "windows": list(capacity.windows),
         "page_size": capacity.page_size,
         "kv_bytes_per_page": capacity.kv_bytes_per_page,
         "memory_bytes": capacity.memory_bytes,
@@ -155,6 +157,7 @@ def _print(report: dict[str, Any]) -> None:
         ("weights", f"{show_bytes(report['weight_bytes'])}, {report['num_parameters']:,} numbers"),
         ("KV per token", show_bytes(report["kv_bytes_per_token"])),
         (f"KV per page of {report['page_size']}", show_bytes(report["kv_bytes_per_page"])),
+        ("cache groups", _show_windows(report["windows"])),
         ("memory", show_bytes(report["memory_bytes"])),
         ("KV pool", f"{show_bytes(report['kv_pool_bytes'])}, {report['num_pages']:,} pages"),
         (f"requests of {context:,} tokens", f"{report['max_concurrent_requests']:,} at once"),
@@ -167,3 +170,13 @@ def _print(report: dict[str, Any]) -> None:
         print(f"{name:<{width}}  {value}")
     if report["kv_pool_bytes"] == 0:
         print("The weights alone do not fit this memory.")
+
+
+def _show_windows(windows: list[int | None]) -> str:
+    """What cache groups keep, those alike together."""
+    kinds = dict.fromkeys(windows)
+    parts = [
+        f"{windows.count(window)} of {'all tokens' if window is None else f'the last {window:,}'}"
+        for window in kinds
+    ]
+    return ", ".join(parts)

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from octavo.engine.engine import Engine, engine_config
-    from octavo.engine.profiling import SHORTEST_CONTEXT, profile_engine
+    from octavo.engine.measuring.profiling import SHORTEST_CONTEXT, profile_engine
 
     for name, least in (("repeats", 1), ("longest_context", SHORTEST_CONTEXT)):
         if getattr(args, name) < least:

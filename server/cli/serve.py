@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         engine.engine.prepare_grammars()
         if args.record is not None:
             from octavo.engine.any_engine import engine_of_this_process
-            from octavo.engine.event_log import start_log
+            from octavo.engine.observability.event_log import start_log
 
             recorded = engine_of_this_process(engine.engine, "record", args.record)
             start_log(recorded.core, settings.engine, args.record)

@@ -144,7 +144,8 @@ def workload_from(args: argparse.Namespace, setting: Setting) -> list[Arrival] |
 def notice_of_long_requests(setting: Setting) -> str:
     """A line about requests that the replica is too small for; empty if all fit."""
     limits = setting.limits
-    room = min(limits.max_model_len, (limits.num_pages - 1) * limits.page_size + 1)
+    most_tokens = limits.needs.most_tokens(limits.num_pages - 1, limits.max_pages_per_seq)
+    room = min(limits.max_model_len, most_tokens + 1)
     if setting.max_request_len <= room:
         return ""
     return (
@@ -155,7 +156,7 @@ def notice_of_long_requests(setting: Setting) -> str:
 
 def quiet_faults() -> None:
     """Faults are the point of some simulations: their errors are counted, not logged."""
-    logging.getLogger("octavo.engine.core").setLevel(logging.CRITICAL)
+    logging.getLogger("octavo.engine.faults.recovery").setLevel(logging.CRITICAL)
 
 
 def _workload(args: argparse.Namespace) -> Workload:
@@ -190,8 +191,9 @@ def _limits(args: argparse.Namespace, limits: StepLimits) -> StepLimits:
         changes |= {"max_num_seqs": args.num_rows, "max_prefill_rows": args.num_rows}
     given = (args.kv_tokens, args.page_size, args.max_model_len)
     if any(value is not None for value in given):
-        tokens = args.kv_tokens or (limits.num_pages - 1) * limits.page_size
-        num_pages = tokens // page_size
+        num_groups = len(limits.windows)
+        tokens = args.kv_tokens or (limits.num_pages - 1) // num_groups * limits.page_size
+        num_pages = tokens // page_size * num_groups
         changes |= {
             "page_size": page_size,
             "num_pages": num_pages + 1,
@@ -199,7 +201,8 @@ def _limits(args: argparse.Namespace, limits: StepLimits) -> StepLimits:
             "max_pages_per_seq": min(-(-max_model_len // page_size), num_pages),
         }
     if args.host_kv_tokens is not None:
-        changes["num_host_pages"] = args.host_kv_tokens // page_size
+        num_groups = len(limits.windows)
+        changes["num_host_pages"] = args.host_kv_tokens // page_size * num_groups
     return dataclasses.replace(limits, **changes)
 
 
@@ -231,11 +234,13 @@ def _step_time(
 
         config = read_model_config(args.model or DEFAULT_MODEL)
         model = roofline(name, config, num_devices=int(number or 1))
+        windows = config.cache_layout().windows
         limits = replica_limits(
             kv_tokens=min(kv_capacity(model), 4_000_000),
             max_model_len=min(config.max_position_embeddings, max_model_len),
+            windows=windows,
         )
-        page_bytes = int(model.kv_bytes_per_token * limits.page_size)
+        page_bytes = int(model.kv_bytes_per_token * limits.page_size) // len(windows)
         link = SwapLink(
             bytes_per_page=page_bytes,
             bytes_per_s=model.device.host_bytes_per_s * model.num_devices,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
+from octavo.engine.output.outputs import CompletionOutput, Logprob, RequestOutput, TokenLogprobs
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.server.http.scores import (
     Offsets,

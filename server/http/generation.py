@@ -10,8 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from octavo.engine.input_processor import Prompt
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.input.input_processor import Prompt
+from octavo.engine.output.outputs import RequestOutput
 from octavo.server.front import Front
 from octavo.server.http.answers import ChatAnswer, CompletionAnswer, Usage
 from octavo.server.http.bodies import JsonRoute

@@ -18,7 +18,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from octavo.engine.load import EngineLoad
+from octavo.engine.observability.load import EngineLoad
 from octavo.engine.request import Priority
 from octavo.server.front import Front
 from octavo.server.request_stats import Histogram, RequestStats

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import InvalidRequestError, UnknownModelError
-from octavo.engine.input_processor import Prompt
+from octavo.engine.input.input_processor import Prompt
+from octavo.engine.input.targets import Targets
+from octavo.engine.input.tokenization import Tokenization
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import MAX_BAD_WORDS, RequestOutputKind, SamplingParams
-from octavo.engine.targets import Targets
-from octavo.engine.tokenization import Tokenization
 from octavo.server.http.answers import Telling
 from octavo.server.http.grammar import grammar_of
 from octavo.server.http.protocol import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 
-from octavo.engine.outputs import Logprob, TokenLogprobs
+from octavo.engine.output.outputs import Logprob, TokenLogprobs
 from octavo.engine.text.detokenizer import IncrementalDetokenizer
 from octavo.engine.text.tokenizer import Tokenizer
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.engine.errors import NOT_FAILURES, OctavoError
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.output.outputs import RequestOutput
 from octavo.server.http.errors import REFUSAL, body_of, cut_off, encode, incident
 from octavo.server.status import reason_of
 

@@ -17,7 +17,7 @@ from octavo.engine.errors import (
     OctavoError,
     UnknownModelError,
 )
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.output.outputs import RequestOutput
 from octavo.server.front import Front
 from octavo.server.grpc_service import Context, guarded, parser, serialize
 from octavo.server.kserve.ask import INPUTS, OUTPUTS, Ask, read_ask

@@ -28,8 +28,10 @@ if TYPE_CHECKING:
         UnknownModelError,
         UnsupportedModelError,
     )
+    from octavo.engine.input.targets import Targets
+    from octavo.engine.input.tokenization import Tokenization
     from octavo.engine.llm import LLM
-    from octavo.engine.outputs import CompletionOutput, Logprob, RequestOutput
+    from octavo.engine.output.outputs import CompletionOutput, Logprob, RequestOutput
     from octavo.engine.sampling_params import SamplingParams
     from octavo.engine.structured.params import StructuredOutputsParams
 
@@ -40,8 +42,10 @@ _HOMES = {
     "octavo.engine.async_engine": ("AsyncEngine",),
     "octavo.engine.config": ("EngineConfig",),
     "octavo.engine.sampling_params": ("SamplingParams",),
+    "octavo.engine.input.targets": ("Targets",),
+    "octavo.engine.input.tokenization": ("Tokenization",),
     "octavo.engine.structured.params": ("StructuredOutputsParams",),
-    "octavo.engine.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
+    "octavo.engine.output.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
     "octavo.engine.errors": (
         "DeadlineExceededError",
         "EngineDeadError",
@@ -80,6 +84,8 @@ __all__ = [
     "SamplingParams",
     "StepFailedError",
     "StructuredOutputsParams",
+    "Targets",
+    "Tokenization",
     "UnattainableTargetError",
     "UnauthenticatedError",
     "UnknownModelError",

@@ -20,7 +20,7 @@ from octavo.engine.errors import (
     UnauthenticatedError,
     UnknownModelError,
 )
-from octavo.engine.outputs import CompletionOutput, RequestOutput
+from octavo.engine.output.outputs import CompletionOutput, RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.structured.params import StructuredOutputsParams

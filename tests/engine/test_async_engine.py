@@ -18,7 +18,7 @@ from octavo.engine.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from octavo.engine.open_loop import run_open_loop
+from octavo.engine.measuring.open_loop import run_open_loop
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.simulation.workloads.prompts import Segment
 from octavo.engine.simulation.workloads.traffic import Arrival
@@ -293,7 +293,7 @@ async def test_abort_ends_a_request_whose_prompt_is_still_being_tokenized(
         return process(*args, **options)
 
     monkeypatch.setattr(built.inputs, "process", slowly)
-    monkeypatch.setattr("octavo.engine.input_processor.SHORT_TEXT_CHARS", 1)
+    monkeypatch.setattr("octavo.engine.input.input_processor.SHORT_TEXT_CHARS", 1)
     reading = asyncio.create_task(collect(engine.generate("early", LONG, "early")))
     assert await asyncio.to_thread(has_begun.wait, 30)
     assert await engine.abort("early")

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import pytest
 
 from octavo.engine.execution import sizing
-from octavo.engine.execution.program_weights import ProgramWeights
 from octavo.engine.execution.step_spec import StepShape
-from octavo.engine.execution.weight_variants import plain_variants
+from octavo.engine.execution.weights.program_weights import ProgramWeights
+from octavo.engine.execution.weights.weight_variants import plain_variants
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models import decoder
 from octavo.models.decoder import LOGIT_BOUNDS

@@ -10,7 +10,7 @@ import pytest
 
 from octavo.engine.engine import engine_config
 from octavo.engine.errors import InvalidConfigError, InvalidRequestError, QuarantinedError
-from octavo.engine.execution.logits import set_masks, set_row
+from octavo.engine.execution.sampling.logits import set_masks, set_row
 from octavo.engine.sampling_params import SamplingParams, as_sampling_params
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

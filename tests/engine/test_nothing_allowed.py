@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from octavo.engine import input_processor
 from octavo.engine.errors import InvalidRequestError, NothingAllowedError
+from octavo.engine.input import input_processor
 from octavo.engine.sampling_params import SamplingParams
 
 A = 16 + 65 - 33
@@ -83,7 +83,7 @@ def engine(built: Any) -> Iterator[Any]:
     """The engine; nobody may have had to start over, and all must be given back."""
     yield built
     assert not built.has_unfinished
-    assert (built.core.num_recoveries, built.core.num_bugs) == (0, 0)
+    assert (built.core.recovery.num_recoveries, built.core.num_bugs) == (0, 0)
     built.check_integrity()
     load = built.load()
     assert load.num_free_pages == load.num_total_pages

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.event_log import start_log
+from octavo.engine.observability.event_log import start_log
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler import decode_planner

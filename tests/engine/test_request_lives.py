@@ -29,7 +29,7 @@ from hypothesis.stateful import (
 )
 
 from octavo.engine.errors import InvalidRequestError, OctavoError, OverloadedError
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.policies.parameters import Parameters
@@ -297,7 +297,7 @@ def machine(built: Any, want: dict[tuple[int, str], list[list[int]]]) -> Any:
         @rule(stage=st.sampled_from(["dispatch", "result"]))
         def fail_a_step(self, stage: str) -> None:
             # Not those on trial again: they would be found guilty.
-            if not built.core._suspects.is_trying:
+            if not built.core.recovery._suspects.is_trying:
                 self.faults.step = stage
 
         @rule(swaps=st.booleans())
@@ -339,7 +339,7 @@ def machine(built: Any, want: dict[tuple[int, str], list[list[int]]]) -> Any:
             assert not built.has_unfinished
             assert built.masks.num_live == 0
             assert built.core.num_bugs == self.num_bugs
-            assert not built.core._suspects.is_trying
+            assert not built.core.recovery._suspects.is_trying
             built.check_integrity()
             load = built.load()
             assert load.num_free_pages == load.num_total_pages

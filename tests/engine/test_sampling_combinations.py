@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
 from octavo.engine.errors import InvalidRequestError, NothingAllowedError
-from octavo.engine.input_processor import Submission
+from octavo.engine.input.input_processor import Submission
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.pallas_kernels import tuning
@@ -314,7 +314,7 @@ def check(engine: Any, drawn: list[tuple[list[int], dict[str, Any], int, int]]) 
             assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
     note(str(dict(ends)))
     core, load = engine.core, engine.load()
-    assert (core.num_recoveries, core.num_bugs, core.num_quarantined) == (0, 0, 0)
+    assert (core.recovery.num_recoveries, core.num_bugs, core.recovery.num_quarantined) == (0, 0, 0)
     engine.check_integrity()
     assert load.num_free_pages == load.num_total_pages
     assert load.num_running == load.num_waiting == load.compiles_after_ready == 0

@@ -46,7 +46,7 @@ def test_the_ends_of_ranges_are_served_beside_others(make_llm: Callable[..., Any
     assert outputs[-1].outputs[0].token_ids == alone
     # A temperature of almost nothing leaves nothing but the likeliest token.
     assert outputs[0].outputs[0].token_ids == alone
-    assert llm.engine.core.num_recoveries == 0
+    assert llm.engine.core.recovery.num_recoveries == 0
 
 
 @pytest.mark.parametrize("penalty", [1e-300, 1e300, 1.01 * MAX_REPETITION_PENALTY])

@@ -8,7 +8,6 @@ is undecided within that rounding: `TIE` nats between its two likeliest tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,9 +43,10 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {
 
 def make_prompts(tokenizer: Any) -> list[list[int]]:
     """Windows of English and, every other one, random tokens."""
+    from octavo.engine.measuring.accuracy import TEXT_FILE
+
     rng = np.random.default_rng(3)
-    text = resources.files("octavo.engine").joinpath("accuracy_text.txt").read_text("utf-8")
-    ids = tokenizer.encode(text)
+    ids = tokenizer.encode(TEXT_FILE.read_text("utf-8"))
     made = []
     for index in range(NUM_PROMPTS):
         length = int(rng.integers(4, 40))

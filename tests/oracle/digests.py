@@ -11,8 +11,8 @@ from itertools import zip_longest
 from logging import CRITICAL, getLogger
 from typing import Any
 
-from octavo.engine.event_log import plan_record
 from octavo.engine.executor import TransferDone
+from octavo.engine.observability.event_log import plan_record
 from octavo.engine.request import Request
 from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.policy import Admission, Policy, Snapshot, admit_everyone
@@ -186,7 +186,7 @@ def first_difference(recorded: Sequence[str], found: Sequence[str]) -> tuple[int
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Failed steps are meant to fail."""
-    logger = getLogger("octavo.engine.core")
+    logger = getLogger("octavo.engine.faults.recovery")
     level = logger.level
     logger.setLevel(CRITICAL)
     try:

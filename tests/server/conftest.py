@@ -24,8 +24,8 @@ import tokenizers
 from safetensors.numpy import save_file
 
 from octavo.engine.config import EngineConfig
-from octavo.engine.load import EngineLoad
-from octavo.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo.engine.observability.load import EngineLoad
+from octavo.engine.output.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.scheduler.load import QueueLoad

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from octavo.engine.execution.compile_cache import TRUST_ENV
+from octavo.engine.execution.programs.compile_cache import TRUST_ENV
 from octavo.server.cli.dataclass_args import add_dataclass_args
 from octavo.server.cli.settings import PREFIX, SECTIONS
 from octavo.server.serve_config import ServeConfig

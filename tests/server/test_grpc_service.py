@@ -22,10 +22,10 @@ from octavo.engine.errors import (
     UnattainableTargetError,
     UnknownModelError,
 )
+from octavo.engine.input.targets import Targets
+from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
-from octavo.engine.targets import Targets
-from octavo.engine.tokenization import AS_THE_MODEL_WANTS
 from octavo.server import serve
 from octavo.server.interpreter_share import LOOP_SLACK_S, SWITCH_S, timer_slack_s
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb

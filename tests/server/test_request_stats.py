@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from octavo.engine.errors import DeadlineExceededError, OverloadedError
-from octavo.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo.engine.input.targets import Targets
+from octavo.engine.output.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.engine.request import Priority
-from octavo.engine.targets import Targets
 from octavo.server.request_stats import Histogram, RequestStats, RequestWatch
 
 METRICS = RequestMetrics(arrival_s=10.0, first_scheduled_s=10.5, first_token_s=11.0)

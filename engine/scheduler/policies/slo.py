@@ -277,7 +277,7 @@ class SLOPolicy:
         better used than kept. For one that comes back, room for every row to grow by 8 iterations
         in any case, and from the second time on by 16.
         """
-        slots, page_size = snapshot.decoding.slots, snapshot.limits.page_size
+        slots, needs = snapshot.decoding.slots, snapshot.limits.needs
         pages, forecast = _room_to_come_back(snapshot, request), snapshot.forecast
         if _is_cheap_to_lose(snapshot, request):
             return pages
@@ -294,8 +294,10 @@ class SLOPolicy:
         stays = ~can_wait
         contexts = np.append(starts[stays], float(request.num_tokens))
         remaining = np.append(np.maximum(rows.length[slots] - emitted, 1.0)[stays], own)
-        growth = peak_pages(contexts, remaining, page_size) - float(contexts.sum()) / page_size
-        growth -= len(contexts) + float(prices.num_pages.sum(where=can_wait))
+        growth = peak_pages(contexts, remaining, needs)
+        growth -= float(needs.mean_held_each(contexts).sum())
+        growth -= len(contexts) * needs.num_groups
+        growth -= float(prices.num_pages.sum(where=can_wait))
         return max(pages, int(growth))
 
     def most_headroom(self, snapshot: Snapshot) -> float:
@@ -303,7 +305,7 @@ class SLOPolicy:
         limits = snapshot.limits
         # No row has more to come than its whole length.
         growth = len(snapshot.decoding) * max(snapshot.rows.most_length, 1.0)
-        return max(growth, limits.max_num_seqs * _MOST_TO_COME_BACK) / limits.page_size
+        return limits.needs.growth(max(growth, limits.max_num_seqs * _MOST_TO_COME_BACK))
 
     def choose_victims(
         self, snapshot: Snapshot, beneficiary: Request, num_pages: int
@@ -320,7 +322,7 @@ class SLOPolicy:
         if beneficiary.slot is None:
             for request in snapshot.demoted:
                 given_up.append(request)
-                num_pages -= -(-request.num_tokens // snapshot.limits.page_size)
+                num_pages -= snapshot.limits.needs.held(request.num_tokens)
                 if num_pages <= 0:
                     return given_up
         if not len(slots):
@@ -410,7 +412,7 @@ class SLOPolicy:
     ) -> float:
         """Where rows without a pace to keep come at the latest, by bounds of their figures."""
         limits, remaining = snapshot.limits, max(length, 1.0)
-        num_pages = (context + remaining) / limits.page_size
+        num_pages = limits.needs.mean_held(context + remaining)
         share = max(1 / limits.max_num_seqs, num_pages / (limits.num_pages - 1))
         demand_s = remaining * snapshot.forecast.step_s * share
         return unpaced_s + self.patience_s + self.gamma * demand_s
@@ -437,7 +439,7 @@ class SLOPolicy:
             step_s=snapshot.forecast.step_s,
             num_rows=limits.max_num_seqs,
             num_pages=limits.num_pages - 1,
-            page_size=limits.page_size,
+            needs=limits.needs,
         )
         places: Floats = due_s + np.where(is_due & ~has_pace, np.array(self.gamma) * demand, _ZERO)
         return places
@@ -449,7 +451,8 @@ def _room_to_come_back(snapshot: Snapshot, request: Request) -> int:
     if not num_preemptions:
         return 0
     num_tokens = min(_TO_COME_BACK * num_preemptions, _MOST_TO_COME_BACK)
-    return len(snapshot.running) * num_tokens // snapshot.limits.page_size
+    needs = snapshot.limits.needs
+    return len(snapshot.running) * num_tokens * needs.num_groups // needs.page_size
 
 
 def _is_cheap_to_lose(snapshot: Snapshot, request: Request) -> bool:

@@ -65,10 +65,10 @@ def last_in_order(
 
 def enough(snapshot: Snapshot, victims: list[Request], num_pages: int) -> list[Request]:
     """The first of `victims` whose pages (and row) are enough; none if all are not."""
-    page_size = snapshot.limits.page_size
+    needs = snapshot.limits.needs
     num_freed = 0
     for count, victim in enumerate(victims, 1):
-        num_freed += -(-victim.num_computed_tokens // page_size)
+        num_freed += needs.held(victim.num_computed_tokens)
         if num_freed >= num_pages:
             return victims[:count]
     return []

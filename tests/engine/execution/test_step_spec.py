@@ -88,7 +88,7 @@ def test_a_mixed_plan_in_blocks_row_after_row() -> None:
     assert seed == (1 << 62) + 0xFFFFFFF0
     floats = dict(zip(NEW_ROW_FLOATS, fields["new_floats"][0].tolist(), strict=True))
     assert (floats["temperature"], floats["top_p"]) == (0.5, 0.75)
-    assert fields["new_table"][0].tolist() == [7, 9, 0, 0, 0, 0, 0, 0]
+    assert fields["new_table"][0, 0].tolist() == [7, 9, 0, 0, 0, 0, 0, 0]
     assert fields["new_slot"].tolist() == [3, *[NO_SLOT] * (len(fields["new_slot"]) - 1)]
 
 

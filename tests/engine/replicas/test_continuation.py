@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.engine.input_processor import Submission
-from octavo.engine.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo.engine.input.input_processor import Submission
+from octavo.engine.output.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.engine.replicas.continuation import DivergedError, Narrator, transcript_of
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams

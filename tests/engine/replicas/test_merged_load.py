@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from octavo.engine.load import EngineLoad
+from octavo.engine.observability.load import EngineLoad
 from octavo.engine.replicas.merged_load import merge_loads
 from octavo.engine.replicas.messages import PROBE_TOKENS, LoadReport
 from octavo.engine.request import Priority

@@ -28,7 +28,7 @@ from octavo.engine.errors import (
     ModelLoadError,
     QuarantinedError,
 )
-from octavo.engine.outputs import RequestOutput
+from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.replicas import replica as replica_module
 from octavo.engine.replicas.placement import SUSPECT_DEATHS
 from octavo.engine.replicas.replicated_engine import ReplicatedEngine

@@ -8,6 +8,7 @@ import random
 import numpy as np
 import pytest
 
+from octavo.engine.kv.page_needs import PageNeeds
 from octavo.engine.scheduler.admission import RESTORE_MARGIN, job_to_restore, late_jobs, peak_pages
 
 
@@ -116,8 +117,10 @@ def test_no_other_choice_would_let_more_be_in_time(seed):
 def test_pages_at_their_peak_by_hand():
     # 20 tokens and 2 to come, 10 and 6 to come, 8 a page: before the first ends (22 + 12) / 8 and
     # a page of rounding each; after it 16 / 8 and one.
-    assert peak_pages(np.array([20.0, 10.0]), np.array([2.0, 6.0]), 8) == pytest.approx(34 / 8 + 2)
-    assert peak_pages(np.empty(0), np.empty(0), 8) == 0
+    assert peak_pages(np.array([20.0, 10.0]), np.array([2.0, 6.0]), PageNeeds(8)) == pytest.approx(
+        34 / 8 + 2
+    )
+    assert peak_pages(np.empty(0), np.empty(0), PageNeeds(8)) == 0
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -129,5 +132,5 @@ def test_the_peak_is_never_below_what_rows_come_to_hold(seed):
     for step in range(61):
         alive = remaining >= step
         held.append(np.ceil((contexts[alive] + step) / 4).sum())
-    assert peak_pages(contexts, remaining, 4) >= max(held)
-    assert peak_pages(contexts, remaining, 4) <= max(held) + 8
+    assert peak_pages(contexts, remaining, PageNeeds(4)) >= max(held)
+    assert peak_pages(contexts, remaining, PageNeeds(4)) <= max(held) + 8

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from octavo.engine.event_log import EventLog
+from octavo.engine.observability.event_log import EventLog
 from octavo.engine.request import Request
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.simulation.executor import HostOverhead, output_tokens

@@ -22,7 +22,7 @@ from octavo.engine.simulation.workloads.traffic import Arrival, make_request
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, logger="octavo.engine.core")
+    caplog.set_level(logging.CRITICAL, logger="octavo.engine.faults.recovery")
 
 
 # `make soak` goes on with them to a million steps.

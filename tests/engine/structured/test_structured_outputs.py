@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from octavo import LLM, InvalidRequestError, RequestOutput, SamplingParams, StructuredOutputsParams
-from octavo.engine.event_log import start_log
+from octavo.engine.observability.event_log import start_log
 from octavo.engine.simulation.replay import replay
 from octavo.engine.structured import compiler
 from octavo.engine.structured.compiler import GrammarCompiler

@@ -14,8 +14,8 @@ import pytest
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
-from octavo.engine.execution import program_store
 from octavo.engine.execution.executor import DeviceExecutor
+from octavo.engine.execution.programs import program_store
 from octavo.server.cli.generate import MANY_ROWS, sized_for
 from octavo.server.cli.main import main
 

@@ -17,9 +17,9 @@ from octavo.engine.errors import (
     StepFailedError,
     UnattainableTargetError,
 )
+from octavo.engine.input.targets import Targets
+from octavo.engine.input.tokenization import Tokenization
 from octavo.engine.request import Priority
-from octavo.engine.targets import Targets
-from octavo.engine.tokenization import Tokenization
 from octavo.server.serve import HEALTH_PERIOD_S, OctavoServer
 from octavo.server.serve_config import ServeConfig
 

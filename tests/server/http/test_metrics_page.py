@@ -13,9 +13,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.engine.errors import OverloadedError, StepFailedError
+from octavo.engine.input.targets import Targets
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import SamplingParams
-from octavo.engine.targets import Targets
 from octavo.server.front import Front
 from octavo.server.http.metrics import Exposition
 

@@ -1,0 +1,1 @@
+"""Compiled programs: how they are made, kept on disk and found again."""

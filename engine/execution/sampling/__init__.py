@@ -1,0 +1,1 @@
+"""The end of a step: from hidden states to tokens and their scores."""

@@ -1,0 +1,1 @@
+"""What happens after a step fails: recovery, the search for the cause, quarantine."""

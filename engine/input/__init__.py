@@ -1,0 +1,1 @@
+"""From what a user hands in to requests that the scheduler takes."""

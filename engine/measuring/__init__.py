@@ -1,0 +1,1 @@
+"""What measures a real engine: its speed, its accuracy, the cost of its steps."""

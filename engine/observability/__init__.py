@@ -1,0 +1,1 @@
+"""What a running engine shows of itself: its load, and what its loop does."""

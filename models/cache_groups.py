@@ -1,0 +1,103 @@
+"""Layers whose caches are given pages, and give them back, together. No JAX.
+
+Caches of one page shape share arrays and one set of page ids: each group has a block table, and
+layer i of a group lies in array i. A page is so many tokens of *one group's* layers, whichever
+group it is: what a window gives back can serve a layer that sees everything.
+
+    18 layers, 3 that see everything (F) and 15 with a window (W): 6 groups over 3 arrays
+
+                 array 0   array 1   array 2
+    group 0      F5        F11       F17
+    group 1      W0        W1        W2
+    group 2      W3        W4        W6
+    ...
+
+Source: the hybrid KV cache manager of vLLM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from octavo.models.cache_spec import PagedKVCache
+
+MOST_GROUPS = 8
+"""Each has a block table of its own, which the host fills and programs read."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheGroup:
+    """Caches that hold the same positions of a sequence.
+
+    Attributes:
+        caches: which of `ModelConfig.own_caches()`; the first lies in array 0, and so on.
+        window: tokens that queries of all of them may still see; None if pages are kept to the end.
+    """
+
+    caches: tuple[int, ...]
+    window: int | None = None
+
+
+class CachePlace(NamedTuple):
+    """Where a cache lies: which array, by which group's block table."""
+
+    array: int
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """How a model's caches share arrays.
+
+    Attributes:
+        groups: at least one; those that see everything come first.
+        arrays: what a page of each array holds.
+    """
+
+    groups: tuple[CacheGroup, ...]
+    arrays: tuple[PagedKVCache, ...]
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The groups' windows."""
+        return tuple(group.window for group in self.groups)
+
+    def places(self) -> tuple[CachePlace, ...]:
+        """The place of each cache, in the order of `ModelConfig.own_caches()`."""
+        found = {
+            cache: CachePlace(array, index)
+            for index, group in enumerate(self.groups)
+            for array, cache in enumerate(group.caches)
+        }
+        return tuple(found[cache] for cache in range(len(found)))
+
+
+def cache_layout(caches: Sequence[PagedKVCache]) -> CacheLayout:
+    """The groups of a model's own caches.
+
+    Caches of one kind (shape and window) are cut into groups of as many layers as the rarest kind
+    has, so that it wastes nothing; the last group of another kind may leave arrays unused. Where
+    that makes too many groups, they are made larger.
+
+    Caches of differing shapes form one group, each with an array of its own, which keeps all pages:
+    an array's pages cannot serve another's.
+    """
+    indices = tuple(range(len(caches)))
+    if len({replace(cache, window=None) for cache in caches}) > 1:
+        return CacheLayout((CacheGroup(indices),), tuple(caches))
+    kinds: dict[int | None, list[int]] = {}
+    for index, cache in enumerate(caches):
+        kinds.setdefault(cache.window, []).append(index)
+    size = min(map(len, kinds.values()))
+    while sum(-(-len(kind) // size) for kind in kinds.values()) > max(MOST_GROUPS, len(kinds)):
+        size += 1
+    whole_first = sorted(kinds.items(), key=lambda kind: (kind[0] is not None, -(kind[0] or 0)))
+    groups = tuple(
+        CacheGroup(tuple(kind[start : start + size]), window)
+        for window, kind in whole_first
+        for start in range(0, len(kind), size)
+    )
+    most = max(len(group.caches) for group in groups)
+    return CacheLayout(groups, tuple(caches[:1]) * most)
