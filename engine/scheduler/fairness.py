@@ -123,10 +123,6 @@ class TenantCounters:
             self.served[number] = 0.0
         return number
 
-    def number_of(self, tenant: str) -> int:
-        """The number of a tenant that has a live request."""
-        return self._numbers[tenant]
-
     def leave(self, tenant: str) -> None:
         """A request of a tenant has ended."""
         left = self._num_live[tenant] - 1

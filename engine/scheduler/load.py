@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.engine.request import Priority, Request
-from octavo.engine.scheduler.admission import peak_pages
-from octavo.engine.scheduler.forecast import Forecast
+from octavo.engine.scheduler.forecast import Forecast, peak_pages
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.plan_builder import PlanCounts
 from octavo.engine.scheduler.request_table import RequestTable

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.engine.errors import OverloadedError, UnattainableTargetError
 from octavo.engine.request import RequestStatus
-from octavo.engine.scheduler import slack
+from octavo.engine.scheduler.policies.slo import slack
 from octavo.engine.scheduler.step_plan import Decision
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 
