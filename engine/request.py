@@ -197,6 +197,19 @@ class Request:
         return self.prompt_token_ids + self.output_token_ids
 
     @property
+    def has_target(self) -> bool:
+        """Whether anything was promised to it.
+
+        A deadline alone is no promise: most clients set a long one on every call, and what they
+        have received when it passes is of use to them.
+        """
+        return (
+            self.ttft_target_s is not None
+            or self.tpot_target_s is not None
+            or self.e2e_target_s is not None
+        )
+
+    @property
     def has_grammar(self) -> bool:
         """Whether each token must be known to the host before the next one can be planned."""
         return self.sampling_params.structured_outputs is not None

@@ -193,7 +193,7 @@ class Committer:
         if isinstance(rows, TokenRows):
             self._append_one_each(dispatched, rows, apart, broken, barred, news, now_s)
             return
-        ones_apart, stop_ids = set(apart), self._table.stop_ids.keys()
+        ones_apart, stop_ids = set(apart), self._table.live.stop_ids.keys()
         going_on: list[int] = []
         for index, (request, row, count) in enumerate(
             zip(decode_rows.requests, rows, counts.tolist(), strict=False)
@@ -212,7 +212,7 @@ class Committer:
                 news.items.append(Committed(request, token_ids, row.logprobs, None, False))
                 going_on.append(index)
                 continue
-            entry = self._table.find(request)
+            entry = self._table.live.find(request)
             if entry is not None:
                 planned = None if index in barred else count
                 news.items.append(self._append(entry, row, planned, None, now_s))
@@ -240,7 +240,7 @@ class Committer:
             num_decode = len(rows.token_ids)
             marked = [index for index in (*broken, *barred) if index < num_decode]
             apart = sorted({*apart, *marked})
-        stop_ids = self._table.stop_ids
+        stop_ids = self._table.live.stop_ids
         if not stop_ids.keys().isdisjoint(rows.token_ids):
             stops = [index for index, token in enumerate(rows.token_ids) if token in stop_ids]
             apart = sorted({*apart, *stops})
@@ -264,7 +264,7 @@ class Committer:
             news.rows.append(CommittedRows(requests, token_ids, numbers, now_s))
             self._table.tenants.serve_rows(self._table.rows.tenant[slots])
         for index in apart:
-            entry = self._table.find(decoding.requests[index])
+            entry = self._table.live.find(decoding.requests[index])
             if entry is not None and index not in broken:
                 count = None if index in barred else 1
                 row = rows[index]

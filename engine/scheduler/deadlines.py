@@ -17,19 +17,6 @@ def pace_s(request: Request) -> float | None:
     return None if tpot_s is None else tpot_s * (1.0 - PACE_MARGIN)
 
 
-def has_target(request: Request) -> bool:
-    """Whether anything was promised to the request.
-
-    A deadline alone is no promise: most clients set a long one on every call, and what they have
-    received when it passes is of use to them.
-    """
-    return (
-        request.ttft_target_s is not None
-        or request.tpot_target_s is not None
-        or request.e2e_target_s is not None
-    )
-
-
 def first_due_s(request: Request) -> float:
     """When its first token is due; infinity if it has come, or if none was promised."""
     if request.ttft_target_s is None or request.metrics.first_token_s is not None:

@@ -69,10 +69,10 @@ class DecodePlanner:
 
     def select(self, snapshot: Snapshot) -> tuple[Rows, bool]:
         """Rows that decode, each with room for one more token; and whether pages ran short."""
-        table, policy = self._table, self._table.policy
+        table, policy = self._table, self._table.places.policy
         rows = table.rows
         selected = rows.decode_rows()
-        if table.num_with_grammar:
+        if table.live.num_with_grammar:
             is_blocked = selected.starts > rows.ready_position[selected.slots]
             selected = selected.without(is_blocked.nonzero()[0].tolist())
         if policy.idle_rows is not no_idle_rows and len(selected):
@@ -98,7 +98,7 @@ class DecodePlanner:
         # A row whose last token is on its way is sure to give its pages back at a coming commit.
         # Then rows that find no page sit this step out: cheaper than computing anybody again.
         can_wait = table.rows.num_ending > 0
-        needy = [table.entry(rows.requests[index]) for index in indices]
+        needy = [table.live.entry(rows.requests[index]) for index in indices]
         stalled: set[int] = set()
         table.renew(snapshot)
         for entry in self._order.of(needy, snapshot):
@@ -131,13 +131,13 @@ class DecodePlanner:
         """Decode iterations that limits and pool allow; adds the pages that all of them write."""
         if self._max_steps == 1:
             return 1
-        if self._table.num_with_grammar and self._has_rows_with_grammar:
+        if self._table.live.num_with_grammar and self._has_rows_with_grammar:
             return 1  # they come back into step after each token, not after several
         left = decoding.ends - decoding.starts
         self._table.renew(snapshot)
         features = StepFeatures(len(decoding), 0, decoding.context)
         most = most_steps(snapshot.forecast.step_time.predict_s(features))
-        num_steps = self._table.policy.num_steps(
+        num_steps = self._table.places.policy.num_steps(
             snapshot, min(self._max_steps, most), int(np.max(left)), int(np.min(left))
         )
         while num_steps > 1 and not self._grow_by(decoding, num_steps):
@@ -160,7 +160,7 @@ class DecodePlanner:
             return True
         self._pending.flush()
         for index in num_missing.nonzero()[0].tolist():
-            self._grow(self._table.entry(decoding.requests[index]), num_steps)
+            self._grow(self._table.live.entry(decoding.requests[index]), num_steps)
         return True
 
     @property

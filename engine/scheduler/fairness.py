@@ -1,12 +1,13 @@
-"""Who must come first whatever the policy says: the long-waiting, and classes below their quota."""
+"""What each class and each tenant was served: a class has a quota, and tenants take turns."""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
 
 from octavo.engine.request import Priority
-from octavo.engine.scheduler.live_request import LiveRequest
 
 DEFAULT_QUOTAS = (0.2, 0.15, 0.1, 0.05)
 """Shares of the prompt tokens, computed or brought back from the host, and of the pages, that each
@@ -14,56 +15,6 @@ class may count on while it has any waiting."""
 
 WINDOW_TOKENS = 65_536.0
 """Over about how many prompt tokens quotas are counted."""
-
-
-_FEW = 64
-
-
-class MaximumWait:
-    """Finds requests that have waited longer than anybody should.
-
-    Args:
-        max_wait_s: the longest a request waits, of one stretch, before it is pinned to the top.
-        find: the live request with an id, or None.
-    """
-
-    def __init__(self, max_wait_s: float, find: Callable[[str], LiveRequest | None]) -> None:
-        self.max_wait_s = max_wait_s
-        self._find = find
-        # By name: records kept here until their time is up would be garbage for minutes, and
-        # have Python's collector look for more.
-        self._waiting: list[tuple[float, int, str]] = []
-        self._most = _FEW
-
-    def __len__(self) -> int:
-        """Waits that are remembered, some of them over."""
-        return len(self._waiting)
-
-    def began(self, entry: LiveRequest) -> None:
-        """A request begins to wait, at its `waiting_since_s`."""
-        if len(self._waiting) >= self._most:
-            self._waiting = [item for item in self._waiting if self._waits_since(*item)]
-            heapq.heapify(self._waiting)
-            self._most = 2 * len(self._waiting) + _FEW
-        item = (entry.waiting_since_s, entry.number, entry.request.request_id)
-        heapq.heappush(self._waiting, item)
-
-    def overdue(self, now_s: float) -> list[LiveRequest]:
-        """Requests whose wait has become too long since the last call, longest wait first."""
-        found: list[LiveRequest] = []
-        heap = self._waiting
-        while heap and heap[0][0] + self.max_wait_s <= now_s:
-            entry = self._waits_since(*heapq.heappop(heap))
-            if entry is not None:
-                found.append(entry)
-        return found
-
-    def _waits_since(self, since_s: float, number: int, request_id: str) -> LiveRequest | None:
-        """The request, if it has waited ever since and is not pinned."""
-        entry = self._find(request_id)
-        if entry is None or entry.number != number or entry.request.slot is not None:
-            return None
-        return entry if entry.waiting_since_s == since_s and not entry.is_pinned else None
 
 
 class ClassQuotas:
@@ -124,3 +75,107 @@ def short_of_pages(
     """
     lacking = [pages / num_pages - quota for pages, quota in zip(held, quotas, strict=True)]
     return sorted([i for i, pages in enumerate(lacking) if pages < 0], key=lacking.__getitem__)
+
+
+_FIRST_SIZE = 16
+_MOST_AWAY = 1024
+"""Tenants without a live request whose counters are kept, besides four for each that has one."""
+
+
+class TenantCounters:
+    """Virtual token counters: the tenant that was served least comes next.
+
+    A tenant is known by a number from its first live request on. Its counter outlives its requests,
+    and is forgotten only when many tenants have come and gone.
+
+    Source: Sheng et al., "Fairness in Serving Large Language Models" (VTC), OSDI 2024.
+
+    Attributes:
+        served: float64[numbers], each tenant's counter: prompt tokens that were computed for it,
+            and output tokens times `OUTPUT_WEIGHT`.
+    """
+
+    OUTPUT_WEIGHT = 2.0
+    """An output token counts as much as this many prompt tokens."""
+
+    def __init__(self) -> None:
+        self.served: NDArray[np.float64] = np.zeros(_FIRST_SIZE)
+        self._numbers: dict[str, int] = {}
+        self._num_live: dict[str, int] = {}
+        self._free = list(range(_FIRST_SIZE - 1, -1, -1))
+        self._last: str | None = None
+
+    @property
+    def num_live(self) -> int:
+        """Tenants that have a live request."""
+        return len(self._num_live)
+
+    def enter(self, tenant: str) -> int:
+        """A request of a tenant becomes live; returns the tenant's number."""
+        self._num_live[tenant] = self._num_live.get(tenant, 0) + 1
+        number = self._numbers.get(tenant)
+        if number is None:
+            if not self._free:
+                size = len(self.served)
+                self.served = np.concatenate((self.served, np.zeros(size)))
+                self._free.extend(range(2 * size - 1, size - 1, -1))
+            number = self._numbers[tenant] = self._free.pop()
+            self.served[number] = 0.0
+        return number
+
+    def leave(self, tenant: str) -> None:
+        """A request of a tenant has ended."""
+        left = self._num_live[tenant] - 1
+        if left:
+            self._num_live[tenant] = left
+            return
+        del self._num_live[tenant]
+        if len(self._numbers) > 4 * len(self._num_live) + _MOST_AWAY:
+            self._forget()
+
+    def begin_to_wait(self, number: int, least: float | None) -> None:
+        """A tenant, of which no request waited, has one that does: it comes level with the least
+        served tenant that waits, so that no tenant saves up service while it asks for none.
+
+        Args:
+            least: that tenant's counter; None if no request waits: then the level is that of the
+                tenant whose request was the last to wait.
+        """
+        if least is None:
+            if self._last is None:
+                return
+            least = self.served.item(self._numbers[self._last])
+        if self.served.item(number) < least:
+            self.served[number] = least
+
+    def waits_last(self, tenant: str) -> None:
+        """No request waits any more; the last one was this tenant's."""
+        self._last = tenant
+
+    def serve(self, number: int, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """Counts tokens served."""
+        self.served[number] += num_prompt_tokens + self.OUTPUT_WEIGHT * num_output_tokens
+
+    def serve_rows(
+        self, numbers: NDArray[np.intp], num_tokens: Sequence[int] | NDArray[np.int32] | None = None
+    ) -> None:
+        """Counts output tokens of rows.
+
+        Args:
+            numbers: intp[rows], their tenants.
+            num_tokens: of each row; None for one.
+        """
+        if len(self._num_live) == 1 and len(numbers):  # all of them are its
+            total = len(numbers) if num_tokens is None else int(np.sum(num_tokens))
+            self.served[numbers[0]] += self.OUTPUT_WEIGHT * total
+            return
+        counts = np.bincount(numbers, num_tokens, len(self.served))
+        self.served += self.OUTPUT_WEIGHT * counts
+
+    def _forget(self) -> None:
+        """Forgets half of the tenants that have no live request: those served least, which come
+        back level with the least served tenant that waits in any case."""
+        away = [name for name in self._numbers if name not in self._num_live and name != self._last]
+        away.sort(key=lambda name: self.served.item(self._numbers[name]))
+        for name in away[: len(away) // 2]:
+            self._free.append(self._numbers.pop(name))

@@ -7,11 +7,16 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.kv.page_needs import PageNeeds
 from octavo.engine.request import Request
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.scheduler.step_time_model import NO_FEATURES, StepFeatures, StepTimeModel
-from octavo.engine.scheduler.tenants import TenantCounters
+
+Floats = NDArray[np.float64]
 
 _WINDOW = 16
 
@@ -57,7 +62,6 @@ class Forecast:
         limits: what a step can take.
         step_time: seconds of a step.
         lengths: output lengths by class.
-        tenants: what each tenant was served.
         num_steps_to_trust: steps to learn from before anybody is given up on these estimates.
         uses_declared_lengths: whether a request's `known_output_len` is believed. Off unless the
             policy says so by its parameters: production does not know lengths.
@@ -77,7 +81,6 @@ class Forecast:
     limits: StepLimits
     step_time: StepTimeModel
     lengths: LengthEstimator
-    tenants: TenantCounters = field(default_factory=TenantCounters)
     uses_declared_lengths: bool = False
     num_steps_to_trust: int = 8
     page_copy_s: float = 2e-5
@@ -267,3 +270,44 @@ class Forecast:
         """
         error_s = seconds / num_pages - self.page_copy_s
         self.page_copy_s += (_SHORTER_COPY_RATE if error_s < 0 else _LONGER_COPY_RATE) * error_s
+
+
+def peak_pages(contexts: Floats, remaining: Floats, needs: PageNeeds) -> float:
+    """Most pages that rows will hold together if none joins and each emits what is expected.
+
+    Every row grows by a token an iteration and gives all its pages back at its end, so the peak
+    is just before some row's end. In a window, rows are taken to fill theirs all at once.
+
+    Args:
+        contexts: tokens each row holds now.
+        remaining: tokens each will still emit.
+    """
+    if not len(contexts):
+        return 0.0
+    order = remaining.argsort()[::-1]
+    left = remaining[order]
+    held = np.cumsum(contexts[order])  # of this row and those that stay longer
+    count = np.arange(1, len(order) + 1)
+    whole = float(np.max((held + count * left) / needs.page_size + count))
+    pages = needs.num_whole * whole
+    for window in needs.windows:
+        if window is not None:
+            seen = np.minimum(contexts + remaining, window)
+            pages += min(whole, float(seen.sum()) / needs.page_size + len(seen))
+    return pages
+
+
+def demand_s(
+    remaining: Floats,
+    contexts: Floats,
+    *,
+    step_s: float,
+    num_rows: int,
+    num_pages: int,
+    needs: PageNeeds,
+) -> Floats:
+    """Seconds of the whole machine that decode rows still take: see `Forecast.demand_s`."""
+    held = needs.mean_held_each(contexts + remaining)
+    share = np.maximum(np.array(1.0 / num_rows), held / np.array(float(num_pages)))
+    result: Floats = remaining * (np.array(step_s) * share)
+    return result

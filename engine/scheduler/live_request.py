@@ -1,8 +1,9 @@
-"""A live request and what only the scheduler knows about it."""
+"""A live request and what only the scheduler knows about it, and the register of all of them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from octavo.engine.kv.page_hash import PageHash
@@ -122,3 +123,74 @@ class LiveRequest:
     def is_blocked(self) -> bool:
         """Whether it waits for what its grammar allows next."""
         return self.ready_position < self.request.num_tokens - 1
+
+
+class LiveRequests:
+    """The register of live requests, by id, and what they are together.
+
+    Attributes:
+        num_added: requests that were ever accepted: the number of the next one.
+        num_with_targets: live requests that were promised anything.
+        num_with_grammar: live requests that keep to a grammar.
+        stop_ids: every token id that ends a live request -> how many of them.
+    """
+
+    def __init__(self) -> None:
+        self.num_added = 0
+        self.num_with_targets = 0
+        self.num_with_grammar = 0
+        self.stop_ids: dict[int, int] = {}
+        self._by_id: dict[str, LiveRequest] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        """Live requests in order of acceptance."""
+        return iter(self._by_id.values())
+
+    def get(self, request_id: str) -> LiveRequest | None:
+        """The live request with this id, or None."""
+        return self._by_id.get(request_id)
+
+    def entry(self, request: Request) -> LiveRequest:
+        """The record of a live request."""
+        return self._by_id[request.request_id]
+
+    def find(self, request: Request) -> LiveRequest | None:
+        """The record of a request, or None if it has ended."""
+        return self._by_id.get(request.request_id)
+
+    def enter(self, entry: LiveRequest) -> None:
+        """A request becomes live, whose id no other has."""
+        request = entry.request
+        assert request.request_id not in self._by_id, request.request_id
+        self._by_id[request.request_id] = entry
+        for token_id in entry.stop_ids:
+            self.stop_ids[token_id] = self.stop_ids.get(token_id, 0) + 1
+        self.num_with_targets += request.has_target
+        self.num_with_grammar += request.has_grammar
+
+    def leave(self, entry: LiveRequest) -> None:
+        """A live request has ended."""
+        request = entry.request
+        del self._by_id[request.request_id]
+        for token_id in entry.stop_ids:
+            if self.stop_ids[token_id] == 1:
+                del self.stop_ids[token_id]
+            else:
+                self.stop_ids[token_id] -= 1
+        self.num_with_targets -= request.has_target
+        self.num_with_grammar -= request.has_grammar
+        entry.is_live = False
+
+    def check_integrity(self) -> None:
+        """Asserts that the counts are those of the live requests."""
+        assert all(entry.is_live for entry in self)
+        assert self.num_with_targets == sum(entry.request.has_target for entry in self)
+        assert self.num_with_grammar == sum(entry.request.has_grammar for entry in self)
+        stop_ids: dict[int, int] = {}
+        for entry in self:
+            for token_id in entry.stop_ids:
+                stop_ids[token_id] = stop_ids.get(token_id, 0) + 1
+        assert self.stop_ids == stop_ids

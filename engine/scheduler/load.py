@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from octavo.engine.request import Priority, Request
-from octavo.engine.scheduler.admission import peak_pages
-from octavo.engine.scheduler.forecast import Forecast
+from octavo.engine.scheduler.forecast import Forecast, peak_pages
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.plan_builder import PlanCounts
 from octavo.engine.scheduler.request_table import RequestTable
@@ -226,7 +225,7 @@ def measure_load(
         num_planned_prefill_tokens=counts.num_prefill_tokens,
         num_planned_decode_tokens=counts.num_decode_tokens,
         num_preemptions=swaps.num_requests + recomputes.num_requests,
-        num_finished=table.num_added - len(table),
+        num_finished=table.live.num_added - len(table.live),
         num_free_pages=pool.num_free,
         num_transfer_pages=pool.num_in_transfer,
         num_projected_pages=project_pages(running, forecast),

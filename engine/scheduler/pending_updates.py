@@ -96,7 +96,7 @@ class PendingUpdates:
         self._is_applied = True
         if self._snapshot is not None:
             self._snapshot.forget_requests()
-        table, measures = self._table, self._table.policy.measure is not None
+        table, measures = self._table, self._table.places.policy.measure is not None
         newest, self._newest = self._newest, None
         if newest is not None:
             self._move_ahead(newest)
@@ -113,7 +113,7 @@ class PendingUpdates:
             is_ending = decoding.starts + plan.decode_rows.max_new_tokens >= decoding.ends
             newest.ending.extend(is_ending.nonzero()[0].tolist())
             for index in newest.ending:
-                table.rows.end_decode(table.entry(decoding.requests[index]))
+                table.rows.end_decode(table.live.entry(decoding.requests[index]))
         table.rows.prepare(paced=measures)
 
     def _give_back(self, dispatched: Dispatched) -> None:
@@ -135,7 +135,7 @@ class PendingUpdates:
         for index, slot, position in zip(
             due.tolist(), slots[due].tolist(), positions[due].tolist(), strict=True
         ):
-            entry = self._table.entry(decoding.requests[index])
+            entry = self._table.live.entry(decoding.requests[index])
             pages.gives_back_at[slot] = kv.give_back(entry.pages, position)
 
     def _move_ahead(self, dispatched: Dispatched) -> None:

@@ -57,7 +57,7 @@ class Planner:
         self._transfers = transfers
         self._builder = builder
         self._refusals = refusals
-        self.preemption = Preemption(table, pending, transfers, builder)
+        self.preemption = Preemption(table, pending.flush, transfers, builder)
         order = RequestOrder(table)
         self._decode = DecodePlanner(
             table, pending, self.preemption, builder, order, max_steps=max_steps
@@ -77,7 +77,7 @@ class Planner:
     def plan(self, now_s: float) -> Dispatched | None:
         """The next step, or None if there is nothing to compute or to copy now."""
         table, builder, snapshot = self._table, self._builder, self._snapshot
-        rows, decodes_beside = table.rows, not table.policy.prefills_alone
+        rows, decodes_beside = table.rows, not table.places.policy.prefills_alone
         builder.begin()
         self._pending.begin(snapshot)
         snapshot.now_s = now_s
@@ -121,12 +121,12 @@ class Planner:
             How many others may be admitted.
         """
         table, builder, probes = self._table, self._builder, self._refusals.probes
-        table.pin_overdue(snapshot.now_s)
-        if table.policy.admit is admit_everyone:
+        table.places.pin_overdue(snapshot.now_s, table.held)
+        if table.places.policy.admit is admit_everyone:
             return ANY_NUMBER
         admission = self._ask_for_admission(snapshot)
         for request, reason in admission.rejected:
-            entry = table.entry(request)
+            entry = table.live.entry(request)
             if probes.takes(request, builder.counts.num_computed_tokens):
                 if entry.is_demoted:
                     table.promote(entry)
@@ -139,11 +139,11 @@ class Planner:
         for request in admission.demoted:
             if request.status.is_finished or probes.has(request):
                 continue  # it was rejected, too, or is served to see
-            entry = table.entry(request)
+            entry = table.live.entry(request)
             if not entry.is_demoted:
                 table.demote(entry)
         for request in admission.restored:
-            table.promote(table.entry(request))
+            table.promote(table.live.entry(request))
         return ANY_NUMBER if admission.limit is None else admission.limit
 
     def _ask_for_admission(self, snapshot: Snapshot) -> Admission:
@@ -152,11 +152,11 @@ class Planner:
         table = self._table
         while True:
             table.renew(snapshot)
-            admission = table.policy.admit(snapshot)
+            admission = table.places.policy.admit(snapshot)
             dropped = [request for request, _ in admission.rejected]
             dropped += admission.demoted
             if not dropped or not table.work.num_stale:
                 return admission
-            waiting = [table.entry(request) for request in dropped if request.slot is None]
+            waiting = [table.live.entry(request) for request in dropped if request.slot is None]
             if not sum([table.work.bring_up_to_date(entry) for entry in waiting]):
                 return admission

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.pending_updates import PendingUpdates
 from octavo.engine.scheduler.plan_builder import PlanBuilder
 from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.request_table import RequestTable
@@ -18,7 +17,7 @@ class Preemption:
 
     Args:
         table: the state; changed.
-        pending: who was admitted in this plan, and the like.
+        flush: enters what the plan has decided so far; victims are chosen from that.
         transfers: begins the copies of those that are swapped.
         builder: the plan under construction, which names the victims.
     """
@@ -26,13 +25,13 @@ class Preemption:
     def __init__(
         self,
         table: RequestTable,
-        pending: PendingUpdates,
+        flush: Callable[[], None],
         transfers: Transfers,
         builder: PlanBuilder,
     ) -> None:
         self._table = table
         self._kv = table.kv
-        self._pending = pending
+        self._flush = flush
         self._transfers = transfers
         self._builder = builder
 
@@ -45,8 +44,8 @@ class Preemption:
         table = self._table
         snapshot = self._snapshot_of_all(now_s)
         num_pages = self._kv.needs.num_groups
-        for victim in table.policy.choose_victims(snapshot, entry.request, num_pages):
-            chosen = table.entry(victim)
+        for victim in table.places.policy.choose_victims(snapshot, entry.request, num_pages):
+            chosen = table.live.entry(victim)
             if not table.rows.is_arriving(chosen):
                 self.preempt(chosen, now_s, snapshot, entry)
             if chosen is entry or self._kv.num_available >= num_pages:
@@ -60,10 +59,10 @@ class Preemption:
         """
         if entry.is_demoted and not entry.is_pinned:
             return False
-        table, policy = self._table, self._table.policy
+        table, policy = self._table, self._table.places.policy
         rules_out = policy.rules_out_victims
         if rules_out is None or not rules_out(snapshot, entry.request):
-            self._pending.flush()
+            self._flush()
             if policy.may_choose_victims(snapshot, entry.request):
                 return True
             if rules_out is not None:
@@ -91,8 +90,8 @@ class Preemption:
             return False
         # Others may have given way since the snapshot was taken.
         snapshot = self._snapshot_of_all(snapshot.now_s)
-        victims = table.policy.choose_victims(snapshot, entry.request, num_pages)
-        chosen = [table.entry(victim) for victim in victims if victim is not entry.request]
+        victims = table.places.policy.choose_victims(snapshot, entry.request, num_pages)
+        chosen = [table.live.entry(victim) for victim in victims if victim is not entry.request]
         is_arriving = table.rows.is_arriving
         if not chosen or any(is_arriving(victim) or victim in planned for victim in chosen):
             return False
@@ -102,7 +101,7 @@ class Preemption:
 
     def _snapshot_of_all(self, now_s: float) -> Snapshot:
         """What victims are chosen from: every row that decodes, and who was admitted just now."""
-        self._pending.flush()
+        self._flush()
         return self._table.snapshot(now_s, self._table.rows.all_decode_rows())
 
     def preempt(
@@ -121,7 +120,7 @@ class Preemption:
             snapshot is not None
             and self._kv.host.num_pages > 0
             and request.num_computed_tokens > 0
-            and self._table.policy.swap_or_recompute(snapshot, request)
+            and self._table.places.policy.swap_or_recompute(snapshot, request)
             and self._transfers.swap_out(victim, now_s)
         )
         num_tokens = request.num_computed_tokens

@@ -110,7 +110,7 @@ class PrefillPlanner:
             decoding: rows that decode in the same step.
             num_admissions: most waiting requests to admit.
         """
-        policy, order = self._table.policy, self._order
+        policy, order = self._table.places.policy, self._order
         budget = self._budget(snapshot, decoding)
         self._preempts_for_waiting = policy.preempts_for_waiting
         order.may_admit = num_admissions > 0 and self._has_use_in_trying
@@ -147,7 +147,7 @@ class PrefillPlanner:
         table, num_decode = self._table, len(decoding)
         table.renew(snapshot)
         snapshot.decoding = decoding
-        budget = min(table.policy.budget(snapshot), self._limits.max_num_batched_tokens)
+        budget = min(table.places.policy.budget(snapshot), self._limits.max_num_batched_tokens)
         table.forecast.observe_budget(budget - num_decode, num_decode, decoding.context)
         return budget - num_decode
 
@@ -171,7 +171,7 @@ class PrefillPlanner:
         was_preempted = entry.number in builder.preempted_numbers
         if was_preempted or not self._try_to_admit(entry, budget, snapshot):
             self._num_skipped += 1
-            is_over = self._num_skipped > self._table.policy.max_skipped or entry.is_pinned
+            is_over = self._num_skipped > self._table.places.policy.max_skipped or entry.is_pinned
             # What comes free is kept for a class that has less than its quota.
             is_over |= entry.request.priority in order.below_quota
             if builder.explains:
@@ -207,7 +207,7 @@ class PrefillPlanner:
             needed += self._watermark_pages
             # What is wanted besides takes long to say exactly, and as a rule there is more.
             if needed + self._headroom_bound(request, snapshot) > num_available:
-                needed += self._table.policy.headroom(snapshot, request)
+                needed += self._table.places.policy.headroom(snapshot, request)
         if needed > num_available or not free_slots:
             num_lacking = max(needed - num_available, 0)
             if not self._preempts_for_waiting or not self._preempt_for(
@@ -245,7 +245,7 @@ class PrefillPlanner:
             return math.inf
         most = self._most_headroom
         if most is None:
-            ask = self._table.policy.most_headroom
+            ask = self._table.places.policy.most_headroom
             most = self._most_headroom = math.inf if ask is None else ask(snapshot)
         return most + self._kv.needs.growth(request.max_tokens)
 
@@ -376,7 +376,7 @@ class PrefillPlanner:
         assert slot is not None
         start, end = int(request.counts[COMPUTED]), entry.prefill_end
         num_tokens = end - start
-        most = self._table.policy.chunk(snapshot, request, num_tokens, budget)
+        most = self._table.places.policy.chunk(snapshot, request, num_tokens, budget)
         assert 1 <= most <= budget, (most, budget)
         if self._kv.has_windows:
             # As a rule all that was given back came back to it. Others may hold some of that.

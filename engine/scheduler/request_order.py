@@ -27,29 +27,21 @@ class RequestOrder:
 
     def __init__(self, table: RequestTable) -> None:
         self._table = table
+        self._places = table.places
         self._waiting = table.waiting
         self.may_admit = False
         self.below_quota: set[int] = set()
 
     def of(self, entries: Sequence[LiveRequest], snapshot: Snapshot) -> Sequence[LiveRequest]:
         """`entries`, first to be served first; equals in order of acceptance."""
-        table = self._table
+        live, places = self._table.live, self._places
         if len(entries) < 2:
             return entries
-        if table.has_places:
-            return sorted(entries, key=self._turn_of)
+        if places.has_places:
+            return sorted(entries, key=places.turn_of)
         accepted = sorted(entries, key=lambda entry: entry.number)
-        ordered = table.policy.order(snapshot, [entry.request for entry in accepted])
-        return [table.entry(request) for request in ordered]
-
-    def _turn_of(self, entry: LiveRequest) -> tuple[Place, int]:
-        """Where a running entry stands among others, its tenant's lead counted."""
-        table = self._table
-        place = table.place_of(entry)
-        if place and table.takes_turns:
-            lead_s = table.waiting.lines.lead(entry.tenant) * table.lead_token_s
-            place = (place[0] + lead_s, *place)
-        return place, entry.number
+        ordered = places.policy.order(snapshot, [entry.request for entry in accepted])
+        return [live.entry(request) for request in ordered]
 
     def candidates(self, snapshot: Snapshot) -> Iterator[LiveRequest]:
         """Running prompts and waiting requests, first to be served first: the first of each class
@@ -58,7 +50,7 @@ class RequestOrder:
         Each is admitted or skipped before the next one is asked for, and nobody who waits comes
         any more once admission is over.
         """
-        policy, queue = self._table.policy, self._waiting
+        policy, queue = self._places.policy, self._waiting
         prefilling: Sequence[LiveRequest] = ()
         if self._table.rows.num_prefilling:
             prefilling = self.of(self._table.rows.prefilling, snapshot)
@@ -66,9 +58,9 @@ class RequestOrder:
         if not self.may_admit or not entries:
             yield from prefilling
             return
-        if not self._table.has_places:
+        if not self._places.has_places:
             yield from prefilling
-            waiting = [self._table.entry(request) for request in queue.requests]
+            waiting = [self._table.live.entry(request) for request in queue.requests]
             for entry in self.of(waiting, snapshot):
                 if self.may_admit:
                     yield entry
@@ -83,7 +75,7 @@ class RequestOrder:
         turn = next(turns, None) if policy.merges_prompts or not prefilling else None
         for entry in prefilling:
             if policy.merges_prompts:
-                key = self._turn_of(entry)
+                key = self._places.turn_of(entry)
                 while self.may_admit and turn is not None and turn[0] < key:
                     yield turn[1]
                     turn = next(turns, None)
@@ -97,9 +89,9 @@ class RequestOrder:
     def _in_turn(self) -> Iterator[tuple[tuple[Place, int], LiveRequest]]:
         """Waiting requests, next to be served first, each with where it stands. Each is admitted or
         skipped before the next one is asked for."""
-        queue, table = self._waiting, self._table
-        if table.takes_turns:
-            yield from queue.lines.in_turn(table.lead_token_s)
+        queue, places = self._waiting, self._places
+        if places.takes_turns:
+            yield from queue.lines.in_turn(places.lead_token_s)
             return
         entries, index = queue.entries, 0
         while index < len(entries):
@@ -146,7 +138,7 @@ class RequestOrder:
 
     def _first_of(self, priority: int) -> LiveRequest:
         """The waiting request of a class, of which there is one, whose turn it is."""
-        queue, table = self._waiting, self._table
-        if table.takes_turns:
-            return next(queue.lines.in_turn(table.lead_token_s, priority))[1]
+        queue, places = self._waiting, self._places
+        if places.takes_turns:
+            return next(queue.lines.in_turn(places.lead_token_s, priority))[1]
         return queue[int((queue.columns.priority == priority).argmax())]

@@ -6,24 +6,22 @@ in step; what each of them is has a module of its own.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.kv.prefix_match import PrefixMatch
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import COMPUTED, Request, RequestStatus, no_counts
-from octavo.engine.scheduler.deadlines import has_target, was_in_time
-from octavo.engine.scheduler.fairness import ClassQuotas, MaximumWait
+from octavo.engine.scheduler.deadlines import was_in_time
+from octavo.engine.scheduler.fairness import ClassQuotas, TenantCounters
 from octavo.engine.scheduler.forecast import Forecast
-from octavo.engine.scheduler.live_request import LiveRequest, Place
+from octavo.engine.scheduler.live_request import LiveRequest, LiveRequests
 from octavo.engine.scheduler.policy import Policy, Snapshot
 from octavo.engine.scheduler.remaining_work import RemainingWork
 from octavo.engine.scheduler.row_table import RowTable
 from octavo.engine.scheduler.rows import NO_ROWS, Rows
 from octavo.engine.scheduler.step_plan import StepLimits
-from octavo.engine.scheduler.waiting_columns import WaitingFigures
-from octavo.engine.scheduler.waiting_queue import WaitingQueue
+from octavo.engine.scheduler.waiting_queue import Places
 
 
 class RequestTable:
@@ -34,121 +32,42 @@ class RequestTable:
 
     Args:
         limits: what a step can take.
-        policy: gives waiting requests their places. Plans ask the table for it.
+        policy: gives waiting requests their places.
         kv: owner of the pages.
         forecast: what steps and outputs are expected to take.
+        tenants: what each tenant was served.
 
     Attributes:
-        work: what is left to compute of the waiting ones, and whom they wait for.
+        live: the register of live requests.
+        places: where each of them stands, and the policy that says so. Plans ask for it there.
+        waiting: those that wait, in their places.
         held: requests that wait apart from the queue, by number: policies do not see them.
-        stop_ids: every token id that ends a live request -> how many of them.
+        rows: those that run, by slot.
+        work: what is left to compute of the waiting ones, and whom they wait for.
+        quotas: what each class was served.
+        busy_until_s: when the device is expected to be done with what was dispatched.
     """
 
     def __init__(
-        self, limits: StepLimits, policy: Policy, kv: KVManager, forecast: Forecast
+        self,
+        limits: StepLimits,
+        policy: Policy,
+        kv: KVManager,
+        forecast: Forecast,
+        tenants: TenantCounters,
     ) -> None:
         self.limits = limits
         self.kv = kv
         self.forecast = forecast
-        self.policy = policy
-        self.tenants = forecast.tenants
-        measure = None if policy.measure is None else self._figures_of
-        self.waiting = WaitingQueue(self.place_of, measure, self._has_due, self.tenants)
-        self.max_wait = self._maximum_wait(policy)
-        self.quotas = ClassQuotas()
-        self._pinned: set[str] = set()
-        self.rows = RowTable(limits.max_num_seqs, limits.page_size, kv.needs.num_groups)
-        self.busy_until_s = 0.0
-        self.num_added = 0
-        self.num_with_targets = 0
-        self.num_with_grammar = 0
-        self.stop_ids: dict[int, int] = {}
+        self.tenants = tenants
+        self.live = LiveRequests()
+        self.places = Places(policy, forecast, tenants, self.live.get)
+        self.waiting = self.places.queue
         self.held: dict[int, LiveRequest] = {}
-        self._by_id: dict[str, LiveRequest] = {}
+        self.rows = RowTable(limits.max_num_seqs, limits.page_size, kv.needs.num_groups)
         self.work = RemainingWork(kv, forecast, self.waiting.replace)
-
-    def adopt(self, policy: Policy) -> None:
-        """Goes on by another policy."""
-        self.policy = policy
-        self.max_wait = self._maximum_wait(policy)
-        measure = None if policy.measure is None else self._figures_of
-        self.waiting.reorder(measure, self._has_due)
-        if policy.max_wait_s is not None:
-            for entry in self.waiting:
-                if not entry.is_pinned:
-                    self.max_wait.began(entry)
-
-    @property
-    def _has_due(self) -> Callable[[Request], bool] | None:
-        return None if self.policy.turns is None else self.policy.turns.has_due
-
-    def _maximum_wait(self, policy: Policy) -> MaximumWait:
-        max_wait_s = math.inf if policy.max_wait_s is None else policy.max_wait_s
-        return MaximumWait(max_wait_s, self.get)
-
-    def __len__(self) -> int:
-        return len(self._by_id)
-
-    def __iter__(self) -> Iterator[LiveRequest]:
-        """Live requests in order of acceptance."""
-        return iter(self._by_id.values())
-
-    def get(self, request_id: str) -> LiveRequest | None:
-        """The live request with this id, or None."""
-        return self._by_id.get(request_id)
-
-    def entry(self, request: Request) -> LiveRequest:
-        """The record of a live request."""
-        return self._by_id[request.request_id]
-
-    def find(self, request: Request) -> LiveRequest | None:
-        """The record of a request, or None if it has ended."""
-        return self._by_id.get(request.request_id)
-
-    @property
-    def has_places(self) -> bool:
-        """Whether the policy gives requests a place, so that the queue is in its order."""
-        return self.policy.place is not None
-
-    def place_of(self, entry: LiveRequest) -> Place:
-        """Where an entry stands by the policy; before all others once it was pinned, behind them
-        while it is demoted. Where others wait for what it computes, no later than they. What its
-        tenant was served is left out."""
-        policy = self.policy
-        place: Place
-        if entry.is_pinned:
-            place = (-math.inf, entry.request.arrival_s)
-        else:
-            place = () if policy.place is None else policy.place(entry.request, self.forecast)
-            if entry.is_demoted:
-                place = (math.inf, *place)
-        if entry.followers:
-            return min(place, min(other.place for other in entry.followers.values()))
-        return place
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether tenants take turns: several have live requests, and the policy minds."""
-        return self.policy.turns is not None and self.tenants.num_live > 1
-
-    @property
-    def lead_token_s(self) -> float:
-        """Seconds by which a request comes later for each token that its tenant is ahead."""
-        return 0.0 if self.policy.turns is None else self.policy.turns.token_s(self.forecast)
-
-    def _lead(self, request: Request) -> float:
-        """Tokens by which a live request's tenant is ahead; 0 where no turns are taken."""
-        return self.waiting.lines.lead(self.entry(request).tenant) if self.takes_turns else 0.0
-
-    def _figures_of(self, entry: LiveRequest) -> WaitingFigures:
-        assert self.policy.measure is not None
-        figures = self.policy.measure(entry.request, entry.place, self.forecast)
-        # Who was given up or must come first is not given up again.
-        is_settled = entry.is_demoted or entry.is_pinned
-        if not is_settled:
-            return figures
-        demoted_due_s = math.inf if entry.is_pinned else figures.due_s
-        return figures._replace(due_s=math.inf, demoted_due_s=demoted_due_s)
+        self.quotas = ClassQuotas()
+        self.busy_until_s = 0.0
 
     def snapshot(
         self,
@@ -169,12 +88,15 @@ class RequestTable:
             forecast=self.forecast,
             rows=self.rows,
             waiting_columns=self.waiting.columns,
-            pinned=self._pinned,
+            pinned=self.places.pinned,
             lead=self._lead,
         )
         self.renew(snapshot)
         snapshot.decoding = decoding
         return snapshot
+
+    def _lead(self, request: Request) -> float:
+        return self.places.lead(self.live.entry(request))
 
     def renew(self, snapshot: Snapshot) -> None:
         """Makes a snapshot, but for its decode rows, what `snapshot` would return now: most of it
@@ -201,10 +123,10 @@ class RequestTable:
         Returns:
             Their new records.
         """
-        for name in ("num_added", "busy_until_s", "quotas"):
-            setattr(self, name, getattr(old, name))
+        self.live.num_added = old.live.num_added
+        self.quotas, self.busy_until_s = old.quotas, old.busy_until_s
         entries = []
-        for before in old._by_id.values():
+        for before in old.live:
             request = before.request
             request.status, request.slot = RequestStatus.WAITING, None
             request.counts = no_counts()
@@ -218,9 +140,7 @@ class RequestTable:
                 tenant=before.tenant,
             )
             entry.ready_position = before.ready_position
-            self._enter(entry)
-            if entry.is_pinned:
-                self._pinned.add(request.request_id)
+            self.live.enter(entry)
             self._wait(entry, before.waiting_since_s)
             entries.append(entry)
         return entries
@@ -231,30 +151,13 @@ class RequestTable:
         Args:
             pages: its own, if they were opened already.
         """
-        assert request.request_id not in self._by_id, request.request_id
         pages = self.kv.open(request) if pages is None else pages
         tenant = self.tenants.enter(request.tenant)
-        entry = LiveRequest(request=request, number=self.num_added, pages=pages, tenant=tenant)
-        self.num_added += 1
-        self._enter(entry)
+        number, self.live.num_added = self.live.num_added, self.live.num_added + 1
+        entry = LiveRequest(request=request, number=number, pages=pages, tenant=tenant)
+        self.live.enter(entry)
         self._wait(entry, request.arrival_s)
         return entry
-
-    def _enter(self, entry: LiveRequest) -> None:
-        self._by_id[entry.request.request_id] = entry
-        for token_id in entry.stop_ids:
-            self.stop_ids[token_id] = self.stop_ids.get(token_id, 0) + 1
-        self.num_with_targets += has_target(entry.request)
-        self.num_with_grammar += entry.request.has_grammar
-
-    def pin_overdue(self, now_s: float) -> None:
-        """Sends those to the front of the queue who have waited their longest."""
-        for entry in self.max_wait.overdue(now_s):
-            if entry.number in self.held:
-                entry.is_pinned = True  # it comes to the front when it comes back
-            else:
-                self.waiting.pin(entry)
-            self._pinned.add(entry.request.request_id)
 
     def hold(self, entry: LiveRequest) -> None:
         """Takes a waiting request out of the queue, until `free`."""
@@ -294,12 +197,7 @@ class RequestTable:
         if entry.is_demoted and was_in_time(entry.request):
             entry.is_demoted = False
         self.work.enter(entry)
-        lines = self.waiting.lines
-        if not lines.has(entry.tenant):
-            self.tenants.begin_to_wait(entry.tenant, lines.least_served())
-        self.waiting.insert(entry)
-        if self.max_wait.max_wait_s < math.inf and not entry.is_pinned:
-            self.max_wait.began(entry)
+        self.places.begin_to_wait(entry)
 
     def admit(self, entry: LiveRequest, num_known: int, matched: PrefixMatch) -> None:
         """Gives a waiting request a free slot, and pages for all its known tokens. `begin_to_run`
@@ -372,17 +270,9 @@ class RequestTable:
             self.work.leave(entry)
         if entry.pages.is_on_host:
             self.kv.drop_host_copy(entry.pages)
-        del self._by_id[request.request_id]
-        for token_id in entry.stop_ids:
-            if self.stop_ids[token_id] == 1:
-                del self.stop_ids[token_id]
-            else:
-                self.stop_ids[token_id] -= 1
+        self.live.leave(entry)
         self.tenants.leave(request.tenant)
-        self.num_with_targets -= has_target(request)
-        self.num_with_grammar -= request.has_grammar
-        self._pinned.discard(request.request_id)
-        entry.is_live = False
+        self.places.pinned.discard(request.request_id)
         request.status = status
         request.stop_reason = stop_reason
         request.error = error
@@ -408,14 +298,14 @@ class RequestTable:
         Args:
             host_in_transfer: host pages that belong to a transfer and no sequence.
         """
+        self.live.check_integrity()
         self.waiting.check_integrity()
         self.rows.check_integrity()
-        self.kv.check_integrity((entry.pages for entry in self), host_in_transfer)
-        self.work.check_integrity(self)
+        self.kv.check_integrity((entry.pages for entry in self.live), host_in_transfer)
+        self.work.check_integrity(self.live)
         numbers = [entry.number for entry in self.waiting]
         numbers += [*self.held, *(entry.number for entry in self.rows)]
-        assert sorted(numbers) == [entry.number for entry in self]
-        assert self.num_with_grammar == sum(entry.request.has_grammar for entry in self)
+        assert sorted(numbers) == [entry.number for entry in self.live]
         for entry in (*self.waiting, *self.held.values()):
             request = entry.request
             assert entry.is_live

@@ -27,8 +27,15 @@ from octavo.engine.request import (
 )
 from octavo.engine.scheduler.deadlines import end_due_s, pace_s
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
-from octavo.engine.scheduler.row_pages import Counts, FullRows, RowPages, Slots
-from octavo.engine.scheduler.rows import NO_ROWS, DecodeOrder, Rows
+from octavo.engine.scheduler.rows import (
+    NO_ROWS,
+    Counts,
+    DecodeOrder,
+    FullRows,
+    RowPages,
+    Rows,
+    Slots,
+)
 
 Floats = NDArray[np.float64]
 

@@ -26,7 +26,7 @@ from octavo.engine.errors import DeadlineExceededError, InvalidConfigError
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.committer import Committer, News
-from octavo.engine.scheduler.deadlines import has_target
+from octavo.engine.scheduler.fairness import TenantCounters
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
@@ -113,6 +113,7 @@ class Scheduler:
             uses_declared_lengths=self.policy.uses_declared_lengths,
             page_copy_s=page_copy_s,
         )
+        self._tenants = TenantCounters()
         self.refusals = Refusals(self.forecast)
         self._builder = PlanBuilder(explains=explain)
         self._traces = Traces()
@@ -137,7 +138,9 @@ class Scheduler:
             chunk_tokens=limits.max_num_batched_tokens,
         )
         self._transfers = Transfers(self._kv, self.forecast, self._builder)
-        self._unapplied = table = RequestTable(limits, self.policy, self._kv, self.forecast)
+        self._unapplied = table = RequestTable(
+            limits, self.policy, self._kv, self.forecast, self._tenants
+        )
         self._pending = PendingUpdates(table, self._builder.counts)
         self._committer = Committer(table)
         self._planner = Planner(
@@ -196,7 +199,7 @@ class Scheduler:
         if self._only is not None:
             table.hold(entry)
         if request.deadline_s is not None:
-            if len(self._deadlines) > 2 * len(table) + 64:
+            if len(self._deadlines) > 2 * len(table.live) + 64:
                 self._deadlines = [item for item in self._deadlines if item[2].is_live]
                 heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (request.deadline_s, entry.number, entry))
@@ -204,7 +207,7 @@ class Scheduler:
     def _refuse(self, request: Request, now_s: float) -> Refusal | None:
         """Why a new request is not let in, if it is not."""
         table, policy = self._table, self.policy
-        if policy.with_targets is not None and has_target(request):
+        if policy.with_targets is not None and request.has_target:
             policy = policy.with_targets  # it takes over with the next plan
         if policy.refuse is refuse_nobody:
             return None
@@ -228,7 +231,7 @@ class Scheduler:
         compute for it are dropped at their commit.
         """
         table = self._table
-        entry = table.get(request_id)
+        entry = table.live.get(request_id)
         if entry is None:
             return None
         table.end(entry, status, now_s, error=error)
@@ -247,7 +250,7 @@ class Scheduler:
             Whether it was live, so that this is its one terminal event.
         """
         table = self._table
-        entry = table.get(request.request_id)
+        entry = table.live.get(request.request_id)
         if entry is None:
             return False
         if status is RequestStatus.STOPPED:
@@ -290,7 +293,7 @@ class Scheduler:
             num_tokens: the prompt and output tokens that the next one follows.
         """
         table = self._table
-        entry = table.get(request_id)
+        entry = table.live.get(request_id)
         if entry is not None:
             table.unblock(entry, num_tokens)
 
@@ -405,7 +408,7 @@ class Scheduler:
                 self._planner.preemption.preempt(entry, now_s)
             self._kv.forget_prefixes()
             for request_id in broken:
-                broken_one = table.get(request_id)
+                broken_one = table.live.get(request_id)
                 if broken_one is not None:
                     self._kv.drop_host_copy(broken_one.pages)
                     table.work.changed(broken_one)
@@ -460,22 +463,22 @@ class Scheduler:
     def _follow_targets(self, with_targets: Policy) -> None:
         """Changes over to the other policy when the first request with a target has come, and back
         when the last one has ended."""
-        policy = with_targets if self._table.num_with_targets else self._without_targets
+        policy = with_targets if self._table.live.num_with_targets else self._without_targets
         if policy is not self.policy:
             self.policy = policy
-            self._table.adopt(policy)
+            self._table.places.adopt(policy)
 
     # Figures.
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any request is live."""
-        return len(self._unapplied) > 0
+        return len(self._unapplied.live) > 0
 
     @property
     def has_work(self) -> bool:
         """Whether any request is live or any dispatched step awaits its commit."""
-        return len(self._unapplied) > 0 or len(self._dispatched) > 0
+        return len(self._unapplied.live) > 0 or len(self._dispatched) > 0
 
     @property
     def num_running(self) -> int:
@@ -487,7 +490,7 @@ class Scheduler:
 
     def get(self, request_id: str) -> Request | None:
         """The live request with this id, or None."""
-        entry = self._unapplied.get(request_id)
+        entry = self._unapplied.live.get(request_id)
         return None if entry is None else entry.request
 
     @property
@@ -498,7 +501,7 @@ class Scheduler:
     @property
     def live_requests(self) -> list[Request]:
         """Every live request, in order of acceptance."""
-        return [entry.request for entry in self._unapplied]
+        return [entry.request for entry in self._unapplied.live]
 
     def load(self, now_s: float | None = None) -> SchedulerLoad:
         """Figures of this moment (of the newest plan by default), and counts since the start.
@@ -557,7 +560,7 @@ class Scheduler:
             for request, count in zip(dispatched.requests, counts, strict=True):
                 num_steps[request] = num_steps.get(request, 0) + 1
                 num_tokens[request] = num_tokens.get(request, 0) + count
-        for entry in table:
+        for entry in table.live:
             request = entry.request
             assert request.num_inflight_steps == num_steps.get(request, 0)
             assert request.num_inflight_tokens == num_tokens.get(request, 0)

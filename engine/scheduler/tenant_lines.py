@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from octavo.engine.scheduler.fairness import TenantCounters
 from octavo.engine.scheduler.live_request import LiveRequest
-from octavo.engine.scheduler.tenants import TenantCounters
 from octavo.engine.scheduler.waiting_columns import Floats
 
 _FIRST_SIZE = 16

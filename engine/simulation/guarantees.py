@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.request import Priority
-from octavo.engine.scheduler.fairness import DEFAULT_QUOTAS, WINDOW_TOKENS
-from octavo.engine.scheduler.tenants import TenantCounters
+from octavo.engine.scheduler.fairness import DEFAULT_QUOTAS, WINDOW_TOKENS, TenantCounters
 from octavo.engine.simulation.simulate import SimulationReport
 
 SLACK_TOKENS = 8_192

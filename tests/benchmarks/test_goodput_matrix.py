@@ -194,7 +194,7 @@ def test_runs_are_kept_by_all_that_they_depend_on(load, tmp_path) -> None:
 
 def test_other_sources_have_another_hash(load, tmp_path) -> None:
     source_hash = load("runs").source_hash
-    for path in ("engine/core.py", "engine/scheduler/policies/slo.py", "engine/simulation/a.py",
+    for path in ("engine/core.py", "engine/scheduler/policy.py", "engine/simulation/a.py",
                  "engine/execution/step.py", "docs/a.md"):  # fmt: skip
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("1")
@@ -202,7 +202,7 @@ def test_other_sources_have_another_hash(load, tmp_path) -> None:
     for path in ("engine/execution/step.py", "docs/a.md"):
         (tmp_path / path).write_text("2")
     assert {source_hash(tmp_path)} == seen
-    for number, path in enumerate(("engine/core.py", "engine/scheduler/policies/slo.py",
+    for number, path in enumerate(("engine/core.py", "engine/scheduler/policy.py",
                                    "engine/simulation/a.py"), 2):  # fmt: skip
         (tmp_path / path).write_text("2")
         seen.add(source_hash(tmp_path))

@@ -100,7 +100,7 @@ def built(tiny_model: Path) -> Iterator[Any]:
 
 def stands(engine: Any, state: str) -> bool:
     """Whether the target is in this state now; asked in the engine's thread."""
-    entry = next((e for e in engine.scheduler._unapplied if e.request.label == TARGET), None)
+    entry = next((e for e in engine.scheduler._unapplied.live if e.request.label == TARGET), None)
     if entry is None:
         return False
     request, has_row = entry.request, entry.request.slot is not None

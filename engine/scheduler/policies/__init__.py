@@ -1,22 +1,58 @@
-"""Scheduling policies, by name."""
+"""Scheduling policies, by name, and the default, `auto`, which is made of two of them."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.scheduler.policies import auto, baselines, niyama, slo
+from octavo.engine.request import Request
+from octavo.engine.scheduler.policies import baselines, niyama
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policy import Policy
+from octavo.engine.scheduler.policies.slo import slo_policy
+from octavo.engine.scheduler.policy import Policy, Snapshot, TenantTurns, nothing_is_due
 
 ENTRY_POINT_GROUP = "octavo.scheduling_policies"
 """Third parties' policies: an entry point's name is the policy's, its object a `PolicyMaker`."""
 
 PolicyMaker = Callable[[Parameters], Policy]
 
+TURNS = TenantTurns(token_s=lambda forecast: 1.0, has_due=nothing_is_due)
+"""The least served tenant comes first: as nothing is due, what a token is worth does not matter."""
+
+
+def furthest_ahead_first(snapshot: Snapshot, beneficiary: Request, num_pages: int) -> list[Request]:
+    """The requests of the tenant furthest ahead first, of one tenant the last to arrive first,
+    down to the beneficiary itself."""
+    leads: dict[str, float] = {}
+    for request in snapshot.running:
+        if request.tenant not in leads:
+            leads[request.tenant] = snapshot.lead(request)
+    last = sorted(snapshot.running, key=lambda r: (leads[r.tenant], r.arrival_s))[::-1]
+    return last[: last.index(beneficiary) + 1]
+
+
+def auto(parameters: Parameters) -> Policy:
+    """Tenants in turn until a request has a target, and `slo` while any has one: `token_budget` as
+    for FCFS, and what `slo` takes.
+
+    Without targets there is nothing to weigh. Within a tenant requests are served as they arrive;
+    the tenant that was served least comes next, so that one that floods the queue delays none of
+    the others. With a single tenant every decision is that of `fcfs`. The step-time and length
+    estimates are learned all along, so that `slo` begins with them.
+    """
+    return dataclasses.replace(
+        baselines.fcfs(parameters),
+        name="auto",
+        turns=TURNS,
+        choose_victims=furthest_ahead_first,
+        with_targets=slo_policy.make(parameters),
+    )
+
+
 POLICIES: dict[str, PolicyMaker] = {
-    "auto": auto.make,
+    "auto": auto,
     "static": baselines.static,
     "dynamic": baselines.dynamic,
     "orca": baselines.orca,
@@ -29,7 +65,7 @@ POLICIES: dict[str, PolicyMaker] = {
     "edf-shed": baselines.edf_shed,
     "least-slack": baselines.least_slack,
     "niyama": niyama.make,
-    "slo": slo.make,
+    "slo": slo_policy.make,
 }
 
 

@@ -17,11 +17,10 @@ from octavo.engine.request import Request
 from octavo.engine.scheduler.deadlines import end_due_s, next_due_s
 from octavo.engine.scheduler.forecast import GENEROUS, Forecast
 from octavo.engine.scheduler.live_request import Place
-from octavo.engine.scheduler.policies.baselines import MAX_LOOKED_AT, late_ones
+from octavo.engine.scheduler.policies.baselines import MAX_LOOKED_AT, last_in_order, late_ones
 from octavo.engine.scheduler.policies.parameters import Parameters
-from octavo.engine.scheduler.policies.victims_by_place import last_in_order
+from octavo.engine.scheduler.policies.slo.slack import budget_within, smallest_slack_s
 from octavo.engine.scheduler.policy import Admission, Policy, Snapshot
-from octavo.engine.scheduler.slack import budget_within, smallest_slack_s
 
 
 def relegate_late(snapshot: Snapshot) -> Admission:

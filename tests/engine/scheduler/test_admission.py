@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from octavo.engine.kv.page_needs import PageNeeds
-from octavo.engine.scheduler.admission import RESTORE_MARGIN, job_to_restore, late_jobs, peak_pages
+from octavo.engine.scheduler.forecast import peak_pages
+from octavo.engine.scheduler.policies.slo.admission import RESTORE_MARGIN, job_to_restore, late_jobs
 
 
 def jobs(*pairs):

@@ -136,7 +136,7 @@ def test_waits_that_are_over_are_forgotten_long_before_their_bound(drive, reques
         step_time=constant_machine(),
         enable_prefix_caching=False,
     )
-    waits = driver.scheduler._table.max_wait
+    waits = driver.scheduler._table.places.max_wait
     for number in range(600):
         driver.add(request_of(str(number), [number % 20] * 4, 1, arrival_s=driver.now_s))
         driver.drain()

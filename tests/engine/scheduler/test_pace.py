@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from octavo.engine.scheduler.pace import MOST_IDLE_STEPS, PaceModel, idle_rows
+from octavo.engine.scheduler.policies.slo.pace import MOST_IDLE_STEPS, PaceModel, idle_rows
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 from octavo.engine.simulation.settings import replica_limits

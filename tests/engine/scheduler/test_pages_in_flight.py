@@ -99,7 +99,7 @@ def test_a_follower_takes_over_when_its_leader_is_gone(drive, request_of, how):
         driver.cancel("a")
     elif how == "preempt":
         table = driver.scheduler._table
-        driver.scheduler._planner.preemption.preempt(table.entry(leader), driver.now_s)
+        driver.scheduler._planner.preemption.preempt(table.live.entry(leader), driver.now_s)
     else:
         driver.plan()
         driver.in_flight.clear()
@@ -167,7 +167,7 @@ def test_whom_waiting_would_make_late_computes_by_itself(drive, request_of, star
     driver.scheduler.add(follower, 0.0)
     table = driver.scheduler._table
     table.forecast._full_step_token = 1e-3
-    entry = table.entry(follower)
+    entry = table.live.entry(follower)
     leader = table.work.leader_to_await(entry, starts_s)
     assert (leader is not None, entry.goes_alone) == (waits, not waits)
     driver.scheduler.check_integrity()

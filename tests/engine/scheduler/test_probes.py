@@ -99,7 +99,7 @@ def test_a_probe_of_the_queue_is_neither_rejected_nor_put_back(drive, request_of
     driver.now_s = 1.5  # both are hopeless
     driver.turn()
     assert other.status is RequestStatus.REJECTED
-    entry = driver.scheduler._table.entry(probe)
+    entry = driver.scheduler._table.live.entry(probe)
     assert not entry.is_demoted
     driver.scheduler.check_integrity()
     driver.drain()

@@ -144,7 +144,7 @@ def test_a_demoted_request_computes_for_nobody_in_advance(drive, request_of):
     driver.turn()
     waiting = [driver.add(request_of(name, [*PROMPT, n], 2)) for n, name in enumerate("ab")]
     table = driver.scheduler._table
-    table.demote(table.entry(waiting[0]))
+    table.demote(table.live.entry(waiting[0]))
     apply_all(driver)
     driver.scheduler.check_integrity()
     assert [request.num_missing_tokens for request in waiting] == [1, 33]
@@ -159,7 +159,7 @@ def test_a_preempted_request_keeps_what_its_pages_hold_until_they_are_given_up(d
     driver.turn()
     table = driver.scheduler._table
     driver.scheduler.apply_plan()
-    driver.scheduler._planner.preemption.preempt(table.entry(victim), driver.now_s)
+    driver.scheduler._planner.preemption.preempt(table.live.entry(victim), driver.now_s)
     assert victim.num_missing_tokens == victim.num_tokens - 32
     driver.drain()
 
@@ -174,7 +174,7 @@ def test_a_swapped_request_is_priced_by_its_copies(drive, request_of):
     table = scheduler._table
     snapshot = table.snapshot(driver.now_s)
     computed = victim.num_computed_tokens
-    scheduler._planner.preemption.preempt(table.entry(victim), driver.now_s, snapshot)
+    scheduler._planner.preemption.preempt(table.live.entry(victim), driver.now_s, snapshot)
     assert scheduler._builder.counts.swaps.num_requests == 1
     # Pages of the prompt are on the device still; the copies of the others cost next to nothing.
     assert victim.num_missing_tokens == victim.num_tokens - computed + 1
@@ -191,7 +191,7 @@ def test_a_swapped_request_whose_copy_fails_has_everything_to_compute(drive, req
     scheduler.apply_plan()
     table = scheduler._table
     snapshot = table.snapshot(driver.now_s)
-    scheduler._planner.preemption.preempt(table.entry(victim), driver.now_s, snapshot)
+    scheduler._planner.preemption.preempt(table.live.entry(victim), driver.now_s, snapshot)
     assert victim.num_missing_tokens <= 3
     driver.plan()
     (transfer_id,) = driver.device.transfers

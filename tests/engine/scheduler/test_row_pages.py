@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.engine.scheduler.row_pages import RowPages
+from octavo.engine.scheduler.rows import RowPages
 
 PAGE_SIZE = 4
 

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.engine.errors import OverloadedError, UnattainableTargetError
 from octavo.engine.request import RequestStatus
-from octavo.engine.scheduler import slack
+from octavo.engine.scheduler.policies.slo import slack
 from octavo.engine.scheduler.step_plan import Decision
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 
@@ -108,7 +108,7 @@ def test_a_demoted_request_comes_back_to_its_place_when_the_queue_gets_short(mac
     for number in range(6):
         driver.add(request_of(f"other{number}", [2] * 60, 1, ttft_target_s=0.41))
     driver.turn()
-    record = driver.scheduler._table.entry(large)
+    record = driver.scheduler._table.live.entry(large)
     assert record.is_demoted
     for number in range(6):
         driver.cancel(f"other{number}")
@@ -127,7 +127,7 @@ def test_a_demoted_request_does_not_go_back_and_forth_as_others_come_and_go(mach
     driver.add(request_of("running", [9] * 8, 300))
     driver.turn()
     large = driver.add(request_of("large", [1] * 160, 1, ttft_target_s=0.4))
-    record = driver.scheduler._table.entry(large)
+    record = driver.scheduler._table.live.entry(large)
     changes, before = 0, False
     for number in range(12):
         # At 1.16 ms a token 280 take 0.32 s, a quarter more is over 0.4; 100 more are too many.
@@ -151,7 +151,7 @@ def test_a_request_that_was_demoted_but_in_time_is_demoted_no_more(machine, requ
     comes back to its place."""
     driver = machine("slo:late=serve")
     request = driver.add(request_of("demoted", [1] * 8, 20, ttft_target_s=5.0))
-    record = driver.scheduler._table.entry(request)
+    record = driver.scheduler._table.live.entry(request)
     driver.scheduler._table.demote(record)
     driver.turn()
     record.is_demoted = True

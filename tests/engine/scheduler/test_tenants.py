@@ -8,11 +8,11 @@ import pytest
 
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Priority
+from octavo.engine.scheduler.fairness import TenantCounters
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.step_time_model import StepTimeModel
 from octavo.engine.scheduler.tenant_lines import Kind, TenantLines
-from octavo.engine.scheduler.tenants import TenantCounters
 
 STEP_S = 0.05
 
@@ -139,8 +139,9 @@ class TestTurns:
     def test_a_demoted_request_comes_after_every_running_prompt_that_is_not(self, counters, entry):
         lines = TenantLines(counters)
         lines.insert(entry("a", float("inf"), 3.0), Kind.DEMOTED)
-        lines.insert(entry("b", float("inf"), 2.0), Kind.DEMOTED)
-        counters.serve(counters.number_of("b"), 9, 0)
+        ahead = entry("b", float("inf"), 2.0)
+        lines.insert(ahead, Kind.DEMOTED)
+        counters.serve(ahead.tenant, 9, 0)
         turns = list(lines.in_turn(1.0))
         assert [entry.number for _, entry in turns] == [0, 1]
         prompt = ((1e9, 1e9), 7)  # of another tenant, far ahead
@@ -148,12 +149,12 @@ class TestTurns:
 
     def test_the_first_of_a_class_is_by_turn_too(self, counters, entry):
         lines = TenantLines(counters)
-        for tenant, place in (("a", 1.0), ("b", 2.0)):
+        for tenant, place in (("b", 2.0), ("a", 1.0)):
             for priority in (Priority.HIGH, Priority.LOW):
-                lines.insert(entry(tenant, place, priority=priority), Kind.OPEN)
-        counters.serve(0, 0, 0)
-        counters.serve(counters.number_of("a"), 1, 0)
-        assert self.order(lines, priority=Priority.LOW) == [3, 1]
+                waiting = entry(tenant, place, priority=priority)
+                lines.insert(waiting, Kind.OPEN)
+        counters.serve(waiting.tenant, 1, 0)
+        assert self.order(lines, priority=Priority.LOW) == [1, 3]
 
     @pytest.mark.parametrize("seed", range(20))
     def test_it_is_the_order_of_a_sorted_list_of_heads(self, counters, entry, seed):

@@ -1,31 +1,30 @@
-"""Octavo's own: the most requests within their targets, and nobody for ever without.
-
-Order: by due time plus `gamma` seconds for each second of the machine that a request still takes,
-so that of two requests due alike the smaller goes first. Admission: who cannot be in time is
-rejected; when not all can, the largest give way (Moore–Hodgson). Chunks: as large as the smallest
-banked slack of a running row allows. Victims: the cheapest to lose for each page, and only if the
-machine gains by it. Nobody waits longer than `max_wait_s` before he comes first.
-
-The file is a long one because the decisions share their reckoning of due times and places; what is
-arithmetic alone has modules of its own.
-"""
+"""The decisions of `slo`: order, admission, the size of a step, victims."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from octavo.engine.request import Request
-from octavo.engine.scheduler.admission import demand_s, job_to_restore, late_jobs, peak_pages
 from octavo.engine.scheduler.deadlines import end_due_s, first_due_s, next_due_s
 from octavo.engine.scheduler.feasibility import is_hopeless
-from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
+from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast, demand_s, peak_pages
 from octavo.engine.scheduler.live_request import Place
-from octavo.engine.scheduler.pace import idle_rows, most_admissions
 from octavo.engine.scheduler.policies.parameters import Parameters
+from octavo.engine.scheduler.policies.slo.admission import (
+    hopeless_ones,
+    in_time_again,
+    ones_to_leave_out,
+)
+from octavo.engine.scheduler.policies.slo.pace import idle_rows, most_admissions
+from octavo.engine.scheduler.policies.slo.slack import (
+    expected_slack_s,
+    first_tokens_budget,
+    thrifty_budget,
+)
+from octavo.engine.scheduler.policies.slo.victims import price_rows
 from octavo.engine.scheduler.policy import (
     HOPELESS,
     MAX_STEPS_WHILE_WAITING,
@@ -36,14 +35,8 @@ from octavo.engine.scheduler.policy import (
     TenantTurns,
     refuse_nobody,
 )
-from octavo.engine.scheduler.row_pages import Slots
 from octavo.engine.scheduler.row_table import Floats
-from octavo.engine.scheduler.slack import (
-    expected_slack_s,
-    first_tokens_budget,
-    thrifty_budget,
-)
-from octavo.engine.scheduler.victims import price_rows
+from octavo.engine.scheduler.rows import Slots
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 
 MOST_RESUME_SHARE = 0.1
@@ -54,9 +47,6 @@ PIN_AFTER = 4
 rules of gain end that already, and on the textbook workload a limit of 2 or 3 costs one of 72
 requests, as rows that are cheap to take again and again (their swaps are free) become untouchable.
 What bounds a wait is `max_wait_s`."""
-
-MAX_REJECTED = 32
-"""Requests that one plan rejects; the others' turn comes with the next."""
 
 
 def make(parameters: Parameters) -> Policy:
@@ -172,9 +162,9 @@ class SLOPolicy:
 
     def admit(self, snapshot: Snapshot) -> Admission:
         """Gives up who would be late, and the largest where not all can be in time."""
-        gone = self._hopeless(snapshot)
-        late = self._late(snapshot)
-        restored = [] if late else self._in_time_again(snapshot)
+        gone = hopeless_ones(snapshot)
+        late = ones_to_leave_out(snapshot)
+        restored = [] if late else in_time_again(snapshot)
         limit = most_admissions(snapshot)
         if not gone and not late and not restored:
             return _EVERYONE if limit is None else Admission(limit=limit)
@@ -182,71 +172,6 @@ class SLOPolicy:
             return Admission(limit=limit, demoted=[*gone, *late], restored=restored)
         rejected = [(request, HOPELESS) for request in gone]
         return Admission(limit=limit, rejected=rejected, demoted=late, restored=restored)
-
-    def _hopeless(self, snapshot: Snapshot) -> list[Request]:
-        """Waiting requests, and running prompts, that can no longer be in time."""
-        now_s, starts_s, forecast = snapshot.now_s, snapshot.starts_s, snapshot.forecast
-        prompts = (*snapshot.prefilling, *snapshot.demoted)
-        gone = [request for request in prompts if is_hopeless(request, now_s, forecast, starts_s)]
-        waiting, columns = snapshot.waiting, snapshot.waiting_columns
-        if columns.least_chance_s < starts_s:
-            columns.tighten()
-        if columns.least_chance_s >= starts_s:
-            return gone
-        passed = (columns.last_chance_s < starts_s).nonzero()[0]
-        for index in passed[:MAX_REJECTED].tolist():
-            if is_hopeless(waiting[index], now_s, forecast, starts_s):
-                gone.append(waiting[index])
-        return gone
-
-    def _late(self, snapshot: Snapshot) -> list[Request]:
-        """The requests to give up so that the most prompts are computed in time."""
-        forecast, columns = snapshot.forecast, snapshot.waiting_columns
-        prompts, token_s = snapshot.prefilling, forecast.prefill_token_s
-        dues_s = [first_due_s(request) for request in prompts]
-        missing = [request.num_missing_tokens for request in prompts]
-        total_s = (columns.total_work_tokens + sum(missing)) * token_s
-        end_s = snapshot.starts_s + total_s * (1 + _ROUNDING)
-        if end_s > columns.least_due_s:
-            columns.tighten()
-        if end_s <= min(columns.least_due_s, *dues_s, math.inf):
-            return []  # as nearly always: all of them are in time
-        due_s, work_s = columns.due_s, columns.work_tokens * token_s
-        if prompts:
-            due_s = np.concatenate((due_s, dues_s))
-            work_s = np.concatenate((work_s, [tokens * token_s for tokens in missing]))
-        num_waiting = len(snapshot.waiting)
-        return [
-            snapshot.waiting[index] if index < num_waiting else prompts[index - num_waiting]
-            for index in late_jobs(work_s, due_s, snapshot.starts_s, step_s=forecast.full_step_s)
-        ]
-
-    def _in_time_again(self, snapshot: Snapshot) -> list[Request]:
-        """A demoted request that can be in time again beside all that are not demoted, if there is
-        one: others are looked at in the plans to come."""
-        columns, forecast = snapshot.waiting_columns, snapshot.forecast
-        if not columns.num_demoted and not snapshot.demoted:
-            return []
-        token_s, now_s, starts_s = forecast.prefill_token_s, snapshot.now_s, snapshot.starts_s
-        may_return = (columns.demoted_due_s < _NEVER) & (columns.last_chance_s >= starts_s)
-        left = [snapshot.waiting[index] for index in may_return.nonzero()[0].tolist()]
-        left += [r for r in snapshot.demoted if not is_hopeless(r, now_s, forecast, starts_s)]
-        if not left:
-            return []
-
-        def jobs(requests: Sequence[Request]) -> tuple[Floats, Floats]:
-            missing = [request.num_missing_tokens for request in requests]
-            return np.array(missing) * token_s, np.array([first_due_s(r) for r in requests])
-
-        work_s, due_s = jobs(snapshot.prefilling)
-        found = job_to_restore(
-            np.concatenate((columns.work_tokens * token_s, work_s)),
-            np.concatenate((columns.due_s, due_s)),
-            # A job is done with the step that its last token is in: at most a full step later.
-            starts_s + forecast.full_step_s,
-            *jobs(left),
-        )
-        return [] if found is None else [left[found]]
 
     # Steps.
 

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.scheduler.policy import Snapshot
-from octavo.engine.scheduler.row_pages import Slots
 from octavo.engine.scheduler.row_table import Floats
+from octavo.engine.scheduler.rows import Slots
 
 LOST_TARGET_S = 1e3
 """What a missed target weighs against seconds of the machine, when victims are compared."""
