@@ -1,0 +1,1 @@
+"""What a model writes in its turn besides plain words: thoughts, and calls of tools."""

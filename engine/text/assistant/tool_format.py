@@ -1,0 +1,43 @@
+"""How a family of models writes calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from octavo.engine.text.assistant.events import AssistantParser
+from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice
+
+
+class ToolFormat(Protocol):
+    """One way of writing calls: reads it, and says what a constrained model may write.
+
+    Attributes:
+        name: as `--tool-call-parser` takes it; vLLM's name where it has one.
+        markers: special tokens that a call is made of: the detokenizer must not leave them out.
+    """
+
+    name: str
+    markers: tuple[str, ...]
+
+    def matches(self, template: str, model_type: str) -> bool:
+        """Whether a model of this template and family (`model_type` of its config) writes calls
+        like this."""
+        ...
+
+    def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
+        """A parser of one turn.
+
+        Args:
+            tools: of the request; formats without types in their text read them from the schemas.
+        """
+        ...
+
+    def grammar(self, tools: Sequence[FunctionTool], choice: ToolChoice) -> str | None:
+        """A grammar in Lark's syntax, as llguidance extends it (`%json`, special tokens as
+        `<|token|>`), of all turns that the choice allows.
+
+        With "required", calls of the tools that are left and nothing else; with "auto", any text,
+        and from the moment a call begins a call that is valid. None if the format has no grammar.
+        """
+        ...
