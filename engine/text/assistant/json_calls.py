@@ -1,0 +1,191 @@
+"""Calls that are JSON objects with the function's name and its arguments in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from octavo.engine.text.assistant.events import AssistantParser
+from octavo.engine.text.assistant.grammars import arguments_of, one_of, turns, words
+from octavo.engine.text.assistant.json_text import (
+    dumps,
+    next_char,
+    object_text,
+    read_arguments,
+    read_string_value,
+    read_value,
+)
+from octavo.engine.text.assistant.scanner import Scanner
+from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
+from octavo.engine.text.assistant.tool_format import NO_SPECIALS
+from octavo.engine.text.assistant.tool_schemas import names_of
+from octavo.engine.text.assistant.turn import Broken, Goes, Steps, Turn, TurnParser, read_marked
+
+NAME_KEYS = ("name", "tool_name")
+ARGUMENTS_KEYS = ("arguments", "parameters")
+ID_KEYS = ("id", "tool_call_id")
+
+
+@dataclass(frozen=True, slots=True)
+class JsonCalls:
+    """A format of calls like `{"name": "f", "arguments": {"x": 1}}`, one by one or in a list.
+
+    The parser takes objects and lists of objects wherever either is due, the keys in any order,
+    and the names for them that any family uses. The grammar knows only what the family writes.
+
+    Attributes:
+        name: as `--tool-call-parser` takes it.
+        opening: what a call, or a list, begins with.
+        fits: whether a template and a family write calls like this.
+        closing: what ends it; may be missing from a text.
+        other_openings: others that models are known to write.
+        arguments_key: the grammar's name for the arguments.
+        is_list: whether the grammar's calls stand in a list.
+        separator: of calls that have an opening each, in the grammar.
+        space: white space after the opening and before the closing, in the grammar.
+        needs_known_name: whether an object is a call only if its name is an offered tool's, since
+            answers may begin as calls do.
+    """
+
+    name: str
+    opening: str
+    fits: Callable[[str, str], bool]
+    closing: str = ""
+    other_openings: tuple[str, ...] = ()
+    arguments_key: str = "arguments"
+    is_list: bool = False
+    separator: str = "\n"
+    space: str = ""
+    needs_known_name: bool = False
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Special tokens that a call is made of."""
+        return tuple(filter(None, (self.opening, *self.other_openings, self.closing)))
+
+    def matches(self, template: str, model_type: str) -> bool:
+        """Whether models of this template and family write calls like this."""
+        return self.fits(template, model_type)
+
+    def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
+        """A parser of one turn."""
+        known = names_of(tools) if self.needs_known_name else None
+        openings = [self.opening, *self.other_openings]
+        if self.needs_known_name:
+            openings = [*self.other_openings, "{"]
+        read = partial(_read_calls, closing=self.closing, known=known)
+        return TurnParser(partial(read_marked, openings=Scanner(openings), read_calls=read))
+
+    def grammar(
+        self,
+        tools: Sequence[FunctionTool],
+        choice: ToolChoice,
+        specials: Mapping[str, int] = NO_SPECIALS,
+    ) -> str | None:
+        """The grammar of the turns that the choice allows."""
+        rules = []
+        allowed = allowed_tools(tools, choice)
+        head = '{"name": ' if not self.needs_known_name else ""
+        for index, tool in enumerate(allowed):
+            before = f'{head}{dumps(tool.name)}, "{self.arguments_key}": '
+            rules.append(f'call_{index}: {words(before, specials)} {arguments_of(tool)} "}}"')
+        calls = f"({one_of([f'call_{index}' for index in range(len(allowed))])})"
+        if self.is_list:
+            more = f' (", " {calls})*' if choice.is_parallel else ""
+            calls = f'"[" {calls}{more} "]"'
+        body = f"{words(self.space, specials)} {calls} {words(self.space + self.closing, specials)}"
+        between = None if self.is_list else self.separator
+        return turns(self.opening, body, rules, choice, specials, between=between)
+
+
+def _read_calls(turn: Turn, marker: str, closing: str, known: frozenset[str] | None) -> Steps[None]:
+    """Reads the call or the list of calls after an opening, and the closing."""
+    if marker == "{":
+        turn.at -= 1
+    char = yield from next_char(turn)
+    if char == "[":
+        turn.at += 1
+        yield from _read_list(turn, known)
+    else:
+        yield from read_call(turn, known)
+    yield from turn.spaces()
+    if closing:
+        yield from turn.optional(closing)
+
+
+def _read_list(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
+    while True:
+        yield from read_call(turn, known)
+        char = yield from next_char(turn)
+        turn.at += 1
+        if char == "]":
+            return
+        if char != ",":
+            turn.at -= 1
+            raise Broken
+        turn.send(Goes.HELD)
+
+
+def read_call(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
+    """Reads one call. It begins when its arguments do, or at its end if they precede the name.
+
+    Args:
+        turn: what it reads is held.
+        known: names of functions; others make the object no call. None for any.
+
+    Raises:
+        Broken: the object is no call, or breaks off.
+    """
+    name = call_id = early = None
+    has_arguments = False
+    if (yield from next_char(turn)) != "{":
+        raise Broken
+    while True:
+        turn.at += 1
+        if (yield from next_char(turn)) != '"':
+            raise Broken
+        key = yield from read_string_value(turn)
+        if (yield from next_char(turn)) != ":":
+            raise Broken
+        turn.at += 1
+        char = yield from next_char(turn)
+        if key in NAME_KEYS and name is None:
+            name = yield from _read_name(turn, known)
+            if early is not None:
+                turn.start_call(name, call_id)
+                turn.tell_arguments(early)
+        elif key in ARGUMENTS_KEYS and not has_arguments:
+            has_arguments = True
+            if name is None:
+                early = object_text((yield from turn.captured(read_value(turn))))
+            elif char not in '{"n':
+                raise Broken
+            else:
+                turn.start_call(name, call_id)
+                yield from read_arguments(turn)
+        elif key in ID_KEYS and char == '"':
+            call_id = yield from read_string_value(turn)
+        elif known is not None and key != "type":
+            raise Broken
+        else:
+            yield from read_value(turn)
+        char = yield from next_char(turn)
+        if char == "}":
+            break
+        if char != ",":
+            raise Broken
+    turn.at += 1
+    if name is None:
+        raise Broken
+    if not has_arguments:
+        turn.start_call(name, call_id)
+        turn.tell_arguments("{}")
+    turn.end_call()
+
+
+def _read_name(turn: Turn, known: frozenset[str] | None) -> Steps[str]:
+    name = yield from read_string_value(turn)
+    if not name or (known is not None and name not in known):
+        raise Broken
+    return name
