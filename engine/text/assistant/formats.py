@@ -6,8 +6,18 @@ import re
 from collections.abc import Callable
 
 from octavo.engine.errors import InvalidRequestError
+from octavo.engine.text.assistant.gemma_calls import GemmaCalls
+from octavo.engine.text.assistant.harmony import Harmony
 from octavo.engine.text.assistant.json_calls import JsonCalls
+from octavo.engine.text.assistant.named_calls import (
+    NamedCalls,
+    read_deepseek,
+    read_kimi,
+    read_mistral,
+)
+from octavo.engine.text.assistant.pythonic_calls import PythonicCalls
 from octavo.engine.text.assistant.tool_format import ToolFormat
+from octavo.engine.text.assistant.xml_calls import Tags, XmlCalls
 
 AUTO = "auto"
 FIELD = "tool_call_parser"
@@ -20,13 +30,233 @@ def _has(*signs: str, unless: tuple[str, ...] = ()) -> Callable[[str, str], bool
     )
 
 
+LIST = ("[", ", ", "]")
+_QWEN_TAGS = Tags(
+    call="<function=",
+    named=">",
+    key="<parameter=",
+    value=">",
+    value_end="</parameter>",
+    call_end="</function>",
+    is_padded=True,
+)
+_DSML_TAGS = Tags(
+    call='<｜DSML｜invoke name="',
+    named='">',
+    key='<｜DSML｜parameter name="',
+    value="",
+    value_end="</｜DSML｜parameter>",
+    call_end="</｜DSML｜invoke>",
+    types={'" string="true">': True, '" string="false">': False},
+)
+
 FORMATS: tuple[ToolFormat, ...] = (
+    Harmony(name="openai", fits=_has("<|channel|>", "<|message|>")),
+    GemmaCalls(
+        name="gemma4",
+        opening="<|tool_call>",
+        closing="<tool_call|>",
+        quote='<|"|>',
+        fits=_has("<|tool_call>", "<tool_call|>"),
+    ),
+    GemmaCalls(
+        name="functiongemma",
+        opening="<start_function_call>",
+        closing="<end_function_call>",
+        quote="<escape>",
+        fits=_has("<start_function_call>"),
+    ),
+    PythonicCalls(
+        name="lfm2",
+        opening="<|tool_call_start|>",
+        closing="<|tool_call_end|>",
+        fits=_has("<|tool_call_start|>"),
+    ),
+    PythonicCalls(
+        name="olmo3",
+        opening="<function_calls>",
+        closing="</function_calls>",
+        inside=("", "\n", ""),
+        fits=_has("<function_calls>"),
+    ),
+    XmlCalls(
+        name="deepseek_v32",
+        section="<｜DSML｜function_calls>",
+        section_end="</｜DSML｜function_calls>",
+        tags=_DSML_TAGS,
+        has_many=True,
+        fits=_has("｜DSML｜", unless=("tool_calls>",)),
+    ),
+    XmlCalls(
+        name="deepseek_v4",
+        section="<｜DSML｜tool_calls>",
+        section_end="</｜DSML｜tool_calls>",
+        tags=_DSML_TAGS,
+        has_many=True,
+        fits=_has("｜DSML｜"),
+    ),
+    NamedCalls(
+        name="deepseek_v3",
+        section="<｜tool▁calls▁begin｜>",
+        section_end="<｜tool▁calls▁end｜>",
+        call="<｜tool▁call▁begin｜>",
+        before_name="function<｜tool▁sep｜>",
+        before_arguments="\n```json\n",
+        after_arguments="\n```",
+        call_end="<｜tool▁call▁end｜>",
+        between="\n",
+        more_markers=("<｜tool▁sep｜>",),
+        read=read_deepseek,
+        fits=_has("<｜tool▁calls▁begin｜>", "```json"),
+    ),
+    NamedCalls(
+        name="deepseek_v31",
+        section="<｜tool▁calls▁begin｜>",
+        section_end="<｜tool▁calls▁end｜>",
+        call="<｜tool▁call▁begin｜>",
+        before_arguments="<｜tool▁sep｜>",
+        call_end="<｜tool▁call▁end｜>",
+        more_markers=("<｜tool▁sep｜>",),
+        read=read_deepseek,
+        fits=_has("<｜tool▁calls▁begin｜>"),
+    ),
+    NamedCalls(
+        name="kimi_k2",
+        section="<|tool_calls_section_begin|>",
+        section_end="<|tool_calls_section_end|>",
+        call="<|tool_call_begin|>",
+        before_name="functions.",
+        before_arguments="<|tool_call_argument_begin|>",
+        call_end="<|tool_call_end|>",
+        is_counted=True,
+        more_markers=("<|tool_call_argument_begin|>",),
+        read=read_kimi,
+        fits=_has("<|tool_calls_section_begin|>"),
+    ),
+    NamedCalls(
+        name="mistral",
+        call="[TOOL_CALLS]",
+        before_arguments="[ARGS]",
+        more_markers=("[ARGS]", "[CALL_ID]"),
+        read=read_mistral,
+        fits=_has("[TOOL_CALLS]", "[ARGS]"),
+    ),
+    JsonCalls(
+        name="mistral_json",
+        opening="[TOOL_CALLS]",
+        space=" ",
+        inside=LIST,
+        fits=_has("[TOOL_CALLS]"),
+    ),
+    XmlCalls(
+        name="glm45",
+        section="<tool_call>",
+        section_end="</tool_call>",
+        tags=Tags(
+            call="",
+            named="",
+            key="<arg_key>",
+            value="</arg_key>\n<arg_value>",
+            value_end="</arg_value>",
+            call_end="",
+        ),
+        fits=_has("<arg_key>"),
+    ),
+    XmlCalls(
+        name="minimax_m2",
+        section="<minimax:tool_call>",
+        section_end="</minimax:tool_call>",
+        tags=Tags(
+            call='<invoke name="',
+            named='">',
+            key='<parameter name="',
+            value='">',
+            value_end="</parameter>",
+            call_end="</invoke>",
+        ),
+        has_many=True,
+        fits=_has("<minimax:tool_call>"),
+    ),
+    XmlCalls(
+        name="seed_oss",
+        section="<seed:tool_call>",
+        section_end="</seed:tool_call>",
+        tags=_QWEN_TAGS,
+        fits=_has("<seed:tool_call>"),
+    ),
+    XmlCalls(
+        name="qwen3_coder",
+        section="<tool_call>",
+        section_end="</tool_call>",
+        tags=_QWEN_TAGS,
+        other_openings=("<function=",),
+        fits=_has("<function=", "<parameter="),
+    ),
+    JsonCalls(
+        name="minimax",
+        opening="<tool_calls>",
+        closing="</tool_calls>",
+        space="\n",
+        inside=("", "\n", ""),
+        fits=_has("<tool_calls>", "<end_of_sentence>"),
+    ),
+    JsonCalls(
+        name="hunyuan_a13b",
+        opening="<tool_calls>",
+        closing="</tool_calls>",
+        inside=LIST,
+        fits=_has("<tool_calls>"),
+    ),
+    JsonCalls(
+        name="phi4_mini_json",
+        opening="functools[",
+        other_openings=("<|tool_call|>",),
+        closing="<|/tool_call|>",
+        inside=LIST,
+        fits=_has("<|/tool_call|>"),
+    ),
+    JsonCalls(
+        name="granite",
+        opening="<|tool_call|>",
+        other_openings=("<tool_call>",),
+        inside=LIST,
+        fits=_has("<|tool_call|>"),
+    ),
+    JsonCalls(
+        name="nemotron_json",
+        opening="<TOOLCALL>",
+        closing="</TOOLCALL>",
+        inside=LIST,
+        fits=_has("<TOOLCALL>"),
+    ),
+    JsonCalls(
+        name="internlm",
+        opening="<|action_start|><|plugin|>",
+        closing="<|action_end|>",
+        arguments_key="parameters",
+        space="\n",
+        fits=_has("<|action_start|>"),
+    ),
+    JsonCalls(
+        name="cohere_command",
+        opening="<|START_ACTION|>",
+        closing="<|END_ACTION|>",
+        name_key="tool_name",
+        arguments_key="parameters",
+        inside=LIST,
+        fits=_has("<|START_ACTION|>"),
+    ),
     JsonCalls(
         name="hermes",
         opening="<tool_call>",
         closing="</tool_call>",
         space="\n",
-        fits=_has("<tool_call>", unless=("<function=", "<arg_key>")),
+        fits=_has("<tool_call>"),
+    ),
+    PythonicCalls(
+        name="pythonic",
+        others=(("<|python_start|>", "<|python_end|>"), ("```tool_code", "```")),
+        fits=_has("[func_name1("),
     ),
     JsonCalls(
         name="llama3_json",

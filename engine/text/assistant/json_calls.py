@@ -20,7 +20,7 @@ from octavo.engine.text.assistant.scanner import Scanner
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
 from octavo.engine.text.assistant.tool_format import NO_SPECIALS
 from octavo.engine.text.assistant.tool_schemas import names_of
-from octavo.engine.text.assistant.turn import Broken, Goes, Steps, Turn, TurnParser, read_marked
+from octavo.engine.text.assistant.turn import Broken, Steps, Turn, TurnParser, read_marked
 
 NAME_KEYS = ("name", "tool_name")
 ARGUMENTS_KEYS = ("arguments", "parameters")
@@ -40,8 +40,10 @@ class JsonCalls:
         fits: whether a template and a family write calls like this.
         closing: what ends it; may be missing from a text.
         other_openings: others that models are known to write.
+        name_key: the grammar's name for the function's name.
         arguments_key: the grammar's name for the arguments.
-        is_list: whether the grammar's calls stand in a list.
+        inside: what the grammar has before, between and after several calls of one opening; None
+            if each has its own.
         separator: of calls that have an opening each, in the grammar.
         space: white space after the opening and before the closing, in the grammar.
         needs_known_name: whether an object is a call only if its name is an offered tool's, since
@@ -53,8 +55,9 @@ class JsonCalls:
     fits: Callable[[str, str], bool]
     closing: str = ""
     other_openings: tuple[str, ...] = ()
+    name_key: str = "name"
     arguments_key: str = "arguments"
-    is_list: bool = False
+    inside: tuple[str, str, str] | None = None
     separator: str = "\n"
     space: str = ""
     needs_known_name: bool = False
@@ -73,7 +76,7 @@ class JsonCalls:
         known = names_of(tools) if self.needs_known_name else None
         openings = [self.opening, *self.other_openings]
         if self.needs_known_name:
-            openings = [*self.other_openings, "{"]
+            openings = [*self.other_openings, "{", "["]
         read = partial(_read_calls, closing=self.closing, known=known)
         return TurnParser(partial(read_marked, openings=Scanner(openings), read_calls=read))
 
@@ -86,35 +89,41 @@ class JsonCalls:
         """The grammar of the turns that the choice allows."""
         rules = []
         allowed = allowed_tools(tools, choice)
-        head = '{"name": ' if not self.needs_known_name else ""
+        head = "" if self.needs_known_name else f'{{"{self.name_key}": '
         for index, tool in enumerate(allowed):
             before = f'{head}{dumps(tool.name)}, "{self.arguments_key}": '
             rules.append(f'call_{index}: {words(before, specials)} {arguments_of(tool)} "}}"')
         calls = f"({one_of([f'call_{index}' for index in range(len(allowed))])})"
-        if self.is_list:
-            more = f' (", " {calls})*' if choice.is_parallel else ""
-            calls = f'"[" {calls}{more} "]"'
+        if self.inside is not None:
+            first, between, last = (words(each, specials) for each in self.inside)
+            more = f" ({between} {calls})*" if choice.is_parallel else ""
+            first = "" if self.opening.endswith("[") else first
+            calls = f"{first} {calls}{more} {last}"
         body = f"{words(self.space, specials)} {calls} {words(self.space + self.closing, specials)}"
-        between = None if self.is_list else self.separator
-        return turns(self.opening, body, rules, choice, specials, between=between)
+        separator = self.separator if self.inside is None else None
+        return turns(self.opening, body, rules, choice, specials, between=separator)
 
 
 def _read_calls(turn: Turn, marker: str, closing: str, known: frozenset[str] | None) -> Steps[None]:
     """Reads the call or the list of calls after an opening, and the closing."""
-    if marker == "{":
+    if marker[-1] in "{[":
         turn.at -= 1
-    char = yield from next_char(turn)
-    if char == "[":
-        turn.at += 1
-        yield from _read_list(turn, known)
-    else:
+    while True:
+        yield from read_call_or_list(turn, known)
+        yield from turn.spaces()
+        if closing and (yield from turn.optional(closing)):
+            return
+        if (yield from turn.peek()) != "{":
+            return
+        turn.hold()
+
+
+def read_call_or_list(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
+    """Reads one call, or several in a list."""
+    if (yield from next_char(turn)) != "[":
         yield from read_call(turn, known)
-    yield from turn.spaces()
-    if closing:
-        yield from turn.optional(closing)
-
-
-def _read_list(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
+        return
+    turn.at += 1
     while True:
         yield from read_call(turn, known)
         char = yield from next_char(turn)
@@ -124,7 +133,7 @@ def _read_list(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
         if char != ",":
             turn.at -= 1
             raise Broken
-        turn.send(Goes.HELD)
+        turn.hold()
 
 
 def read_call(turn: Turn, known: frozenset[str] | None) -> Steps[None]:

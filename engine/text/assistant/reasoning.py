@@ -14,6 +14,7 @@ from octavo.engine.text.assistant.events import (
     ReasoningDelta,
 )
 from octavo.engine.text.assistant.grammars import words
+from octavo.engine.text.assistant.harmony import Harmony
 from octavo.engine.text.assistant.scanner import Scanner
 from octavo.engine.text.assistant.tool_format import NO_SPECIALS
 from octavo.engine.text.assistant.turn import joined
@@ -33,7 +34,8 @@ class ReasoningFormat:
         fits: whether a template and a family mark thoughts like this.
         also_ended_by: markers of calls that end a thought without its closing; they belong to the
             answer.
-        around_answer: markers that some models put around the answer; they are left out.
+        whole_turn: makes a parser of all that a turn is made of, in formats in which thoughts stand
+            between other messages; their parser of calls is one as well.
     """
 
     name: str
@@ -41,12 +43,12 @@ class ReasoningFormat:
     closing: str
     fits: Callable[[str, str], bool]
     also_ended_by: tuple[str, ...] = ()
-    around_answer: tuple[str, ...] = ()
+    whole_turn: Callable[[], AssistantParser] | None = None
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Special tokens that thoughts are marked with: the detokenizer must not leave them out."""
-        return (self.opening, self.closing, *self.around_answer)
+        return (self.opening, self.closing)
 
     def is_open(self, prompt: str) -> bool:
         """Whether a prompt ends within a thought, which the turn then goes on with."""
@@ -59,6 +61,8 @@ class ReasoningFormat:
             answer: parser of what follows the thought; None if all of it is content.
             is_open: whether the turn begins within a thought.
         """
+        if self.whole_turn is not None:
+            return answer or self.whole_turn()
         return ThoughtParser(self, answer or PlainParser(), is_open=is_open)
 
     def grammar(
@@ -197,29 +201,59 @@ def _has(*signs: str) -> Callable[[str, str], bool]:
     return lambda template, _: all(sign in template for sign in signs)
 
 
+def _think(name: str, *signs: str, also_ended_by: tuple[str, ...] = ()) -> ReasoningFormat:
+    """Thoughts as most families mark them."""
+    fits = _has("</think>", *signs)
+    return ReasoningFormat(name, "<think>", "</think>", fits, also_ended_by)
+
+
 REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
+    ReasoningFormat(
+        name="openai_gptoss",
+        opening="<|channel|>analysis<|message|>",
+        closing="<|end|>",
+        fits=_has("<|channel|>", "<|message|>"),
+        whole_turn=lambda: Harmony("openai", _has()).parser([]),
+    ),
+    ReasoningFormat(
+        name="gemma4",
+        opening="<|channel>thought",
+        closing="<channel|>",
+        fits=_has("<|channel>", "<channel|>"),
+        also_ended_by=("<|tool_call>",),
+    ),
     ReasoningFormat(
         name="mistral", opening="[THINK]", closing="[/THINK]", fits=_has("[THINK]", "[/THINK]")
     ),
     ReasoningFormat(
-        name="kimi_k2",
-        opening="<think>",
-        closing="</think>",
+        name="cohere_command",
+        opening="<|START_THINKING|>",
+        closing="<|END_THINKING|>",
+        fits=_has("<|START_THINKING|>"),
+        also_ended_by=("<|START_ACTION|>",),
+    ),
+    ReasoningFormat(
+        name="seed_oss",
+        opening="<seed:think>",
+        closing="</seed:think>",
+        fits=_has("</seed:think>"),
+    ),
+    ReasoningFormat(
+        name="granite",
+        opening="Here is my thought process:",
+        closing="Here is my response:",
+        fits=_has("Here is my thought process:"),
+    ),
+    _think(
+        "kimi_k2",
+        "<|tool_calls_section_begin|>",
         also_ended_by=("<|tool_calls_section_begin|>",),
-        fits=_has("<|tool_calls_section_begin|>", "</think>"),
     ),
-    ReasoningFormat(
-        name="deepseek_r1",
-        opening="<think>",
-        closing="</think>",
-        fits=_has("<｜Assistant｜>", "</think>"),
-    ),
-    ReasoningFormat(
-        name="qwen3",
-        opening="<think>",
-        closing="</think>",
-        fits=_has("</think>"),
-    ),
+    _think("minimax_m2", "<minimax:tool_call>", also_ended_by=("<minimax:tool_call>",)),
+    _think("deepseek_v3", "<｜Assistant｜>", "thinking"),
+    _think("deepseek_r1", "<｜Assistant｜>"),
+    _think("glm45", "<arg_key>"),
+    _think("qwen3"),
 )
 """In the order in which they are tried on a template."""
 

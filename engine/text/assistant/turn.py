@@ -1,9 +1,10 @@
 """A turn that is read while it comes: what formats' parsers are made of.
 
 A format is a generator over a `Turn`: it reads the text in the order in which it stands, and waits
-wherever it needs more. What it reads goes to one of four places: to the user, to the arguments of
-the call that is open, to be held until it is known to be a call, or nowhere. Text that was read is
-passed on whenever the generator waits, so that nothing is held but what may be a marker or a name.
+wherever it needs more. What it reads goes to one of five places: to the user, to the thoughts, to
+the arguments of the open call, to what is held until it is known to be a call, or nowhere. Text
+that was read is passed on whenever the generator waits, so that nothing is held but what may be a
+marker or a name.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from octavo.engine.text.assistant.events import (
     CallEnd,
     CallStart,
     ContentDelta,
+    ReasoningDelta,
 )
 from octavo.engine.text.assistant.scanner import Scanner
 
@@ -41,6 +43,7 @@ class Goes(Enum):
     """Where text goes that is read."""
 
     TO_CONTENT = auto()
+    TO_REASONING = auto()
     TO_ARGUMENTS = auto()
     HELD = auto()
     NOWHERE = auto()
@@ -120,6 +123,22 @@ class Turn:
             return False
         return True
 
+    def either(self, words: Scanner) -> Steps[str]:
+        """Reads the one of some words that stands here, or nothing of them.
+
+        Raises:
+            Broken: none does, or the text ends.
+        """
+        while True:
+            at, word = words.find(self.text, self.at)
+            if at > self.at:
+                raise Broken
+            if word is not None:
+                self.at += len(word)
+                return word
+            if not (yield from self.more()):
+                raise Ended
+
     def run(self, pattern: re.Pattern[str]) -> Steps[None]:
         """Reads as many characters as a class of characters, repeated, matches; perhaps none."""
         while True:
@@ -169,6 +188,15 @@ class Turn:
         self.pass_on()
         self._goes = goes
 
+    def hold(self) -> None:
+        """Holds what is read from here on: another call may begin."""
+        self.send(Goes.HELD)
+
+    def drop_held(self) -> None:
+        """Forgets what is held: it was a mark and says nothing to the user."""
+        self.pass_on()
+        self._held.clear()
+
     def pass_on(self) -> None:
         """Brings what was read to where it goes."""
         text = self.text[self._passed : self.at]
@@ -177,6 +205,8 @@ class Turn:
             return
         if self._goes is Goes.TO_CONTENT:
             self._tell_content(text)
+        elif self._goes is Goes.TO_REASONING:
+            self._events.append(ReasoningDelta(text))
         elif self._goes is Goes.TO_ARGUMENTS:
             self.tell_arguments(text)
         elif self._goes is Goes.HELD:
@@ -190,6 +220,11 @@ class Turn:
         self._blank.clear()
         self.is_call_open = True
         self._events.append(CallStart(self._num_calls, name, call_id))
+
+    def claim(self) -> None:
+        """Makes what is held a part of the open call, which no later fault makes content."""
+        assert self.is_call_open
+        self.drop_held()
 
     def tell_arguments(self, text: str) -> None:
         """Arguments of the open call that do not stand in the text as they are."""
@@ -284,18 +319,23 @@ def read_marked(
         if marker is None:
             turn.pass_on()
             return
-        turn.send(Goes.HELD)
+        turn.hold()
         turn.at += len(marker)
-        try:
-            yield from read_calls(turn, marker)
-        except Ended:
-            if turn.is_call_open:
-                turn.at = len(turn.text)
-            turn.to_content(held=not turn.is_call_open)
-        except Broken:
-            turn.to_content(held=True)
-        else:
-            turn.to_content(held=False)
+        yield from attempt(turn, read_calls(turn, marker))
+
+
+def attempt(turn: Turn, calls: Steps[None]) -> Steps[None]:
+    """Reads calls as far as the text has them. What is held and belongs to none is content."""
+    try:
+        yield from calls
+    except Ended:
+        if turn.is_call_open:
+            turn.at = len(turn.text)
+        turn.to_content(held=not turn.is_call_open)
+    except Broken:
+        turn.to_content(held=True)
+    else:
+        turn.to_content(held=False)
 
 
 def joined(events: list[AssistantEvent]) -> list[AssistantEvent]:

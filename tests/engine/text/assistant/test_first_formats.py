@@ -101,5 +101,5 @@ def test_a_format_is_chosen_by_the_template():
     assert format_for(qwen, "qwen3") == format_named("hermes")
     assert format_for("{{ tools | tojson }}", "") == format_named("json")
     assert format_for("<tool_call> tools {{ messages }}", "qwen3") is None
-    with pytest.raises(InvalidRequestError, match=r"auto or one of hermes, json"):
+    with pytest.raises(InvalidRequestError, match=r"auto or one of cohere_command, .*, hermes, "):
         format_named("nothing")
