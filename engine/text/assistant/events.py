@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+MAX_HELD_CHARS = 65_536
+"""The most text that a parser holds until it is known to be a call: more is no call. White space,
+which costs nothing to hold, does not count."""
+
 
 @dataclass(frozen=True, slots=True)
 class ContentDelta:
@@ -77,6 +81,11 @@ class AssistantParser(Protocol):
     thoughts and each call's arguments, joined, are the same for every cut. Text that turns out not
     to be a call is content, as the model wrote it. Every piece of text is told as soon as it cannot
     belong to a marker or to a call's name.
+
+    The work of all pieces together grows as the text does, about a second of processor time a
+    million characters at worst. That of one piece grows as the piece and what is held do, and a
+    parser holds at most `MAX_HELD_CHARS`. A piece of a step's text may be fed on an event loop. A
+    long text that is there already, as of a file or a recorded turn, must be fed in a thread.
     """
 
     def feed(self, text: str) -> list[AssistantEvent]:

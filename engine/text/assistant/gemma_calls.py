@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from octavo.engine.text.assistant.events import AssistantParser
+from octavo.engine.text.assistant.events import MAX_HELD_CHARS, AssistantParser
 from octavo.engine.text.assistant.grammars import one_of, turns, words
 from octavo.engine.text.assistant.json_text import MAX_DEPTH, dumps, next_char
 from octavo.engine.text.assistant.names import read_name
-from octavo.engine.text.assistant.scanner import Scanner
+from octavo.engine.text.assistant.scanner import scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
 from octavo.engine.text.assistant.tool_format import NO_SPECIALS
 from octavo.engine.text.assistant.tool_schemas import arguments_schema, parameters_of
@@ -64,7 +64,7 @@ class GemmaCalls:
     def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
         """A parser of one turn."""
         read = partial(self._read, schemas=parameters_of(tools))
-        return TurnParser(partial(read_marked, openings=Scanner([self.opening]), read_calls=read))
+        return TurnParser(partial(read_marked, openings=scanner_of(self.opening), read_calls=read))
 
     def _read(
         self, turn: Turn, marker: str, schemas: Mapping[str, Mapping[str, Any]]
@@ -116,7 +116,7 @@ class _Arguments:
     def __init__(self, turn: Turn, quote: str, schema: Mapping[str, Any]) -> None:
         self._turn = turn
         self._quote = quote
-        self._ends = Scanner([quote])
+        self._ends = scanner_of(quote)
         self._schema = schema
 
     def read(self) -> Steps[None]:
@@ -177,7 +177,7 @@ class _Arguments:
                     raise Ended
             yield from turn.literal(self._quote)
         else:
-            key = yield from turn.captured(turn.run(_BARE_KEY))
+            key = yield from turn.word(_BARE_KEY)
         if (yield from next_char(turn)) != ":" or not key:
             raise Broken
         turn.at += 1
@@ -211,7 +211,7 @@ class _Arguments:
         """Reads a value without quotes: a number, a word, or a string of a careless model."""
         turn = self._turn
         turn.hold()
-        text = yield from turn.captured(turn.run(_BARE))
+        text = yield from turn.word(_BARE, MAX_HELD_CHARS)
         if (yield from turn.peek()) not in (",", "]", "}", "<"):
             raise Ended if turn.has_ended else Broken
         turn.claim()

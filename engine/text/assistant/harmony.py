@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from octavo.engine.text.assistant.events import AssistantParser
 from octavo.engine.text.assistant.grammars import arguments_of, one_of, words
 from octavo.engine.text.assistant.json_text import next_char, read_arguments
-from octavo.engine.text.assistant.scanner import Scanner
+from octavo.engine.text.assistant.scanner import scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
 from octavo.engine.text.assistant.tool_format import NO_SPECIALS
 from octavo.engine.text.assistant.turn import (
@@ -29,9 +29,9 @@ _MESSAGE = "<|message|>"
 _END = "<|end|>"
 _CALL = "<|call|>"
 _RETURN = "<|return|>"
-_HEADER = Scanner([_START, _CHANNEL, _CONSTRAIN, _MESSAGE])
-_BEGINS = Scanner([_START, _CHANNEL, _MESSAGE])
-_ENDS = Scanner([_END, _CALL, _RETURN, _START, _CHANNEL])
+_HEADER = scanner_of(_START, _CHANNEL, _CONSTRAIN, _MESSAGE)
+_BEGINS = scanner_of(_START, _CHANNEL, _MESSAGE)
+_ENDS = scanner_of(_END, _CALL, _RETURN, _START, _CHANNEL)
 _RECIPIENT = re.compile(r"to=([^\s<]+)")
 MAX_HEADER_CHARS = 512
 """Of what stands between two marks of a message's header: more is no header."""

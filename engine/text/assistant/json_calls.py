@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from octavo.engine.text.assistant.events import AssistantParser
+from octavo.engine.text.assistant.events import MAX_HELD_CHARS, AssistantParser
 from octavo.engine.text.assistant.grammars import arguments_of, one_of, turns, words
 from octavo.engine.text.assistant.json_text import (
     dumps,
@@ -16,7 +16,7 @@ from octavo.engine.text.assistant.json_text import (
     read_string_value,
     read_value,
 )
-from octavo.engine.text.assistant.scanner import Scanner
+from octavo.engine.text.assistant.scanner import Scanner, Shape, scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
 from octavo.engine.text.assistant.tool_format import NO_SPECIALS, special_tokens
 from octavo.engine.text.assistant.tool_schemas import names_of
@@ -25,6 +25,25 @@ from octavo.engine.text.assistant.turn import Broken, Steps, Turn, TurnParser, r
 NAME_KEYS = ("name", "tool_name")
 ARGUMENTS_KEYS = ("arguments", "parameters")
 ID_KEYS = ("id", "tool_call_id")
+FUNCTION_KEY = "function"
+_KEYS = (*NAME_KEYS, *ARGUMENTS_KEYS, *ID_KEYS, FUNCTION_KEY, "type")
+_SPACE = r"[ \t\n\r]{0,32}"
+
+
+def _bare_objects() -> Shape:
+    """Objects, or lists of them, that begin with a key of calls. Their first key is a part of the
+    marker, so that most braces of an answer or a program cost nothing."""
+    keys = "|".join(_KEYS)
+    begun_keys = sorted({key[:size] for key in _KEYS for size in range(1, len(key))}, reverse=True)
+    begun = rf'{_SPACE}(?:"(?:(?:{keys})(?:"{_SPACE})?|{"|".join(begun_keys)})?)?'
+    return Shape(
+        whole=rf'(?:\[{_SPACE})?\{{{_SPACE}"(?:{keys})"{_SPACE}:',
+        begun=rf"(?:\[{_SPACE}(?:\{{{begun})?|\{{{begun})",
+        most_begun=3 * 32 + max(map(len, _KEYS)) + len('[{""'),
+    )
+
+
+_BARE_OBJECTS = _bare_objects()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +93,13 @@ class JsonCalls:
     def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
         """A parser of one turn."""
         known = names_of(tools) if self.needs_known_name else None
-        openings = [self.opening, *self.other_openings]
-        if self.needs_known_name:
-            openings = [*self.other_openings, "{", "["]
         read = partial(_read_calls, closing=self.closing, known=known)
-        return TurnParser(partial(read_marked, openings=Scanner(openings), read_calls=read))
+        return TurnParser(partial(read_marked, openings=self._openings(), read_calls=read))
+
+    def _openings(self) -> Scanner:
+        if not self.needs_known_name:
+            return scanner_of(self.opening, *self.other_openings)
+        return Scanner(self.other_openings, _BARE_OBJECTS)
 
     def grammar(
         self,
@@ -107,7 +128,9 @@ class JsonCalls:
 
 def _read_calls(turn: Turn, marker: str, closing: str, known: frozenset[str] | None) -> Steps[None]:
     """Reads the call or the list of calls after an opening, and the closing."""
-    if marker[-1] in "{[":
+    if marker[-1] == ":":
+        turn.at -= len(marker)
+    elif marker[-1] == "[":
         turn.at -= 1
     while True:
         yield from read_call_or_list(turn, known)
@@ -137,18 +160,19 @@ def read_call_or_list(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
         turn.hold()
 
 
-def read_call(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
+def read_call(turn: Turn, known: frozenset[str] | None, *, may_wrap: bool = True) -> Steps[None]:
     """Reads one call. It begins when its arguments do, or at its end if they precede the name.
 
     Args:
         turn: what it reads is held.
         known: names of functions; others make the object no call. None for any.
+        may_wrap: whether the object may have the call within it, as OpenAI's API does.
 
     Raises:
         Broken: the object is no call, or breaks off.
     """
     name = call_id = early = None
-    has_arguments = False
+    has_arguments = is_wrapped = False
     if (yield from next_char(turn)) != "{":
         raise Broken
     while True:
@@ -160,18 +184,24 @@ def read_call(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
             raise Broken
         turn.at += 1
         char = yield from next_char(turn)
-        if key in NAME_KEYS and name is None:
+        if is_wrapped:
+            yield from turn.captured(read_value(turn), MAX_HELD_CHARS)
+        elif key in NAME_KEYS and name is None:
             name = yield from _read_name(turn, known)
             if early is not None:
                 turn.start_call(name, call_id)
                 turn.tell_arguments(early)
+        elif key == FUNCTION_KEY and char == "{" and name is None and may_wrap:
+            yield from read_call(turn, known, may_wrap=False)
+            turn.hold()
+            is_wrapped, may_wrap = True, False
         elif key in ARGUMENTS_KEYS and not has_arguments:
             has_arguments = True
             if char == "{" and name is not None:
                 turn.start_call(name, call_id)
                 yield from read_arguments(turn)
             else:
-                early = object_text((yield from turn.captured(read_value(turn))))
+                early = object_text((yield from turn.captured(read_value(turn), MAX_HELD_CHARS)))
                 if name is not None:
                     turn.start_call(name, call_id)
                     turn.tell_arguments(early)
@@ -180,16 +210,20 @@ def read_call(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
         elif known is not None and key != "type":
             raise Broken
         else:
-            yield from read_value(turn)
+            yield from turn.captured(read_value(turn), MAX_HELD_CHARS)
         char = yield from next_char(turn)
         if char == "}":
             break
         if char != ",":
             raise Broken
     turn.at += 1
+    if is_wrapped:
+        return
     if name is None:
         raise Broken
     if not has_arguments:
+        if known is not None:  # words for the user may be an object with a name
+            raise Broken
         turn.start_call(name, call_id)
         turn.tell_arguments("{}")
     turn.end_call()

@@ -7,12 +7,20 @@ import re
 from typing import Any
 
 from octavo.engine.text.assistant.events import ArgumentsDelta
-from octavo.engine.text.assistant.turn import Broken, Ended, Goes, Steps, Turn
+from octavo.engine.text.assistant.turn import (
+    MAX_NAME_CHARS,
+    Broken,
+    Ended,
+    Goes,
+    Steps,
+    Turn,
+)
 
 MAX_DEPTH = 128
 """Of the arrays and objects in a call's arguments: more is no call. Clients' own parsers give up
 not far beyond."""
 _SPACES = re.compile(r"[ \t\n\r]+")
+_SHORT = re.compile(r'"[^"\\\x00-\x1f]{0,256}"')
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
 _HEX = re.compile(r"[0-9a-fA-F]{4}")
 _DIGITS = re.compile(r"[0-9]+")
@@ -25,6 +33,8 @@ def next_char(turn: Turn) -> Steps[str]:
     Raises:
         Ended: none does.
     """
+    if turn.at < len(turn.text) and (char := turn.text[turn.at]) not in " \t\n\r":
+        return char
     yield from turn.run(_SPACES)
     char = yield from turn.peek()
     if not char:
@@ -82,6 +92,10 @@ def read_string(turn: Turn) -> Steps[None]:
     Raises:
         Broken: at the first character with which the text cannot be one.
     """
+    whole = _SHORT.match(turn.text, turn.at)
+    if whole is not None:
+        turn.at = whole.end()
+        return
     yield from turn.literal('"')
     while True:
         yield from turn.run(_PLAIN)
@@ -98,7 +112,11 @@ def read_string(turn: Turn) -> Steps[None]:
 
 
 def read_string_value(turn: Turn) -> Steps[str]:
-    """What a JSON string says; its text is held."""
+    """What a JSON string says, which is a name: its text is held."""
+    whole = _SHORT.match(turn.text, turn.at)
+    if whole is not None and whole.end() - turn.at <= MAX_NAME_CHARS:
+        turn.at = whole.end()
+        return whole.group()[1:-1]
     text: str = json.loads((yield from turn.captured(read_string(turn))), strict=False)
     return text
 

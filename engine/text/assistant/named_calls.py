@@ -12,14 +12,14 @@ from octavo.engine.text.assistant.grammars import arguments_of, one_of, turns, w
 from octavo.engine.text.assistant.json_calls import read_call_or_list
 from octavo.engine.text.assistant.json_text import next_char, read_arguments
 from octavo.engine.text.assistant.names import read_name
-from octavo.engine.text.assistant.scanner import Scanner
+from octavo.engine.text.assistant.scanner import scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
 from octavo.engine.text.assistant.tool_format import NO_SPECIALS
 from octavo.engine.text.assistant.turn import Broken, Steps, Turn, TurnParser, read_marked
 
 _ID = re.compile(r"[^\s\[{]+")
 _FENCE = "```"
-_AFTER_NAME = Scanner(["[CALL_ID]", "[ARGS]"])
+_AFTER_NAME = scanner_of("[CALL_ID]", "[ARGS]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class NamedCalls:
 
     def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
         """A parser of one turn."""
-        openings = Scanner([each for each in (self.section, self.call) if each])
+        openings = scanner_of(*filter(None, (self.section, self.call)))
         read = partial(self._read, tools=tools)
         return TurnParser(partial(read_marked, openings=openings, read_calls=read))
 
@@ -172,7 +172,7 @@ def read_mistral(turn: Turn, tools: Sequence[FunctionTool]) -> Steps[None]:
     call_id = None
     has_more = (yield from next_char(turn)) == "["
     if has_more and (yield from turn.either(_AFTER_NAME)) == "[CALL_ID]":
-        call_id = yield from turn.captured(turn.run(_ID))
+        call_id = yield from turn.word(_ID)
         yield from turn.optional("[ARGS]")
     if (yield from next_char(turn)) != "{":
         raise Broken

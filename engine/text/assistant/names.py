@@ -18,7 +18,7 @@ def read_name(turn: Turn) -> Steps[str]:
     Raises:
         Broken: no name stands there.
     """
-    name = yield from turn.captured(turn.run(_NAME))
+    name = yield from turn.word(_NAME)
     if not name:
         raise Broken
     return name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from octavo.engine.text.assistant.events import MAX_HELD_CHARS
 from octavo.engine.text.assistant.json_text import MAX_DEPTH, dumps, next_char
 from octavo.engine.text.assistant.turn import Broken, Ended, Goes, Steps, Turn
 
@@ -143,7 +144,7 @@ def _read_key(turn: Turn) -> Steps[None]:
 def _read_word(turn: Turn) -> Steps[str]:
     """Reads a number, or a word for a value; says it in JSON."""
     turn.hold()
-    word = yield from turn.captured(turn.run(_WORD))
+    word = yield from turn.word(_WORD, MAX_HELD_CHARS)
     if (yield from turn.peek()) == "":
         raise Ended
     made = _WORDS.get(word) or _json_number(word)

@@ -12,7 +12,7 @@ from octavo.engine.text.assistant.grammars import one_of, turns, words
 from octavo.engine.text.assistant.json_text import dumps, next_char
 from octavo.engine.text.assistant.names import read_name
 from octavo.engine.text.assistant.python_text import read_python_value
-from octavo.engine.text.assistant.scanner import Scanner
+from octavo.engine.text.assistant.scanner import scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
 from octavo.engine.text.assistant.tool_format import NO_SPECIALS, special_tokens
 from octavo.engine.text.assistant.tool_schemas import arguments_schema, names_of
@@ -89,7 +89,7 @@ class PythonicCalls:
             turn.pass_on()
             return
         read = partial(self._read_marked, closings=closings)
-        yield from read_marked(turn, Scanner(list(closings)), read)
+        yield from read_marked(turn, scanner_of(*closings), read)
 
     def _read_first(self, turn: Turn, known: frozenset[str]) -> Steps[None]:
         """Reads the calls that a turn begins with."""
@@ -172,7 +172,7 @@ def _read_call(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
     char = yield from next_char(turn)
     is_first = True
     while char != ")":
-        key = yield from turn.captured(turn.run(_KEY_CHARS))
+        key = yield from turn.word(_KEY_CHARS)
         if not _KEY.fullmatch(key) or (yield from next_char(turn)) != "=":
             raise Broken
         turn.at += 1

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Markers that are not fixed texts.
+
+    Attributes:
+        whole: pattern of such a marker.
+        begun: pattern of its beginnings.
+        most_begun: the most characters of a beginning.
+    """
+
+    whole: str
+    begun: str
+    most_begun: int
 
 
 class Scanner:
@@ -12,16 +29,25 @@ class Scanner:
     Args:
         markers: none empty, none a part of another: which one comes first is then known as soon as
             it is whole.
+        shape: others, which share no first character with those.
     """
 
-    def __init__(self, markers: Sequence[str]) -> None:
+    def __init__(self, markers: Sequence[str], shape: Shape | None = None) -> None:
         for marker in markers:
             assert marker, "a marker is empty"
             others = [other for other in markers if other != marker]
             assert not any(marker in other for other in others), f"{marker!r} is part of another"
-        self._whole = re.compile("|".join(map(re.escape, markers)))
-        self._begun = re.compile(f"(?:{'|'.join(map(_beginnings, markers))})\\Z")
-        self._most_begun = max(map(len, markers)) - 1
+        self._markers = tuple(markers)
+        whole = list(map(re.escape, markers))
+        begun = list(map(_beginnings, markers))
+        most_begun = [len(marker) - 1 for marker in markers]
+        if shape is not None:
+            whole.append(shape.whole)
+            begun.append(shape.begun)
+            most_begun.append(shape.most_begun)
+        self._whole = re.compile("|".join(whole))
+        self._begun = re.compile(f"(?:{'|'.join(begun)})\\Z")
+        self._most_begun = max(most_begun)
 
     def find(self, text: str, at: int) -> tuple[int, str | None]:
         """Where the text from `at` on holds a marker, and which.
@@ -33,6 +59,22 @@ class Scanner:
             return whole.start(), whole.group()
         begun = self._begun.search(text, max(at, len(text) - self._most_begun))
         return (len(text) if begun is None else begun.start()), None
+
+    def at(self, text: str, at: int) -> str | None:
+        """The marker that stands at a place, if one does."""
+        whole = self._whole.match(text, at)
+        return None if whole is None else whole.group()
+
+    def may_begin(self, text: str, at: int) -> bool:
+        """Whether the text from a place to its end is the beginning of a marker."""
+        rest = text[at : at + self._most_begun + 1]
+        return any(marker.startswith(rest) for marker in self._markers)
+
+
+@functools.cache
+def scanner_of(*markers: str) -> Scanner:
+    """The scanner of some of a format's own markers, of which there are few."""
+    return Scanner(markers)
 
 
 def _beginnings(marker: str) -> str:

@@ -26,6 +26,8 @@ from octavo.engine.text.assistant.events import (
 )
 from octavo.engine.text.assistant.scanner import Scanner
 
+MAX_NAME_CHARS = 256
+"""Of a function's or a parameter's name, or of a call's id: more is no call."""
 T = TypeVar("T")
 Steps = Generator[None, None, T]
 """Reads a part of a turn. Yields when it needs more text than has come."""
@@ -82,7 +84,7 @@ class Turn:
     def take_events(self) -> list[AssistantEvent]:
         """The events since the last call. Neighbours of one kind are one event."""
         taken, self._events = self._events, []
-        return joined(taken)
+        return joined(taken) if len(taken) > 1 else taken
 
     def more(self) -> Steps[bool]:
         """Waits for more text. False if none will come."""
@@ -114,13 +116,13 @@ class Turn:
 
     def optional(self, word: str) -> Steps[bool]:
         """Reads a word if it stands there. A beginning of it that ends the text is read as well."""
-        try:
-            yield from self.literal(word)
-        except Ended:
-            self.at = len(self.text)
-            return False
-        except Broken:
-            return False
+        while not self.text.startswith(word, self.at):
+            if not word.startswith(self.text[self.at : self.at + len(word)]):
+                return False
+            if not (yield from self.more()):
+                self.at = len(self.text)
+                return False
+        self.at += len(word)
         return True
 
     def either(self, words: Scanner) -> Steps[str]:
@@ -130,12 +132,12 @@ class Turn:
             Broken: none does, or the text ends.
         """
         while True:
-            at, word = words.find(self.text, self.at)
-            if at > self.at:
-                raise Broken
+            word = words.at(self.text, self.at)
             if word is not None:
                 self.at += len(word)
                 return word
+            if not words.may_begin(self.text, self.at):
+                raise Broken
             if not (yield from self.more()):
                 raise Ended
 
@@ -150,7 +152,8 @@ class Turn:
 
     def spaces(self) -> Steps[None]:
         """Reads white space, if any stands there."""
-        yield from self.run(_SPACES)
+        if self.at == len(self.text) or self.text[self.at].isspace():
+            yield from self.run(_SPACES)
 
     def until(self, scanner: Scanner) -> Steps[str | None]:
         """Reads up to a marker, which stays unread.
@@ -166,14 +169,57 @@ class Turn:
                 self.at = len(self.text)
                 return None
 
-    def captured(self, steps: Steps[None]) -> Steps[str]:
-        """The text that a generator reads, which must be held."""
+    def captured(self, steps: Steps[None], most: int = MAX_NAME_CHARS) -> Steps[str]:
+        """The text that a generator reads, which must be held.
+
+        Args:
+            steps: the generator.
+            most: the most characters that it may read.
+
+        Raises:
+            Broken: it reads more; as many as may be were read.
+        """
         assert self._goes is Goes.HELD
         self.pass_on()
         first = len(self._held)
-        yield from steps
-        self.pass_on()
-        return "".join(self._held[first:])
+        num_left = most
+        while True:
+            num_passed = len(self._held)
+            try:
+                next(steps)
+                has_returned = False
+            except StopIteration:
+                has_returned = True
+            self.pass_on()
+            num_left -= sum(map(len, self._held[num_passed:]))
+            if num_left < 0:
+                self._unread(-num_left)
+                raise Broken
+            if has_returned:
+                return "".join(self._held[first:])
+            yield
+
+    def word(self, pattern: re.Pattern[str], most: int = MAX_NAME_CHARS) -> Steps[str]:
+        """What `run` reads, which must be held.
+
+        Raises:
+            Broken: it is longer than may be.
+        """
+        match = pattern.match(self.text, self.at)
+        if match is not None and match.end() < len(self.text) and len(match[0]) <= most:
+            self.at = match.end()
+            return match[0]
+        return (yield from self.captured(self.run(pattern), most))
+
+    def _unread(self, num_chars: int) -> None:
+        """Takes back characters that are held and came with the last piece."""
+        self.at -= num_chars
+        self._passed = self.at
+        while num_chars:
+            last = self._held.pop()
+            if len(last) > num_chars:
+                self._held.append(last[: len(last) - num_chars])
+            num_chars -= min(num_chars, len(last))
 
     def skip(self, num_chars: int, instead: str) -> None:
         """Reads characters that have come. Arguments get other text in their place."""
@@ -292,6 +338,8 @@ class TurnParser:
 
     def feed(self, text: str) -> list[AssistantEvent]:
         """What a further piece of the turn says."""
+        if not text:
+            return []
         self._turn.add(text)
         next(self._steps)
         return self._turn.take_events()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from octavo.engine.text.assistant.events import MAX_HELD_CHARS
 from octavo.engine.text.assistant.formats import format_named
 from octavo.engine.text.assistant.reasoning import REASONING_FORMATS
 from octavo.engine.text.assistant.tool_format import ToolFormat
@@ -125,6 +126,30 @@ def test_work_grows_as_the_text_does(name):
         pieces = list(part * 400)[:1000]
         small, large = (work(tool_format, pieces[:n]) for n in (250, 1000))
         assert large < 5 * small + 500, (part, small, large)
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+def test_a_hostile_text_costs_few_steps_a_character(name):
+    tool_format = format_named(name)
+    marks = [*tool_format.markers, '{"name', '{"name": ', '{"name":"f', '{"type":1,', "[f("]
+    parts = [mark + more for mark in marks for more in ("", "f", "{", '[{"name":')]
+    for part in (*hostile(name), *parts):
+        text = (part * 2000)[:2000]
+        assert work(tool_format, [text]) < 9 * len(text), part
+
+
+@pytest.mark.parametrize("name", RENDERERS)
+@pytest.mark.parametrize("part", ["f", '"', "a:", "🙂"])
+def test_no_text_is_held_for_long(name, part):
+    # The opening of a call and text without an end: all but so much of it is told.
+    rng = random.Random(7)
+    opening = RENDERERS[name](rng, [random_call(rng)])
+    for at in (*range(0, min(len(opening), 80), 19), len(opening) // 2):
+        text = opening[:at] + part * ((MAX_HELD_CHARS + 1_000) // len(part))
+        parser = format_named(name).parser(TOOLS)
+        events = [event for half in (text[:at], text[at:]) for event in parser.feed(half)]
+        rest = sum(len(getattr(event, "text", "")) for event in parser.finish())
+        assert rest <= MAX_HELD_CHARS + at, (at, events[:3])
 
 
 @pytest.mark.parametrize("name", RENDERERS)
