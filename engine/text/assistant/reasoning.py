@@ -15,7 +15,7 @@ from octavo.engine.text.assistant.events import (
 )
 from octavo.engine.text.assistant.grammars import words
 from octavo.engine.text.assistant.harmony import Harmony
-from octavo.engine.text.assistant.scanner import Scanner
+from octavo.engine.text.assistant.scanner import scanner_of
 from octavo.engine.text.assistant.tool_format import NO_SPECIALS
 from octavo.engine.text.assistant.turn import joined
 
@@ -32,8 +32,8 @@ class ReasoningFormat:
         opening: what a thought begins with.
         closing: what ends it.
         fits: whether a template and a family mark thoughts like this.
-        also_ended_by: markers of calls that end a thought without its closing; they belong to the
-            answer.
+        also_ended_by: markers of calls that end a thought without its closing, if calls are read;
+            they belong to the answer.
         whole_turn: makes a parser of all that a turn is made of, in formats in which thoughts stand
             between other messages; their parser of calls is one as well.
     """
@@ -63,7 +63,8 @@ class ReasoningFormat:
         """
         if self.whole_turn is not None:
             return answer or self.whole_turn()
-        return ThoughtParser(self, answer or PlainParser(), is_open=is_open)
+        ends = () if answer is None else self.also_ended_by
+        return ThoughtParser(self, answer or PlainParser(), ends, is_open=is_open)
 
     def grammar(
         self, answer: str, *, is_open: bool, specials: Mapping[str, int] = NO_SPECIALS
@@ -80,7 +81,11 @@ class ReasoningFormat:
         if self.closing in specials:
             rules = [f"thought: THOUGHT? {closing}", "THOUGHT: /(?s:.+)/"]
         else:
-            rules = ["thought[lazy]: THOUGHT " + closing, "THOUGHT: /(?s:.*)/"]
+            # What ends a thought for the parser is none of it.
+            others = "".join(
+                f" & ~(/(?s:.*)/ {words(mark, {})} /(?s:.*)/)" for mark in self.also_ended_by
+            )
+            rules = ["thought[lazy]: THOUGHT " + closing, f"THOUGHT: /(?s:.*)/{others}"]
         opened = words(self.opening, specials)
         first = "thought" if is_open else f"({opened} thought)?"
         rules.append(r"BREAKS: /\n*/")
@@ -108,13 +113,21 @@ class ThoughtParser:
     Args:
         format: how thoughts are marked.
         answer: parser of the answer.
+        also_ended_by: what else than the closing ends a thought, and belongs to the answer.
         is_open: whether the text begins within a thought.
     """
 
-    def __init__(self, format: ReasoningFormat, answer: AssistantParser, *, is_open: bool) -> None:
+    def __init__(
+        self,
+        format: ReasoningFormat,
+        answer: AssistantParser,
+        also_ended_by: tuple[str, ...],
+        *,
+        is_open: bool,
+    ) -> None:
         self._format = format
         self._answer = answer
-        self._closings = Scanner([format.closing, *format.also_ended_by])
+        self._closings = scanner_of(format.closing, *also_ended_by)
         self._opening = format.opening
         self._read = self._within if is_open else self._before
         # White space at the beginning of the turn, and text that may be the opening.
@@ -252,8 +265,8 @@ REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
     _think("minimax_m2", "<minimax:tool_call>", also_ended_by=("<minimax:tool_call>",)),
     _think("deepseek_v3", "<｜Assistant｜>", "thinking"),
     _think("deepseek_r1", "<｜Assistant｜>"),
-    _think("glm45", "<arg_key>"),
-    _think("qwen3"),
+    _think("glm45", "<arg_key>", also_ended_by=("<tool_call>",)),
+    _think("qwen3", also_ended_by=("<tool_call>",)),
 )
 """In the order in which they are tried on a template."""
 

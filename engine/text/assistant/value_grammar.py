@@ -181,7 +181,9 @@ class ValueRules:
         return words(text, self._specials)
 
 
-def text_up_to(name: str, pattern: str, end: str, specials: Mapping[str, int]) -> list[str]:
+def text_up_to(
+    name: str, pattern: str, end: str, specials: Mapping[str, int], never: Sequence[str] = ()
+) -> list[str]:
     """Rules of a text and what ends it, which the text does not hold.
 
     Args:
@@ -189,8 +191,12 @@ def text_up_to(name: str, pattern: str, end: str, specials: Mapping[str, int]) -
         pattern: a terminal of such texts; "" for any.
         end: what ends them.
         specials: ids of special tokens by their text.
+        never: what the text does not hold either.
     """
     upper = name.upper()
+    if never:
+        others = "".join(f" & ~({_ANY} {words(each, {})} {_ANY})" for each in never)
+        pattern = f"({pattern or _ANY}{others})"
     token = min((text for text in specials if text and text in end), key=end.index, default=None)
     if token is not None:
         # No text matches a special token: the text goes as far as the words before it.

@@ -12,7 +12,7 @@ from octavo.engine.text.assistant.events import AssistantParser
 from octavo.engine.text.assistant.grammars import one_of, turns, words
 from octavo.engine.text.assistant.json_text import dumps
 from octavo.engine.text.assistant.names import read_name
-from octavo.engine.text.assistant.scanner import Scanner
+from octavo.engine.text.assistant.scanner import Scanner, scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
 from octavo.engine.text.assistant.tool_format import NO_SPECIALS
 from octavo.engine.text.assistant.tool_schemas import parameters_of
@@ -87,7 +87,7 @@ class XmlCalls:
 
     def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
         """A parser of one turn."""
-        openings = Scanner([self.section, *self.other_openings])
+        openings = scanner_of(self.section, *self.other_openings)
         read = partial(self._read, schemas=parameters_of(tools))
         return TurnParser(partial(read_marked, openings=openings, read_calls=read))
 
@@ -96,7 +96,7 @@ class XmlCalls:
     ) -> Steps[None]:
         """Reads the calls of a section."""
         tags = self.tags
-        ends = Scanner([tags.key, tags.call_end or self.section_end])
+        ends = scanner_of(tags.key, tags.call_end or self.section_end)
         if marker == self.section:
             yield from turn.spaces()
             yield from turn.literal(tags.call)
@@ -145,7 +145,7 @@ def _read_call(
     schema = schemas.get(name, {})
     begins = "{"
     while tag == tags.key:
-        key = yield from turn.captured(turn.run(_KEY))
+        key = yield from turn.word(_KEY)
         is_string = yield from _read_value_tag(turn, tags)
         types = types_of(parameter_schema(schema, key), schema)
         if is_string and "string" in types:
@@ -164,7 +164,7 @@ def _read_call(
 def _read_value_tag(turn: Turn, tags: Tags) -> Steps[bool]:
     """Reads what stands between a parameter's name and its value; whether it says "a string"."""
     if tags.types is not None:
-        return tags.types[(yield from turn.either(Scanner(list(tags.types))))]
+        return tags.types[(yield from turn.either(scanner_of(*tags.types)))]
     first, *others = tags.value.split("\n")
     yield from turn.literal(first)
     for each in others:
@@ -176,7 +176,9 @@ def _read_value_tag(turn: Turn, tags: Tags) -> Steps[bool]:
 def _read_value(turn: Turn, tags: Tags, types: frozenset[str]) -> Steps[None]:
     """Reads a value and its closing tag. A string is told as it comes, another value at its end."""
     turn.send(Goes.NOWHERE)
-    ends = Scanner([tags.value_end])
+    # Models forget to close a value that ends a line.
+    others = ("\n" + tags.key, "\n" + tags.call_end) if tags.is_padded else ()
+    ends = scanner_of(tags.value_end, *others)
     pieces: list[str] = []
     if types == _STRING:
         turn.tell_arguments('"')
@@ -192,8 +194,11 @@ def _read_value(turn: Turn, tags: Tags, types: frozenset[str]) -> Steps[None]:
         else:
             pieces.append(text)
         turn.at = at - is_break
-        if tag is not None:
+        if tag == tags.value_end:
             turn.at = at + len(tag)
+            break
+        if tag is not None:
+            turn.at = at
             break
         if not (yield from turn.more()):
             raise Ended

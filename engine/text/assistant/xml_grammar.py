@@ -128,7 +128,10 @@ class _Rules:
         # The parser leaves out a line break before the tag if there is one.
         end = self._tags.value_end
         end = self._pad + end if pattern else end
-        return text_up_to(f"{name}_text", pattern, end, self._specials)
+        # For the parser a line with another tag ends the value as well.
+        tags = self._tags
+        never = ("\n" + tags.key, "\n" + tags.call_end) if tags.is_padded else ()
+        return text_up_to(f"{name}_text", pattern, end, self._specials, never)
 
     def _is_free(self, schema: Mapping[str, Any], types: frozenset[str]) -> bool:
         """Whether any text of its types matches the schema, but for what it says of strings."""
