@@ -30,6 +30,14 @@ def _has(*signs: str, unless: tuple[str, ...] = ()) -> Callable[[str, str], bool
     )
 
 
+def _has_any(*signs: str, families: str = "") -> Callable[[str, str], bool]:
+    """Tells templates that contain one of some texts, and models of some families."""
+    return lambda template, model_type: (
+        any(sign in template for sign in signs)
+        or bool(families and model_type.startswith(families))
+    )
+
+
 LIST = ("[", ", ", "]")
 _QWEN_TAGS = Tags(
     call="<function=",
@@ -71,7 +79,10 @@ FORMATS: tuple[ToolFormat, ...] = (
         name="lfm2",
         opening="<|tool_call_start|>",
         closing="<|tool_call_end|>",
-        fits=_has("<|tool_call_start|>"),
+        # The templates show how tools are listed, and leave the calls to what the model learned.
+        fits=_has_any(
+            "<|tool_call_start|>", "<|tool_list_start|>", '"List of tools: [', families="lfm2"
+        ),
     ),
     PythonicCalls(
         name="olmo3",
@@ -217,7 +228,7 @@ FORMATS: tuple[ToolFormat, ...] = (
         other_openings=("functools[",),
         closing="<|/tool_call|>",
         inside=LIST,
-        fits=_has("<|/tool_call|>"),
+        fits=_has_any("<|/tool_call|>", "functools["),
     ),
     JsonCalls(
         name="granite",

@@ -148,6 +148,11 @@ def read_call_or_list(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
         yield from read_call(turn, known)
         return
     turn.at += 1
+    yield from read_rest_of_list(turn, known)
+
+
+def read_rest_of_list(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
+    """Reads calls in a list after its bracket."""
     while True:
         yield from read_call(turn, known)
         char = yield from next_char(turn)

@@ -9,6 +9,7 @@ from functools import partial
 
 from octavo.engine.text.assistant.events import AssistantParser
 from octavo.engine.text.assistant.grammars import one_of, turns, words
+from octavo.engine.text.assistant.json_calls import read_call, read_rest_of_list
 from octavo.engine.text.assistant.json_text import dumps, next_char
 from octavo.engine.text.assistant.names import read_name
 from octavo.engine.text.assistant.python_text import read_python_value
@@ -95,12 +96,21 @@ class PythonicCalls:
         """Reads the calls that a turn begins with."""
         if (yield from next_char(turn)) != "[":
             raise Broken
+        turn.at += 1
         yield from _read_list(turn, known)
 
     def _read_marked(self, turn: Turn, marker: str, closings: Mapping[str, str]) -> Steps[None]:
         """Reads the calls after an opening, in brackets or a line each, and the closing."""
-        if (yield from next_char(turn)) == "[":
-            yield from _read_list(turn, None)
+        char = yield from next_char(turn)
+        if char == "[":
+            turn.at += 1
+            if (yield from next_char(turn)) == "{":  # models that were shown JSON
+                yield from read_rest_of_list(turn, None)
+            else:
+                yield from _read_list(turn, None)
+            yield from turn.spaces()
+        elif char == "{":
+            yield from read_call(turn, None)
             yield from turn.spaces()
         else:
             while True:
@@ -149,8 +159,7 @@ class PythonicCalls:
 
 
 def _read_list(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
-    """Reads calls in brackets."""
-    turn.at += 1
+    """Reads calls in brackets after the first."""
     while True:
         yield from turn.spaces()
         yield from _read_call(turn, known)

@@ -263,7 +263,15 @@ REASONING_FORMATS: tuple[ReasoningFormat, ...] = (
         also_ended_by=("<|tool_calls_section_begin|>",),
     ),
     _think("minimax_m2", "<minimax:tool_call>", also_ended_by=("<minimax:tool_call>",)),
-    _think("deepseek_v3", "<｜Assistant｜>", "thinking"),
+    ReasoningFormat(
+        name="deepseek_v3",
+        opening="<think>",
+        closing="</think>",
+        fits=lambda template, _: (
+            all(sign in template for sign in ("</think>", "<｜Assistant｜>"))
+            and re.search(r"\bthinking\b", template) is not None
+        ),
+    ),
     _think("deepseek_r1", "<｜Assistant｜>"),
     _think("glm45", "<arg_key>", also_ended_by=("<tool_call>",)),
     _think("qwen3", also_ended_by=("<tool_call>",)),

@@ -54,7 +54,8 @@ class Goes(Enum):
 class Turn:
     """The text of a turn that was not read yet, and the events of what was.
 
-    White space around a call belongs to the call: it is content only if words follow it.
+    White space around a call is content only if words stand before and after: of words, a call, and
+    words again it keeps the white space before the call.
 
     Attributes:
         text: what has come and may not have been read.
@@ -73,6 +74,7 @@ class Turn:
         self._held: list[str] = []
         self._blank: list[str] = []
         self._is_after_call = False
+        self._has_content = False
         self._num_calls = 0
         self._events: list[AssistantEvent] = []
 
@@ -263,7 +265,8 @@ class Turn:
         assert not self.is_call_open
         self.pass_on()
         self._held.clear()
-        self._blank.clear()
+        if not self._has_content:
+            self._blank.clear()
         self.is_call_open = True
         self._events.append(CallStart(self._num_calls, name, call_id))
 
@@ -320,6 +323,7 @@ class Turn:
         if not words:
             self._blank.append(text)
             return
+        self._has_content = True
         self._events.append(ContentDelta("".join((*self._blank, words))))
         self._blank = [text[len(words) :]] if len(words) < len(text) else []
 

@@ -10,13 +10,21 @@ from typing import Any
 
 from octavo.engine.text.assistant.events import AssistantParser
 from octavo.engine.text.assistant.grammars import one_of, turns, words
-from octavo.engine.text.assistant.json_text import dumps
+from octavo.engine.text.assistant.json_text import dumps, read_arguments
 from octavo.engine.text.assistant.names import read_name
 from octavo.engine.text.assistant.scanner import Scanner, scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
 from octavo.engine.text.assistant.tool_format import NO_SPECIALS
 from octavo.engine.text.assistant.tool_schemas import parameters_of
-from octavo.engine.text.assistant.turn import Ended, Goes, Steps, Turn, TurnParser, read_marked
+from octavo.engine.text.assistant.turn import (
+    Broken,
+    Ended,
+    Goes,
+    Steps,
+    Turn,
+    TurnParser,
+    read_marked,
+)
 from octavo.engine.text.assistant.values import json_of_text, parameter_schema, types_of
 from octavo.engine.text.assistant.xml_grammar import call_rules
 
@@ -140,6 +148,14 @@ def _read_call(
     if tags.named:
         yield from turn.literal(tags.named)
     yield from turn.spaces()
+    if (yield from turn.peek()) == "{":  # models that take the tags for a frame around JSON
+        turn.start_call(name)
+        yield from read_arguments(turn)
+        yield from turn.spaces()
+        if (yield from turn.either(ends)) == tags.key:
+            raise Broken
+        turn.end_call()
+        return
     tag = yield from turn.either(ends)
     turn.start_call(name)
     schema = schemas.get(name, {})
@@ -187,18 +203,16 @@ def _read_value(turn: Turn, tags: Tags, types: frozenset[str]) -> Steps[None]:
     while True:
         at, tag = ends.find(turn.text, turn.at)
         # The line break before the closing tag is no part of the value.
-        is_break = tags.is_padded and turn.text[turn.at : at].endswith("\n")
+        may_be_break = tags.is_padded and tag in (None, tags.value_end)
+        is_break = may_be_break and turn.text[turn.at : at].endswith("\n")
         text = turn.text[turn.at : at - is_break]
         if types == _STRING:
             turn.tell_arguments(dumps(text)[1:-1])
         else:
             pieces.append(text)
         turn.at = at - is_break
-        if tag == tags.value_end:
-            turn.at = at + len(tag)
-            break
         if tag is not None:
-            turn.at = at
+            turn.at = at + len(tag) if tag == tags.value_end else at
             break
         if not (yield from turn.more()):
             raise Ended

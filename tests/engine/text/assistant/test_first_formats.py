@@ -36,7 +36,7 @@ CASES: tuple[tuple[str, str, list[AssistantEvent]], ...] = (
             ContentDelta("a"),
             CallStart(0, "f"),
             ArgumentsDelta(0, '{"x": 0'),
-            ContentDelta("1}}"),
+            ContentDelta("\n1}}"),
         ],
     ),
     (

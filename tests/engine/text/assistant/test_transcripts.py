@@ -9,6 +9,7 @@ import pytest
 from hypothesis import settings
 
 from octavo.engine.text.assistant.formats import FORMATS, format_named
+from tests.engine.text.assistant.foreign_renderers import FOREIGN_RENDERERS
 from tests.engine.text.assistant.renderers import RENDERERS
 from tests.engine.text.assistant.turns import TOOLS, Call, random_call, random_words, said
 
@@ -19,12 +20,15 @@ ALONE = ("pythonic",)
 """Formats in which a turn has either words or calls."""
 
 
-def transcript(name: str, seed: int) -> tuple[str, str, list[Call]]:
+SOURCES = {"template": RENDERERS, "elsewhere": FOREIGN_RENDERERS}
+
+
+def transcript(source: str, name: str, seed: int) -> tuple[str, str, list[Call]]:
     """A turn's text, its words before the calls, and the calls."""
     rng = random.Random(seed)
     calls = [random_call(rng) for _ in range(rng.choice([1, 1, 1, 2, 3]))]
     words = "" if name in ALONE or rng.random() < 0.4 else random_words(rng)
-    text = RENDERERS[name](rng, calls)
+    text = SOURCES[source][name](rng, calls)
     if words and name == "openai":
         start = "<|channel|>commentary<|message|>"
         return f"{start}{words}<|end|><|start|>assistant{text}", words, calls
@@ -33,26 +37,29 @@ def transcript(name: str, seed: int) -> tuple[str, str, list[Call]]:
 
 
 def test_every_format_has_a_renderer():
-    assert {each.name for each in FORMATS} == RENDERERS.keys()
+    assert {each.name for each in FORMATS} == RENDERERS.keys() == FOREIGN_RENDERERS.keys()
 
 
+@pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("name", RENDERERS)
-def test_calls_are_read_as_the_template_renders_them(name):
+def test_calls_are_read_as_they_were_meant(name, source):
     tool_format = format_named(name)
     for seed in range(NUM_TRANSCRIPTS):
-        text, words, calls = transcript(name, seed)
+        text, words, calls = transcript(source, name, seed)
         whole = said(tool_format.parser(TOOLS), [text])
         assert whole.content == words, text
         assert whole.calls == calls, text
         assert whole.num_ended == len(calls), text
-        if IS_SOAK or seed % 4 == 0:
+        if IS_SOAK or seed % 8 == 0:
             assert said(tool_format.parser(TOOLS), list(text)) == whole, text
 
 
 @pytest.mark.parametrize("name", RENDERERS)
 def test_no_cut_changes_what_a_turn_says(name):
     tool_format = format_named(name)
-    texts = [transcript(name, seed)[0] for seed in range(NUM_TRANSCRIPTS)]
+    texts = [
+        transcript(source, name, seed)[0] for source in SOURCES for seed in range(NUM_TRANSCRIPTS)
+    ]
     rng = random.Random(0)
     for _ in range(NUM_CUTS):
         text = rng.choice(texts)
