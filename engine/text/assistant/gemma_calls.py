@@ -30,7 +30,7 @@ from octavo.engine.text.assistant.values import ALL, json_of_text, parameter_sch
 
 _BARE = re.compile(r"[^,\[\]{}<]+")
 _BARE_KEY = re.compile(r"[^:,\[\]{}<>\n]+")
-_ANY_KEY = "/[a-zA-Z_][a-zA-Z0-9_]*:/"
+_ANY_KEY = "/[a-zA-Z_][a-zA-Z0-9_]{0,63}:/"
 _CLOSERS = {"[": "]", "{": "}"}
 
 
@@ -78,6 +78,10 @@ class GemmaCalls:
         turn.end_call()
         yield from turn.spaces()
         yield from turn.optional(self.closing)
+
+    def can_name(self, key: str) -> bool:
+        """Whether a call can have an argument of a name."""
+        return _BARE_KEY.fullmatch(key) is not None and key == key.strip()
 
     def grammar(
         self,

@@ -19,6 +19,9 @@ AS_TEMPLATES_WRITE = {
 a model cannot lose itself in white space, and more tokens are forced, which cost no step."""
 
 
+_SCALARS = frozenset({"string", "integer", "number", "boolean", "null"})
+
+
 def words(text: str, specials: Mapping[str, int]) -> str:
     """A text to be written as it is; special tokens in it as tokens."""
     found = [special for special in specials if special and special in text]
@@ -34,9 +37,15 @@ def words(text: str, specials: Mapping[str, int]) -> str:
 
 def json_of(schema: Any) -> str:
     """A value that matches a JSON schema."""
-    if isinstance(schema, Mapping):
+    if isinstance(schema, Mapping) and not _is_scalar(schema.get("type")):
         schema = {**schema, "x-guidance": AS_TEMPLATES_WRITE}
     return f"%json {json.dumps(schema, ensure_ascii=False)}"
+
+
+def _is_scalar(kind: Any) -> bool:
+    """Whether values of a type have no white space between parts, as they have no parts."""
+    kinds = kind if isinstance(kind, list) else [kind]
+    return all(isinstance(each, str) and each in _SCALARS for each in kinds)
 
 
 def arguments_of(tool: FunctionTool) -> str:
@@ -58,7 +67,7 @@ def turns(
     Args:
         opening: text with which a call, or a list of calls, begins.
         body: what follows it, as Lark's rules have it.
-        rules: that the body names.
+        rules: that the body names; those that several tools share may come several times.
         choice: whether there may be words, and whether there must be calls.
         specials: ids of special tokens by their text.
         between: text between two calls that have an opening each; None if the body has all calls.
@@ -76,7 +85,7 @@ def turns(
     else:
         start = "start: (opened body)* TEXT" if choice.is_parallel else "start: TEXT | opened body"
         lines = [start, "TEXT: /(?s:.*)/", f"opened[lazy]: TEXT {opened}"]
-    return "\n".join([*lines, f"body: {body}", *rules]) + "\n"
+    return "\n".join([*lines, f"body: {body}", *dict.fromkeys(rules)]) + "\n"
 
 
 def one_of(rules: Sequence[str]) -> str:

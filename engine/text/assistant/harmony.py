@@ -65,6 +65,10 @@ class Harmony:
         """A parser of one turn."""
         return TurnParser(_read_turn)
 
+    def can_name(self, key: str) -> bool:
+        """Whether a call can have an argument of a name: JSON has all."""
+        return True
+
     def grammar(
         self,
         tools: Sequence[FunctionTool],

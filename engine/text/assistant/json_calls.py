@@ -101,6 +101,10 @@ class JsonCalls:
             return scanner_of(self.opening, *self.other_openings)
         return Scanner(self.other_openings, _BARE_OBJECTS)
 
+    def can_name(self, key: str) -> bool:
+        """Whether a call can have an argument of a name: JSON has all."""
+        return True
+
     def grammar(
         self,
         tools: Sequence[FunctionTool],

@@ -92,6 +92,10 @@ class NamedCalls:
                 return
             turn.hold()
 
+    def can_name(self, key: str) -> bool:
+        """Whether a call can have an argument of a name: JSON has all."""
+        return True
+
     def grammar(
         self,
         tools: Sequence[FunctionTool],

@@ -37,8 +37,9 @@ _STYLE = Style(
         r"""/'([^'\\\x00-\x1f]|\\(["'\\bfnrt]|x[0-9a-f]{2}|u[0-9a-f]{4}))*'/"""
     ),
 )
-_KEY = re.compile(r"[^\W\d]\w*")
-_KEY_CHARS = re.compile(r"\w+")
+_WORD = re.compile(r"[^\W\d]")
+# More than Python's names, since tools have what they like.
+_KEY = re.compile(r"""[^\s=(),'"\[\]{}]+""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +118,15 @@ class PythonicCalls:
                 yield from _read_call(turn, None)
                 yield from turn.spaces()
                 char = yield from turn.peek()
-                if not _KEY.match(char):
+                if not _WORD.match(char):
                     break
                 turn.hold()
         if closings[marker]:
             yield from turn.optional(closings[marker])
+
+    def can_name(self, key: str) -> bool:
+        """Whether a call can have an argument of a name."""
+        return _KEY.fullmatch(key) is not None
 
     def grammar(
         self,
@@ -134,7 +139,7 @@ class PythonicCalls:
         allowed = allowed_tools(tools, choice)
         for index, tool in enumerate(allowed):
             values = ValueRules(f"call_{index}", arguments_schema(tool), _STYLE, specials)
-            arguments = values.arguments(lambda key: [f"{key}="], "/[a-zA-Z_][a-zA-Z0-9_]*=/")
+            arguments = values.arguments(lambda key: [f"{key}="], "/[a-zA-Z_][a-zA-Z0-9_]{0,63}=/")
             rules += [f"args_{index}: {arguments}", *values.rules]
         first, between, last = self.inside
         # A bracket and a name are one text: words for the user may begin with the bracket alone.
@@ -155,7 +160,7 @@ class PythonicCalls:
         if choice.mode == "auto":
             names = "|".join(re.escape(tool.name) for tool in allowed)
             start = f"start: calls | TEXT\nTEXT: ~(/\\[({names})\\(/ /(?s:.*)/) & /(?s:.*)/"
-        return "\n".join([start, f"calls: {body}", *rules]) + "\n"
+        return "\n".join([start, f"calls: {body}", *dict.fromkeys(rules)]) + "\n"
 
 
 def _read_list(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
@@ -181,8 +186,8 @@ def _read_call(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
     char = yield from next_char(turn)
     is_first = True
     while char != ")":
-        key = yield from turn.word(_KEY_CHARS)
-        if not _KEY.fullmatch(key) or (yield from next_char(turn)) != "=":
+        key = yield from turn.word(_KEY)
+        if not key or (yield from next_char(turn)) != "=":
             raise Broken
         turn.at += 1
         if is_first:

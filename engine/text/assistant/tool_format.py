@@ -40,6 +40,10 @@ class ToolFormat(Protocol):
         """
         ...
 
+    def can_name(self, key: str) -> bool:
+        """Whether a call can have an argument of a name."""
+        ...
+
     def grammar(
         self,
         tools: Sequence[FunctionTool],

@@ -119,7 +119,9 @@ class ValueRules:
                 parts = [{**rest, **each} for each in schema[key] if isinstance(each, Mapping)]
                 return _group([self._value(part) for part in parts])
         types = types_of(schema, self._root)
-        return self._anything() if types == ALL else self._of_types(schema, types)
+        if types == ALL and not schema:
+            return self._anything()
+        return self._of_types(schema, types - {"integer"} if types == ALL else types)
 
     def _of_types(self, schema: Mapping[str, Any], types: frozenset[str]) -> str:
         kinds = []
@@ -153,7 +155,9 @@ class ValueRules:
 
     def _string(self, schema: Mapping[str, Any]) -> str:
         style = self._style
-        name, pattern = self._new(), pattern_of(schema)
+        pattern = pattern_of(schema)
+        # Of all strings without a pattern there is one rule, for all tools.
+        name = self._new() if pattern else "any_string"
         if style.strings:
             if pattern:
                 return json_of({**schema, "type": "string"})

@@ -119,6 +119,10 @@ class XmlCalls:
                 return
             turn.hold()
 
+    def can_name(self, key: str) -> bool:
+        """Whether a call can have an argument of a name."""
+        return _KEY.fullmatch(key) is not None
+
     def grammar(
         self,
         tools: Sequence[FunctionTool],

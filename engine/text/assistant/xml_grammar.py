@@ -87,7 +87,7 @@ class _Rules:
             opened, rules = self._value(f"{name}_any", value)
             tags = self._tags
             before = self._words(tags.line + tags.key)
-            yield f"{name}_any: {before} /[a-zA-Z_][a-zA-Z0-9_]*/ {opened}"
+            yield f"{name}_any: {before} /[a-zA-Z_][a-zA-Z0-9_]{{0,63}}/ {opened}"
             yield from rules
             return
         required = schema.get("required") or ()
@@ -120,18 +120,21 @@ class _Rules:
             body = json_of(with_definitions(shown, self._root))
             tag = self._value_tag(is_string=False)
             return f"{tag} {self._words(self._pad)} {body} {self._words(end)}", []
-        return f"{value_tag} {self._words(self._pad)} {name}_text", self._text(name, schema)
+        text, rules = self._text(name, schema)
+        return f"{value_tag} {self._words(self._pad)} {text}", rules
 
-    def _text(self, name: str, schema: Mapping[str, Any]) -> list[str]:
-        """A string's text up to its closing tag."""
+    def _text(self, name: str, schema: Mapping[str, Any]) -> tuple[str, list[str]]:
+        """A rule for a string's text up to its closing tag, and what it needs."""
         pattern = pattern_of(schema)
+        # Of all strings without a pattern there is one rule, for all tools.
+        name = f"{name}_text" if pattern else "any_text"
         # The parser leaves out a line break before the tag if there is one.
         end = self._tags.value_end
         end = self._pad + end if pattern else end
         # For the parser a line with another tag ends the value as well.
         tags = self._tags
         never = ("\n" + tags.key, "\n" + tags.call_end) if tags.is_padded else ()
-        return text_up_to(f"{name}_text", pattern, end, self._specials, never)
+        return name, text_up_to(name, pattern, end, self._specials, never)
 
     def _is_free(self, schema: Mapping[str, Any], types: frozenset[str]) -> bool:
         """Whether any text of its types matches the schema, but for what it says of strings."""
