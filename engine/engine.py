@@ -28,6 +28,8 @@ from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.execution.weights.weight_variants import choose_weight_variants
 from octavo.engine.input.input_processor import InputProcessor, Submission
 from octavo.engine.observability.load import EngineLoad
+from octavo.engine.observability.recent_schedule import RecentSchedule
+from octavo.engine.observability.schedule import Schedule
 from octavo.engine.output.output_processor import OutputProcessor
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.output.transcript import Transcript
@@ -154,6 +156,7 @@ class Engine:
             self.scheduler, self.executor, self.clock, overlap=config.overlap, survives_bugs=True
         )
         self.core.masks = self.masks
+        self._recent: RecentSchedule | None = None
         self.eos_token_ids = _eos_token_ids(self.tokenizer, model.config)
         self.inputs = InputProcessor(
             self.tokenizer,
@@ -279,6 +282,27 @@ class Engine:
             Pages that held prefixes alone, on the device and on the host.
         """
         return self.scheduler.flush_prefixes()
+
+    def schedules(self) -> list[Schedule]:
+        """What steps did for each row in the last seconds, and why: see `RecentSchedule`. It is
+        noted from the first call on until nobody has asked for a while. The thread that steps
+        calls it.
+
+        Returns:
+            One.
+        """
+        now_s = self.clock.now_s()
+        if self._recent is None:
+            self._recent = RecentSchedule(now_s, self._forget_schedule)
+            self.core.observe(self._recent)
+            self.scheduler.explain(True)
+        return [self._recent.look(now_s)]
+
+    def _forget_schedule(self) -> None:
+        assert self._recent is not None
+        self.core.unobserve(self._recent)
+        self.scheduler.explain(False)
+        self._recent = None
 
     def abort_all(self) -> None:
         """Ends every live submission and takes in the steps on their way, telling nobody: pages,

@@ -24,7 +24,6 @@ from grpc_reflection.v1alpha import reflection
 
 from octavo.engine.any_engine import engine_of_this_process
 from octavo.engine.errors import EngineDeadError, InvalidConfigError
-from octavo.engine.observability.observers import Observers
 from octavo.server.admin_service import SERVICE as ADMIN_SERVICE
 from octavo.server.admin_service import AdminService
 from octavo.server.auth import TokenFile
@@ -201,7 +200,7 @@ class OctavoServer:
         endpoint = self._config.otlp_traces_endpoint
         core = engine_of_this_process(engine.engine, "otlp_traces_endpoint", endpoint).core
         tracing = RequestTracer(tracer, engine.engine.clock, engine.model_name)
-        core.log = tracing if core.log is None else Observers(core.log, tracing)
+        core.observe(tracing)
 
     async def drain_and_stop(self, *, hurry: asyncio.Event | None = None) -> Ending:
         """Refuses new work, lets what is in flight finish, stops.
