@@ -21,8 +21,11 @@ from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import InvalidConfigError, ModelLoadError, shorten
 from octavo.engine.execution.executor import DeviceExecutor
-from octavo.engine.execution.host_memory import keep_freed_memory
-from octavo.engine.execution.programs.compile_cache import cache_counts, use_compile_cache
+from octavo.engine.execution.programs.compile_cache import (
+    CompileCache,
+    cache_counts,
+    open_compile_cache,
+)
 from octavo.engine.execution.sizing import size_engine
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.execution.weights.weight_variants import choose_weight_variants
@@ -83,9 +86,16 @@ class Engine:
             )
         self.config = config
         self.clock = clock or MonotonicClock()
-        keep_freed_memory()
-        use_compile_cache(config.resolved_compile_cache_dir())
         cache_counts()
+        cache = open_compile_cache(config.resolved_compile_cache_dir())
+        with cache.in_use():
+            self._build(cache, host_memory_bytes, incarnation)
+            self._warm_up(progress, on_program)
+
+    def _build(
+        self, cache: CompileCache, host_memory_bytes: int | None, incarnation: str | None
+    ) -> None:
+        config = self.config
         try:
             mesh = make_mesh(config.tensor_parallel_size)
         except ValueError as error:
@@ -116,10 +126,10 @@ class Engine:
         )
         # On a host they are read while programs of an earlier start load, and the tokenizer.
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-weights") as pool:
-            reading = pool.submit(model.read_weights) if weights is None else None
+            reading = pool.submit(cache.in_use()(model.read_weights)) if weights is None else None
             reading_blocks: Future[VariantTree] | None = None
             if blocks is not None and model.block_quantized is not None:
-                reading_blocks = pool.submit(model.block_quantized.read)
+                reading_blocks = pool.submit(cache.in_use()(model.block_quantized.read))
             self.limits = size.limits
             self.max_model_len = size.limits.max_model_len
             self.executor = DeviceExecutor(
@@ -135,6 +145,7 @@ class Engine:
                 masks=self.masks,
                 variants=variants,
                 blocks=blocks,
+                cache=cache,
             )
             self.executor.begin_warm_up(config.warm_up)
             self.tokenizer = _tokenizer(config, model)
@@ -166,7 +177,6 @@ class Engine:
         self.grammars = self.inputs.grammars
         self.outputs = OutputProcessor(self.tokenizer, self.core.finish)
         self._num_prompt_tokens = 0
-        self._warm_up(progress, on_program)
 
     def _warm_up(self, progress: bool, on_program: ProgramListener | None) -> None:
         mode = self.config.warm_up

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
 
@@ -74,6 +76,34 @@ def store_to_global(ref: Any, value: jax.Array) -> None:
 def jax_settings() -> dict[str, Any]:
     """All of JAX's settings by name, as this thread sees them."""
     return {name: getattr(jax.config, name, None) for name in jax.config.values}
+
+
+@contextlib.contextmanager
+def settings_of_this_thread(settings: Mapping[str, Any]) -> Iterator[None]:
+    """JAX's settings by name, in the calling thread alone and until the context ends.
+
+    A JAX without settings of a thread keeps those of the process: nothing is changed then.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, value in settings.items():
+            state = _states().get(name)
+            if state is not None:
+                stack.enter_context(state(value))
+        yield
+
+
+def _states() -> Mapping[str, Any]:
+    """JAX's settings that a thread may have of its own."""
+    try:
+        from jax._src.config import config_states
+    except ImportError:
+        return {}
+    return config_states
+
+
+def close_compilation_cache() -> None:
+    """Has JAX open its persistent cache anew when it next compiles, if there is a folder for it."""
+    compilation_cache.reset_cache()
 
 
 def product_compiler_options(library: str) -> dict[str, str] | None:

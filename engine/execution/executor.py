@@ -35,6 +35,7 @@ from octavo.engine.execution.packing import (
     row_flags,
 )
 from octavo.engine.execution.page_copies import PageCopier
+from octavo.engine.execution.programs.compile_cache import CompileCache
 from octavo.engine.execution.programs.compile_manager import CompileManager
 from octavo.engine.execution.programs.program_maker import ProgramMaker
 from octavo.engine.execution.programs.program_store import open_program_store
@@ -117,6 +118,7 @@ class DeviceExecutor:
         variants: of the weights; None is those that take no memory of their own.
         blocks: block-quantized linear layers, for the shapes that say so, or their
             `jax.ShapeDtypeStruct`s, as `weights`; None where no shape does.
+        cache: where programs are kept between starts; None is JAX's own alone.
         num_slots: rows that the state has places for, as many as another engine's whose programs
             it shares; None is those that plans may have.
 
@@ -138,6 +140,7 @@ class DeviceExecutor:
         masks: TokenMasks | None = None,
         variants: WeightVariants | None = None,
         blocks: VariantTree | None = None,
+        cache: CompileCache | None = None,
         num_slots: int | None = None,
     ) -> None:
         self.limits = limits
@@ -153,6 +156,7 @@ class DeviceExecutor:
             variants,
             blocks=blocks,
             has_panels=any(variants.of(shape) == "panels" for shape in lattice.shapes),
+            cache=cache,
         )
         self._mesh = mesh
         self._backend = backend
@@ -173,7 +177,9 @@ class DeviceExecutor:
         self._copier = (
             PageCopier(self._layout, limits.num_host_pages) if limits.num_host_pages else None
         )
+        self._cache = cache or CompileCache()
         self.store = open_program_store(
+            self._cache.folder,
             mesh,
             (
                 config,
@@ -198,6 +204,7 @@ class DeviceExecutor:
                 "kv_dtype": kv_dtype,
                 "variants": variants,
                 "blocks": blocks,
+                "cache": cache,
                 "num_slots": num_slots,
             }
             maker = ProgramMaker(arguments, self.store.identity)
@@ -205,6 +212,7 @@ class DeviceExecutor:
             self._lower,
             store=self.store,
             maker=maker,
+            cache=self._cache,
             compiler_options=self._compiler_options,
             has_room=has_room_for_programs,
             tidy=give_back_after_compiling,
@@ -226,7 +234,7 @@ class DeviceExecutor:
         self.programs.begin(self.awaited(mode)[0])
         # Zeroing gigabytes of host memory takes as long as loading a program: do both at once.
         pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-state")
-        self._fresh = pool.submit(self._make_state)
+        self._fresh = pool.submit(self._cache.in_use()(self._make_state))
         pool.shutdown(wait=False)
 
     def warm_up(

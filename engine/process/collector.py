@@ -16,12 +16,17 @@ FEW_BLOCKS = 250_000
 """Blocks of memory beyond those of the loaded server with which a whole look takes 20 ms."""
 
 
+def leave_out_what_is_loaded() -> None:
+    """Has the collector look no more at what there is now: it stays."""
+    gc.collect()
+    gc.freeze()
+
+
 class Collector:
     """Leaves out what is loaded already, and looks at the rest whenever that is little."""
 
     def __init__(self) -> None:
-        gc.collect()
-        gc.freeze()
+        leave_out_what_is_loaded()
         gc.set_threshold(*COLLECT_AT)
         self._num_loaded = sys.getallocatedblocks()
 
