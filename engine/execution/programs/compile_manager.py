@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from octavo.engine.errors import StepFailedError
 from octavo.engine.execution.programs.compile_cache import CompileCache, cache_counts
 from octavo.engine.execution.step_spec import StepShape
+from octavo.pallas_kernels.compat import compile_lowered
 from octavo.pallas_kernels.tuning import num_cores
 
 logger = logging.getLogger(__name__)
@@ -399,7 +400,7 @@ class CompileManager:
         was_cached = program is not None
         if program is None:
             with self._cache.in_use():
-                program = lowered.compile(self.compiler_options(shape))
+                program = compile_lowered(lowered, self.compiler_options(shape))
             was_cached = counts.hits_of_this_thread > hits
         return _Made(program, time.perf_counter() - begun + traced_s, was_cached)
 
