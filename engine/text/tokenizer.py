@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,14 @@ class Tokenizer:
         """The ids of special tokens by their text."""
         named = {token_id: self.id_to_token(token_id) for token_id in sorted(self.special_ids)}
         return {text: token_id for token_id, text in named.items() if text is not None}
+
+    def has_special_token(self, text: str) -> bool:
+        """Whether a text has a special token in it."""
+        return self._special_pattern.search(text) is not None
+
+    @functools.cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self.special_tokens)) or "(?!)")
 
     def with_chat_template(self, source: str) -> Tokenizer:
         """A copy with another chat template."""

@@ -101,7 +101,7 @@ class TurnPlan:
             raise InvalidRequestError("detokenize", False, "true with tools")
         formats = [each for each in (self.calls, self.reasoning) if each is not None]
         specials = tokenizer.special_tokens
-        if any(marker in specials for each in formats for marker in each.markers):
+        if any(tokenizer.has_special_token(mark) for each in formats for mark in each.markers):
             params = params.replace(skip_special_tokens=False)
         calls = self._calls_grammar(params, specials)
         content = None if self._must_call else params.structured_outputs

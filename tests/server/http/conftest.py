@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-TEMPLATE = Path(__file__).parent / "hermes.jinja"
+TEMPLATE = Path(__file__).parents[3] / "docs" / "hermes.jinja"
 CONTEXT = 4096
 
 
