@@ -47,6 +47,7 @@ _DSML_TAGS = Tags(
     value="",
     value_end="</｜DSML｜parameter>",
     call_end="</｜DSML｜invoke>",
+    nothing="\n",
     types={'" string="true">': True, '" string="false">': False},
 )
 
@@ -84,6 +85,7 @@ FORMATS: tuple[ToolFormat, ...] = (
         section="<｜DSML｜function_calls>",
         section_end="</｜DSML｜function_calls>",
         tags=_DSML_TAGS,
+        more_markers=("｜DSML｜",),
         has_many=True,
         fits=_has("｜DSML｜", unless=("tool_calls>",)),
     ),
@@ -92,6 +94,7 @@ FORMATS: tuple[ToolFormat, ...] = (
         section="<｜DSML｜tool_calls>",
         section_end="</｜DSML｜tool_calls>",
         tags=_DSML_TAGS,
+        more_markers=("｜DSML｜",),
         has_many=True,
         fits=_has("｜DSML｜"),
     ),
@@ -160,6 +163,7 @@ FORMATS: tuple[ToolFormat, ...] = (
             value_end="</arg_value>",
             call_end="",
         ),
+        more_markers=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
         fits=_has("<arg_key>"),
     ),
     XmlCalls(
@@ -209,8 +213,8 @@ FORMATS: tuple[ToolFormat, ...] = (
     ),
     JsonCalls(
         name="phi4_mini_json",
-        opening="functools[",
-        other_openings=("<|tool_call|>",),
+        opening="<|tool_call|>",
+        other_openings=("functools[",),
         closing="<|/tool_call|>",
         inside=LIST,
         fits=_has("<|/tool_call|>"),
@@ -264,7 +268,7 @@ FORMATS: tuple[ToolFormat, ...] = (
         other_openings=("<|python_tag|>",),
         arguments_key="parameters",
         closing=";",
-        separator=" ",
+        separator="; ",
         needs_known_name=True,
         fits=_has('"parameters": ', "<|eot_id|>"),
     ),

@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any
 
 from octavo.engine.text.assistant.events import AssistantParser
-from octavo.engine.text.assistant.gemma_grammar import call_rules
 from octavo.engine.text.assistant.grammars import one_of, turns, words
 from octavo.engine.text.assistant.json_text import MAX_DEPTH, dumps, next_char
 from octavo.engine.text.assistant.names import read_name
 from octavo.engine.text.assistant.scanner import Scanner
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
 from octavo.engine.text.assistant.tool_format import NO_SPECIALS
-from octavo.engine.text.assistant.tool_schemas import parameters_of
+from octavo.engine.text.assistant.tool_schemas import arguments_schema, parameters_of
 from octavo.engine.text.assistant.turn import (
     Broken,
     Ended,
@@ -26,10 +25,12 @@ from octavo.engine.text.assistant.turn import (
     TurnParser,
     read_marked,
 )
+from octavo.engine.text.assistant.value_grammar import Style, ValueRules
 from octavo.engine.text.assistant.values import ALL, json_of_text, parameter_schema, types_of
 
 _BARE = re.compile(r"[^,\[\]{}<]+")
 _BARE_KEY = re.compile(r"[^:,\[\]{}<>\n]+")
+_ANY_KEY = "/[a-zA-Z_][a-zA-Z0-9_]*:/"
 _CLOSERS = {"[": "]", "{": "}"}
 
 
@@ -87,11 +88,26 @@ class GemmaCalls:
         """The grammar of the turns that the choice allows."""
         rules: list[str] = []
         allowed = allowed_tools(tools, choice)
+        style = Style(
+            separator=",",
+            keys=lambda key: [f"{key}:"],
+            any_key=_ANY_KEY,
+            literals=lambda value: [self._written(value)],
+            quote=self.quote,
+        )
         for index, tool in enumerate(allowed):
-            rules += call_rules(f"call_{index}", tool, self.quote, specials)
+            values = ValueRules(f"call_{index}", arguments_schema(tool), style, specials)
+            arguments = values.arguments(style.keys, style.any_key)
+            before = words(f"call:{tool.name}{{", specials)
+            rules += [f'call_{index}: {before} {arguments} "}}"', *values.rules]
         calls = f"({one_of([f'call_{index}' for index in range(len(allowed))])})"
         body = f"{calls} {words(self.closing, specials)}"
         return turns(self.opening, body, rules, choice, specials, between="")
+
+    def _written(self, value: Any) -> str:
+        if isinstance(value, str):
+            return f"{self.quote}{value}{self.quote}"
+        return dumps(value)
 
 
 class _Arguments:

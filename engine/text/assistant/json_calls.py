@@ -18,7 +18,7 @@ from octavo.engine.text.assistant.json_text import (
 )
 from octavo.engine.text.assistant.scanner import Scanner
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
-from octavo.engine.text.assistant.tool_format import NO_SPECIALS
+from octavo.engine.text.assistant.tool_format import NO_SPECIALS, special_tokens
 from octavo.engine.text.assistant.tool_schemas import names_of
 from octavo.engine.text.assistant.turn import Broken, Steps, Turn, TurnParser, read_marked
 
@@ -65,7 +65,7 @@ class JsonCalls:
     @property
     def markers(self) -> tuple[str, ...]:
         """Special tokens that a call is made of."""
-        return tuple(filter(None, (self.opening, *self.other_openings, self.closing)))
+        return special_tokens(self.opening, *self.other_openings, self.closing)
 
     def matches(self, template: str, model_type: str) -> bool:
         """Whether models of this template and family write calls like this."""
@@ -97,9 +97,10 @@ class JsonCalls:
         if self.inside is not None:
             first, between, last = (words(each, specials) for each in self.inside)
             more = f" ({between} {calls})*" if choice.is_parallel else ""
-            first = "" if self.opening.endswith("[") else first
             calls = f"{first} {calls}{more} {last}"
-        body = f"{words(self.space, specials)} {calls} {words(self.space + self.closing, specials)}"
+        # What ends a call that has no marks of its own comes only between two.
+        end = "" if self.needs_known_name or not self.closing else self.space + self.closing
+        body = f"{words(self.space, specials)} {calls} {words(end, specials)}"
         separator = self.separator if self.inside is None else None
         return turns(self.opening, body, rules, choice, specials, between=separator)
 
@@ -166,13 +167,14 @@ def read_call(turn: Turn, known: frozenset[str] | None) -> Steps[None]:
                 turn.tell_arguments(early)
         elif key in ARGUMENTS_KEYS and not has_arguments:
             has_arguments = True
-            if name is None:
-                early = object_text((yield from turn.captured(read_value(turn))))
-            elif char not in '{"n':
-                raise Broken
-            else:
+            if char == "{" and name is not None:
                 turn.start_call(name, call_id)
                 yield from read_arguments(turn)
+            else:
+                early = object_text((yield from turn.captured(read_value(turn))))
+                if name is not None:
+                    turn.start_call(name, call_id)
+                    turn.tell_arguments(early)
         elif key in ID_KEYS and char == '"':
             call_id = yield from read_string_value(turn)
         elif known is not None and key != "type":

@@ -104,20 +104,10 @@ def read_string_value(turn: Turn) -> Steps[str]:
 
 
 def read_arguments(turn: Turn) -> Steps[None]:
-    """Reads the arguments of the open call: an object, an object's text in a string, or null.
-
-    Raises:
-        Broken: another value stands there.
-    """
-    char = yield from next_char(turn)
-    if char == "{":
-        turn.send(Goes.TO_ARGUMENTS)
-        yield from read_value(turn)
-        turn.send(Goes.HELD)
-        return
-    if char not in '"n':
-        raise Broken
-    turn.tell_arguments(object_text((yield from turn.captured(read_value(turn)))))
+    """Reads an object that stands here: the arguments of the open call."""
+    turn.send(Goes.TO_ARGUMENTS)
+    yield from read_value(turn)
+    turn.hold()
 
 
 def object_text(text: str) -> str:
@@ -140,8 +130,11 @@ def object_text(text: str) -> str:
     turn.has_ended = True
     turn.start_call("")
     turn.send(Goes.TO_ARGUMENTS)
-    for _ in read_value(turn):
-        raise AssertionError("all of the text is there")
+    try:
+        for _ in read_value(turn):
+            raise AssertionError("all of the text is there")
+    except Ended:  # of the string, and not of the turn
+        raise Broken from None
     turn.pass_on()
     if turn.at < len(text):
         raise Broken

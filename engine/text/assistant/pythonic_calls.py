@@ -10,13 +10,12 @@ from functools import partial
 from octavo.engine.text.assistant.events import AssistantParser
 from octavo.engine.text.assistant.grammars import one_of, turns, words
 from octavo.engine.text.assistant.json_text import dumps, next_char
-from octavo.engine.text.assistant.keyword_grammar import keyword_rules
 from octavo.engine.text.assistant.names import read_name
 from octavo.engine.text.assistant.python_text import read_python_value
 from octavo.engine.text.assistant.scanner import Scanner
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
-from octavo.engine.text.assistant.tool_format import NO_SPECIALS
-from octavo.engine.text.assistant.tool_schemas import names_of
+from octavo.engine.text.assistant.tool_format import NO_SPECIALS, special_tokens
+from octavo.engine.text.assistant.tool_schemas import arguments_schema, names_of
 from octavo.engine.text.assistant.turn import (
     Broken,
     Steps,
@@ -25,7 +24,18 @@ from octavo.engine.text.assistant.turn import (
     attempt,
     read_marked,
 )
+from octavo.engine.text.assistant.value_grammar import Style, ValueRules
 
+_STYLE = Style(
+    separator=", ",
+    keys=lambda key: [f"{key!r}: ", f"{dumps(key)}: "],
+    any_key=r"""/"[^"\\\x00-\x1f]*": |'[^'\\\x00-\x1f]*': /""",
+    literals=lambda value: list(dict.fromkeys([repr(value), dumps(value)])),
+    strings=(
+        r"""/"([^"\\\x00-\x1f]|\\(["'\\bfnrt]|x[0-9a-f]{2}|u[0-9a-f]{4}))*"/ | """
+        r"""/'([^'\\\x00-\x1f]|\\(["'\\bfnrt]|x[0-9a-f]{2}|u[0-9a-f]{4}))*'/"""
+    ),
+)
 _KEY = re.compile(r"[^\W\d]\w*")
 _KEY_CHARS = re.compile(r"\w+")
 
@@ -55,7 +65,7 @@ class PythonicCalls:
     def markers(self) -> tuple[str, ...]:
         """Special tokens that a call is made of."""
         pairs = ((self.opening, self.closing), *self.others)
-        return tuple(mark for pair in pairs for mark in pair if mark)
+        return special_tokens(*(mark for pair in pairs for mark in pair))
 
     def matches(self, template: str, model_type: str) -> bool:
         """Whether models of this template and family write calls like this."""
@@ -113,18 +123,28 @@ class PythonicCalls:
         rules: list[str] = []
         allowed = allowed_tools(tools, choice)
         for index, tool in enumerate(allowed):
-            rules += keyword_rules(f"call_{index}", tool, f"{tool.name}(", ")")
-        calls = f"({one_of([f'call_{index}' for index in range(len(allowed))])})"
-        first, between, last = (words(each, specials) for each in self.inside)
-        more = f" ({between} {calls})*" if choice.is_parallel else ""
-        body = f"{first} {calls}{more} {last} {words(self.closing, specials)}"
+            values = ValueRules(f"call_{index}", arguments_schema(tool), _STYLE, specials)
+            arguments = values.arguments(lambda key: [f"{key}="], "/[a-zA-Z_][a-zA-Z0-9_]*=/")
+            rules += [f"args_{index}: {arguments}", *values.rules]
+        first, between, last = self.inside
+        # A bracket and a name are one text: words for the user may begin with the bracket alone.
+        firsts, others = (
+            one_of(
+                [
+                    f'{words(before + tool.name + "(", specials)} args_{index} ")"'
+                    for index, tool in enumerate(allowed)
+                ]
+            )
+            for before in (first, between)
+        )
+        more = f" ({others})*" if choice.is_parallel else ""
+        body = f"({firsts}){more} {words(last + self.closing, specials)}"
         if self.opening:
             return turns(self.opening, body, rules, choice, specials, between=None)
         start = "start: calls"
         if choice.mode == "auto":
-            # A turn that begins with the bracket and an offered name is a call.
             names = "|".join(re.escape(tool.name) for tool in allowed)
-            start = f"start: calls | TEXT\nTEXT: ~(/\\s*\\[\\s*({names})\\(/ /(?s:.*)/) & /(?s:.*)/"
+            start = f"start: calls | TEXT\nTEXT: ~(/\\[({names})\\(/ /(?s:.*)/) & /(?s:.*)/"
         return "\n".join([start, f"calls: {body}", *rules]) + "\n"
 
 

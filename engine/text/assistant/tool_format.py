@@ -59,3 +59,8 @@ class ToolFormat(Protocol):
                 written as that token: no text matches it.
         """
         ...
+
+
+def special_tokens(*marks: str) -> tuple[str, ...]:
+    """The marks that are written like special tokens, as the others are plain text everywhere."""
+    return tuple(mark for mark in marks if mark[:1] in ("<", "[", "｜") and mark[-1] in ">]｜")

@@ -33,6 +33,7 @@ class Tags:
         value_end: after the value.
         call_end: after the parameters; "" if the section's end ends the call.
         line: white space between tags, in the grammar.
+        nothing: what the grammar has in the place of parameters where there are none.
         is_padded: whether a value stands on lines of its own: a line break before it and one after
             it are none of it.
         types: what may stand in the place of `value`, by whether the value is a string, where the
@@ -46,6 +47,7 @@ class Tags:
     value_end: str
     call_end: str
     line: str = "\n"
+    nothing: str = ""
     is_padded: bool = False
     types: Mapping[str, bool] | None = None
 
@@ -62,6 +64,7 @@ class XmlCalls:
         fits: whether a template and a family write calls like this.
         has_many: whether a section has several calls, in the grammar.
         other_openings: tags with which a call may begin without its section.
+        more_markers: other special tokens of calls.
     """
 
     name: str
@@ -71,13 +74,12 @@ class XmlCalls:
     fits: Callable[[str, str], bool]
     has_many: bool = False
     other_openings: tuple[str, ...] = ()
+    more_markers: tuple[str, ...] = ()
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Special tokens that a call is made of."""
-        tags = self.tags
-        named = (self.section, self.section_end, tags.key, tags.value, tags.value_end)
-        return tuple(filter(None, named))
+        return (self.section, self.section_end, *self.more_markers)
 
     def matches(self, template: str, model_type: str) -> bool:
         """Whether models of this template and family write calls like this."""
@@ -120,14 +122,11 @@ class XmlCalls:
         rules: list[str] = []
         allowed = allowed_tools(tools, choice)
         for index, tool in enumerate(allowed):
-            rules += call_rules(f"call_{index}", tool, tags, specials)
+            rules += call_rules(f"call_{index}", tool, tags, self.section_end, specials)
         calls = f"({one_of([f'call_{index}' for index in range(len(allowed))])})"
-        line = words(tags.line, specials)
-        more = f" ({line} {calls})*" if choice.is_parallel and self.has_many else ""
-        if tags.call_end:
-            body = f"{line} {calls}{more} {words(tags.line + self.section_end, specials)}"
-        else:
-            body = f"{calls} {words(self.section_end, specials)}"
+        more = "+" if choice.is_parallel and self.has_many else ""
+        last = tags.line + self.section_end if tags.call_end else ""
+        body = f"{calls}{more} {words(last, specials)}"
         between = None if self.has_many else "\n"
         return turns(self.section, body, rules, choice, specials, between=between)
 

@@ -16,9 +16,9 @@ Renderer = Callable[[random.Random, Sequence[Call]], str]
 
 
 def as_json(rng: random.Random, value: Any) -> str:
-    """JSON as `tojson` writes it, or as models do that were given other white space."""
+    """JSON as transformers' `tojson` writes it, or as models do that were given another form."""
     style: dict[str, Any] = rng.choice(
-        [{}, {"separators": (",", ":")}, {"indent": 2}, {"ensure_ascii": False}]
+        [{"ensure_ascii": False}, {"separators": (",", ":")}, {"indent": 2}, {}]
     )
     return json.dumps(value, **style)
 
@@ -42,7 +42,7 @@ def llama3_json(rng: random.Random, calls: Sequence[Call]) -> str:
 def plain_json(rng: random.Random, calls: Sequence[Call]) -> str:
     """OpenAI's `function` object, one a line or in a list."""
     objects = [_object(rng, call) for call in calls]
-    return "\n".join(objects) if len(objects) == 1 else f"[{', '.join(objects)}]"
+    return rng.choice(["\n".join(objects), f"[{', '.join(objects)}]"])
 
 
 def listed(opening: str, closing: str, key: str = "arguments", name: str = "name") -> Renderer:
@@ -53,6 +53,13 @@ def listed(opening: str, closing: str, key: str = "arguments", name: str = "name
         return f"{opening}[{', '.join(objects)}]{closing}"
 
     return render
+
+
+def phi4_mini(rng: random.Random, calls: Sequence[Call]) -> str:
+    """microsoft/Phi-4-mini-instruct: its special tokens, and tool_chat_template_phi4_mini.jinja of
+    vLLM."""
+    marks = rng.choice([("<|tool_call|>", "<|/tool_call|>"), ("functools", "")])
+    return listed(*marks)(rng, calls)
 
 
 def minimax(rng: random.Random, calls: Sequence[Call]) -> str:
@@ -109,28 +116,29 @@ def mistral(rng: random.Random, calls: Sequence[Call]) -> str:
     )
 
 
-def _xml_text(value: Any) -> str:
-    """A value as `args_value | string` writes it, mappings and lists through `tojson`."""
-    if isinstance(value, dict | list):
-        return json.dumps(value)
-    return value if isinstance(value, str) else str(value)
+def _xml_text(rng: random.Random, value: Any) -> str:
+    """A value through `tojson` if it is no string; older templates take `args_value | string`."""
+    if isinstance(value, str):
+        return value
+    written = json.dumps(value, ensure_ascii=False)
+    return written if isinstance(value, dict | list) else rng.choice([written, str(value)])
 
 
 def qwen3_coder(rng: random.Random, calls: Sequence[Call]) -> str:
     """Qwen/Qwen3-Coder-30B-A3B-Instruct: chat_template.jinja."""
-    return "\n".join(f"<tool_call>\n{_qwen_function(call)}\n</tool_call>" for call in calls)
+    return "\n".join(f"<tool_call>\n{_qwen_function(rng, call)}\n</tool_call>" for call in calls)
 
 
 def seed_oss(rng: random.Random, calls: Sequence[Call]) -> str:
     """ByteDance-Seed/Seed-OSS-36B-Instruct: chat_template.jinja."""
     return "\n".join(
-        f"<seed:tool_call>\n{_qwen_function(call)}\n</seed:tool_call>" for call in calls
+        f"<seed:tool_call>\n{_qwen_function(rng, call)}\n</seed:tool_call>" for call in calls
     )
 
 
-def _qwen_function(call: Call) -> str:
+def _qwen_function(rng: random.Random, call: Call) -> str:
     parameters = "".join(
-        f"<parameter={key}>\n{_xml_text(value)}\n</parameter>\n"
+        f"<parameter={key}>\n{_xml_text(rng, value)}\n</parameter>\n"
         for key, value in call.arguments.items()
     )
     return f"<function={call.name}>\n{parameters}</function>"
@@ -251,8 +259,7 @@ RENDERERS: dict[str, Renderer] = {
     "hermes": hermes,
     "llama3_json": llama3_json,
     "json": plain_json,
-    # microsoft/Phi-4-mini-instruct: its model card, and tool_chat_template_phi4_mini.jinja of vLLM
-    "phi4_mini_json": listed("functools", ""),
+    "phi4_mini_json": phi4_mini,
     # ibm-granite/granite-3.1-8b-instruct: tokenizer_config.json
     "granite": listed("<|tool_call|>", ""),
     # mistralai/Mistral-7B-Instruct-v0.3: tokenizer_config.json
