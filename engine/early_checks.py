@@ -10,6 +10,7 @@ from pathlib import Path
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfigError, ModelLoadError, shorten
+from octavo.engine.text.chat_template_file import read_chat_template
 from octavo.models.loading.locate import locate
 
 
@@ -18,11 +19,13 @@ def check_early(config: EngineConfig) -> None:
 
     Raises:
         ModelLoadError: there is no such model, or no such tokenizer.
-        InvalidConfigError: more replicas than a CPU has cores for.
+        InvalidConfigError: more replicas than a CPU has cores for, or a chat template that is none.
     """
     locate(config.model)
     if config.tokenizer is not None:
         _check_tokenizer(config.tokenizer)
+    if config.chat_template is not None:
+        read_chat_template(config.chat_template)
     check_cores(config, os.environ)
 
 

@@ -37,6 +37,7 @@ from octavo.engine.sampling_params import MAX_STOP_IDS
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.text.chat_template_file import read_chat_template
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.models.config import ModelConfig
 from octavo.models.loading.load import OpenedModel, open_model
@@ -399,8 +400,12 @@ def _scheduler(config: EngineConfig, limits: StepLimits) -> Scheduler:
 
 def _tokenizer(config: EngineConfig, model: OpenedModel) -> Tokenizer:
     if config.tokenizer is None and model.metadata is not None:
-        return Tokenizer.from_gguf_metadata(model.metadata)
-    return Tokenizer.from_source(config.tokenizer or model.tokenizer_source)
+        tokenizer = Tokenizer.from_gguf_metadata(model.metadata)
+    else:
+        tokenizer = Tokenizer.from_source(config.tokenizer or model.tokenizer_source)
+    if config.chat_template is None:
+        return tokenizer
+    return tokenizer.with_chat_template(read_chat_template(config.chat_template))
 
 
 def _eos_token_ids(tokenizer: Tokenizer, model: ModelConfig) -> tuple[int, ...]:

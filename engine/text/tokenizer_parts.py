@@ -31,6 +31,7 @@ class TokenizerParts:
             own post-processor.
         chat_template: Jinja source, if the model has one.
         named_tokens: "bos_token", "eos_token", … -> text, as templates use them.
+        model_type: the model's family, if the source names it.
     """
 
     backend: tokenizers.Tokenizer
@@ -41,6 +42,7 @@ class TokenizerParts:
     affixes: tuple[tuple[int, ...], tuple[int, ...]] | None
     chat_template: str | None
     named_tokens: dict[str, str] = field(default_factory=dict)
+    model_type: str = ""
 
 
 def special_token_ids(backend: tokenizers.Tokenizer) -> frozenset[int]:

@@ -58,6 +58,7 @@ class CountingEngine:
             encode=lambda text, add_special_tokens=True: [ord(c) for c in text],
             decode=lambda ids, skip_special_tokens=True: "".join(map(chr, ids)),
             chat_template=None,
+            model_type="",
         )
         self.is_ready = False
         self.is_healthy = True
