@@ -34,6 +34,10 @@ WarmUp = Literal["early", "full", "coarse", "few"]
 """What is compiled before the engine is ready; see `EngineConfig.warm_up`."""
 
 
+Task = Literal["auto", "generate", "embed", "both"]
+"""What requests ask for; see `EngineConfig.task`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything an engine is built from. Immutable; checked on construction.
@@ -43,6 +47,9 @@ class EngineConfig:
             Orbax checkpoint.
         tokenizer: a path when it is not beside the model; None takes the model's.
         served_model_name: the name clients use; None takes `model`.
+        task: what requests ask for: "generate", "embed" (embeddings and scores) or "both" at once,
+            which compiles programs for each; "auto" is "embed" for a checkpoint that says it is
+            made for embeddings, and "generate" for any other.
         dtype: of weights, activations and KV: "float32", "bfloat16", or "auto" (float32 on CPU, the
             checkpoint's own elsewhere).
         quantization: of weights: "none", "int8" or "fp8" rounds linear layers and the output layer
@@ -104,6 +111,7 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     tokenizer: str | None = None
     served_model_name: str | None = None
+    task: Task = "auto"
     dtype: str = "auto"
     quantization: str = "none"
     packed_weights: bool = True
@@ -176,6 +184,8 @@ class EngineConfig:
             raise InvalidConfigError(
                 "attention_backend", self.attention_backend, ", ".join(ATTENTION_BACKENDS)
             )
+        if self.task not in get_args(Task):
+            raise InvalidConfigError("task", self.task, " or ".join(get_args(Task)))
         if self.warm_up not in get_args(WarmUp):
             raise InvalidConfigError("warm_up", self.warm_up, " or ".join(get_args(WarmUp)))
         if not self.replica_timeout_s > 0:

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from octavo.engine.config import FEW_ROWS, FEW_TOKENS, SERVING_BATCHED_TOKENS, EngineConfig
+from octavo.engine.config import FEW_ROWS, FEW_TOKENS, SERVING_BATCHED_TOKENS, EngineConfig, Task
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.attention_choice import choose_attention
 from octavo.engine.execution.available_memory import available_memory_bytes
 from octavo.engine.execution.buckets import Lattice, make_lattice
 from octavo.engine.execution.state import kv_bytes_per_token, pool_layouts
-from octavo.engine.execution.step_spec import prefill_rows
+from octavo.engine.execution.step_spec import Variant, prefill_rows
 from octavo.engine.kv.page_needs import PageNeeds, page_needs
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.config import ModelConfig
@@ -59,6 +59,7 @@ def size_engine(
     unread_bytes: int = 0,
     block_quantized_rows: int = 0,
     host_memory_bytes: int | None = None,
+    task: Task = "generate",
 ) -> EngineSize:
     """Resolves everything that depends on the model and the machine.
 
@@ -68,6 +69,7 @@ def size_engine(
         block_quantized_rows: of decode programs that read block-quantized weights; 0 where there
             are none.
         host_memory_bytes: of the host's memory; None takes what is available.
+        task: what requests ask for; not "auto".
 
     Raises:
         InvalidConfigError: the context exceeds the model's, or the pool cannot hold one page a
@@ -95,15 +97,17 @@ def size_engine(
     )
     if backend in ("xla", "reference"):
         kv_dtype = stored_dtype(kv_dtype)
+    # A CPU branches for nothing, and one variant less halves what is compiled. Elsewhere a branch
+    # on a device value costs a round trip.
+    variants: tuple[Variant, ...] = ("general",) if platform == "cpu" else ("greedy", "general")
     # A prompt that is not split wants a step of its own length.
     is_few = config.warm_up == "few" and config.enable_chunked_prefill
     lattice = make_lattice(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_tokens,
         num_steps=config.num_decode_steps,
-        # A CPU branches for nothing, and one variant less halves what is compiled. Elsewhere a
-        # branch on a device value costs a round trip.
-        variants=("general",) if platform == "cpu" else ("greedy", "general"),
+        variants=variants if task != "embed" else (),
+        pools=task != "generate",
         block_quantized_rows=block_quantized_rows,
         has_dear_rows=platform == "cpu",
         for_few=is_few,

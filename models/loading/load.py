@@ -16,8 +16,10 @@ from octavo.engine.errors import InvalidConfigError
 from octavo.models.config import ModelConfig
 from octavo.models.loading.assemble import assemble_weights, check_tensors
 from octavo.models.loading.locate import CheckpointKind, locate
+from octavo.models.loading.sentence_transformers import read_pooling
 from octavo.models.loading.tensors import TensorSource
 from octavo.models.parameters import abstract_weights
+from octavo.models.pooling_config import DEFAULT_POOLING, PoolingConfig
 from octavo.models.quantization import (
     abstract_quantized_weights,
     check_quantization,
@@ -62,6 +64,7 @@ class OpenedModel:
     Attributes:
         config, dtype, quantization, source, kind, tokenizer_source: as of `LoadedModel`.
         mesh: where the weights will go.
+        pooling: how its hidden states become embeddings.
         metadata: of a GGUF file, which hold its tokenizer too; None for other kinds.
         block_quantized: reads linear layers a second time, as a GGUF's blocks; None for other
             kinds, and where weights are not to be whole and in float32 on one CPU.
@@ -74,6 +77,7 @@ class OpenedModel:
     kind: CheckpointKind
     tokenizer_source: Path
     mesh: Mesh
+    pooling: PoolingConfig = DEFAULT_POOLING
     metadata: Mapping[str, Any] | None = None
     block_quantized: BlockQuantizedReader | None = None
     _read: Callable[[], dict[str, Any]]
@@ -121,6 +125,7 @@ def open_model(
         kind=kind,
         tokenizer_source=path,
         mesh=mesh,
+        pooling=read_pooling(path) if kind == "safetensors" else DEFAULT_POOLING,
         metadata=getattr(source, "metadata", None),
         block_quantized=(
             _block_quantized(source, config, resolved, mesh) if kind_of_weights is None else None

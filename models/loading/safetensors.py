@@ -25,6 +25,8 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+PREFIX = "model."
+"""How the names of nearly all tensors begin; of a model without an output layer, none does."""
 MAX_HEADER_BYTES = 1 << 24
 """Longest header that is parsed: 256 bytes for each of `MAX_TENSORS` tensors."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
@@ -70,7 +72,8 @@ class SafetensorsSource:
     def _stored_names(self, directory: Path, is_composite: bool) -> dict[str, str]:
         """Name of each tensor of the text model -> what it is stored as."""
         if not is_composite:
-            return {name: name for name in self._files}
+            prefix = "" if any(name.startswith(PREFIX) for name in self._files) else PREFIX
+            return {prefix + name: name for name in self._files}
         names: dict[str, str] = {}
         for stored in self._files:
             name = text_tensor(stored)

@@ -32,6 +32,13 @@ if TYPE_CHECKING:
     from octavo.engine.input.tokenization import Tokenization
     from octavo.engine.llm import LLM
     from octavo.engine.output.outputs import CompletionOutput, Logprob, RequestOutput
+    from octavo.engine.pooling.outputs import (
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from octavo.engine.pooling.params import PoolingParams
     from octavo.engine.sampling_params import SamplingParams
     from octavo.engine.structured.params import StructuredOutputsParams
 
@@ -46,6 +53,13 @@ _HOMES = {
     "octavo.engine.input.tokenization": ("Tokenization",),
     "octavo.engine.structured.params": ("StructuredOutputsParams",),
     "octavo.engine.output.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
+    "octavo.engine.pooling.outputs": (
+        "EmbeddingOutput",
+        "EmbeddingRequestOutput",
+        "ScoringOutput",
+        "ScoringRequestOutput",
+    ),
+    "octavo.engine.pooling.params": ("PoolingParams",),
     "octavo.engine.errors": (
         "DeadlineExceededError",
         "EngineDeadError",
@@ -70,6 +84,8 @@ __all__ = [
     "AsyncEngine",
     "CompletionOutput",
     "DeadlineExceededError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "EngineDeadError",
     "InvalidConfigError",
@@ -79,9 +95,12 @@ __all__ = [
     "NothingAllowedError",
     "OctavoError",
     "OverloadedError",
+    "PoolingParams",
     "QuarantinedError",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StepFailedError",
     "StructuredOutputsParams",
     "Targets",

@@ -89,7 +89,7 @@ def loop_compiler_options(shape: StepShape, device_kind: str) -> dict[str, str]:
     Args:
         device_kind: as JAX names it.
     """
-    loops = shape.is_decode or shape.variant == "general"
+    loops = shape.is_decode or not shape.is_greedy
     if not loops or device_kind not in LARGE_TILES:
         return {}
     return {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}

@@ -1,0 +1,112 @@
+"""What a pooled request gives back: names as vLLM knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.errors import StepFailedError
+from octavo.engine.output.outputs import RequestMetrics, RequestOutput
+
+
+def vector_of(output: RequestOutput) -> NDArray[np.float32]:
+    """The vector that a pooled request ended with.
+
+    Raises:
+        OctavoError: it did not end well: its own error, or one that says how it ended.
+    """
+    if output.error is not None:
+        raise output.error
+    if output.pooled is None:
+        reason = output.outputs[0].finish_reason
+        raise StepFailedError(f"request {output.request_id} ended without a vector: {reason}")
+    return output.pooled
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbeddingOutput:
+    """The vector of one text.
+
+    Attributes:
+        data: float32[dimensions].
+    """
+
+    data: NDArray[np.float32]
+
+    @property
+    def embedding(self) -> list[float]:
+        """The same as a list of numbers."""
+        numbers: list[float] = self.data.tolist()
+        return numbers
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoringOutput:
+    """How well two texts go together.
+
+    Attributes:
+        score: the cosine of the angle between their embeddings, from -1 to 1.
+    """
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class EmbeddingRequestOutput:
+    """An embedded text.
+
+    Attributes:
+        request_id: the client's own id, or the engine's where the client gave none.
+        outputs: its vector.
+        prompt: the text, if it was given as text.
+        prompt_token_ids: its token ids.
+        num_cached_tokens: tokens that the prefix cache held.
+        metrics: when things happened.
+        finished: always true: there is one output.
+    """
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt: str | None
+    prompt_token_ids: list[int]
+    num_cached_tokens: int
+    metrics: RequestMetrics
+    finished: bool = True
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> EmbeddingRequestOutput:
+        """From the engine's own output of a pooled request. Raises as `vector_of`."""
+        return cls(
+            request_id=output.request_id,
+            outputs=EmbeddingOutput(vector_of(output)),
+            prompt=output.prompt,
+            prompt_token_ids=output.prompt_token_ids,
+            num_cached_tokens=output.num_cached_tokens,
+            metrics=output.metrics,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ScoringRequestOutput:
+    """A scored pair of texts.
+
+    Attributes:
+        request_id: of the pair's second text.
+        outputs: their score.
+        prompt_token_ids: token ids of both, one after the other.
+    """
+
+    request_id: str
+    outputs: ScoringOutput
+    prompt_token_ids: list[int]
+
+    @classmethod
+    def of(cls, one: EmbeddingRequestOutput, other: EmbeddingRequestOutput) -> ScoringRequestOutput:
+        """From two embeddings of length 1."""
+        return cls(
+            request_id=other.request_id,
+            outputs=ScoringOutput(float(one.outputs.data @ other.outputs.data)),
+            prompt_token_ids=one.prompt_token_ids + other.prompt_token_ids,
+        )
