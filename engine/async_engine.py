@@ -37,9 +37,15 @@ from octavo.engine.observability.load import EngineLoad
 from octavo.engine.output.output_streams import OutputStream, OutputStreams, Told
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.output.transcript import Transcript
-from octavo.engine.pooling.outputs import EmbeddingRequestOutput, ScoringRequestOutput
+from octavo.engine.pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    ScoringRequestOutput,
+    scored,
+)
 from octavo.engine.pooling.params import PoolingParams, as_pooling_params
 from octavo.engine.pooling.pooler import Pooler
+from octavo.engine.pooling.scoring import plan_scores
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import (
     RequestOutputKind,
@@ -310,18 +316,41 @@ class AsyncEngine:
         )
 
     async def score(
-        self, text_1: PromptLike, text_2: PromptLike, **options: Any
+        self,
+        text_1: PromptLike,
+        text_2: PromptLike,
+        *,
+        instruction: str | None = None,
+        tokenization: Tokenization = AS_THE_MODEL_WANTS,
+        **options: Any,
     ) -> ScoringRequestOutput:
         """How well two texts go together; see `LLM.score`.
 
         Args:
+            instruction: as there.
             **options: the other arguments of `generate`.
 
         Raises: as `encode`.
         """
-        params = PoolingParams(normalize=True)
-        both = [self.encode(text, params, **options) for text in (text_1, text_2)]
-        return ScoringRequestOutput.of(*await asyncio.gather(*both))
+        pair = text_or_ids(text_1), text_or_ids(text_2)
+        scoring = plan_scores(self.pooler_or_refuse(), pair[:1], pair[1:], instruction)
+        options["tokenization"] = scoring.tokenization(tokenization)
+        texts = [self.encode(text, scoring.params, **options) for text in scoring.texts]
+        [score] = scored(scoring, await asyncio.gather(*texts))
+        return score
+
+    async def classify(self, prompt: PromptLike, **options: Any) -> ClassificationRequestOutput:
+        """The probabilities of the classes that the model's head knows; see `LLM.classify`.
+
+        Args:
+            **options: the other arguments of `generate`.
+
+        Raises: as `encode`; also
+            InvalidRequestError: the model has no classification head.
+        """
+        labels = self.pooler_or_refuse().head_or_refuse().labels
+        output = await self.encode(prompt, PoolingParams(classify=True), **options)
+        return ClassificationRequestOutput.of(output, labels)
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, is_cut: bool = False

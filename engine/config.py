@@ -36,6 +36,8 @@ WarmUp = Literal["early", "full", "coarse", "few"]
 
 Task = Literal["auto", "generate", "embed", "both"]
 """What requests ask for; see `EngineConfig.task`."""
+Reranker = Literal["auto", "none", "qwen3"]
+"""How pairs of texts are scored; see `EngineConfig.reranker`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,9 @@ class EngineConfig:
             few logits in float32: the same tokens.
         kv_cache_dtype: of KV: "auto" (that of the activations), "float32", "bfloat16", or "int8" or
             "fp8" (also "fp8_e4m3"), which keep a scale for each token and head beside the pages.
+        reranker: how pairs of texts are scored: "qwen3" asks the model whether one answers the
+            other, in the words that Qwen3-Reranker was trained on, and takes the odds of yes;
+            "none" compares embeddings; "auto" is "qwen3" for a Qwen 3 whose name says reranker.
         max_model_len: most tokens of prompt and output together; None takes the model's, at most
             8,192.
         max_num_seqs: most sequences running at once.
@@ -118,6 +123,7 @@ class EngineConfig:
     sliced_weights: bool = True
     screened_argmax: bool = True
     kv_cache_dtype: str = "auto"
+    reranker: Reranker = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 128
     max_num_batched_tokens: int | None = None
@@ -186,6 +192,8 @@ class EngineConfig:
             )
         if self.task not in get_args(Task):
             raise InvalidConfigError("task", self.task, " or ".join(get_args(Task)))
+        if self.reranker not in get_args(Reranker):
+            raise InvalidConfigError("reranker", self.reranker, " or ".join(get_args(Reranker)))
         if self.warm_up not in get_args(WarmUp):
             raise InvalidConfigError("warm_up", self.warm_up, " or ".join(get_args(WarmUp)))
         if not self.replica_timeout_s > 0:

@@ -16,8 +16,14 @@ from octavo.engine.input.input_processor import POOLED, PromptLike, Submission, 
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.engine.input.unserved import Unserved, refuse_unserved
 from octavo.engine.output.outputs import RequestOutput
-from octavo.engine.pooling.outputs import EmbeddingRequestOutput, ScoringRequestOutput
+from octavo.engine.pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    ScoringRequestOutput,
+    scored,
+)
 from octavo.engine.pooling.params import PoolingParams, as_pooling_params
+from octavo.engine.pooling.scoring import plan_scores
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import (
     RequestOutputKind,
@@ -209,16 +215,19 @@ class LLM:
         text_1: PromptLike | Sequence[PromptLike],
         text_2: PromptLike | Sequence[PromptLike],
         *,
+        instruction: str | None = None,
         use_tqdm: bool = True,
         priority: PriorityLike | None = None,
         tokenization: Tokenization = AS_THE_MODEL_WANTS,
         **unserved: Unpack[Unserved],
     ) -> list[ScoringRequestOutput]:
-        """How well texts go together: the cosine of the angle between their embeddings.
+        """How well texts go together: a reranker's odds that the second answers the first, from 0
+        to 1; of other models, the cosine of the angle between their embeddings, from -1 to 1.
 
         Args:
             text_1: one text for all of `text_2`, or one for each.
             text_2: one text or several.
+            instruction: what a reranker is asked; None is its own.
 
         The other arguments are those of `embed`.
 
@@ -229,20 +238,46 @@ class LLM:
             InvalidRequestError: as `embed`; or the two are not of one length.
         """
         refuse_unserved("score", unserved)
-        first, second = _as_prompts(text_1), _as_prompts(text_2)
-        if len(first) not in (1, len(second)):
-            allowed = f"one, or as many as text_2 ({len(second)})"
-            raise InvalidRequestError("text_1", f"{len(first)} texts", allowed)
-        embedded = self.encode(
-            [*first, *second],
-            PoolingParams(normalize=True),
+        first, second = (
+            [text_or_ids(each) for each in _as_prompts(texts)] for texts in (text_1, text_2)
+        )
+        pooler = self.engine.inputs.pooler_or_refuse()
+        scoring = plan_scores(pooler, first, second, instruction)
+        outputs = self.encode(
+            scoring.texts,
+            scoring.params,
+            use_tqdm=use_tqdm,
+            priority=priority,
+            tokenization=scoring.tokenization(tokenization),
+        )
+        return scored(scoring, outputs)
+
+    def classify(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        *,
+        use_tqdm: bool = True,
+        priority: PriorityLike | Sequence[PriorityLike] | None = None,
+        tokenization: Tokenization = AS_THE_MODEL_WANTS,
+        **unserved: Unpack[Unserved],
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of the classes that the model's head knows, of all prompts.
+
+        Args: as for `embed`.
+
+        Raises:
+            InvalidRequestError: as `embed`; or the model has no classification head.
+        """
+        refuse_unserved("classify", unserved)
+        labels = self.engine.inputs.pooler_or_refuse().head_or_refuse().labels
+        outputs = self.encode(
+            prompts,
+            PoolingParams(classify=True),
             use_tqdm=use_tqdm,
             priority=priority,
             tokenization=tokenization,
         )
-        left, right = embedded[: len(first)], embedded[len(first) :]
-        pairs = zip(left * len(right) if len(left) == 1 else left, right, strict=True)
-        return [ScoringRequestOutput.of(one, other) for one, other in pairs]
+        return [ClassificationRequestOutput.of(output, labels) for output in outputs]
 
     def _run(
         self, submissions: Sequence[Submission], name: str, *, use_tqdm: bool

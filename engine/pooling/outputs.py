@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.engine.errors import StepFailedError
 from octavo.engine.output.outputs import RequestMetrics, RequestOutput
+from octavo.engine.pooling.scoring import Scoring
 
 
 def vector_of(output: RequestOutput) -> NDArray[np.float32]:
@@ -47,7 +49,8 @@ class ScoringOutput:
     """How well two texts go together.
 
     Attributes:
-        score: the cosine of the angle between their embeddings, from -1 to 1.
+        score: a reranker's odds that the second answers the first, from 0 to 1; of other models,
+            the cosine of the angle between their embeddings, from -1 to 1.
     """
 
     score: float
@@ -93,20 +96,75 @@ class ScoringRequestOutput:
     """A scored pair of texts.
 
     Attributes:
-        request_id: of the pair's second text.
+        request_id: of the request that ended the pair.
         outputs: their score.
-        prompt_token_ids: token ids of both, one after the other.
+        prompt_token_ids: token ids that were computed for it.
     """
 
     request_id: str
     outputs: ScoringOutput
     prompt_token_ids: list[int]
 
+
+def scored(
+    scoring: Scoring, outputs: Sequence[EmbeddingRequestOutput]
+) -> list[ScoringRequestOutput]:
+    """The scores of all pairs, from the outputs of the requests that they took."""
+    vectors = [output.outputs.data for output in outputs]
+    return [
+        ScoringRequestOutput(
+            request_id=outputs[places[-1]].request_id,
+            outputs=ScoringOutput(scoring.score(index, vectors)),
+            prompt_token_ids=[id for place in places for id in outputs[place].prompt_token_ids],
+        )
+        for index, places in enumerate(scoring.pairs)
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassificationOutput:
+    """The classes of one text.
+
+    Attributes:
+        probs: the probability of each class, in the order of the model's head.
+        labels: the classes' names.
+    """
+
+    probs: list[float]
+    labels: tuple[str, ...]
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.probs)
+
+    @property
+    def label(self) -> str:
+        """The likeliest class."""
+        return self.labels[self.probs.index(max(self.probs))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClassificationRequestOutput:
+    """A classified text.
+
+    Attributes:
+        request_id: the client's own id, or the engine's where the client gave none.
+        outputs: its classes.
+        prompt_token_ids: its token ids.
+    """
+
+    request_id: str
+    outputs: ClassificationOutput
+    prompt_token_ids: list[int]
+
     @classmethod
-    def of(cls, one: EmbeddingRequestOutput, other: EmbeddingRequestOutput) -> ScoringRequestOutput:
-        """From two embeddings of length 1."""
+    def of(
+        cls, output: EmbeddingRequestOutput, labels: tuple[str, ...]
+    ) -> ClassificationRequestOutput:
+        """From a request whose vector holds probabilities."""
         return cls(
-            request_id=other.request_id,
-            outputs=ScoringOutput(float(one.outputs.data @ other.outputs.data)),
-            prompt_token_ids=one.prompt_token_ids + other.prompt_token_ids,
+            request_id=output.request_id,
+            outputs=ClassificationOutput(output.outputs.data.tolist(), labels),
+            prompt_token_ids=output.prompt_token_ids,
         )

@@ -20,6 +20,8 @@ class PoolingParams:
         normalize: scale the vector to length 1; None is the model's own.
         dimensions: numbers of the vector that are kept, its first ones, before it is normalized;
             None keeps all.
+        classify: the probabilities of the classes that the model's head knows, in place of the
+            vector. Such a head reads the last token, and all of its numbers.
 
     Raises:
         InvalidRequestError: a value is out of its range; names field, value and range.
@@ -28,6 +30,7 @@ class PoolingParams:
     pooling: Pooling | None = None
     normalize: bool | None = None
     dimensions: int | None = None
+    classify: bool = False
 
     def __post_init__(self) -> None:
         name: object = self.pooling
@@ -41,6 +44,8 @@ class PoolingParams:
         most = self.dimensions
         if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
             raise InvalidRequestError("dimensions", most, "an integer of at least 1, or None")
+        if self.classify not in (True, False):
+            raise InvalidRequestError("classify", self.classify, "true or false")
 
     @property
     def needs_every_token(self) -> bool:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.pooling.params import PoolingParams
+from octavo.models.classification_head import ClassificationHead
 from octavo.models.pooling_config import PoolingConfig
 
 Prompt = str | Sequence[int]
@@ -27,17 +28,27 @@ class Pooler:
     Attributes:
         config: the model's own pooling.
         hidden_size: numbers of a hidden state.
+        head: the model's classification head; None of most.
     """
 
     config: PoolingConfig
     hidden_size: int
+    head: ClassificationHead | None = None
 
     def resolve(self, params: PoolingParams) -> PoolingParams:
         """The parameters with the model's own where they leave it to the model.
 
         Raises:
-            InvalidRequestError: more dimensions than a hidden state has.
+            InvalidRequestError: more dimensions than a hidden state has, or classes of a model that
+                knows none.
         """
+        if params.classify:
+            self.head_or_refuse()
+            for name, needed in (("pooling", "last"), ("normalize", False), ("dimensions", None)):
+                if getattr(params, name) not in (None, needed):
+                    allowed = f"{needed}, or not given, with classify"
+                    raise InvalidRequestError(name, getattr(params, name), allowed)
+            return PoolingParams(pooling="last", normalize=False, classify=True)
         if params.dimensions is not None and params.dimensions > self.hidden_size:
             raise InvalidRequestError(
                 "dimensions", params.dimensions, f"1 to {self.hidden_size}, the model's own"
@@ -48,6 +59,18 @@ class Pooler:
             pooling=params.pooling or config.pooling,
             normalize=config.normalize if params.normalize is None else params.normalize,
         )
+
+    def head_or_refuse(self) -> ClassificationHead:
+        """The classification head.
+
+        Raises:
+            InvalidRequestError: the model has none.
+        """
+        if self.head is None:
+            raise InvalidRequestError(
+                "classify", True, "false: the model has no classification head"
+            )
+        return self.head
 
     def prompted(self, text: Prompt, prompt_name: str | None) -> Prompt:
         """A text behind one of the model's prompts. Token ids are taken as they are.
@@ -80,8 +103,10 @@ class Pooler:
             num_tokens: of its prompt.
 
         Returns:
-            float32[dimensions].
+            float32[dimensions], or the classes' probabilities.
         """
+        if params.classify:
+            return self.head_or_refuse().probabilities(summed).astype(np.float32)
         vector = summed / num_tokens if params.pooling == "mean" else summed
         vector = vector[: params.dimensions]
         if params.normalize:

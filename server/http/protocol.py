@@ -266,6 +266,38 @@ class EmbeddingRequest(Serving):
     )
 
 
+class PoolingRequest(EmbeddingRequest):
+    """POST /pooling."""
+
+
+class ClassifyRequest(Serving):
+    """POST /classify."""
+
+    input: Prompts
+
+
+class ScoreRequest(Serving):
+    """POST /v1/score."""
+
+    text_1: Prompts
+    text_2: Prompts
+    instruction: str | None = Field(None, description="What a reranker is asked.")
+
+
+class RerankRequest(Serving):
+    """POST /v1/rerank."""
+
+    query: str
+    documents: Annotated[list[Any], FailFast()] = Field(
+        description='Texts, or objects {"text"}; up to 1,024.'
+    )
+    top_n: int | None = Field(None, ge=1, description="So many of the best; all, if not given.")
+    return_documents: bool | None = Field(
+        None, description="Each result has its document; true, if not given."
+    )
+    instruction: str | None = Field(None, description="What a reranker is asked.")
+
+
 class TokenizeRequest(Body):
     """POST /tokenize: exactly one of prompt and messages."""
 
@@ -310,7 +342,10 @@ def refusal(
 @functools.cache
 def _field_names() -> frozenset[str]:
     """Names that a client may have meant who wrote another one."""
-    bodies = (CompletionRequest, ChatRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
+    bodies = (
+        *(CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest),
+        *(EmbeddingRequest, ClassifyRequest, ScoreRequest, RerankRequest),
+    )
     parts = (StreamOptions, ResponseFormat, StructuredOutputs, JsonSchema)
     return frozenset(
         field.alias or name

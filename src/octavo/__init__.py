@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from octavo.engine.llm import LLM
     from octavo.engine.output.outputs import CompletionOutput, Logprob, RequestOutput
     from octavo.engine.pooling.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
         ScoringOutput,
@@ -54,6 +56,8 @@ _HOMES = {
     "octavo.engine.structured.params": ("StructuredOutputsParams",),
     "octavo.engine.output.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
     "octavo.engine.pooling.outputs": (
+        "ClassificationOutput",
+        "ClassificationRequestOutput",
         "EmbeddingOutput",
         "EmbeddingRequestOutput",
         "ScoringOutput",
@@ -82,6 +86,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "LLM",
     "AsyncEngine",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "DeadlineExceededError",
     "EmbeddingOutput",

@@ -134,7 +134,7 @@ def test_a_server_that_generates_says_how_to_start_one_that_embeds(live):
     assert "start the engine with that task" in error["message"]
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [0, 1, 2])
 def test_the_documents_examples_run(embeds, place):
     code = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)[place]
     code = code.replace("http://127.0.0.1:8000", embeds.http)
