@@ -30,10 +30,10 @@ def looks_at_everything(tidy) -> int:
 
 def test_what_has_come_to_stay_is_looked_at_in_a_calm_moment():
     tidying = Collector()
-    kept = [[] for _ in range(30_000)]  # more than a round of the middle generation
+    kept = [[] for _ in range(25_000)]  # more than a round of the middle generation
     assert looks_at_everything(tidying.tidy) == 1
     assert looks_at_everything(tidying.tidy) == 0, "nothing has come since"
-    assert len(kept) == 30_000
+    assert len(kept) == 25_000
 
 
 def test_in_a_flood_nothing_is_looked_at(monkeypatch):
