@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from octavo.engine.errors import NothingAllowedError
 from octavo.engine.output.outputs import RequestMetrics
+from octavo.engine.pooling.pooled_sum import PooledSum
 from octavo.engine.request import INFLIGHT_STEPS, INFLIGHT_TOKENS, Request, RequestStatus
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.plan_builder import Dispatched
-from octavo.engine.scheduler.pooled_sum import PooledSum
 from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.rows import all_but, is_kept
 from octavo.engine.scheduler.step_plan import (
@@ -139,7 +139,8 @@ class Committer:
                 self._table.work.advance(entry)
             if request.pooling is not None:
                 self._summed.append((entry, entry.pooled))
-                entry.pooled = entry.pooled.plus(chunk, row.pooled)
+                end = chunk.start + chunk.num_tokens
+                entry.pooled = entry.pooled.plus(request.pooling, chunk.start, end, row.pooled)
                 if chunk.samples:
                     news.items.append(self._end_pooled(entry, now_s))
                 continue

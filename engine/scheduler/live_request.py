@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.kv.prefix_lookup import NO_REUSE, Reuse
 from octavo.engine.kv.sequence_pages import SequencePages
+from octavo.engine.pooling.pooled_sum import NOTHING_POOLED, PooledSum
 from octavo.engine.request import Request
-from octavo.engine.scheduler.pooled_sum import NOTHING_POOLED, PooledSum
 
 Place = tuple[float, ...]
 """A request's place in an order that holds still while it waits; smaller is served first. What its

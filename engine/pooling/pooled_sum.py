@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.scheduler.step_plan import PrefillRow
+from octavo.engine.pooling.params import PoolingParams
 
 
 class PooledSum(NamedTuple):
@@ -21,22 +21,22 @@ class PooledSum(NamedTuple):
     num_tokens: int = 0
     values: NDArray[np.float64] | None = None
 
-    def plus(self, chunk: PrefillRow, values: NDArray[np.float32] | None) -> PooledSum:
+    def plus(
+        self, pooling: PoolingParams, start: int, end: int, values: NDArray[np.float32] | None
+    ) -> PooledSum:
         """The sum after a chunk. A request that is computed again starts its sum again, too.
 
         Args:
-            chunk: of the request.
+            pooling: what the request asks for.
+            start, end: positions of the chunk.
             values: what the step returned for it; None where it pools nothing of the chunk.
         """
-        pooling, before = chunk.request.pooling, self.values
-        assert pooling is not None
-        if chunk.start == 0:
-            before = None
-        elif pooling.needs_every_token:
-            assert chunk.start == self.num_tokens, (chunk.start, self.num_tokens)
+        before = None if start == 0 else self.values
+        if start and pooling.needs_every_token:
+            assert start == self.num_tokens, (start, self.num_tokens)
         if values is not None:
             before = values.astype(np.float64) + (0.0 if before is None else before)
-        return PooledSum(chunk.start + chunk.num_tokens, before)
+        return PooledSum(end, before)
 
 
 NOTHING_POOLED = PooledSum()
