@@ -16,7 +16,7 @@ import jax
 from tqdm import tqdm
 
 from octavo.engine.clock import Clock, MonotonicClock
-from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
+from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig, Task
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import InvalidConfigError, ModelLoadError, shorten
 from octavo.engine.execution.executor import DeviceExecutor
@@ -32,6 +32,7 @@ from octavo.engine.observability.schedule import Schedule
 from octavo.engine.output.output_processor import OutputProcessor
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.output.transcript import Transcript
+from octavo.engine.pooling.make_pooler import make_pooler, resolve_task
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.sampling_params import MAX_STOP_IDS
 from octavo.engine.scheduler.scheduler import Scheduler
@@ -85,6 +86,7 @@ class Engine:
         with cache.in_use():
             model = _open_model(self.config)
             self._describe(model)
+            task = resolve_task(self.config, model)
             chosen = choose_weight_variants(self.config, model, host_memory_bytes)
             reading = WeightReading(model, with_blocks=chosen.blocks is not None, cache=cache)
             setup = decide_setup(
@@ -95,6 +97,7 @@ class Engine:
                 chosen.variants,
                 unread_bytes=chosen.num_bytes if reading.is_late else 0,
                 host_memory_bytes=host_memory_bytes,
+                task=task,
             )
             self.limits, self.max_model_len = setup.limits, setup.limits.max_model_len
             # Beside it programs of an earlier start load, and the tokenizer.
@@ -112,7 +115,7 @@ class Engine:
             self.executor.weights.set(*reading.result())
             self.scheduler = _scheduler(self.config, setup.limits)
             self._build_loop()
-            self._build_text(incarnation)
+            self._build_text(incarnation, task, model)
             self._warm_up(progress, on_program)
 
     def _describe(self, model: OpenedModel) -> None:
@@ -133,8 +136,9 @@ class Engine:
         self.core.masks = self.masks
         self._recent: RecentSchedule | None = None
 
-    def _build_text(self, incarnation: str | None) -> None:
-        """The ways in and out: prompts to requests, tokens to texts."""
+    def _build_text(self, incarnation: str | None, task: Task, model: OpenedModel) -> None:
+        """The ways in and out: prompts to requests, tokens to texts and vectors."""
+        pooler = None if task == "generate" else make_pooler(self.config, model, self.tokenizer)
         self.eos_token_ids = _eos_token_ids(self.tokenizer, self.model_config)
         self.inputs = InputProcessor(
             self.tokenizer,
@@ -143,9 +147,11 @@ class Engine:
             eos_token_ids=self.eos_token_ids,
             seed=self.config.seed,
             incarnation=incarnation,
+            pooler=pooler,
+            generates=task != "embed",
         )
         self.grammars = self.inputs.grammars
-        self.outputs = OutputProcessor(self.tokenizer, self.core.finish)
+        self.outputs = OutputProcessor(self.tokenizer, self.core.finish, pooler)
 
     def _warm_up(self, progress: bool, on_program: ProgramListener | None) -> None:
         mode = self.config.warm_up

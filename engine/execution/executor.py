@@ -249,7 +249,8 @@ class DeviceExecutor:
         nothing = StepPlan(
             step_id=-1, decode_rows=DecodeRows.of(()), prefill_rows=(), num_steps=1, page_updates=()
         )
-        shape = self.lattice.choose(nothing, "general", self.programs.has)
+        variant: Variant = "general" if self.lattice.variants else "pooled"
+        shape = self.lattice.choose(nothing, variant, self.programs.has)
         order = np.empty(0, np.intp)
         vector = pack(nothing, self._spec(shape), order, trash_slot=self._num_slots)
         program = self.programs.get(shape)
@@ -373,6 +374,8 @@ class DeviceExecutor:
         self._try_device()
 
     def _variant(self, plan: StepPlan) -> Variant:
+        if self.lattice.pools and any(row.request.pooling for row in plan.prefill_rows):
+            return "pooled"
         if "greedy" not in self.lattice.variants:
             return "general"
         requests = (*plan.decode_rows.requests, *(row.request for row in plan.prefill_rows))

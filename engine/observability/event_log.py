@@ -187,6 +187,8 @@ def request_record(request: Request) -> dict[str, Any]:
     params = {name: getattr(request.sampling_params, name) for name in _SAMPLING_FIELDS}
     if request.has_grammar:
         params["is_gated"] = True
+    if request.pooling is not None:
+        params["pooling"] = request.pooling.pooling
     return {k: v for k, v in {**record, **params}.items() if v not in (None, "", ())}
 
 

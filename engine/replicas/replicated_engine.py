@@ -96,6 +96,8 @@ class ReplicatedEngine:
             eos_token_ids=self.eos_token_ids,
             seed=config.seed,
             incarnation=incarnation,
+            pooler=ready.pooler,
+            generates=ready.generates,
         )
         self.grammars = self.inputs.grammars
         self._placement = Placement(self.replicas, self.clock)

@@ -363,6 +363,8 @@ def _ready(engine: Engine) -> messages.Ready:
         limits=engine.limits,
         tokenizer=engine.tokenizer,
         eos_token_ids=engine.eos_token_ids,
+        pooler=engine.inputs.pooler,
+        generates=engine.inputs.generates,
         compile_s=dict(engine.compile_s),
     )
 

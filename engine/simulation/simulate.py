@@ -329,7 +329,7 @@ class _Simulation:
         """Notes what clients see. Nearly everything is rows that go on: those are kept short."""
         for rows in news.rows:
             self.take_rows(rows)
-        for request, token_ids, _, _, finished in news.items:
+        for request, token_ids, _, _, finished, _ in news.items:
             record = self.records[request.request_id]
             if token_ids:
                 now_s = request.metrics.last_token_s

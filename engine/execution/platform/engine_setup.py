@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from octavo.engine.config import FEW_ROWS, FEW_TOKENS, SERVING_BATCHED_TOKENS, EngineConfig
+from octavo.engine.config import FEW_ROWS, FEW_TOKENS, SERVING_BATCHED_TOKENS, EngineConfig, Task
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.platform.attention_choice import choose_attention
 from octavo.engine.execution.platform.buckets import Lattice, make_lattice
@@ -75,6 +75,7 @@ def decide_setup(
     *,
     unread_bytes: int = 0,
     host_memory_bytes: int | None = None,
+    task: Task = "generate",
 ) -> EngineSetup:
     """Resolves everything that depends on the model and the machine.
 
@@ -83,6 +84,7 @@ def decide_setup(
         variants: of the weights.
         unread_bytes: of the host's memory, that weights will take and have not yet.
         host_memory_bytes: of the host's memory; None takes what is available.
+        task: what requests ask for; not "auto".
 
     Raises:
         InvalidConfigError: the context exceeds the model's, or the pool cannot hold one page a
@@ -115,7 +117,8 @@ def decide_setup(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=max_tokens,
         num_steps=config.num_decode_steps,
-        variants=traits.variants,
+        variants=traits.variants if task != "embed" else (),
+        pools=task != "generate",
         block_quantized_rows=variants.block_quantized_rows,
         has_dear_rows=traits.has_dear_rows,
         for_few=is_few,

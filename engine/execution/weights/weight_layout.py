@@ -90,7 +90,7 @@ def loop_compiler_options(shape: StepShape, device_kind: str) -> dict[str, str]:
     Args:
         device_kind: as JAX names it.
     """
-    loops = shape.is_decode or shape.variant == "general"
+    loops = shape.is_decode or not shape.is_greedy
     if not loops or device_kind not in LARGE_TILES:
         return {}
     return dict(SMALL_TILES)
