@@ -34,6 +34,12 @@ WarmUp = Literal["early", "full", "coarse", "few"]
 """What is compiled before the engine is ready; see `EngineConfig.warm_up`."""
 
 
+Task = Literal["auto", "generate", "embed", "both"]
+"""What requests ask for; see `EngineConfig.task`."""
+Reranker = Literal["auto", "none", "qwen3"]
+"""How pairs of texts are scored; see `EngineConfig.reranker`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything an engine is built from. Immutable; checked on construction.
@@ -43,6 +49,15 @@ class EngineConfig:
             Orbax checkpoint.
         tokenizer: a path when it is not beside the model; None takes the model's.
         served_model_name: the name clients use; None takes `model`.
+        chat_template: a file of a Jinja chat template, or the template itself, in place of the
+            model's own.
+        tool_call_parser: how the model writes calls of tools: "auto" tells by its chat template and
+            family, a name chooses a format (docs/tools.md lists them), "none" reads no calls.
+        reasoning_parser: how it marks its thoughts: "auto", a name (docs/reasoning.md), or "none",
+            which leaves thoughts in the text.
+        task: what requests ask for: "generate", "embed" (embeddings and scores) or "both" at once,
+            which compiles programs for each; "auto" is "embed" for a checkpoint that says it is
+            made for embeddings, and "generate" for any other.
         dtype: of weights, activations and KV: "float32", "bfloat16", or "auto" (float32 on CPU, the
             checkpoint's own elsewhere).
         quantization: of weights: "none", "int8" or "fp8" rounds linear layers and the output layer
@@ -59,6 +74,9 @@ class EngineConfig:
             few logits in float32: the same tokens.
         kv_cache_dtype: of KV: "auto" (that of the activations), "float32", "bfloat16", or "int8" or
             "fp8" (also "fp8_e4m3"), which keep a scale for each token and head beside the pages.
+        reranker: how pairs of texts are scored: "qwen3" asks the model whether one answers the
+            other, in the words that Qwen3-Reranker was trained on, and takes the odds of yes;
+            "none" compares embeddings; "auto" is "qwen3" for a Qwen 3 whose name says reranker.
         max_model_len: most tokens of prompt and output together; None takes the model's, at most
             8,192.
         max_num_seqs: most sequences running at once.
@@ -104,12 +122,17 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     tokenizer: str | None = None
     served_model_name: str | None = None
+    chat_template: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+    task: Task = "auto"
     dtype: str = "auto"
     quantization: str = "none"
     packed_weights: bool = True
     sliced_weights: bool = True
     screened_argmax: bool = True
     kv_cache_dtype: str = "auto"
+    reranker: Reranker = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 128
     max_num_batched_tokens: int | None = None
@@ -172,10 +195,15 @@ class EngineConfig:
             raise InvalidConfigError("kv_cache_dtype", kv_cache_dtype, " or ".join(names))
         object.__setattr__(self, "kv_cache_dtype", kv_cache_dtype)
         _check_policy(self.scheduling_policy)
+        _check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.attention_backend not in ATTENTION_BACKENDS:
             raise InvalidConfigError(
                 "attention_backend", self.attention_backend, ", ".join(ATTENTION_BACKENDS)
             )
+        if self.task not in get_args(Task):
+            raise InvalidConfigError("task", self.task, " or ".join(get_args(Task)))
+        if self.reranker not in get_args(Reranker):
+            raise InvalidConfigError("reranker", self.reranker, " or ".join(get_args(Reranker)))
         if self.warm_up not in get_args(WarmUp):
             raise InvalidConfigError("warm_up", self.warm_up, " or ".join(get_args(WarmUp)))
         if not self.replica_timeout_s > 0:
@@ -230,6 +258,21 @@ def _check_policy(name: str) -> None:
     from octavo.engine.scheduler.policies import get_policy  # needs NumPy, which `--help` does not
 
     get_policy(name)
+
+
+def _check_parsers(calls: str, reasoning: str) -> None:
+    if {calls, reasoning} <= {"auto", "none"}:
+        return
+    from octavo.engine.text.assistant.formats import FORMATS
+    from octavo.engine.text.assistant.reasoning import REASONING_FORMATS
+
+    for name, value, formats in (
+        ("tool_call_parser", calls, FORMATS),
+        ("reasoning_parser", reasoning, REASONING_FORMATS),
+    ):
+        known = ["auto", "none", *sorted(each.name for each in formats)]
+        if value not in known:
+            raise InvalidConfigError(name, value, ", ".join(known))
 
 
 def _at_least(name: str, value: int, low: int) -> None:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.text.assistant.message import AssistantMessage
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -36,6 +41,8 @@ class CompletionOutput:
         logprobs: one entry a generated token, if asked for.
         finish_reason: None while running, then "stop", "length", "cancelled" or "failed".
         stop_reason: the stop string or stop token id that ended it; None for end of sequence.
+        message: the text as an assistant's turn, with calls of tools and thoughts told apart; only
+            of `LLM.chat`.
     """
 
     index: int
@@ -45,6 +52,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    message: AssistantMessage | None = None
 
     @property
     def finished(self) -> bool:
@@ -101,6 +109,7 @@ class RequestOutput:
         num_cached_tokens: prompt tokens that the prefix cache held.
         error: the typed error that ended the request as failed, if any.
         engine_id: the engine's own id, which no other request has; empty in a client's process.
+        pooled: float32[dimensions], the vector of a pooled request that has ended well.
     """
 
     request_id: str
@@ -113,3 +122,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     error: Exception | None = field(default=None)
     engine_id: str = ""
+    pooled: NDArray[np.float32] | None = None

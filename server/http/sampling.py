@@ -21,6 +21,7 @@ from octavo.server.http.protocol import (
     ChatRequest,
     CompletionRequest,
     Generation,
+    Serving,
     StreamOptions,
     TokenizeRequest,
 )
@@ -29,7 +30,7 @@ from octavo.server.slo_headers import read_targets
 if TYPE_CHECKING:
     from octavo.engine.any_engine import AnyEngine
     from octavo.engine.async_engine import AsyncEngine
-    from octavo.engine.text.tokenizer import Tokenizer
+    from octavo.engine.text.assistant.tool_request import ToolUse
 
 MAX_PROMPTS = 128
 MAX_SEQUENCES = 512
@@ -42,7 +43,7 @@ MAX_CHAT_LOGPROBS = 20
 MAX_TEMPLATE_CHARS = 65_536
 _OWN_FIELDS = (
     *("messages", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
-    *("chat_template", "self"),
+    *("chat_template", "self", "tools"),
 )
 
 _SAME_NAMES = (
@@ -96,8 +97,6 @@ def completion_ask(body: CompletionRequest, headers: Mapping[str, str]) -> Ask:
 
 def chat_ask(body: ChatRequest, headers: Mapping[str, str]) -> Ask:
     """Of a chat. Raises as `completion_ask`."""
-    if body.tools:
-        raise InvalidRequestError("tools", body.tools, "empty or not given: tools are not served")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("top_logprobs", body.top_logprobs, "given with logprobs = true")
     limit = body.max_completion_tokens
@@ -114,8 +113,11 @@ def chat_ask(body: ChatRequest, headers: Mapping[str, str]) -> Ask:
     return _ask(body, headers, tells, {"max_tokens": limit, "logprobs": num_top})
 
 
-def prompts_of(value: object) -> list[Prompt]:
-    """The prompts of a completion.
+def prompts_of(value: object, name: str = "prompt", most: int = MAX_PROMPTS) -> list[Prompt]:
+    """The prompts of a body, at most so many.
+
+    Args:
+        value: of the field `name`.
 
     Raises:
         InvalidRequestError: neither text nor token ids nor a list of them, or too many.
@@ -124,14 +126,14 @@ def prompts_of(value: object) -> list[Prompt]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise InvalidRequestError("prompt", value, allowed)
+        raise InvalidRequestError(name, value, allowed)
     if isinstance(value[0], int):
         return [value]
-    if len(value) > MAX_PROMPTS:
-        raise InvalidRequestError("prompt", f"{len(value)} prompts", f"at most {MAX_PROMPTS}")
+    if len(value) > most:
+        raise InvalidRequestError(name, f"{len(value)} {name}s", f"at most {most}")
     kind = type(value[0])
     if kind not in (str, list) or any(type(item) is not kind for item in value):
-        raise InvalidRequestError("prompt", value, allowed)
+        raise InvalidRequestError(name, value, allowed)
     return value
 
 
@@ -142,8 +144,11 @@ def check_sequences(num_prompts: int, n: int) -> None:
         raise InvalidRequestError("n", n, f"{allowed}: {MAX_SEQUENCES} answers in all")
 
 
-def chat_names(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+def chat_names(body: ChatRequest | TokenizeRequest, use: ToolUse | None) -> dict[str, Any]:
     """What a chat gives its template besides the messages.
+
+    Args:
+        use: what the body says of tools.
 
     Raises:
         InvalidRequestError: `chat_template_kwargs` names what has a field of its own, or is too
@@ -163,22 +168,20 @@ def chat_names(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
         raise InvalidRequestError("chat_template_kwargs", f"{size} bytes", allowed)
     if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            # Most templates know of a thought, or none, and of no effort.
+            variables.setdefault("enable_thinking", False)
     for name in _OWN_FIELDS:
         if name in variables:
             raise InvalidRequestError("chat_template_kwargs", name, "names other than this one")
+    if use is not None:
+        variables["tools"] = list(use.shown)
     goes_on = bool(body.continue_final_message)
     generates = body.add_generation_prompt
     return variables | {
         "add_generation_prompt": not goes_on if generates is None else generates,
         "continue_final_message": goes_on,
     }
-
-
-def chat_prompt(body: ChatRequest, tokenizer: Tokenizer) -> list[int]:
-    """A chat's tokens, rendered in this process. Raises as `chat_names`, and as `encode_chat`."""
-    return tokenizer.encode_chat(
-        body.messages, add_special_tokens=bool(body.add_special_tokens), **chat_names(body)
-    )
 
 
 def check_template(body: ChatRequest, *, is_trusted: bool) -> None:
@@ -242,7 +245,23 @@ def _ask(
         allowed = "given only with stream_options.include_usage = true"
         raise InvalidRequestError("stream_options.continuous_usage_stats", True, allowed)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    options = {
+    return Ask(
+        params=SamplingParams(**values, output_kind=kind),
+        options=options_of(body, headers),
+        stream=bool(body.stream),
+        include_usage=wanted.include_usage,
+        continuous_usage=wanted.continuous_usage_stats,
+        tells=tells,
+    )
+
+
+def options_of(body: Serving, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Keyword arguments of `Front.generate` that any body may bring.
+
+    Raises:
+        InvalidRequestError: a value that cannot be served; names the field.
+    """
+    return {
         "priority": Priority.parse(body.priority),
         "timeout_s": _timeout(body.timeout_s),
         "targets": _targets(headers),
@@ -254,14 +273,6 @@ def _ask(
             truncation_side=body.truncation_side or "left",
         ),
     }
-    return Ask(
-        params=SamplingParams(**values, output_kind=kind),
-        options=options,
-        stream=bool(body.stream),
-        include_usage=wanted.include_usage,
-        continuous_usage=wanted.continuous_usage_stats,
-        tells=tells,
-    )
 
 
 def _check_no_tokens(body: Generation, tells: Telling) -> None:

@@ -32,8 +32,18 @@ if TYPE_CHECKING:
     from octavo.engine.input.tokenization import Tokenization
     from octavo.engine.llm import LLM
     from octavo.engine.output.outputs import CompletionOutput, Logprob, RequestOutput
+    from octavo.engine.pooling.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from octavo.engine.pooling.params import PoolingParams
     from octavo.engine.sampling_params import SamplingParams
     from octavo.engine.structured.params import StructuredOutputsParams
+    from octavo.engine.text.assistant.message import AssistantMessage, ToolCall
 
 __version__ = "0.1.0"
 
@@ -45,7 +55,17 @@ _HOMES = {
     "octavo.engine.input.targets": ("Targets",),
     "octavo.engine.input.tokenization": ("Tokenization",),
     "octavo.engine.structured.params": ("StructuredOutputsParams",),
+    "octavo.engine.text.assistant.message": ("AssistantMessage", "ToolCall"),
     "octavo.engine.output.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
+    "octavo.engine.pooling.outputs": (
+        "ClassificationOutput",
+        "ClassificationRequestOutput",
+        "EmbeddingOutput",
+        "EmbeddingRequestOutput",
+        "ScoringOutput",
+        "ScoringRequestOutput",
+    ),
+    "octavo.engine.pooling.params": ("PoolingParams",),
     "octavo.engine.errors": (
         "DeadlineExceededError",
         "EngineDeadError",
@@ -67,9 +87,14 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "LLM",
+    "AssistantMessage",
     "AsyncEngine",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "DeadlineExceededError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "EngineDeadError",
     "InvalidConfigError",
@@ -79,13 +104,17 @@ __all__ = [
     "NothingAllowedError",
     "OctavoError",
     "OverloadedError",
+    "PoolingParams",
     "QuarantinedError",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StepFailedError",
     "StructuredOutputsParams",
     "Targets",
     "Tokenization",
+    "ToolCall",
     "UnattainableTargetError",
     "UnauthenticatedError",
     "UnknownModelError",

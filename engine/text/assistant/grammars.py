@@ -38,7 +38,9 @@ def words(text: str, specials: Mapping[str, int]) -> str:
 def json_of(schema: Any) -> str:
     """A value that matches a JSON schema."""
     if isinstance(schema, Mapping) and not _is_scalar(schema.get("type")):
-        schema = {**schema, "x-guidance": AS_TEMPLATES_WRITE}
+        given = schema.get("x-guidance")
+        options = given if isinstance(given, Mapping) else {}
+        schema = {**schema, "x-guidance": {**options, **AS_TEMPLATES_WRITE}}
     return f"%json {json.dumps(schema, ensure_ascii=False)}"
 
 
