@@ -34,6 +34,7 @@ from octavo.engine.input.targets import NO_TARGETS, Targets
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.engine.input.unserved import Unserved, refuse_unserved
 from octavo.engine.observability.load import EngineLoad
+from octavo.engine.observability.schedule import Schedule
 from octavo.engine.output.output_streams import OutputStream, OutputStreams, Told
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.output.transcript import Transcript
@@ -396,16 +397,31 @@ class AsyncEngine:
         Raises:
             EngineDeadError: the engine does not run.
         """
+        return await self._in_engine_thread(self.engine.flush_prefix_cache)
+
+    async def schedules(self) -> list[Schedule]:
+        """What steps did for each row in the last seconds; see `Engine.schedules`.
+
+        Returns:
+            One for each replica.
+
+        Raises:
+            EngineDeadError: the engine does not run.
+        """
+        return await self._in_engine_thread(self.engine.schedules)
+
+    async def _in_engine_thread(self, work: Callable[[], _T]) -> _T:
+        """What the work returns, done between two steps."""
         self._check_alive()
         await self.start()
         assert self._loop is not None
-        future: asyncio.Future[tuple[int, int]] = self._loop.create_future()
+        future: asyncio.Future[_T] = self._loop.create_future()
 
-        def flush() -> None:
-            flushed = self.engine.flush_prefix_cache()
-            self._tell(lambda: None if future.done() else future.set_result(flushed))
+        def do() -> None:
+            result = work()
+            self._tell(lambda: None if future.done() else future.set_result(result))
 
-        self._post(flush)
+        self._post(do)
         while not future.done():  # nobody answers for an engine that breaks or hangs
             await asyncio.wait({future}, timeout=ALIVE_PERIOD_S)
             self._check_alive()

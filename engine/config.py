@@ -49,6 +49,12 @@ class EngineConfig:
             Orbax checkpoint.
         tokenizer: a path when it is not beside the model; None takes the model's.
         served_model_name: the name clients use; None takes `model`.
+        chat_template: a file of a Jinja chat template, or the template itself, in place of the
+            model's own.
+        tool_call_parser: how the model writes calls of tools: "auto" tells by its chat template and
+            family, a name chooses a format (docs/tools.md lists them), "none" reads no calls.
+        reasoning_parser: how it marks its thoughts: "auto", a name (docs/reasoning.md), or "none",
+            which leaves thoughts in the text.
         task: what requests ask for: "generate", "embed" (embeddings and scores) or "both" at once,
             which compiles programs for each; "auto" is "embed" for a checkpoint that says it is
             made for embeddings, and "generate" for any other.
@@ -116,6 +122,9 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     tokenizer: str | None = None
     served_model_name: str | None = None
+    chat_template: str | None = None
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     task: Task = "auto"
     dtype: str = "auto"
     quantization: str = "none"
@@ -186,6 +195,7 @@ class EngineConfig:
             raise InvalidConfigError("kv_cache_dtype", kv_cache_dtype, " or ".join(names))
         object.__setattr__(self, "kv_cache_dtype", kv_cache_dtype)
         _check_policy(self.scheduling_policy)
+        _check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.attention_backend not in ATTENTION_BACKENDS:
             raise InvalidConfigError(
                 "attention_backend", self.attention_backend, ", ".join(ATTENTION_BACKENDS)
@@ -248,6 +258,21 @@ def _check_policy(name: str) -> None:
     from octavo.engine.scheduler.policies import get_policy  # needs NumPy, which `--help` does not
 
     get_policy(name)
+
+
+def _check_parsers(calls: str, reasoning: str) -> None:
+    if {calls, reasoning} <= {"auto", "none"}:
+        return
+    from octavo.engine.text.assistant.formats import FORMATS
+    from octavo.engine.text.assistant.reasoning import REASONING_FORMATS
+
+    for name, value, formats in (
+        ("tool_call_parser", calls, FORMATS),
+        ("reasoning_parser", reasoning, REASONING_FORMATS),
+    ):
+        known = ["auto", "none", *sorted(each.name for each in formats)]
+        if value not in known:
+            raise InvalidConfigError(name, value, ", ".join(known))
 
 
 def _at_least(name: str, value: int, low: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfigError, ModelLoadError, shorten
+from octavo.engine.text.chat_template_file import read_chat_template
 from octavo.models.loading.locate import locate
 
 
@@ -18,11 +19,13 @@ def check_early(config: EngineConfig) -> None:
 
     Raises:
         ModelLoadError: there is no such model, or no such tokenizer.
-        InvalidConfigError: more replicas than a CPU has cores for.
+        InvalidConfigError: more replicas than a CPU has cores for, or a chat template that is none.
     """
     locate(config.model)
     if config.tokenizer is not None:
         _check_tokenizer(config.tokenizer)
+    if config.chat_template is not None:
+        read_chat_template(config.chat_template)
     check_cores(config, os.environ)
 
 
@@ -36,7 +39,7 @@ def check_cores(config: EngineConfig, environ: Mapping[str, str]) -> None:
         InvalidConfigError: there are fewer cores.
     """
     size = config.data_parallel_size
-    if size == 1 or not hasattr(os, "sched_getaffinity") or not _is_cpu(environ):
+    if size == 1 or not hasattr(os, "sched_getaffinity") or not has_only_cpus(environ):
         return
     num_cores = len(os.sched_getaffinity(0))
     if size > num_cores:
@@ -45,7 +48,7 @@ def check_cores(config: EngineConfig, environ: Mapping[str, str]) -> None:
         )
 
 
-def _is_cpu(environ: Mapping[str, str]) -> bool:
+def has_only_cpus(environ: Mapping[str, str]) -> bool:
     """Whether JAX can find nothing but a CPU here, without it being asked."""
     named = environ.get("JAX_PLATFORMS") or environ.get("JAX_PLATFORM_NAME")
     if named:

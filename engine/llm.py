@@ -30,6 +30,8 @@ from octavo.engine.sampling_params import (
     SamplingParams,
     as_sampling_params,
 )
+from octavo.engine.text.assistant.tool_request import read_tool_use
+from octavo.engine.text.assistant.turn_plan import model_formats, set_messages
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.models.pooling_config import Pooling
 
@@ -317,6 +319,9 @@ class LLM:
         continue_final_message: bool = False,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool | None = None,
         priority: PriorityLike | Sequence[PriorityLike] | None = None,
         **unserved: Unpack[Unserved],
     ) -> list[RequestOutput]:
@@ -328,26 +333,52 @@ class LLM:
             continue_final_message: end within the last message, for the model to go on with it.
             chat_template: Jinja source in place of the model's own.
             chat_template_kwargs: further names for the template.
+            tools: functions that the model may call, as OpenAI's API has them.
+            tool_choice: "none", "auto" (also None), "required", or the function to call.
+            parallel_tool_calls: whether a turn may make several calls; None is true.
 
         The other arguments are those of `generate`.
 
+        Returns:
+            One output a conversation. `output.outputs[0].message` is the turn as an
+            `AssistantMessage`: content, calls of tools and, where the model marks them, thoughts.
+
         Raises:
-            InvalidRequestError: messages that the template refuses, or a model without one.
+            InvalidRequestError: messages or tools that the template refuses, or a model without
+                one; tools, and a model that is not known to call any.
         """
         refuse_unserved("chat", unserved)
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if one else messages
-        prompts = [
-            self.tokenizer.encode_chat(
+        names = dict(chat_template_kwargs or {})
+        use = read_tool_use(tools, tool_choice, parallel_tool_calls)
+        if use is not None:
+            names["tools"] = list(use.shown)
+        texts = [
+            self.tokenizer.apply_chat_template(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
                 chat_template=chat_template,
-                **(chat_template_kwargs or {}),
+                **names,
             )
             for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+        params = [
+            as_sampling_params(each, "a SamplingParams, or a list of one for each conversation")
+            for each in _for_each("sampling_params", sampling_params, len(texts))
+        ]
+        plan = model_formats(self.engine.config, self.tokenizer).plan(use)
+        plans = [None if plan is None else plan.opened_by(text) for text in texts]
+        params = [
+            each if its_plan is None else its_plan.constrained(each, self.tokenizer)
+            for each, its_plan in zip(params, plans, strict=True)
+        ]
+        prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        outputs = self.generate(prompts, params, use_tqdm=use_tqdm, priority=priority)
+        for output, each, its_plan in zip(outputs, params, plans, strict=True):
+            set_messages(output, its_plan, self.tokenizer, each)
+        return outputs
 
     def _abandon(self, request_ids: list[str]) -> None:
         """Ends what an exception or an interrupt left in flight, so that the engine serves on."""

@@ -27,7 +27,8 @@ import httpx
 from benchmarks.tiny_server import serving, write_tiny_model
 
 WATCH_S = 40.0
-SIZE = {"width": 1060, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+TARGETS = {"x-slo-ttft-ms": "600", "x-slo-tpot-ms": "60"}
+SIZE = {"width": 1060, "height": 1160, "deviceScaleFactor": 1, "mobile": False}
 
 
 class Browser:
@@ -88,7 +89,7 @@ def load(url: str, clients: int = 22) -> Iterator[None]:
                     "max_tokens": rng.randrange(40, 250), "ignore_eos": True, "stream": True,
                     "priority": ("realtime", "high", "normal", "low")[number % 4],
                 }  # fmt: skip
-                with http.stream("POST", "/v1/completions", json=body) as answer:
+                with http.stream("POST", "/v1/completions", json=body, headers=TARGETS) as answer:
                     for _ in answer.iter_raw():
                         pass
                 ended.wait(rng.expovariate(2.0))

@@ -27,7 +27,6 @@ class Unserved(TypedDict, total=False):
     prompt_text: str | None
     reasoning_ended: bool | None
     tokenization_kwargs: Any
-    tools: Any
     trace_headers: Any
 
 

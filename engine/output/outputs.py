@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.text.assistant.message import AssistantMessage
+
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
@@ -39,6 +41,8 @@ class CompletionOutput:
         logprobs: one entry a generated token, if asked for.
         finish_reason: None while running, then "stop", "length", "cancelled" or "failed".
         stop_reason: the stop string or stop token id that ended it; None for end of sequence.
+        message: the text as an assistant's turn, with calls of tools and thoughts told apart; only
+            of `LLM.chat`.
     """
 
     index: int
@@ -48,6 +52,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    message: AssistantMessage | None = None
 
     @property
     def finished(self) -> bool:

@@ -68,6 +68,7 @@ class Question(enum.Enum):
     CHECK_INTEGRITY = "check_integrity"
     PREPARE_GRAMMARS = "prepare_grammars"
     WAIT_UNTIL_COMPILED = "wait_until_compiled"
+    SCHEDULES = "schedules"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from octavo.engine.errors import (
 )
 from octavo.engine.input.input_processor import InputProcessor, Submission
 from octavo.engine.observability.load import EngineLoad
+from octavo.engine.observability.schedule import Schedule
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.output.transcript import Transcript
 from octavo.engine.replicas import messages
@@ -291,6 +292,11 @@ class ReplicatedEngine:
         self._placement.forget_prefixes()
         counts = [answer.value for answer in answers if answer.value is not None]
         return sum(pages for pages, _ in counts), sum(pages for _, pages in counts)
+
+    def schedules(self) -> list[Schedule]:
+        """What steps of each replica did for each row in the last seconds: see `Engine`."""
+        answers = self._ask_all(Question.SCHEDULES)
+        return [one for answer in answers for one in answer.value or [Schedule()]]
 
     def check_integrity(self) -> None:
         """Proves that every page and row of every replica is accounted for."""

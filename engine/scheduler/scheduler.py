@@ -542,6 +542,10 @@ class Scheduler:
         """Tokens of a prompt that would be found in the prefix cache now. Only reads."""
         return self._kv.num_cached_tokens(prompt_token_ids, tenant=tenant, cache_salt=cache_salt)
 
+    def explain(self, wanted: bool) -> None:
+        """Gives plans their reasons and requests a trace from now on, or no more."""
+        self._builder.explains = wanted
+
     def trace(self, request_id: str) -> tuple[TraceEvent, ...]:
         """What was decided about a request and when, oldest first; empty without `explain`.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.structured.grammar import CompiledGrammar, compile_grammar
-from octavo.engine.structured.params import FIELD, StructuredOutputsParams
+from octavo.engine.structured.params import FIELD, StructuredOutputsParams, parts_of
 from octavo.engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ class GrammarCompiler:
         try:
             return future.result(COMPILE_TIMEOUT_S)
         except FutureTimeoutError:
-            value = getattr(params, params.kind)
             allowed = f"what can be compiled within {COMPILE_TIMEOUT_S:.0f} s"
-            raise InvalidRequestError(params.field_name(params.kind), value, allowed) from None
+            raise InvalidRequestError(*params.shown(), allowed) from None
         except InvalidRequestError as error:
+            if params.turn is not None:
+                raise InvalidRequestError(error.field, error.value, error.allowed) from None
             # Its like may have been asked for under another name before.
-            name = params.field_name(params.kind)
-            raise InvalidRequestError(name, error.value, error.allowed) from None
+            raise InvalidRequestError(params.shown()[0], error.value, error.allowed) from None
 
     def prepare(self) -> None:
         """Reads the vocabulary now, as a server does before it is ready.
@@ -97,7 +97,13 @@ class GrammarCompiler:
             return future
 
     def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        return compile_grammar(params, self._get_vocabulary(), self._vocab_size)
+        vocabulary = self._get_vocabulary()
+        try:
+            return compile_grammar(params, vocabulary, self._vocab_size)
+        except InvalidRequestError:
+            for part in parts_of(params):  # the one at fault is named, if it is one alone
+                compile_grammar(part, vocabulary, self._vocab_size)
+            raise
 
     def _get_vocabulary(self) -> LLTokenizer:
         """The vocabulary as the library wants it, made for the first grammar."""

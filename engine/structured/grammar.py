@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.structured.params import StructuredOutputsParams
+from octavo.engine.structured.turn_grammar import turn_source
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -67,7 +68,6 @@ def compile_grammar(
     """
     import llguidance
 
-    name = params.field_name(params.kind)
     limits = llguidance.LLParserLimits(
         initial_lexer_fuel=COMPILE_FUEL,
         step_lexer_fuel=MASK_FUEL,
@@ -79,16 +79,16 @@ def compile_grammar(
     try:
         source = _source(params)
     except ValueError as error:
-        raise _refused(name, params, str(error)) from None
+        raise _refused(params, str(error)) from None
     matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
     if matcher.is_error():
-        raise _refused(name, params, matcher.get_error())
+        raise _refused(params, matcher.get_error())
     first_mask = np.zeros(-(-vocab_size // 32), np.uint32)
     fill_mask(matcher, first_mask)
     if matcher.is_error():
-        raise _refused(name, params, matcher.get_error())
+        raise _refused(params, matcher.get_error())
     if not first_mask.any():
-        raise _refused(name, params, "nothing matches it")
+        raise _refused(params, "nothing matches it")
     return CompiledGrammar(matcher, first_mask)
 
 
@@ -99,6 +99,14 @@ def fill_mask(matcher: LLMatcher, mask: Mask) -> None:
 
 def _source(params: StructuredOutputsParams) -> str:
     """The grammar in the library's own form."""
+    content = None if params.kind is None else _content_source(params)
+    if params.turn is not None:
+        return turn_source(params.turn, content)
+    assert content is not None
+    return content
+
+
+def _content_source(params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
@@ -118,6 +126,6 @@ def _source(params: StructuredOutputsParams) -> str:
     return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": pattern})
 
 
-def _refused(name: str, params: StructuredOutputsParams, why: str) -> InvalidRequestError:
-    value = getattr(params, params.kind)
+def _refused(params: StructuredOutputsParams, why: str) -> InvalidRequestError:
+    name, value = params.shown()
     return InvalidRequestError(name, value, f"what can be compiled ({' '.join(why.split())[:200]})")

@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.structured.closed import closed
+from octavo.engine.structured.turn_grammar import MAX_CALLS_CHARS, TurnGrammar
 
 FIELD = "structured_outputs"
 MAX_SCHEMA_CHARS = 131_072
@@ -40,6 +41,8 @@ class StructuredOutputsParams:
         whitespace_pattern: regular expression of the white space between the parts of JSON; if not
             given, a space, or a line break or two and up to 20 blanks.
         asked_as: the field in which a user of another protocol gave it, for errors.
+        turn: what stands beside the text in a turn that may call tools, or think first. Made by the
+            engine; with it, none of the first five need be given.
 
     Raises:
         InvalidRequestError: not exactly one of the first five, or one beyond its limits; names it.
@@ -54,15 +57,19 @@ class StructuredOutputsParams:
     disable_additional_properties: bool = False
     whitespace_pattern: str | None = None
     asked_as: str = field(default="", compare=False, repr=False)
+    turn: TurnGrammar | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         given = [name for name in KINDS if getattr(self, name) not in (None, False)]
         if self.json is False:
             raise self._invalid("json", False, "a JSON schema that something can match")
-        if len(given) != 1:
+        if len(given) != 1 and (given or self.turn is None):
             names = ", ".join(KINDS)
             shown = given or "none"
             raise InvalidRequestError(self.asked_as or FIELD, shown, f"exactly one of {names}")
+        if self.turn is not None and len(self.turn.calls or "") > MAX_CALLS_CHARS:
+            allowed = f"at most {MAX_CALLS_CHARS} characters of grammar"
+            raise InvalidRequestError("tools", "their schemas", allowed)
         put = object.__setattr__
         if self.json is not None:
             put(self, "json", self._schema_text(self.json))
@@ -88,7 +95,7 @@ class StructuredOutputsParams:
         """
         if isinstance(value, cls):
             return value
-        names = [f.name for f in dataclasses.fields(cls) if f.compare]
+        names = _OWN_FIELDS
         if not isinstance(value, Mapping):
             raise InvalidRequestError(FIELD, value, f"an object with one of {', '.join(KINDS)}")
         for name in value:
@@ -97,13 +104,13 @@ class StructuredOutputsParams:
         return cls(**{name: v for name, v in value.items() if v is not None})
 
     @property
-    def kind(self) -> str:
-        """Which of the five is given."""
-        return next(name for name in KINDS if getattr(self, name) not in (None, False))
+    def kind(self) -> str | None:
+        """Which of the five is given; None if the turn alone is."""
+        return next((name for name in KINDS if getattr(self, name) not in (None, False)), None)
 
     def given(self) -> dict[str, Any]:
-        """The fields that differ from their defaults, as plain values."""
-        fields = [f for f in dataclasses.fields(self) if f.compare]
+        """The fields of a user that differ from their defaults, as plain values."""
+        fields = [f for f in dataclasses.fields(self) if f.name in _OWN_FIELDS]
         values = {f.name: (getattr(self, f.name), f.default) for f in fields}
         return {
             name: list(value) if isinstance(value, tuple) else value
@@ -114,6 +121,12 @@ class StructuredOutputsParams:
     def field_name(self, name: str) -> str:
         """What the user calls one of the fields."""
         return self.asked_as or f"{FIELD}.{name}"
+
+    def shown(self) -> tuple[str, object]:
+        """What the user calls the grammar, and the grammar, for errors."""
+        if self.kind is None:
+            return "tools", "their schemas"
+        return self.field_name(self.kind), getattr(self, self.kind)
 
     def _invalid(self, name: str, value: object, allowed: str) -> InvalidRequestError:
         return InvalidRequestError(self.field_name(name), value, allowed)
@@ -162,6 +175,25 @@ class StructuredOutputsParams:
             raise self._invalid("json", schema, "a JSON schema: an object")
         _check_depth(schema, too_deep)
         return json.dumps(closed(schema)) if self.disable_additional_properties else text
+
+
+_OWN_FIELDS = tuple(
+    f.name
+    for f in dataclasses.fields(StructuredOutputsParams)
+    if f.name not in ("asked_as", "turn")
+)
+"""Those that a user may give."""
+
+
+def parts_of(params: StructuredOutputsParams) -> list[StructuredOutputsParams]:
+    """What a turn's grammar is made of, each part alone and called as the user called it."""
+    if params.turn is None:
+        return []
+    schemas = [
+        StructuredOutputsParams(json=schema, asked_as=field)
+        for field, schema in params.turn.schemas
+    ]
+    return schemas if params.kind is None else [*schemas, dataclasses.replace(params, turn=None)]
 
 
 def _check_depth(value: object, error: InvalidRequestError) -> None:

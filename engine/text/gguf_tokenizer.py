@@ -45,7 +45,7 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any]) -> TokenizerParts:
                 f"tokenizer.ggml.model = {shorten(model)} is not allowed: gpt2 or llama"
             )
         _mark_added_tokens(backend, fields)
-        return _parts(backend, fields, add_bos)
+        return _parts(backend, fields, add_bos, metadata.get("general.architecture"))
 
 
 class _Fields:
@@ -212,7 +212,9 @@ def _mark_added_tokens(backend: tokenizers.Tokenizer, fields: _Fields) -> None:
     backend.add_tokens([AddedToken(token, normalized=False) for token in plain])
 
 
-def _parts(backend: tokenizers.Tokenizer, fields: _Fields, add_bos: bool) -> TokenizerParts:
+def _parts(
+    backend: tokenizers.Tokenizer, fields: _Fields, add_bos: bool, architecture: object
+) -> TokenizerParts:
     named = {name: fields.token_id(name) for name in ("bos", "eos", "unknown", "padding")}
     bos, eos = named["bos"], named["eos"]
     prefix = (bos,) if fields.flag("add_bos_token", add_bos) and bos is not None else ()
@@ -234,4 +236,5 @@ def _parts(backend: tokenizers.Tokenizer, fields: _Fields, add_bos: bool) -> Tok
         named_tokens={
             short[name]: fields.tokens[index] for name, index in named.items() if index is not None
         },
+        model_type=architecture if isinstance(architecture, str) else "",
     )

@@ -81,6 +81,7 @@ def _load(directory: Path) -> TokenizerParts:
         affixes=None,
         chat_template=_chat_template(directory, config),
         named_tokens=named,
+        model_type=_model_type(directory),
     )
 
 
@@ -164,6 +165,11 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
         named = [item for item in template if isinstance(item, dict)]
         template = next((i.get("template") for i in named if i.get("name") == "default"), None)
     return template if isinstance(template, str) else None
+
+
+def _model_type(directory: Path) -> str:
+    named = _read_json(directory / "config.json").get("model_type")
+    return named if isinstance(named, str) else ""
 
 
 def _generation_eos_ids(directory: Path) -> list[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ class Tokenizer:
         eos_token_ids: the tokens that end a generation, the main one first.
         special_ids: ids that `skip_special_tokens` leaves out.
         chat_template: Jinja source, or None for a model without one.
+        model_type: the model's family, as the files beside the tokenizer name it; "" if none does.
         named_tokens: "bos_token", "eos_token", … -> text, as templates use them.
         token_bytes: token id -> bytes.
     """
@@ -47,6 +50,7 @@ class Tokenizer:
         self.eos_token_ids = parts.eos_token_ids
         self.special_ids = parts.special_ids
         self.chat_template = parts.chat_template
+        self.model_type = parts.model_type
         self.token_bytes = TokenBytes(parts.backend)
 
     @classmethod
@@ -143,6 +147,27 @@ class Tokenizer:
     def token_sizes(self) -> TokenSizes | None:
         """How many bytes of a text one token takes; None for a tokenizer that sets no limit."""
         return token_sizes(self._backend)
+
+    @functools.cached_property
+    def special_tokens(self) -> Mapping[str, int]:
+        """The ids of special tokens by their text."""
+        named = {token_id: self.id_to_token(token_id) for token_id in sorted(self.special_ids)}
+        return {text: token_id for token_id, text in named.items() if text is not None}
+
+    def has_special_token(self, text: str) -> bool:
+        """Whether a text has a special token in it."""
+        return self._special_pattern.search(text) is not None
+
+    @functools.cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, self.special_tokens)) or "(?!)")
+
+    def with_chat_template(self, source: str) -> Tokenizer:
+        """A copy with another chat template."""
+        changed = copy.copy(self)
+        changed.__dict__.pop("_template", None)
+        changed.chat_template = source
+        return changed
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The tokens' text; bytes that are no character become U+FFFD, unknown ids nothing.

@@ -10,12 +10,14 @@ from pydantic import ValidationError
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.input.input_processor import Prompt
 from octavo.engine.output.outputs import RequestOutput
-from octavo.server.http.answers import ChatAnswer, CompletionAnswer
+from octavo.engine.text.assistant.turn_plan import model_formats
+from octavo.server.http.answers import CompletionAnswer
+from octavo.server.http.chat_turns import chat_answer, tool_use
 from octavo.server.http.protocol import ChatRequest, CompletionRequest, refusal
 from octavo.server.http.sampling import (
     Ask,
     chat_ask,
-    chat_prompt,
+    chat_names,
     check_model,
     check_template,
     completion_ask,
@@ -65,8 +67,12 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
             chat = ChatRequest.model_validate(body)
             check_model(chat.model, engine)
             check_template(chat, is_trusted=False)
-            ask, prompts = chat_ask(chat, {}), [chat_prompt(chat, engine.tokenizer)]
-            answer = ChatAnswer(name, engine.model_name, ask.params.n, engine.tokenizer, ask.tells)
+            ask, use = chat_ask(chat, {}), tool_use(chat)
+            plan = model_formats(engine.config, engine.tokenizer).plan(use)
+            tokenizer = engine.tokenizer
+            text = tokenizer.apply_chat_template(chat.messages, **chat_names(chat, use))
+            prompts = [tokenizer.encode(text, add_special_tokens=bool(chat.add_special_tokens))]
+            ask, answer = chat_answer(chat, ask, name, engine, plan, text)
             return Body(ask=ask, prompts=prompts, answer=answer)
         completion = CompletionRequest.model_validate(body)
     except ValidationError as error:

@@ -60,6 +60,8 @@ class Usage:
         self._prompt = [0] * num_prompts
         self._cached = [0] * num_prompts
         self._completion = 0
+        self.num_reasoning_tokens: int | None = None
+        """Of all thoughts so far; None where none are told apart."""
 
     def saw(self, place: int, output: RequestOutput) -> None:
         """Takes in an output that holds only what is new, or everything once."""
@@ -70,11 +72,16 @@ class Usage:
     def as_json(self) -> dict[str, Any]:
         """OpenAI's usage object."""
         prompt = sum(self._prompt)
+        thought = self.num_reasoning_tokens
+        details = (
+            {} if thought is None else {"completion_tokens_details": {"reasoning_tokens": thought}}
+        )
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self._completion,
             "total_tokens": prompt + self._completion,
             "prompt_tokens_details": {"cached_tokens": sum(self._cached)},
+            **details,
         }
 
 
@@ -116,7 +123,7 @@ class CompletionAnswer:
         for place, output in sorted(outputs, key=lambda item: item[0]):
             output = self._shown(output)
             usage.saw(place, output)
-            choices += self._choices(place, output)
+            choices += self._choices(place, output, usage)
         return self._head | {
             "object": self.whole_kind, "choices": choices, "usage": usage.as_json()
         } | self._beside(outputs[0][1])  # fmt: skip
@@ -135,15 +142,16 @@ class CompletionAnswer:
             allowed = f"at most {MAX_SCORES} of prompts' tokens in one answer"
             raise InvalidRequestError("logprobs", f"{self._num_scores} numbers", allowed)
 
-    def events(self, place: int, output: RequestOutput, usage: Usage) -> list[dict[str, Any]]:
-        """The choices that an output of a stream has news of.
+    def events(self, place: int, output: RequestOutput, usage: Usage) -> list[list[dict[str, Any]]]:
+        """The choices that an output of a stream has news of, those of one event together.
 
         Args:
             usage: counts the output's tokens.
         """
         output = self._shown(output)
         usage.saw(place, output)
-        return self._parts(place, output)
+        choices = self._parts(place, output)
+        return [choices] if choices else []
 
     def part(self, choices: list[dict[str, Any]], usage: Usage | None = None) -> dict[str, Any]:
         """One event of a stream."""
@@ -168,7 +176,7 @@ class CompletionAnswer:
         """What stands beside the choices."""
         return {}
 
-    def _choices(self, place: int, output: RequestOutput) -> list[dict[str, Any]]:
+    def _choices(self, place: int, output: RequestOutput, usage: Usage) -> list[dict[str, Any]]:
         return [self._choice(place, output, completion) for completion in output.outputs]
 
     def _choice(
@@ -237,7 +245,7 @@ class ChatAnswer(CompletionAnswer):
     def _beside(self, output: RequestOutput) -> dict[str, Any]:
         return _of_prompt(self._tells, output)
 
-    def _choices(self, place: int, output: RequestOutput) -> list[dict[str, Any]]:
+    def _choices(self, place: int, output: RequestOutput, usage: Usage) -> list[dict[str, Any]]:
         return [
             self._said(completion, "message", {"role": "assistant", "content": completion.text})
             for completion in output.outputs
@@ -258,7 +266,7 @@ class ChatAnswer(CompletionAnswer):
         return choices
 
     def _said(
-        self, completion: CompletionOutput, name: str, said: dict[str, str]
+        self, completion: CompletionOutput, name: str, said: dict[str, Any]
     ) -> dict[str, Any]:
         scores = completion.logprobs
         content = None

@@ -16,6 +16,7 @@ from octavo.server.http.errors import on_bug, on_http_exception, on_invalid_body
 from octavo.server.http.gate import Gate
 from octavo.server.http.generation import generation_routes
 from octavo.server.http.information import information_routes
+from octavo.server.http.schedule import schedule_routes
 from octavo.server.http.scoring import scoring_routes
 from octavo.server.serve_config import SPARE_CALLS, ServeConfig
 from octavo.server.server_info import octavo_version
@@ -42,6 +43,7 @@ def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASG
     app.include_router(embedding_routes(front))
     app.include_router(scoring_routes(front))
     app.include_router(information_routes(front))
+    app.include_router(schedule_routes(front))
     gate = Gate(
         app,
         tokens=tokens,

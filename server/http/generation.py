@@ -12,9 +12,11 @@ from starlette.responses import Response
 
 from octavo.engine.input.input_processor import Prompt
 from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.text.assistant.turn_plan import model_formats
 from octavo.server.front import Front
-from octavo.server.http.answers import ChatAnswer, CompletionAnswer, Usage
+from octavo.server.http.answers import CompletionAnswer, Usage
 from octavo.server.http.bodies import JsonRoute
+from octavo.server.http.chat_turns import chat_answer, tool_use
 from octavo.server.http.errors import encode, encode_long
 from octavo.server.http.protocol import ChatRequest, CompletionRequest
 from octavo.server.http.sampling import (
@@ -67,15 +69,16 @@ def generation_routes(front: Front, *, trust_request_chat_template: bool = False
         check_model(body.model, engine)
         ask = chat_ask(body, request.headers)
         check_template(body, is_trusted=trust_request_chat_template)
-        text = await front.render_chat(body.messages, chat_names(body), body.chat_template)
+        use = tool_use(body)
+        plan = model_formats(engine.config, engine.tokenizer).plan(use)
+        names = chat_names(body, use)
+        text = await front.render_chat(body.messages, names, body.chat_template)
         is_cut = body.truncate_prompt_tokens is not None
         prompt = await engine.tokenize(
             text, add_special_tokens=bool(body.add_special_tokens), is_cut=is_cut
         )
         request_id = request_id_of(request.headers, "chatcmpl")
-        answer = ChatAnswer(
-            request_id, engine.model_name, ask.params.n, engine.tokenizer, ask.tells
-        )
+        ask, answer = chat_answer(body, ask, request_id, engine, plan, text)
         return await _respond(front, request, request_id, [prompt], ask, answer)
 
     return router
@@ -122,19 +125,18 @@ async def _whole(outputs: AsyncGenerator[Any, None], answer: CompletionAnswer) -
 async def _events(
     outputs: AsyncGenerator[Any, None], answer: CompletionAnswer, usage: Usage, ask: Ask
 ) -> AsyncGenerator[bytes, None]:
-    def next_event(place: int, output: RequestOutput) -> bytes | None:
-        choices = answer.events(place, output, usage)
-        if not choices:
-            return None
-        return event(answer.part(choices, usage if ask.continuous_usage else None))
+    def next_events(place: int, output: RequestOutput) -> bytes:
+        told = usage if ask.continuous_usage else None
+        found = answer.events(place, output, usage)
+        return b"".join([event(answer.part(choices, told)) for choices in found])
 
     try:
         async for place, output in outputs:
             if ask.tells.scores_prompt is None:
-                data = next_event(place, output)
+                data = next_events(place, output)
             else:  # long, see `_whole`
-                data = await asyncio.to_thread(next_event, place, output)
-            if data is not None:
+                data = await asyncio.to_thread(next_events, place, output)
+            if data:
                 yield data
     finally:
         await outputs.aclose()

@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.request import Priority
+from octavo.engine.text.assistant.tool_request import read_tool_use
 from octavo.server.front import Front
 from octavo.server.http.bodies import JsonRoute
 from octavo.server.http.errors import encode_long, error_body, json_response
@@ -69,7 +70,8 @@ def information_routes(front: Front) -> APIRouter:
             raise InvalidRequestError("prompt", given, "exactly one of prompt and messages")
 
         if body.messages is not None:
-            text = await front.render_chat(body.messages, chat_names(body))
+            names = chat_names(body, read_tool_use(body.tools))
+            text = await front.render_chat(body.messages, names)
             special = bool(body.add_special_tokens)
         else:
             text, special = body.prompt or "", body.add_special_tokens is not False

@@ -31,7 +31,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "functions": ([],),
     "modalities": (["text"],),
     "moderation": _ABSENT,
-    "parallel_tool_calls": _EITHER,  # there are no tools to call
+    "parallel_tool_calls": _EITHER,  # a completion calls no tools
     "prediction": _ABSENT,
     "service_tier": ("auto", "default"),
     "verbosity": ("medium",),
@@ -88,10 +88,10 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "rid": _ABSENT,
     "routed_dp_rank": _ABSENT,
     "routed_experts_start_len": (0,),
-    "separate_reasoning": _EITHER,  # no reasoning is parsed: there is nothing to separate
+    "separate_reasoning": (True,),
     "session_params": ({},),
     "stop_regex": ([], ""),
-    "stream_reasoning": _EITHER,
+    "stream_reasoning": (True,),
     # TGI, llama.cpp, OpenRouter.
     "adapter_id": _ABSENT,
     "cache_prompt": _EITHER,
@@ -119,6 +119,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 _INSTEAD = {
     "ebnf": "structured_outputs.grammar",
+    "function_call": "tool_choice",
+    "functions": "tools",
     "grammar": "structured_outputs.grammar",
     "guided_json_object": "structured_outputs.json_object",
     "json_schema": "structured_outputs.json",
@@ -126,6 +128,7 @@ _INSTEAD = {
     "regex": "structured_outputs.regex",
     "repeat_penalty": "repetition_penalty",
     "rid": "the header x-request-id",
+    "separate_reasoning": "include_reasoning",
 }
 """Name -> what is served in its place."""
 

@@ -37,6 +37,33 @@ Strings = Annotated[Any, WithJsonSchema({"anyOf": [*_STRINGS["anyOf"], {"type": 
 Integers = Annotated[list[int], FailFast()]
 Texts = Annotated[list[str], FailFast()]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+_TOOL = {
+    "type": "object",
+    "properties": {
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+                "description": {"type": "string"},
+                "parameters": {"type": "object"},
+                "strict": {"type": "boolean"},
+            },
+            "required": ["name"],
+        },
+    },
+    "required": ["type", "function"],
+}
+Tools = Annotated[
+    Any, WithJsonSchema({"anyOf": [{"type": "array", "items": _TOOL}, {"type": "null"}]})
+]
+"""Checked by `read_tool_use`, as Python's `LLM.chat` checks them."""
+Choice = Annotated[
+    Any,
+    WithJsonSchema(
+        {"anyOf": [{"enum": ["none", "auto", "required"]}, {"type": "object"}, {"type": "null"}]}
+    ),
+]
 Messages = Annotated[list[dict[str, Any]], FailFast()]
 
 
@@ -241,8 +268,17 @@ class ChatRequest(Generation):
         description="In place of the model's own; refused unless the server trusts requests' "
         "templates.",
     )
-    tools: list[Any] | None = Field(None, description="Refused unless empty.")
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Tools = Field(None, description="Functions that the model may call; at most 128.")
+    tool_choice: Choice = Field(
+        None,
+        description='"none", "auto", "required", the function to call, or OpenAI\'s allowed_tools.',
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="Whether an answer may make several calls: true, if not given."
+    )
+    include_reasoning: bool | None = Field(
+        None, description="Whether the answer holds the model's thoughts: true, if not given."
+    )
 
 
 class EmbeddingRequest(Serving):
@@ -310,6 +346,7 @@ class TokenizeRequest(Body):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools = Field(None, description="With messages: as a chat's.")
 
 
 class DetokenizeRequest(Body):

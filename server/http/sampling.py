@@ -30,7 +30,7 @@ from octavo.server.slo_headers import read_targets
 if TYPE_CHECKING:
     from octavo.engine.any_engine import AnyEngine
     from octavo.engine.async_engine import AsyncEngine
-    from octavo.engine.text.tokenizer import Tokenizer
+    from octavo.engine.text.assistant.tool_request import ToolUse
 
 MAX_PROMPTS = 128
 MAX_SEQUENCES = 512
@@ -43,7 +43,7 @@ MAX_CHAT_LOGPROBS = 20
 MAX_TEMPLATE_CHARS = 65_536
 _OWN_FIELDS = (
     *("messages", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
-    *("chat_template", "self"),
+    *("chat_template", "self", "tools"),
 )
 
 _SAME_NAMES = (
@@ -97,8 +97,6 @@ def completion_ask(body: CompletionRequest, headers: Mapping[str, str]) -> Ask:
 
 def chat_ask(body: ChatRequest, headers: Mapping[str, str]) -> Ask:
     """Of a chat. Raises as `completion_ask`."""
-    if body.tools:
-        raise InvalidRequestError("tools", body.tools, "empty or not given: tools are not served")
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("top_logprobs", body.top_logprobs, "given with logprobs = true")
     limit = body.max_completion_tokens
@@ -146,8 +144,11 @@ def check_sequences(num_prompts: int, n: int) -> None:
         raise InvalidRequestError("n", n, f"{allowed}: {MAX_SEQUENCES} answers in all")
 
 
-def chat_names(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+def chat_names(body: ChatRequest | TokenizeRequest, use: ToolUse | None) -> dict[str, Any]:
     """What a chat gives its template besides the messages.
+
+    Args:
+        use: what the body says of tools.
 
     Raises:
         InvalidRequestError: `chat_template_kwargs` names what has a field of its own, or is too
@@ -167,22 +168,20 @@ def chat_names(body: ChatRequest | TokenizeRequest) -> dict[str, Any]:
         raise InvalidRequestError("chat_template_kwargs", f"{size} bytes", allowed)
     if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
+        if body.reasoning_effort == "none":
+            # Most templates know of a thought, or none, and of no effort.
+            variables.setdefault("enable_thinking", False)
     for name in _OWN_FIELDS:
         if name in variables:
             raise InvalidRequestError("chat_template_kwargs", name, "names other than this one")
+    if use is not None:
+        variables["tools"] = list(use.shown)
     goes_on = bool(body.continue_final_message)
     generates = body.add_generation_prompt
     return variables | {
         "add_generation_prompt": not goes_on if generates is None else generates,
         "continue_final_message": goes_on,
     }
-
-
-def chat_prompt(body: ChatRequest, tokenizer: Tokenizer) -> list[int]:
-    """A chat's tokens, rendered in this process. Raises as `chat_names`, and as `encode_chat`."""
-    return tokenizer.encode_chat(
-        body.messages, add_special_tokens=bool(body.add_special_tokens), **chat_names(body)
-    )
 
 
 def check_template(body: ChatRequest, *, is_trusted: bool) -> None:

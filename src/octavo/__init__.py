@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from octavo.engine.pooling.params import PoolingParams
     from octavo.engine.sampling_params import SamplingParams
     from octavo.engine.structured.params import StructuredOutputsParams
+    from octavo.engine.text.assistant.message import AssistantMessage, ToolCall
 
 __version__ = "0.1.0"
 
@@ -54,6 +55,7 @@ _HOMES = {
     "octavo.engine.input.targets": ("Targets",),
     "octavo.engine.input.tokenization": ("Tokenization",),
     "octavo.engine.structured.params": ("StructuredOutputsParams",),
+    "octavo.engine.text.assistant.message": ("AssistantMessage", "ToolCall"),
     "octavo.engine.output.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
     "octavo.engine.pooling.outputs": (
         "ClassificationOutput",
@@ -85,6 +87,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "LLM",
+    "AssistantMessage",
     "AsyncEngine",
     "ClassificationOutput",
     "ClassificationRequestOutput",
@@ -111,6 +114,7 @@ __all__ = [
     "StructuredOutputsParams",
     "Targets",
     "Tokenization",
+    "ToolCall",
     "UnattainableTargetError",
     "UnauthenticatedError",
     "UnknownModelError",

@@ -191,7 +191,8 @@ def test_nothing_is_left_once_it_is_closed() -> None:
 
 
 def test_a_message_that_only_calls_tools_has_a_content_that_templates_can_take() -> None:
-    calls: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    calls: dict[str, Any] = {"role": "assistant", "content": None, "tool_calls": [call]}
     joins = ChatTemplate("{% for m in messages %}{{ m.role + ':' + m.content }};{% endfor %}", {})
     assert joins.render([*HI, calls]) == "user:hi;assistant:;"
     asks = ChatTemplate("{% for m in messages %}{{ m.content is none }};{% endfor %}", {})

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
+from octavo.engine.execution.platform.traits import traits_of
 from octavo.engine.execution.sampling.logits import SamplingRows, count_tokens
 from octavo.engine.execution.sampling.logprobs import MAX_LOGPROBS, score_tokens
 from octavo.engine.execution.sampling.sampler import (
@@ -120,7 +121,7 @@ def logits_of_first(
 ) -> jax.Array:
     """Logits [S, V] of hidden states [S, E]; on a CPU zeros, perhaps, in rows not in use."""
     most = hidden.shape[0]
-    if most <= LOGIT_ROWS or mesh.devices.flat[0].platform != "cpu":
+    if most <= LOGIT_ROWS or not traits_of(mesh).has_dear_rows:
         return decoder.unembed(weights, config, hidden)
     step = max(LOGIT_ROWS, -(-most // MAX_LOGIT_SIZES))
 

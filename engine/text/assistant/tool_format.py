@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from octavo.engine.text.assistant.events import AssistantParser
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice
+
+NO_SPECIALS: Mapping[str, int] = MappingProxyType({})
+"""The special tokens of a vocabulary that has none."""
 
 
 class ToolFormat(Protocol):
@@ -17,8 +21,11 @@ class ToolFormat(Protocol):
         markers: special tokens that a call is made of: the detokenizer must not leave them out.
     """
 
-    name: str
-    markers: tuple[str, ...]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def markers(self) -> tuple[str, ...]: ...
 
     def matches(self, template: str, model_type: str) -> bool:
         """Whether a model of this template and family (`model_type` of its config) writes calls
@@ -33,11 +40,27 @@ class ToolFormat(Protocol):
         """
         ...
 
-    def grammar(self, tools: Sequence[FunctionTool], choice: ToolChoice) -> str | None:
+    def grammar(
+        self,
+        tools: Sequence[FunctionTool],
+        choice: ToolChoice,
+        specials: Mapping[str, int] = NO_SPECIALS,
+    ) -> str | None:
         """A grammar in Lark's syntax, as llguidance extends it (`%json`, special tokens as
-        `<|token|>`), of all turns that the choice allows.
+        `<[id]>`), of all turns that the choice allows.
 
         With "required", calls of the tools that are left and nothing else; with "auto", any text,
         and from the moment a call begins a call that is valid. None if the format has no grammar.
+
+        Args:
+            tools: of the request.
+            choice: of the request; not "none".
+            specials: ids of the vocabulary's special tokens, by their text. A marker among them is
+                written as that token: no text matches it.
         """
         ...
+
+
+def special_tokens(*marks: str) -> tuple[str, ...]:
+    """The marks that are written like special tokens, as the others are plain text everywhere."""
+    return tuple(mark for mark in marks if mark[:1] in ("<", "[", "｜") and mark[-1] in ">]｜")

@@ -61,16 +61,64 @@ def test_text_parts_are_joined_by_newlines() -> None:
     assert _render("{{ messages[0].content }}", [{"role": "user", "content": parts}]) == "a\nb"
 
 
-def test_messages_are_copied_and_keep_their_other_keys() -> None:
-    message = {"role": "tool", "content": "42", "tool_call_id": "c1"}
-    checked = check_messages([message])
+def test_messages_are_copied_and_keep_their_other_keys_but_those_that_are_null() -> None:
+    message = {"role": "user", "content": "42", "name": "Ann"}
+    checked = check_messages([message | {"audio": None}])
     assert checked == [message]
     assert checked[0] is not message
 
 
+def call(arguments: Any = "{}", **more: Any) -> dict[str, Any]:
+    return {"function": {"name": "f", "arguments": arguments}, **more}
+
+
 def test_an_assistant_that_calls_tools_needs_no_content() -> None:
-    message = {"role": "assistant", "tool_calls": [{"name": "f"}]}
+    message = {"role": "assistant", "tool_calls": [call()]}
     assert check_messages([message])[0]["content"] is None
+
+
+def test_an_empty_list_of_calls_is_none() -> None:
+    message = {"role": "assistant", "content": "x", "tool_calls": []}
+    assert check_messages([message]) == [{"role": "assistant", "content": "x"}]
+
+
+@pytest.mark.parametrize("arguments", ['{"x": ["ä", 1]}', {"x": ["ä", 1]}])
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages[0].tool_calls[0].function.arguments | tojson }}",
+        "{{ '' + messages[0].tool_calls[0].function.arguments }}",
+        "{{ messages[0].content + messages[0].tool_calls[0].function.arguments }}",
+        "{% for k, v in messages[0].tool_calls[0].function.arguments.items() %}"
+        '{"{{ k }}": {{ v | tojson }}}{% endfor %}',
+    ],
+    ids=["as JSON", "as text", "with content", "one by one"],
+)
+def test_arguments_of_calls_are_an_object_or_text_as_the_template_takes_them(
+    source: str, arguments: Any
+) -> None:
+    message = {"role": "assistant", "tool_calls": [call(arguments)]}
+    assert _render(source, [message]) == '{"x": ["ä", 1]}'
+
+
+def test_results_need_no_ids_where_calls_have_none() -> None:
+    result = {"role": "tool", "content": "42"}
+    asked = {"role": "assistant", "tool_calls": [call(), call()]}
+    assert check_messages([asked, result, result])[1:] == [result, result]
+
+
+def test_a_thought_has_both_of_its_names() -> None:
+    for name in ("reasoning", "reasoning_content"):
+        source = "{{ messages[0].reasoning }}{{ messages[0].reasoning_content }}"
+        message = {"role": "assistant", "content": "x", name: "hm"}
+        assert _render(source, [message]) == "hmhm"
+
+
+def test_a_template_that_knows_of_no_tools_is_given_none() -> None:
+    with pytest.raises(InvalidRequestError, match="knows of no tools") as error:
+        _render("{{ messages[0].content }}", tools=[{}])
+    assert error.value.field == "tools"
+    assert _render("{{ messages[0].content }}", tools=[]) == "hi"
 
 
 @pytest.mark.parametrize(

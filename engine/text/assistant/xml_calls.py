@@ -1,0 +1,204 @@
+"""Calls whose parameters stand between tags, each as bare text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from octavo.engine.text.assistant.events import AssistantParser
+from octavo.engine.text.assistant.grammars import one_of, turns, words
+from octavo.engine.text.assistant.json_text import dumps
+from octavo.engine.text.assistant.names import read_name
+from octavo.engine.text.assistant.scanner import Scanner
+from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
+from octavo.engine.text.assistant.tool_format import NO_SPECIALS
+from octavo.engine.text.assistant.tool_schemas import parameters_of
+from octavo.engine.text.assistant.turn import Ended, Goes, Steps, Turn, TurnParser, read_marked
+from octavo.engine.text.assistant.values import json_of_text, parameter_schema, types_of
+from octavo.engine.text.assistant.xml_grammar import call_rules
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """The texts between which the parts of a call stand, in their order.
+
+    Attributes:
+        call: before the function's name.
+        named: after the name, or "" if white space or the next tag ends it.
+        key: before a parameter's name.
+        value: after it, before the value.
+        value_end: after the value.
+        call_end: after the parameters; "" if the section's end ends the call.
+        line: white space between tags, in the grammar.
+        nothing: what the grammar has in the place of parameters where there are none.
+        is_padded: whether a value stands on lines of its own: a line break before it and one after
+            it are none of it.
+        types: what may stand in the place of `value`, by whether the value is a string, where the
+            text itself says so.
+    """
+
+    call: str
+    named: str
+    key: str
+    value: str
+    value_end: str
+    call_end: str
+    line: str = "\n"
+    nothing: str = ""
+    is_padded: bool = False
+    types: Mapping[str, bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class XmlCalls:
+    """A format of calls like `<f><x>1</x></f>`. Values get their types from the tools' schemas.
+
+    Attributes:
+        name: as `--tool-call-parser` takes it.
+        section: what a call, or a list of calls, begins with.
+        section_end: what ends it; may be missing from a text.
+        tags: of a call.
+        fits: whether a template and a family write calls like this.
+        has_many: whether a section has several calls, in the grammar.
+        other_openings: tags with which a call may begin without its section.
+        more_markers: other special tokens of calls.
+    """
+
+    name: str
+    section: str
+    section_end: str
+    tags: Tags
+    fits: Callable[[str, str], bool]
+    has_many: bool = False
+    other_openings: tuple[str, ...] = ()
+    more_markers: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Special tokens that a call is made of."""
+        return (self.section, self.section_end, *self.more_markers)
+
+    def matches(self, template: str, model_type: str) -> bool:
+        """Whether models of this template and family write calls like this."""
+        return self.fits(template, model_type)
+
+    def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
+        """A parser of one turn."""
+        openings = Scanner([self.section, *self.other_openings])
+        read = partial(self._read, schemas=parameters_of(tools))
+        return TurnParser(partial(read_marked, openings=openings, read_calls=read))
+
+    def _read(
+        self, turn: Turn, marker: str, schemas: Mapping[str, Mapping[str, Any]]
+    ) -> Steps[None]:
+        """Reads the calls of a section."""
+        tags = self.tags
+        ends = Scanner([tags.key, tags.call_end or self.section_end])
+        if marker == self.section:
+            yield from turn.spaces()
+            yield from turn.literal(tags.call)
+        while True:
+            yield from _read_call(turn, tags, ends, schemas)
+            if not tags.call_end:
+                return
+            yield from turn.spaces()
+            if (yield from turn.optional(self.section_end)):
+                return
+            if not (yield from turn.optional(tags.call)):
+                return
+            turn.hold()
+
+    def grammar(
+        self,
+        tools: Sequence[FunctionTool],
+        choice: ToolChoice,
+        specials: Mapping[str, int] = NO_SPECIALS,
+    ) -> str | None:
+        """The grammar of the turns that the choice allows."""
+        tags = self.tags
+        rules: list[str] = []
+        allowed = allowed_tools(tools, choice)
+        for index, tool in enumerate(allowed):
+            rules += call_rules(f"call_{index}", tool, tags, self.section_end, specials)
+        calls = f"({one_of([f'call_{index}' for index in range(len(allowed))])})"
+        more = "+" if choice.is_parallel and self.has_many else ""
+        last = tags.line + self.section_end if tags.call_end else ""
+        body = f"{calls}{more} {words(last, specials)}"
+        between = None if self.has_many else "\n"
+        return turns(self.section, body, rules, choice, specials, between=between)
+
+
+def _read_call(
+    turn: Turn, tags: Tags, ends: Scanner, schemas: Mapping[str, Mapping[str, Any]]
+) -> Steps[None]:
+    """Reads a call after the tag before its name."""
+    yield from turn.spaces()
+    name = yield from read_name(turn)
+    if tags.named:
+        yield from turn.literal(tags.named)
+    yield from turn.spaces()
+    tag = yield from turn.either(ends)
+    turn.start_call(name)
+    schema = schemas.get(name, {})
+    begins = "{"
+    while tag == tags.key:
+        key = yield from turn.captured(turn.run(_KEY))
+        is_string = yield from _read_value_tag(turn, tags)
+        types = types_of(parameter_schema(schema, key), schema)
+        if is_string and "string" in types:
+            types = _STRING
+        turn.claim()
+        turn.tell_arguments(f"{begins}{dumps(key)}: ")
+        begins = ", "
+        yield from _read_value(turn, tags, types)
+        turn.hold()
+        yield from turn.spaces()
+        tag = yield from turn.either(ends)
+    turn.tell_arguments("}" if begins != "{" else "{}")
+    turn.end_call()
+
+
+def _read_value_tag(turn: Turn, tags: Tags) -> Steps[bool]:
+    """Reads what stands between a parameter's name and its value; whether it says "a string"."""
+    if tags.types is not None:
+        return tags.types[(yield from turn.either(Scanner(list(tags.types))))]
+    first, *others = tags.value.split("\n")
+    yield from turn.literal(first)
+    for each in others:
+        yield from turn.spaces()
+        yield from turn.literal(each)
+    return False
+
+
+def _read_value(turn: Turn, tags: Tags, types: frozenset[str]) -> Steps[None]:
+    """Reads a value and its closing tag. A string is told as it comes, another value at its end."""
+    turn.send(Goes.NOWHERE)
+    ends = Scanner([tags.value_end])
+    pieces: list[str] = []
+    if types == _STRING:
+        turn.tell_arguments('"')
+    if tags.is_padded and (yield from turn.peek()) == "\n":
+        turn.at += 1
+    while True:
+        at, tag = ends.find(turn.text, turn.at)
+        # The line break before the closing tag is no part of the value.
+        is_break = tags.is_padded and turn.text[turn.at : at].endswith("\n")
+        text = turn.text[turn.at : at - is_break]
+        if types == _STRING:
+            turn.tell_arguments(dumps(text)[1:-1])
+        else:
+            pieces.append(text)
+        turn.at = at - is_break
+        if tag is not None:
+            turn.at = at + len(tag)
+            break
+        if not (yield from turn.more()):
+            raise Ended
+    turn.tell_arguments('"' if types == _STRING else json_of_text("".join(pieces), types))
+
+
+_KEY = re.compile(r"""[^<>"\n]+""")
+_STRING = frozenset({"string"})
