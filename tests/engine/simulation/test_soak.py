@@ -56,9 +56,9 @@ def test_embeddings_among_requests_hold_every_invariant() -> None:
     assert seen["stop"] > 500
 
 
-@pytest.mark.parametrize("name", ["starts its sum anew", "takes no cached page"])
+@pytest.mark.parametrize("name", ["sums go on over a new start", "means take cached pages"])
 def test_a_wrong_sum_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name == "takes no cached page":
+    if name == "means take cached pages":
         monkeypatch.setattr(PoolingParams, "needs_every_token", False)
     else:
         plus = PooledSum.plus
