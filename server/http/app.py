@@ -16,6 +16,7 @@ from octavo.server.http.errors import on_bug, on_http_exception, on_invalid_body
 from octavo.server.http.gate import Gate
 from octavo.server.http.generation import generation_routes
 from octavo.server.http.information import information_routes
+from octavo.server.http.pages import page_routes
 from octavo.server.http.schedule import schedule_routes
 from octavo.server.http.scoring import scoring_routes
 from octavo.server.serve_config import SPARE_CALLS, ServeConfig
@@ -44,6 +45,7 @@ def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASG
     app.include_router(scoring_routes(front))
     app.include_router(information_routes(front))
     app.include_router(schedule_routes(front))
+    app.include_router(page_routes())
     gate = Gate(
         app,
         tokens=tokens,
