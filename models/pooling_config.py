@@ -22,6 +22,8 @@ class PoolingConfig:
         generates: whether the model has an output layer, so that it can generate, too.
         prompts: texts to put before a text, by name, such as "query".
         default_prompt: the name of the prompt that is used where none is named; None for none.
+        max_seq_length: most tokens of a text that are embedded: what is beyond is cut off; None
+            leaves that to requests.
     """
 
     pooling: Pooling = "last"
@@ -30,6 +32,7 @@ class PoolingConfig:
     generates: bool = True
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    max_seq_length: int | None = None
 
 
 DEFAULT_POOLING = PoolingConfig()

@@ -11,6 +11,7 @@ module, method for method, so that neither gets what the other lacks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
@@ -21,8 +22,12 @@ from google.protobuf.message import Message
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.pooling.outputs import EmbeddingRequestOutput
+from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.models.pooling_config import Pooling
+from octavo.server.embedding_message import pooling_fields, read_embed_response
 from octavo.server.output_message import OutputDecoder
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.retries import NO_RETRIES, Attempts, RetryPolicy, check_timeout
@@ -74,7 +79,7 @@ def generate_request(
     Raises:
         InvalidRequestError: a value that no message can carry.
     """
-    try:
+    with _fitting():
         message = pb.GenerateRequest(
             request_id=request_id,
             model=model,
@@ -86,16 +91,72 @@ def generate_request(
             tpot_target_ms=tpot_target_ms,
             e2e_target_ms=e2e_target_ms,
         )
-        if isinstance(prompt, str):
-            message.prompt = prompt
-        else:
-            message.prompt_token_ids.SetInParent()
-            message.prompt_token_ids.ids.extend(prompt)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, InvalidRequestError):
-            raise
-        raise InvalidRequestError("request", str(error), "values that fit the message") from error
+        _set_prompt(message, prompt)
     return message
+
+
+def embed_request(
+    prompt: str | Sequence[int],
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    dimensions: int | None = None,
+    prompt_name: str | None = None,
+    request_id: str | None = None,
+    model: str | None = None,
+    priority: Priority | str | int | None = None,
+    tenant: str = "",
+    cache_salt: str = "",
+    ttft_target_ms: float | None = None,
+) -> pb.EmbedRequest:
+    """The message of one embedding.
+
+    Args:
+        prompt: text, or token ids.
+        pooling: of which tokens: "last", "mean" or "cls", the first; None is the model's own.
+        normalize: scale the vector to length 1; None is the model's own.
+        dimensions: numbers of the vector that are kept, before it is normalized.
+        prompt_name: which of the model's prompts stands before the text; None is its default.
+        ttft_target_ms: wanted time to the vector.
+
+    The others are those of `generate_request`.
+
+    Raises:
+        InvalidRequestError: a value that is out of its range, or that no message can carry.
+    """
+    params = PoolingParams(pooling=pooling, normalize=normalize, dimensions=dimensions)
+    with _fitting():
+        message = pb.EmbedRequest(
+            request_id=request_id,
+            model=model,
+            prompt_name=prompt_name,
+            priority=pb.Priority.Name(Priority.parse(priority) + 1),
+            tenant=tenant,
+            cache_salt=cache_salt,
+            ttft_target_ms=ttft_target_ms,
+            **pooling_fields(params),
+        )
+        _set_prompt(message, prompt)
+    return message
+
+
+def _set_prompt(message: pb.GenerateRequest | pb.EmbedRequest, prompt: str | Sequence[int]) -> None:
+    if isinstance(prompt, str):
+        message.prompt = prompt
+    else:
+        message.prompt_token_ids.SetInParent()
+        message.prompt_token_ids.ids.extend(prompt)
+
+
+@contextlib.contextmanager
+def _fitting() -> Iterator[None]:
+    """Names what no message can carry."""
+    try:
+        yield
+    except InvalidRequestError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError("request", str(error), "values that fit the message") from error
 
 
 class OctavoClient:
@@ -188,6 +249,14 @@ class OctavoClient:
             if pause_s is None:
                 raise typed
             time.sleep(pause_s)
+
+    def embed(
+        self, prompt: str | Sequence[int], *, timeout_s: float | None = None, **request: Any
+    ) -> EmbeddingRequestOutput:
+        """The embedding of one prompt; `request` as for `embed_request`."""
+        message = embed_request(prompt, **request)
+        answer = self._call("Embed", message, pb.EmbedResponse, timeout_s)
+        return read_embed_response(answer, _text(prompt))
 
     def abort(self, request_id: str) -> bool:
         """Cancels your requests that go by this id; whether any was in flight."""
@@ -307,6 +376,14 @@ class AsyncOctavoClient:
             if pause_s is None:
                 raise typed
             await asyncio.sleep(pause_s)
+
+    async def embed(
+        self, prompt: str | Sequence[int], *, timeout_s: float | None = None, **request: Any
+    ) -> EmbeddingRequestOutput:
+        """The embedding of one prompt."""
+        message = embed_request(prompt, **request)
+        answer = await self._call("Embed", message, pb.EmbedResponse, timeout_s)
+        return read_embed_response(answer, _text(prompt))
 
     async def abort(self, request_id: str) -> bool:
         """Cancels your requests that go by this id; whether any was in flight."""

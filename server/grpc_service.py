@@ -25,9 +25,11 @@ from octavo.engine.errors import (
     OctavoError,
     UnknownModelError,
 )
+from octavo.engine.input.input_processor import POOLED
 from octavo.engine.input.targets import Targets
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.server.embedding_message import embed_response, pooling_params_from_message
 from octavo.server.front import Front
 from octavo.server.grpc_refusal import has_left, refuse
 from octavo.server.message_parts import num_parts
@@ -50,6 +52,7 @@ _TARGET_FIELDS = tuple(f"{kind}_target_ms" for kind in KINDS)
 _log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Asked: TypeAlias = pb.GenerateRequest | pb.EmbedRequest
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -67,6 +70,7 @@ class OctavoService:
         """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
         unary: dict[str, tuple[type[Message], Handler]] = {
             "Generate": (pb.GenerateRequest, self.generate),
+            "Embed": (pb.EmbedRequest, self.embed),
             "Abort": (pb.AbortRequest, self.abort),
             "Tokenize": (pb.TokenizeRequest, self.tokenize),
             "Detokenize": (pb.DetokenizeRequest, self.detokenize),
@@ -105,6 +109,23 @@ class OctavoService:
         coroutine, also while it waits for a slow client, and ends its request at once.
         """
         await self._generate(request, context, None, context.write)
+
+    async def embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
+        """The vector of one prompt's hidden states."""
+        engine = self._front.ready_engine()
+        _check_model(request, engine)
+        pooler = engine.pooler_or_refuse()
+        prompt = _prompt(request, engine.max_model_len)
+        name = request.prompt_name if request.HasField("prompt_name") else None
+        stream = self._front.generate(
+            pooler.prompted(prompt, name),
+            POOLED,
+            _request_id(request),
+            pooling=pooling_params_from_message(request),
+            **_options(request, context),
+        )
+        async with contextlib.aclosing(stream) as outputs:
+            return embed_response(await anext(outputs), engine.model_name)
 
     async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:
         """Cancels the caller's requests that go by this id."""
@@ -198,14 +219,10 @@ class OctavoService:
         if kind is not None:
             params = params.replace(output_kind=kind)
         stream = self._front.generate(
-            _prompt(request, engine.max_model_len),
+            _prompt(request, engine.max_model_len - 1),
             params,
             _request_id(request),
-            priority=_priority(request),
-            timeout_s=_timeout_s(request, context.time_remaining()),
-            targets=_targets(request, context.invocation_metadata() or ()),
-            tenant=_check_name("tenant", request.tenant),
-            cache_salt=_check_name("cache_salt", request.cache_salt),
+            **_options(request, context),
         )
         encoder = _encoder(engine, params)
         async with contextlib.aclosing(stream) as outputs:
@@ -217,7 +234,18 @@ def _encoder(engine: AsyncEngine, params: SamplingParams) -> OutputEncoder:
     return OutputEncoder(engine.model_name, is_delta=params.output_kind is RequestOutputKind.DELTA)
 
 
-def _prompt(request: pb.GenerateRequest, max_model_len: int) -> str | list[int]:
+def _options(request: Asked, context: Context) -> dict[str, Any]:
+    """Keyword arguments of `Front.generate` that a request of either kind may bring."""
+    return {
+        "priority": _priority(request),
+        "timeout_s": _timeout_s(request, context.time_remaining()),
+        "targets": _targets(request, context.invocation_metadata() or ()),
+        "tenant": _check_name("tenant", request.tenant),
+        "cache_salt": _check_name("cache_salt", request.cache_salt),
+    }
+
+
+def _prompt(request: Asked, most: int) -> str | list[int]:
     has_text, has_tokens = request.HasField("prompt"), request.HasField("prompt_token_ids")
     if has_text == has_tokens:
         given = "both" if has_text else "neither"
@@ -227,19 +255,19 @@ def _prompt(request: pb.GenerateRequest, max_model_len: int) -> str | list[int]:
     if has_text:
         return request.prompt
     ids = request.prompt_token_ids.ids
-    if len(ids) >= max_model_len:
-        allowed = f"fewer than max_model_len ({max_model_len})"
+    if len(ids) > most:
+        allowed = f"at most {most}, as max_model_len says"
         raise InvalidRequestError("prompt_token_ids", f"{len(ids)} tokens", allowed)
     return list(ids)
 
 
-def _request_id(request: pb.GenerateRequest) -> str | None:
+def _request_id(request: Asked) -> str | None:
     if not request.HasField("request_id"):
         return None
     return _check_name("request_id", request.request_id, low=1)
 
 
-def _priority(request: pb.GenerateRequest | pb.GetLoadRequest) -> Priority:
+def _priority(request: Asked | pb.GetLoadRequest) -> Priority:
     if request.priority == pb.PRIORITY_UNSPECIFIED:
         return Priority.NORMAL
     if request.priority not in pb.Priority.values():
@@ -249,7 +277,7 @@ def _priority(request: pb.GenerateRequest | pb.GetLoadRequest) -> Priority:
     return Priority(request.priority - 1)
 
 
-def _timeout_s(request: pb.GenerateRequest, remaining_s: float | None) -> float | None:
+def _timeout_s(request: Asked, remaining_s: float | None) -> float | None:
     """Seconds until the earlier of the request's and the call's deadlines."""
     bounds = [] if remaining_s is None else [remaining_s]
     if request.HasField("timeout_s"):
@@ -259,9 +287,10 @@ def _timeout_s(request: pb.GenerateRequest, remaining_s: float | None) -> float 
     return min(bounds, default=None)
 
 
-def _targets(request: pb.GenerateRequest, metadata: Iterable[tuple[str, str | bytes]]) -> Targets:
+def _targets(request: Asked, metadata: Iterable[tuple[str, str | bytes]]) -> Targets:
     """From the request's fields, and from metadata where a field is not given."""
-    names = [name for name in _TARGET_FIELDS if request.HasField(name)]
+    known = request.DESCRIPTOR.fields_by_name
+    names = [name for name in _TARGET_FIELDS if name in known and request.HasField(name)]
     return read_targets(dict(metadata), {name: getattr(request, name) for name in names})
 
 

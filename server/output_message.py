@@ -59,7 +59,9 @@ class OutputEncoder:
             message.usage.prompt_tokens = len(output.prompt_token_ids)
             message.usage.cached_tokens = output.num_cached_tokens
             message.usage.completion_tokens = num_tokens
-            message.timings.CopyFrom(_timings(output.metrics, num_tokens, len(self._num_tokens)))
+            message.timings.CopyFrom(
+                timings_message(output.metrics, num_tokens, len(self._num_tokens))
+            )
         return message
 
 
@@ -88,7 +90,7 @@ class OutputDecoder:
             prompt_logprobs=self._prompt_logprobs,
             outputs=[_read_completion(completion) for completion in message.outputs],
             finished=message.finished,
-            metrics=_read_timings(message.timings),
+            metrics=read_timings(message.timings),
             num_cached_tokens=message.usage.cached_tokens,
         )
 
@@ -157,7 +159,8 @@ def _read_all(messages: Iterable[pb.TokenLogprobs]) -> list[TokenLogprobs]:
     return [_read_logprobs(message) or {} for message in messages]
 
 
-def _timings(metrics: RequestMetrics, num_tokens: int, num_completions: int) -> pb.Timings:
+def timings_message(metrics: RequestMetrics, num_tokens: int, num_completions: int) -> pb.Timings:
+    """When things happened, in seconds since the request was accepted."""
     message = pb.Timings(num_preemptions=metrics.num_preemptions)
     for name in _MOMENTS:
         moment = getattr(metrics, name)
@@ -169,7 +172,8 @@ def _timings(metrics: RequestMetrics, num_tokens: int, num_completions: int) -> 
     return message
 
 
-def _read_timings(message: pb.Timings) -> RequestMetrics:
+def read_timings(message: pb.Timings) -> RequestMetrics:
+    """The same, read: the request arrived at 0."""
     metrics = RequestMetrics(arrival_s=0.0, num_preemptions=message.num_preemptions)
     for name in _MOMENTS:
         if message.HasField(name):

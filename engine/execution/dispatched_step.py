@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.execution.packing import pooled_tokens
 from octavo.engine.execution.sampling.next_tokens import Scores
 from octavo.engine.execution.step import PooledStepOutput, StepOutput
 from octavo.engine.execution.step_spec import StepShape
@@ -147,7 +146,7 @@ class DispatchedStep:
 
 def is_pooled(row: PrefillRow) -> bool:
     """Whether a chunk has tokens that its request pools."""
-    return row.request.pooling is not None and bool(range(row.num_tokens)[pooled_tokens(row)])
+    return bool(range(row.num_tokens)[row.pooled_tokens])
 
 
 def _row(request: Request, ids: tuple[int, ...], scores: Scores | None, column: int) -> RowTokens:

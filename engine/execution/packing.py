@@ -84,7 +84,7 @@ def _pack_prefill(plan: StepPlan, fields: dict[str, np.ndarray]) -> None:
         if row.request.pooling is None:
             fields["row_max_new_tokens"][index] = row.samples
         elif pool_row is not None:
-            pool_row[span][pooled_tokens(row)] = index - num_decodes
+            pool_row[span][row.pooled_tokens] = index - num_decodes
         if row.request.sampling_params.prompt_logprobs is not None:
             scored = row.request.prompt_token_ids[row.start + 1 : stop + 1]
             score_ids[span.start : span.start + len(scored)] = scored
@@ -92,18 +92,6 @@ def _pack_prefill(plan: StepPlan, fields: dict[str, np.ndarray]) -> None:
             _pack_new_row(row, num_new, fields)
             num_new += 1
     cu_q_lens[plan.num_rows + 1 :] = token
-
-
-def pooled_tokens(row: PrefillRow) -> slice:
-    """Which tokens of a chunk its request pools."""
-    assert row.request.pooling is not None
-    match row.request.pooling.pooling:
-        case "mean":
-            return slice(None)
-        case "cls":
-            return slice(0, int(row.start == 0))
-        case _:
-            return slice(row.num_tokens - int(row.samples), None)
 
 
 def known_tokens(request: Request, start: int, stop: int) -> Sequence[int]:

@@ -173,7 +173,11 @@ class InputProcessor:
         deadline_s = _deadline(timeout_s, now_s)
         prompt = text_or_ids(prompt)
         if pooling is not None:
-            pooling = self.pooler_or_refuse().resolve(pooling)
+            pooler = self.pooler_or_refuse()
+            pooling, longest = pooler.resolve(pooling), pooler.config.max_seq_length
+            is_text = isinstance(prompt, str) and not pooling.classify
+            if is_text and longest is not None and longest <= self._max_model_len:
+                tokenization = tokenization.cut_as_trained(longest, self._tokenizer)
         elif not self.generates:
             allowed = "generate or both, to generate text: start the engine with that task"
             raise InvalidRequestError("task", "embed", allowed)

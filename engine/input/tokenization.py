@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,8 @@ class Tokenization:
         truncate_prompt_tokens: most tokens of the prompt that are kept; -1 is as many as the
             context has beside those to be generated; None refuses a prompt that does not fit.
         truncation_side: where a longer prompt is cut: "left" keeps its end, "right" its beginning.
+        num_last: with "right", tokens at the prompt's end that are kept all the same; see
+            `num_tokens_behind`.
 
     Raises:
         InvalidRequestError: a value is out of its range; names the field.
@@ -28,6 +31,7 @@ class Tokenization:
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     truncation_side: Side = "left"
+    num_last: int = 0
 
     def __post_init__(self) -> None:
         most = self.truncate_prompt_tokens
@@ -69,6 +73,21 @@ class Tokenization:
         kept = text[-num_chars:] if self.truncation_side == "left" else text[:num_chars]
         return kept if sizes.least_tokens(kept) >= most else text
 
+    def cut_as_trained(self, most: int, tokenizer: Tokenizer) -> Tokenization:
+        """The same, but that a text is cut as an embedding model's limit wants it, unless it is
+        cut already: its beginning is kept, and what the model puts behind each text.
+
+        Args:
+            most: tokens that are kept.
+            tokenizer: of the model.
+        """
+        if self.truncate_prompt_tokens is not None:
+            return self
+        num_last = num_tokens_behind(tokenizer) if self.add_special_tokens else 0
+        return dataclasses.replace(
+            self, truncate_prompt_tokens=most, truncation_side="right", num_last=num_last
+        )
+
     def cut(self, token_ids: list[int], most: int | None) -> list[int]:
         """The tokens that are kept.
 
@@ -77,7 +96,19 @@ class Tokenization:
         """
         if most is None or len(token_ids) <= most:
             return token_ids
-        return token_ids[-most:] if self.truncation_side == "left" else token_ids[:most]
+        if self.truncation_side == "left":
+            return token_ids[-most:]
+        num_last = min(self.num_last, most)
+        return token_ids[: most - num_last] + token_ids[len(token_ids) - num_last :]
 
 
 AS_THE_MODEL_WANTS = Tokenization()
+
+
+def num_tokens_behind(tokenizer: Tokenizer) -> int:
+    """Special tokens that a model puts behind each text, such as EOS: embeddings may be read off
+    the last one."""
+    plain = tokenizer.encode("a", add_special_tokens=False)
+    whole = tokenizer.encode("a")
+    spare = len(whole) - len(plain)
+    return next((n for n in range(spare) if whole[spare - n : len(whole) - n] == plain), spare)

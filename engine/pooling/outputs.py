@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.errors import StepFailedError
 from octavo.engine.output.outputs import RequestMetrics, RequestOutput
-from octavo.engine.pooling.scoring import Scoring
+
+if TYPE_CHECKING:
+    from octavo.engine.pooling.scoring import Scoring
 
 
 def vector_of(output: RequestOutput) -> NDArray[np.float32]:

@@ -110,6 +110,19 @@ class PrefillRow(NamedTuple):
     is_new: bool
     page_ids: tuple[int, ...] = ()
 
+    @property
+    def pooled_tokens(self) -> slice:
+        """Which tokens of the chunk a pooled request pools; of others, none."""
+        if self.request.pooling is None:
+            return slice(0, 0)
+        match self.request.pooling.pooling:
+            case "mean":
+                return slice(None)
+            case "cls":
+                return slice(0, int(self.start == 0))
+            case _:
+                return slice(self.num_tokens - int(self.samples), None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageCopy:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from octavo.engine.executor import TransferDone
 from octavo.engine.scheduler.step_plan import (
     NO_TOKEN,
+    PrefillRow,
     RowTokens,
     StepLimits,
     StepPlan,
@@ -210,7 +211,9 @@ class SimulatedExecutor:
         plan, host = handle.plan, self._host
         prompts: list[RowTokens] = []
         for chunk in plan.prefill_rows:
-            if chunk.samples:
+            if chunk.request.pooling is not None:
+                prompts.append(RowTokens((), pooled=_pooled(chunk)))
+            elif chunk.samples:
                 index = chunk.start + chunk.num_tokens - len(chunk.request.prompt_token_ids)
                 tokens = self._outputs.get(chunk.request.request_id, _NO_TOKENS)
                 prompts.append(RowTokens(tuple(tokens[index : index + 1].tolist())))
@@ -286,6 +289,28 @@ class SimulatedExecutor:
 
     def _seconds(self, pages: tuple[int, ...]) -> float:
         return self._link.seconds(len(pages))
+
+
+def hidden_states(token_ids: Sequence[int], start: int) -> NDArray[np.float32]:
+    """The hidden states that the device makes up: small integers, so that their sums are exact.
+
+    Args:
+        token_ids: of the tokens.
+        start: position of the first.
+
+    Returns:
+        float32[tokens, 3]: 1, the position, and a number of the token's.
+    """
+    states = [(1, start + index, token % 1009) for index, token in enumerate(token_ids)]
+    return np.array(states, np.float32).reshape(-1, 3)
+
+
+def _pooled(chunk: PrefillRow) -> NDArray[np.float32] | None:
+    """What a pooled request takes of its chunk."""
+    known = chunk.request.prompt_token_ids[chunk.start : chunk.start + chunk.num_tokens]
+    states = hidden_states(known, chunk.start)[chunk.pooled_tokens]
+    total: NDArray[np.float32] = states.sum(axis=0)
+    return total if len(states) else None
 
 
 def _emitted(token_ids: list[int], count: int) -> RowTokens:

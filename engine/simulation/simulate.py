@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TextIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import OctavoError, OverloadedError, UnattainableTargetError
@@ -130,6 +131,7 @@ class SimulationOptions:
         max_turns: stop with an error after so many turns of the loop; None: never.
         executor_type: the simulated device.
         on_end: told of each request that was taken, when it ends.
+        on_pooled: told of a pooled request's sum of hidden states, before its end.
         log: a file to record events in, as the live engine does.
         observer: told of the same events, beside the log or without one.
         scheduler_args: what the scheduler was made with, for the log's first line.
@@ -152,6 +154,7 @@ class SimulationOptions:
     check_every: int = 0
     executor_type: type[SimulatedExecutor] = SimulatedExecutor
     on_end: Callable[[Request], None] | None = None
+    on_pooled: Callable[[Request, NDArray[np.float64]], None] | None = None
     log: TextIO | None = None
     observer: Observer | None = None
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
@@ -292,6 +295,8 @@ class _Simulation:
         self.arrivals[arrival.request_id] = arrival
         room = max(1, self.longest - arrival.num_input)
         max_tokens = min(self.options.max_tokens or arrival.num_output, room)
+        if arrival.pooling is not None:
+            max_tokens = 1
         request = make_request(
             arrival,
             max_tokens=max_tokens,
@@ -329,7 +334,7 @@ class _Simulation:
         """Notes what clients see. Nearly everything is rows that go on: those are kept short."""
         for rows in news.rows:
             self.take_rows(rows)
-        for request, token_ids, _, _, finished, _ in news.items:
+        for request, token_ids, _, _, finished, pooled in news.items:
             record = self.records[request.request_id]
             if token_ids:
                 now_s = request.metrics.last_token_s
@@ -342,6 +347,12 @@ class _Simulation:
                     self.gaps_s.append(gap_s)
                     self.max_stall_s[number] = max(gap_s, self.max_stall_s[number])
                 self.last_token_s[number] = now_s
+            elif pooled is not None:
+                record.first_token_s = request.metrics.first_token_s
+                assert record.first_token_s is not None
+                self.last_token_s[self.numbers[request.request_id]] = record.first_token_s
+                if self.options.on_pooled is not None:
+                    self.options.on_pooled(request, pooled)
             if finished:
                 record.num_output = len(request.output_token_ids)
                 record.num_preemptions = request.metrics.num_preemptions

@@ -2,11 +2,11 @@
 
 Each scenario is drawn from one number: limits, windows, policy, arrivals, priorities, targets,
 tenants, shared prefixes, bursts that begin alike, clients that leave, slow and failed steps, failed
-and stuck page copies. A device that knows what every page holds checks each plan
-(`CheckedExecutor`); the scheduler's own integrity is proved every few turns, that estimates of work
-are exact and no page is computed twice included (but where windows let go of pages); every answer
-must be what the request would say with no fault at all. A failure prints the number that plays it
-again.
+and stuck page copies; in some, most requests are embeddings. A device that knows what every page
+holds checks each plan (`CheckedExecutor`); the scheduler's own integrity is proved every few turns,
+that estimates of work are exact and no page is computed twice included (but where windows let go of
+pages); every answer must be what the request would say with no fault at all, and every vector the
+sum over the whole text. A failure prints the number that plays it again.
 
     python -m octavo.engine.simulation.soak --steps 1000000
     python -m octavo.engine.simulation.soak --scenario 4711
@@ -22,18 +22,28 @@ import traceback
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority, Request
 from octavo.engine.scheduler.policies import get_policy, policy_names
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.simulation.checked_executor import BrokenPlanError, CheckedExecutor
-from octavo.engine.simulation.executor import HostOverhead, SwapLink, output_tokens
+from octavo.engine.simulation.executor import (
+    HostOverhead,
+    SwapLink,
+    hidden_states,
+    output_tokens,
+)
 from octavo.engine.simulation.faults import Faults
 from octavo.engine.simulation.guarantees import longest_wait, tenant_gap
 from octavo.engine.simulation.simulate import SimulationReport, simulate
 from octavo.engine.simulation.step_time import LinearCost, TwoRegimeStepTime
 from octavo.engine.simulation.workloads.prompts import block_segments
 from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
+from octavo.models.pooling_config import POOLINGS
 
 PAGE_SIZE = 4
 LONGEST_PROMPT = 24
@@ -152,7 +162,14 @@ def draw_scenario(number: int) -> Scenario:
     )
     if number % 6 == 3:
         scenario = with_windows(scenario, WINDOWS[number // 6 % len(WINDOWS)])
+    if is_pooled(number):
+        scenario = _pooled(scenario)
     return _flooded(scenario) if number % 10 == 7 else scenario
+
+
+def is_pooled(number: int) -> bool:
+    """Whether most requests of a scenario are embeddings."""
+    return number % 7 in (4, 5)
 
 
 def with_windows(scenario: Scenario, windows: tuple[int | None, ...]) -> Scenario:
@@ -210,6 +227,30 @@ def _in_bursts(arrivals: list[Arrival], rng: random.Random) -> list[Arrival]:
     return together
 
 
+def _pooled(scenario: Scenario) -> Scenario:
+    """The same requests, but most are embeddings, of every pooling; more steps fail, as what a sum
+    has lacks what they computed."""
+    rng = random.Random(f"pooled {scenario.number}")
+    asked = [PoolingParams(pooling=name, normalize=False) for name in POOLINGS]
+    arrivals = [
+        replace(arrival, pooling=rng.choice(asked)) if rng.random() < 0.6 else arrival
+        for arrival in scenario.arrivals
+    ]
+    faults = scenario.options["faults"]
+    if faults.failed_step_share:
+        faults = replace(faults, failed_step_share=0.1)
+    return replace(scenario, arrivals=arrivals, options={**scenario.options, "faults": faults})
+
+
+def whole_sum(request: Request) -> NDArray[np.float32]:
+    """What a pooled request sums, of the whole text at once."""
+    assert request.pooling is not None
+    states = hidden_states(request.prompt_token_ids, 0)
+    parts = {"last": states[-1:], "cls": states[:1], "mean": states}
+    total: NDArray[np.float32] = parts[request.pooling.pooling or ""].sum(axis=0)
+    return total
+
+
 def play(scenario: Scenario) -> SimulationReport:
     """Plays a scenario to its end.
 
@@ -219,7 +260,21 @@ def play(scenario: Scenario) -> SimulationReport:
     numbers = {arrival.request_id: n for n, arrival in enumerate(scenario.arrivals)}
     lengths = {arrival.request_id: arrival.num_output for arrival in scenario.arrivals}
 
+    summed: set[str] = set()
+
+    def check_pooled(request: Request, pooled: NDArray[np.float64]) -> None:
+        assert np.array_equal(pooled, whole_sum(request)), f"{request.request_id}: {pooled}"
+        assert request.pooling is not None
+        is_cached = request.num_cached_tokens > 0
+        assert not (request.pooling.needs_every_token and is_cached), request.request_id
+        summed.add(request.request_id)
+
     def check_end(request: Request) -> None:
+        if request.pooling is not None:
+            assert not request.output_token_ids, request.request_id
+            is_whole = request.status.value == "stop"
+            assert is_whole == (request.request_id in summed), request.request_id
+            return
         said = output_tokens(numbers[request.request_id], lengths[request.request_id])
         got = tuple(request.output_token_ids)
         assert got == said[: len(got)], f"{request.request_id} said something else"
@@ -233,6 +288,7 @@ def play(scenario: Scenario) -> SimulationReport:
         max_tokens=scenario.max_tokens,
         executor_type=CheckedExecutor,
         on_end=check_end,
+        on_pooled=check_pooled,
         max_turns=30_000,
         idle_tick_s=0.01,
         **scenario.options,

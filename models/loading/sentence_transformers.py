@@ -46,12 +46,12 @@ def read_pooling(directory: Path) -> PoolingConfig:
             default_prompt=default,
         )
     modules = read_json_list(path, MAX_MODULES)
-    pooling, normalize = None, False
+    pooling, normalize, longest = None, False, None
     for index, module in enumerate(modules):
         kind = module.get("type")
         name = kind.rpartition(".")[2] if isinstance(kind, str) else ""
         if name == "Transformer" and index == 0:
-            _check_text(directory)
+            longest = _read_longest(directory)
         elif name == "Pooling" and index == 1:
             pooling = _read_mode(_inside(directory, module), excludes_prompts=any(prompts.values()))
         elif name == "Normalize" and pooling is not None:
@@ -70,6 +70,7 @@ def read_pooling(directory: Path) -> PoolingConfig:
         generates=generates,
         prompts=prompts,
         default_prompt=default,
+        max_seq_length=longest,
     )
 
 
@@ -107,10 +108,21 @@ def _read_mode(folder: Path, *, excludes_prompts: bool) -> Pooling:
     return mode
 
 
-def _check_text(directory: Path) -> None:
+def _read_longest(directory: Path) -> int | None:
+    """Most tokens of a text, if the file limits them."""
     path = directory / TEXT_FILE
-    if path.is_file() and read_json(path).get("do_lower_case"):
+    if not path.is_file():
+        return None
+    values = read_json(path)
+    if values.get("do_lower_case"):
         raise UnsupportedModelError(f"{path}: do_lower_case = true is not supported: false")
+    longest = values.get("max_seq_length")
+    if longest is not None and (type(longest) is not int or longest < 1):
+        raise ModelLoadError(
+            f"{path}: max_seq_length = {shorten(longest)} is not allowed: an integer of at least "
+            "1, or null"
+        )
+    return longest
 
 
 def _read_prompts(directory: Path) -> tuple[dict[str, str], str | None]:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.input.input_processor import Prompt
+from octavo.engine.input.input_processor import POOLED, Prompt
 from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.text.assistant.turn_plan import model_formats
 from octavo.server.http.answers import CompletionAnswer
 from octavo.server.http.chat_turns import chat_answer, tool_use
-from octavo.server.http.protocol import ChatRequest, CompletionRequest, refusal
+from octavo.server.http.embeddings import embeddings_answer, read_texts
+from octavo.server.http.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    refusal,
+)
 from octavo.server.http.sampling import (
     Ask,
     chat_ask,
@@ -21,6 +29,7 @@ from octavo.server.http.sampling import (
     check_model,
     check_template,
     completion_ask,
+    options_of,
     prompts_of,
 )
 
@@ -33,20 +42,16 @@ class Body:
     """A body as the engine takes it.
 
     Attributes:
-        ask: parameters and options.
+        params: how tokens are chosen.
+        options: more for `InputProcessor.process`.
         prompts: what to answer.
-        answer: makes OpenAI's object of the outputs.
+        whole: makes OpenAI's object of one output a prompt.
     """
 
-    ask: Ask
+    params: SamplingParams
+    options: dict[str, Any]
     prompts: list[Prompt]
-    answer: CompletionAnswer
-
-    def whole(self, outputs: list[RequestOutput]) -> dict[str, Any]:
-        """OpenAI's object of one output a prompt."""
-        for output in outputs:
-            self.answer.check(output)
-        return self.answer.whole(list(enumerate(outputs)))
+    whole: Callable[[list[RequestOutput]], dict[str, Any]]
 
 
 def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> Body:
@@ -73,7 +78,9 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
             text = tokenizer.apply_chat_template(chat.messages, **chat_names(chat, use))
             prompts = [tokenizer.encode(text, add_special_tokens=bool(chat.add_special_tokens))]
             ask, answer = chat_answer(chat, ask, name, engine, plan, text)
-            return Body(ask=ask, prompts=prompts, answer=answer)
+            return _generated(ask, prompts, answer)
+        if url == "/v1/embeddings":
+            return _embedded(EmbeddingRequest.model_validate(body), engine)
         completion = CompletionRequest.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
@@ -82,4 +89,25 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
     prompts = prompts_of(completion.prompt)
     ask = completion_ask(completion, {})
     answer = CompletionAnswer(name, engine.model_name, ask.params.n, engine.tokenizer, ask.tells)
-    return Body(ask=ask, prompts=prompts, answer=answer)
+    return _generated(ask, prompts, answer)
+
+
+def _generated(ask: Ask, prompts: list[Prompt], answer: CompletionAnswer) -> Body:
+    def whole(outputs: list[RequestOutput]) -> dict[str, Any]:
+        for output in outputs:
+            answer.check(output)
+        return answer.whole(list(enumerate(outputs)))
+
+    return Body(params=ask.params, options=ask.options, prompts=prompts, whole=whole)
+
+
+def _embedded(body: EmbeddingRequest, engine: AnyEngine) -> Body:
+    check_model(body.model, engine)
+    prompts, params = read_texts(body, engine.inputs.pooler_or_refuse())
+    is_base64, model = body.encoding_format == "base64", engine.model_name
+    return Body(
+        params=POOLED,
+        options={**options_of(body, {}), "pooling": params},
+        prompts=prompts,
+        whole=lambda outputs: embeddings_answer(outputs, model, is_base64=is_base64),
+    )

@@ -50,7 +50,7 @@ class BatchSummary:
         num_found: lines that an earlier run had answered.
         num_bad: lines that could never be served.
         num_failed: lines whose request failed.
-        num_tokens: tokens generated in this run.
+        num_tokens: tokens generated in this run, and those of texts that were embedded.
     """
 
     num_done: int = 0
@@ -117,7 +117,10 @@ class BatchRun:
         self._bad: BadLineError | None = None
         self.summary = BatchSummary()
         self._bar = tqdm(
-            total=count_lines(source), desc="Generating", unit="line", disable=not progress
+            total=count_lines(source),
+            desc="Generating" if engine.inputs.generates else "Embedding",
+            unit="line",
+            disable=not progress,
         )
 
     def run(self) -> BatchSummary:
@@ -143,7 +146,8 @@ class BatchRun:
                     self._take(output)
                 elapsed_s = max(1e-9, self._engine.clock.now_s() - begun_s)
                 rate = self.summary.num_tokens / elapsed_s
-                self._bar.set_postfix_str(f"{rate:.1f} output tok/s", refresh=False)
+                unit = "output tok/s" if self._engine.inputs.generates else "tok/s"
+                self._bar.set_postfix_str(f"{rate:.1f} {unit}", refresh=False)
         finally:
             self._bar.close()
             self._abandon()
@@ -270,7 +274,11 @@ class BatchRun:
             return
         number, place = self._places.pop(output.engine_id)
         running = self._running[number]
-        self.summary.num_tokens += sum(len(c.token_ids) for c in output.outputs)
+        self.summary.num_tokens += (
+            sum(len(completion.token_ids) for completion in output.outputs)
+            if output.pooled is None
+            else len(output.prompt_token_ids)
+        )
         running.outputs[place] = output
         if len(running.outputs) < len(running.task.prompts):
             return

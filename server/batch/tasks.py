@@ -3,6 +3,10 @@
 {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {…}}
 {"custom_id": "b", "prompt": "Once", "max_tokens": 8}     or prompt_token_ids, or messages
 "just a prompt"
+
+An engine that only embeds takes plain lines for texts to embed:
+
+{"custom_id": "c", "prompt": "Once", "pooling": "mean", "dimensions": 64}
 """
 
 from __future__ import annotations
@@ -15,8 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from octavo.engine.errors import InvalidRequestError, OctavoError
-from octavo.engine.input.input_processor import Prompt
+from octavo.engine.input.input_processor import POOLED, Prompt
 from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.pooling.outputs import vector_of
+from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server.batch.results import result_id
@@ -28,7 +34,8 @@ MAX_LINE_BYTES = 16 << 20
 _PARAMS = frozenset(f.name for f in dataclasses.fields(SamplingParams)) - {"output_kind"}
 _SOURCES = ("prompt", "prompt_token_ids", "messages")
 _OWN = ("custom_id", "priority", "tenant", "cache_salt")
-_URLS = ("/v1/completions", "/v1/chat/completions")
+_EMBEDDED = frozenset(("pooling", "normalize", "dimensions", "prompt_name"))
+_URLS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 
 Outputs = list[RequestOutput]
 
@@ -154,32 +161,48 @@ def _plain_task(number: int, value: Any, defaults: SamplingParams, engine: AnyEn
         value = {"prompt": value}
     if not isinstance(value, dict):
         raise InvalidRequestError("line", value, "a string or an object")
-    given = [name for name in _SOURCES if name in value]
+    embeds = not engine.inputs.generates
+    sources = _SOURCES[:2] if embeds else _SOURCES
+    given = [name for name in sources if name in value]
     if len(given) != 1:
-        raise InvalidRequestError("prompt", given, f"exactly one of {', '.join(_SOURCES)}")
+        raise InvalidRequestError("prompt", given, f"exactly one of {', '.join(sources)}")
     for name in value:
-        if name not in _PARAMS and name not in (*_SOURCES, *_OWN):
-            raise InvalidRequestError(name, value[name], f"{', '.join(_SOURCES + _OWN)} or a "
-                                      "sampling parameter")  # fmt: skip
+        if name not in (_EMBEDDED if embeds else _PARAMS) and name not in (*sources, *_OWN):
+            allowed = f"{', '.join(sorted(_EMBEDDED))}" if embeds else "a sampling parameter"
+            raise InvalidRequestError(
+                name, value[name], f"{', '.join(sources + _OWN)} or {allowed}"
+            )
     custom_id = value.get("custom_id")
     if custom_id is not None and not isinstance(custom_id, str):
         raise InvalidRequestError("custom_id", custom_id, "a string")
     for name in ("tenant", "cache_salt"):
         if not isinstance(value.get(name, ""), str):
             raise InvalidRequestError(name, value[name], "a string")
-    params = {name: value[name] for name in value if name in _PARAMS}
-    changed = defaults.replace(**params, output_kind=RequestOutputKind.FINAL_ONLY)
+    prompt = _plain_prompt(given[0], value[given[0]], engine)
+    pooling, changed = None, POOLED
+    if embeds:
+        pooler = engine.inputs.pooler_or_refuse()
+        pooling = PoolingParams(
+            **{name: value[name] for name in value if name in _EMBEDDED - {"prompt_name"}}
+        )
+        pooler.resolve(pooling)
+        prompt = pooler.prompted(prompt, value.get("prompt_name"))
+    else:
+        params = {name: value[name] for name in value if name in _PARAMS}
+        changed = defaults.replace(**params, output_kind=RequestOutputKind.FINAL_ONLY)
 
     def result(outputs: Outputs) -> dict[str, Any]:
         named = {} if custom_id is None else {"custom_id": custom_id}
-        return {"line": number, **named, **_plain_result(outputs[0])}
+        made = _embedding(outputs[0]) if embeds else _plain_result(outputs[0])
+        return {"line": number, **named, **made}
 
     return Task(
         number=number,
         custom_id=custom_id,
-        prompts=[_plain_prompt(given[0], value[given[0]], engine)],
+        prompts=[prompt],
         params=changed,
         options={
+            "pooling": pooling,
             "priority": Priority.parse(value.get("priority")),
             "tenant": value.get("tenant", ""),
             "cache_salt": value.get("cache_salt", ""),
@@ -197,6 +220,11 @@ def _plain_prompt(name: str, value: Any, engine: AnyEngine) -> Prompt:
         prompt: Prompt = value
         return prompt
     raise InvalidRequestError(name, value, "a string, or a list of token ids")
+
+
+def _embedding(output: RequestOutput) -> dict[str, Any]:
+    usage = {"prompt_tokens": len(output.prompt_token_ids)}
+    return {"embedding": vector_of(output).tolist(), "usage": usage}
 
 
 def _plain_result(output: RequestOutput) -> dict[str, Any]:
@@ -254,8 +282,8 @@ def _openai_task(number: int, value: dict[str, Any], engine: AnyEngine) -> Task:
         number=number,
         custom_id=custom_id,
         prompts=read.prompts,
-        params=read.ask.params,
-        options=read.ask.options,
+        params=read.params,
+        options=read.options,
         result=result,
         failure=lambda error: failure_record(number, value, error),
     )

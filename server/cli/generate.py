@@ -1,4 +1,5 @@
-"""`octavo generate`: text from prompts; one prompt streams to the terminal."""
+"""`octavo generate`: text from prompts; one prompt streams to the terminal. With `--task embed`,
+embeddings of a file's texts."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def add_parser(subparsers: Any) -> None:
     """Adds the command's parser."""
     parser = subparsers.add_parser(
         "generate",
-        description="Generate text. One prompt streams; several run as one batch.",
+        description="Generate text. One prompt streams; several run as one batch. With --task "
+        "embed, --input and --output, embeddings.",
     )
     add_prompt_args(parser)
     parser.add_argument(
@@ -65,8 +67,11 @@ def run(args: argparse.Namespace) -> int:
     for name in ("output", "overwrite"):
         if getattr(args, name):
             raise InvalidConfigError(name, getattr(args, name), "given together with --input")
+    given = checked_engine_args(args)
+    if given.get("task") == "embed":
+        raise InvalidConfigError("task", "embed", "embed together with --input and --output")
     prompts = read_prompts(args, sampling_params(args))
-    arguments = sized_for(sum(params.n for _, params in prompts), checked_engine_args(args))
+    arguments = sized_for(sum(params.n for _, params in prompts), given)
     if len(prompts) == 1 and prompts[0][1].n == 1 and not args.json:
         engine, load_s = _load_streaming(arguments, args.quiet)
         asyncio.run(_stream(engine, *prompts[0], load_s=load_s, quiet=args.quiet))

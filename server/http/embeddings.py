@@ -10,9 +10,11 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from octavo.engine.input.input_processor import Prompt
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.pooling.outputs import vector_of
 from octavo.engine.pooling.params import PoolingParams
+from octavo.engine.pooling.pooler import Pooler
 from octavo.server.front import Front
 from octavo.server.http.bodies import JsonRoute
 from octavo.server.http.errors import encode_long
@@ -44,14 +46,7 @@ def embedding_routes(front: Front) -> APIRouter:
         engine = front.ready_engine()
         check_model(body.model, engine)
         pooler = engine.pooler_or_refuse()
-        given = prompts_of(body.input, "input", MAX_TEXTS)
-        params = PoolingParams(
-            pooling=body.pooling,  # type: ignore[arg-type]  # checked there
-            normalize=body.normalize,
-            dimensions=body.dimensions,
-        )
-        pooler.resolve(params)
-        texts = [pooler.prompted(each, body.prompt_name) for each in given]
+        texts, params = read_texts(body, pooler)
         request_id = request_id_of(request.headers, "embd")
         options, names = options_of(body, request.headers), ["input"] * len(texts)
         outputs = await unless_gone(
@@ -62,7 +57,7 @@ def embedding_routes(front: Front) -> APIRouter:
         is_base64, model = body.encoding_format == "base64", engine.model_name
         # Thousands of numbers: other answers must not wait for them to be written.
         content = await asyncio.to_thread(
-            lambda: encode_long(_answer(outputs, model, kind, name, is_base64=is_base64))
+            lambda: encode_long(embeddings_answer(outputs, model, kind, name, is_base64=is_base64))
         )
         headers = {"x-request-id": request_id}
         return Response(content, headers=headers, media_type="application/json")
@@ -70,9 +65,31 @@ def embedding_routes(front: Front) -> APIRouter:
     return router
 
 
-def _answer(
-    outputs: Sequence[RequestOutput], model: str, kind: str, name: str, *, is_base64: bool
+def read_texts(body: EmbeddingRequest, pooler: Pooler) -> tuple[list[Prompt], PoolingParams]:
+    """What a body wants embedded, behind the model's own prompt, and how.
+
+    Raises:
+        InvalidRequestError: it can never be served; names the field.
+    """
+    given = prompts_of(body.input, "input", MAX_TEXTS)
+    params = PoolingParams(
+        pooling=body.pooling,  # type: ignore[arg-type]  # checked there
+        normalize=body.normalize,
+        dimensions=body.dimensions,
+    )
+    pooler.resolve(params)
+    return [pooler.prompted(each, body.prompt_name) for each in given], params
+
+
+def embeddings_answer(
+    outputs: Sequence[RequestOutput],
+    model: str,
+    kind: str = "embedding",
+    name: str = "embedding",
+    *,
+    is_base64: bool = False,
 ) -> dict[str, Any]:
+    """OpenAI's object of the vectors: objects of a kind that hold them under a name."""
     data = []
     for index, output in enumerate(outputs):
         vector = vector_of(output).astype("<f4")

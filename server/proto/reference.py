@@ -33,14 +33,15 @@ with OctavoClient("127.0.0.1:50051", timeout_s=60, retry=RetryPolicy(max_attempt
         print(output.outputs[0].text, end="", flush=True)
 ```
 
-`AsyncOctavoClient` is the same for asyncio. Both take and give the engine's own types and raise
-its own errors. `timeout_s` is the deadline of the whole call, which the server schedules against.
-Closing a stream, or cancelling the task that reads it, ends its request at the next step. A call
-that a full server refused is made again after the time that the server gave (`RetryInfo`), one
-that found no server after doubling pauses; a stream that has begun is not. A target that no idle
-server could meet ends the call with FAILED_PRECONDITION (`UnattainableTargetError`), which names
-the least that could be and has no time to come back at. `token=` is shown with
-every call, `credentials=` is for TLS.
+`client.embed("some text", pooling="mean")` gives the vector of a text, where the server
+[embeds](embeddings.md). `AsyncOctavoClient` is the same for asyncio. Both take and give the
+engine's own types and raise its own errors. `timeout_s` is the deadline of the whole call, which
+the server schedules against. Closing a stream, or cancelling the task that reads it, ends its
+request at the next step. A call that a full server refused is made again after the time that the
+server gave (`RetryInfo`), one that found no server after doubling pauses; a stream that has begun
+is not. A target that no idle server could meet ends the call with FAILED_PRECONDITION
+(`UnattainableTargetError`), which names the least that could be and has no time to come back at.
+`token=` is shown with every call, `credentials=` is for TLS.
 
 This page is generated: `python -m octavo.server.proto.reference > docs/grpc.md`.
 """

@@ -290,6 +290,15 @@ def live(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield process
 
 
+@pytest.fixture(scope="session")
+def embeds(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """The same of a server that generates and embeds."""
+    log = tmp_path_factory.mktemp("embeds") / "stderr"
+    args = ("--model", str(tiny_model), *TINY_ARGS, "--task", "both")
+    with _server_process(*args, log=log) as process:
+        yield process
+
+
 TINY_CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority, Request
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.simulation.workloads.prompts import (
@@ -80,6 +81,8 @@ class Arrival:
         segments: what its prompt begins with; requests whose segments begin alike share that much
             prefix. The rest of the prompt is its own, as all of it is without segments.
         cancel_s: when its client leaves, in seconds from the workload's start; None: never.
+        pooling: how its hidden states are pooled, of an embedding, in simulations; None of a
+            request that generates.
     """
 
     request_id: str
@@ -89,6 +92,7 @@ class Arrival:
     traffic_class: TrafficClass = PLAIN
     segments: tuple[Segment, ...] = ()
     cancel_s: float | None = None
+    pooling: PoolingParams | None = None
 
 
 class ClosedLoop(Protocol):
@@ -121,6 +125,7 @@ def make_request(
         seed=number,
         eos_token_ids=(END_TOKEN,),
         max_tokens=max_tokens,
+        pooling=arrival.pooling,
         arrival_s=arrival.arrival_s,
         priority=arrival.traffic_class.priority,
         tenant=arrival.traffic_class.tenant,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -133,3 +134,33 @@ def test_a_template_that_hides_the_message_is_refused(tokenizer):
 def test_a_template_that_does_not_parse_is_the_requests_fault(tokenizer):
     with pytest.raises(InvalidRequestError, match="chat_template"):
         tokenizer.encode_chat([{"role": "user", "content": "x"}], chat_template="{% if %}")
+
+
+@pytest.fixture(scope="module", params=["$A", "<s> $A", "$A </s>", "<s> $A </s> </s>"])
+def ended(request: Any, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A tokenizer that puts special tokens around texts, and the library's own one."""
+    backend = tokenizers.Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
+    backend.add_special_tokens(["<s>", "</s>"])
+    special = [(name, backend.token_to_id(name)) for name in ("<s>", "</s>")]
+    backend.post_processor = tokenizers.processors.TemplateProcessing(
+        single=request.param, special_tokens=special
+    )
+    directory = tmp_path_factory.mktemp("ended")
+    backend.save(str(directory / "tokenizer.json"))
+    for name in ("config.json", "tokenizer_config.json"):
+        (directory / name).write_bytes((tiny_model / name).read_bytes())
+    return Tokenizer.from_source(directory), backend
+
+
+@given(text=st.text("ab é", min_size=1, max_size=60), most=st.integers(4, 70), plain=st.booleans())
+def test_a_text_is_cut_to_a_models_limit_as_the_library_cuts_it(ended, text, most, plain):
+    tokenizer, backend = ended
+    how = Tokenization(add_special_tokens=not plain).cut_as_trained(most, tokenizer)
+    whole = tokenizer.encode(text, add_special_tokens=not plain)
+    backend.enable_truncation(most)
+    assert how.cut(whole, most) == backend.encode(text, add_special_tokens=not plain).ids
+
+
+def test_a_request_that_cuts_its_text_is_not_cut_by_a_models_limit(tokenizer):
+    asked = Tokenization(truncate_prompt_tokens=9)
+    assert asked.cut_as_trained(5, tokenizer) is asked

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.engine.input.input_processor import POOLED
@@ -165,6 +165,7 @@ jobs = st.lists(
 seen: Counter[str] = Counter()
 
 
+@settings(max_examples=max(1, settings().max_examples // 2))  # an example takes long
 @given(
     jobs=jobs,
     budget=st.integers(1, 64),

@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.sampling_params import SamplingParams
@@ -54,6 +56,22 @@ def oracle(request: Request) -> list[int]:
         if is_stop(request, output[-1], len(output) - 1):
             break
     return output
+
+
+def hidden(prefix: int) -> NDArray[np.float32]:
+    """The hidden state behind a prefix: small integers, whose sums are exact."""
+    return np.array([1, prefix % 1009], np.float32)
+
+
+def whole_sum(request: Request) -> NDArray[np.float32]:
+    """What a pooled request must end with: the sum over the whole text at once."""
+    prefix, states = 0, []
+    for token_id in request.prompt_token_ids:
+        prefix = digest(prefix, token_id)
+        states.append(hidden(prefix))
+    parts = {"last": states[-1:], "cls": states[:1], "mean": states}
+    total: NDArray[np.float32] = np.sum(parts[request.pooling.pooling], axis=0)
+    return total
 
 
 def is_stop(request: Request, token_id: int, index: int) -> bool:
@@ -160,6 +178,10 @@ class FakeDevice:
             prefix = digest(prefix, token_id)
             assert self.kv.get(self._place(row, position)) == prefix, "not this prefix's KV"
         self._write(row, known[chunk.start : chunk.start + chunk.num_tokens])
+        if request.pooling is not None:
+            places = range(chunk.start, chunk.start + chunk.num_tokens)[chunk.pooled_tokens]
+            states = [hidden(self.kv[self._place(row, position)]) for position in places]
+            return RowTokens((), pooled=np.sum(states, axis=0) if states else None)
         token_ids = (self._sample(row),) if chunk.samples else ()
         prompt = None
         if request.sampling_params.prompt_logprobs is not None:
@@ -236,6 +258,7 @@ class Driver:
         self.num_ends: Counter[str] = Counter()
         self.streams: dict[str, list[int]] = {}
         self.prompt_scores: dict[str, list[TokenScore]] = {}
+        self.pooled: dict[str, NDArray[np.float64]] = {}
 
     def add(self, request: Request) -> Request:
         self.scheduler.add(request, self.now_s)
@@ -265,6 +288,9 @@ class Driver:
             self.prompt_scores[request_id] += news.prompt_logprobs or ()
             if news.request.sampling_params.logprobs is not None:
                 assert len(news.logprobs or ()) == len(news.new_token_ids)
+            if news.pooled is not None:
+                assert news.finished
+                self.pooled[request_id] = news.pooled
             if news.finished:
                 self.ended(news.request)
         self.news += committed
@@ -322,6 +348,9 @@ class Driver:
         for request in self.requests:
             assert self.num_ends[request.request_id] == 1
             assert request.num_inflight_steps == request.num_inflight_tokens == 0
+            if request.pooling is not None:
+                self.check_pooled(request)
+                continue
             output, expected = self.streams[request.request_id], oracle(request)
             assert request.output_token_ids == output
             if request.status in (RequestStatus.STOPPED, RequestStatus.LENGTH):
@@ -337,6 +366,16 @@ class Driver:
                 positions = [float(i) for i in range(1, request.num_prompt_tokens)]
                 assert scores == positions[: len(scores)]
                 assert not output or scores == positions
+
+    def check_pooled(self, request: Request) -> None:
+        """Asserts that a pooled request said nothing, and ended well just if its sum is right."""
+        assert not request.output_token_ids
+        assert not self.streams[request.request_id]
+        found = self.pooled.get(request.request_id)
+        assert (found is not None) == (request.status is RequestStatus.STOPPED)
+        if found is not None:
+            np.testing.assert_array_equal(found, whole_sum(request))
+            assert not (request.pooling.needs_every_token and request.num_cached_tokens)
 
 
 def make_limits(**changes: Any) -> StepLimits:

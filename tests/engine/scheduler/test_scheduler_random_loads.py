@@ -10,9 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from octavo.engine.errors import OverloadedError
+from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.policies import policy_names
 from octavo.engine.scheduler.step_time_model import StepTimeModel
+from octavo.models.pooling_config import POOLINGS
 
 
 def _run(fakes: SimpleNamespace, seed: int) -> Counter[str]:
@@ -44,10 +46,16 @@ def _run(fakes: SimpleNamespace, seed: int) -> Counter[str]:
     most = min(60, (num_pages - 1) * page_size)
     stock = [rng.randrange(5) for _ in range(60)]
     wishes_scores = rng.random() < 0.3
+    pools = random.Random(f"pooled {seed}")
+    pooled_share = pools.choice([0.0, 0.0, 0.5])
     for i in range(30):
         num_prompt = rng.randint(1, most - 1)
         max_tokens = rng.randint(1, most - num_prompt)
         params = {"prompt_logprobs": 0} if wishes_scores and rng.random() < 0.5 else {}
+        pooling = None
+        if pools.random() < pooled_share:
+            pooling = PoolingParams(pooling=pools.choice(POOLINGS), normalize=False)
+            params, max_tokens = {}, 1
         request = fakes.request(
             str(i),
             stock[: num_prompt - num_prompt // 3] + [rng.randrange(5)] * (num_prompt // 3),
@@ -61,6 +69,7 @@ def _run(fakes: SimpleNamespace, seed: int) -> Counter[str]:
             tpot_target_s=rng.choice([None, 0.3]),
             e2e_target_s=rng.choice([None, None, 8.0]),
             params=params,
+            pooling=pooling,
         )
         with contextlib.suppress(OverloadedError):
             driver.add(request)
@@ -71,12 +80,15 @@ def _run(fakes: SimpleNamespace, seed: int) -> Counter[str]:
                 driver.end_transfer(min(driver.device.transfers), ok=rng.random() < 0.8)
     driver.drain()
     load = driver.scheduler.load()
+    pooled = [request for request in driver.requests if request.pooling is not None]
     return Counter(
         preempted=load.num_preemptions,
         swapped=sum(len(plan.copy_ins) for plan in driver.plans),
         rejected=load.num_rejected,
         cached=load.prefix_hit_tokens,
         multi_steps=sum(plan.num_steps > 1 for plan in driver.plans),
+        pooled=len(driver.pooled),
+        pooled_and_cached=sum(request.num_cached_tokens > 0 for request in pooled),
         chunks=sum(not row.samples for plan in driver.plans for row in plan.prefill_rows),
     )
 
@@ -88,3 +100,5 @@ def test_random_loads_end_with_the_oracles_tokens(fakes: SimpleNamespace, batch:
         happened += _run(fakes, 1000 * batch + seed)
     assert min(happened[key] for key in ("preempted", "cached", "multi_steps", "chunks")) > 100
     assert min(happened["swapped"], happened["rejected"]) > 0
+    assert happened["pooled"] > 100
+    assert happened["pooled_and_cached"] > 10

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from octavo.engine.errors import InvalidRequestError, OverloadedError
+from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.policies import POLICIES, get_policy
 from octavo.engine.scheduler.policy import Policy
@@ -64,6 +65,7 @@ request_specs = st.fixed_dictionaries(
         "patience_s": st.sampled_from([None, None, 5.0, 50.0]),
         "logprobs": st.sampled_from([None, 0]),
         "prompt_logprobs": st.sampled_from([None, None, 0]),
+        "pooling": st.sampled_from([None, None, "last", "mean", "cls"]),
     }
 )
 
@@ -72,6 +74,10 @@ def _request(
     fakes: SimpleNamespace, request_id: str, now_s: float, spec: dict[str, Any]
 ) -> Request:
     patience_s, max_tokens = spec["patience_s"], spec["max_tokens"]
+    pooling = None
+    if spec["pooling"] is not None:
+        pooling, max_tokens = PoolingParams(pooling=spec["pooling"], normalize=False), 1
+        spec = spec | {"eos": (), "stops": (), "logprobs": None, "prompt_logprobs": None}
     request: Request = fakes.request(
         request_id,
         PROMPT_STOCK[spec["offset"] : spec["offset"] + spec["prompt_len"]],
@@ -86,6 +92,7 @@ def _request(
         tpot_target_s=spec["tpot_s"],
         e2e_target_s=spec["e2e_s"],
         cache_salt=spec["salt"],
+        pooling=pooling,
         params={
             "stop_token_ids": spec["stops"],
             "min_tokens": min(spec["min_tokens"], max_tokens),
@@ -116,6 +123,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_decode_steps=st.sampled_from([1, 2, 8]),
         watermark=st.sampled_from([0.0, 0.1]),
         depth=st.integers(0, 2),
+        max_model_len=st.sampled_from([48, 48, 24]),
     )
     def start(
         self,
@@ -132,6 +140,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_decode_steps: int,
         watermark: float,
         depth: int,
+        max_model_len: int,
     ) -> None:
         limits = self.fakes.limits(
             page_size=page_size,
@@ -139,7 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_tokens,
             max_prefill_rows=max_prefill_rows,
-            max_model_len=48,
+            max_model_len=max_model_len,
             num_host_pages=num_host_pages,
         )
         policy = get_policy(policy) if isinstance(policy, str) else policy

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
+from octavo.engine.pooling.params import PoolingParams
+from octavo.engine.pooling.pooled_sum import PooledSum
 from octavo.engine.request import Request
 from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.policy import Snapshot
@@ -14,7 +18,7 @@ from octavo.engine.scheduler.step_plan import DecodeRow, DecodeRows, PageCopy, P
 from octavo.engine.simulation.checked_executor import BrokenPlanError, CheckedExecutor
 from octavo.engine.simulation.faults import Faults
 from octavo.engine.simulation.settings import replica_limits
-from octavo.engine.simulation.soak import draw_scenario, play, run
+from octavo.engine.simulation.soak import draw_scenario, is_pooled, play, run
 from octavo.engine.simulation.step_time import ConstantStepTime
 from octavo.engine.simulation.virtual_clock import VirtualClock
 from octavo.engine.simulation.workloads.traffic import Arrival, make_request
@@ -31,6 +35,43 @@ def test_random_scenarios_hold_every_invariant(first: int) -> None:
     for number in range(first, first + 20):
         scenario = draw_scenario(number)
         assert play(scenario).num_steps > 0
+
+
+def test_embeddings_among_requests_hold_every_invariant() -> None:
+    seen: Counter[str] = Counter()
+    for number in filter(is_pooled, range(100, 250)):
+        scenario = draw_scenario(number)
+        report = play(scenario)
+        pooled = {each.request_id for each in scenario.arrivals if each.pooling is not None}
+        for record in report.records:
+            if record.request_id in pooled:
+                seen[record.status] += 1
+                seen["preempted"] += record.num_preemptions > 0
+                seen["cached"] += record.cached_tokens > 0
+        seen["swaps"] += report.load.num_swaps
+        seen["recomputes"] += report.load.num_recomputes
+        seen["failed steps"] += report.num_faults[0]
+    named = ("cached", "cancelled", "failed steps", "preempted", "recomputes", "swaps")
+    assert all(seen[name] for name in named), seen
+    assert seen["stop"] > 500
+
+
+@pytest.mark.parametrize("name", ["sums go on over a new start", "means take cached pages"])
+def test_a_wrong_sum_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "means take cached pages":
+        monkeypatch.setattr(PoolingParams, "needs_every_token", False)
+    else:
+        plus = PooledSum.plus
+        monkeypatch.setattr(PooledSum, "plus", lambda self, pooling, start, *more: (
+            plus(self, pooling, start or 1, *more)
+        ))  # fmt: skip
+    with pytest.raises(AssertionError):
+        play_all(filter(is_pooled, range(100, 250)))
+
+
+def play_all(numbers: Iterable[int]) -> None:
+    for number in numbers:
+        play(draw_scenario(number))
 
 
 @pytest.mark.parametrize(

@@ -120,11 +120,22 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
         {"config_sentence_transformers.json": {"prompts": {"query": 3}}},
         "prompts",
     ),
+    "no length": ({"sentence_bert_config.json": {"max_seq_length": 0}}, "max_seq_length = 0"),
+    "a length in words": (
+        {"sentence_bert_config.json": {"max_seq_length": "512"}},
+        "max_seq_length",
+    ),
     "another default": (
         {"config_sentence_transformers.json": {"prompts": {}, "default_prompt_name": "query"}},
         "default_prompt_name",
     ),
 }
+
+
+@pytest.mark.parametrize("longest", [1, 512, None])
+def test_a_length_at_which_texts_are_cut_is_read(tmp_path, longest):
+    files = POOLED | {"sentence_bert_config.json": {"max_seq_length": longest}}
+    assert read_pooling(write(tmp_path, files)).max_seq_length == longest
 
 
 @pytest.mark.parametrize("case", UNSUPPORTED)

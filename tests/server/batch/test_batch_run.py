@@ -100,6 +100,11 @@ def test_openais_lines_give_openais_results(llm: LLM, tmp_path: Path) -> None:
     assert records["s"]["id"] == "batch_req_3"
 
 
+def embedding(name: str, **body: Any) -> dict[str, Any]:
+    body = {"model": "tiny", "input": ["abc"]} | body
+    return {"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": body}
+
+
 BAD: list[tuple[Any, str]] = [
     ("{not json", "line"),
     ("7", "line"),
@@ -116,7 +121,8 @@ BAD: list[tuple[Any, str]] = [
     (chat("x", model="other"), "model"),
     (chat("x", stream=True), "stream"),
     (chat("x", max_tokens=-1), "max_tokens"),
-    ({**chat("x"), "url": "/v1/embeddings"}, "url"),
+    ({**chat("x"), "url": "/v1/files"}, "url"),
+    (embedding("x"), "task"),
     ({**chat("x"), "method": "GET"}, "method"),
     ({"url": "/v1/completions", "body": {}}, "custom_id"),
     ('"' + "x" * (MAX_LINE_BYTES + 5) + '"', "line"),

@@ -21,17 +21,6 @@ TEXTS = ["abc", "a longer text " * 6, "x"]
 
 
 @pytest.fixture(scope="module")
-def embeds(
-    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, server_process: Any, tiny_args: Any
-) -> Iterator[Any]:
-    """A server for both kinds of request."""
-    log = tmp_path_factory.mktemp("embeds") / "stderr"
-    args = ("--model", str(tiny_model), *tiny_args, "--task", "both")
-    with server_process(*args, log=log) as process:
-        yield process
-
-
-@pytest.fixture(scope="module")
 def client(embeds: Any) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{embeds.http}/v1", api_key="unused", max_retries=0) as client:
         yield client

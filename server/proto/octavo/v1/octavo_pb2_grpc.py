@@ -44,6 +44,11 @@ class OctavoServiceStub:
                 request_serializer=octavo_dot_v1_dot_octavo__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_octavo__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/octavo.v1.OctavoService/Embed',
+                request_serializer=octavo_dot_v1_dot_octavo__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_octavo__pb2.EmbedResponse.FromString,
+                _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/octavo.v1.OctavoService/Abort',
                 request_serializer=octavo_dot_v1_dot_octavo__pb2.AbortRequest.SerializeToString,
@@ -88,6 +93,14 @@ class OctavoServiceServicer:
 
     def GenerateStream(self, request, context):
         """What is new, as it is generated; the last message has `finished` set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """The vector of one prompt's hidden states, of a server that embeds. A call beside it is a text
+        beside it: the server batches them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,6 +156,11 @@ def add_OctavoServiceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=octavo_dot_v1_dot_octavo__pb2.GenerateRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_octavo__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=octavo_dot_v1_dot_octavo__pb2.EmbedRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_octavo__pb2.EmbedResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
@@ -229,6 +247,33 @@ class OctavoService:
             '/octavo.v1.OctavoService/GenerateStream',
             octavo_dot_v1_dot_octavo__pb2.GenerateRequest.SerializeToString,
             octavo_dot_v1_dot_octavo__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.OctavoService/Embed',
+            octavo_dot_v1_dot_octavo__pb2.EmbedRequest.SerializeToString,
+            octavo_dot_v1_dot_octavo__pb2.EmbedResponse.FromString,
             options,
             channel_credentials,
             insecure,
