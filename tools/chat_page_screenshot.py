@@ -1,6 +1,6 @@
 """Draws docs/chat-page.png: the chat page of a live server of the packaged model.
 
-    PYTHONPATH=src:. python tools/chat_page_screenshot.py docs/chat-page.png
+PYTHONPATH=src:. python tools/chat_page_screenshot.py docs/chat-page.png
 """
 
 from __future__ import annotations
