@@ -12,7 +12,7 @@ from octavo.engine.input.input_processor import Prompt
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.text.assistant.turn_plan import model_formats
 from octavo.server.http.answers import CompletionAnswer
-from octavo.server.http.chat_turns import chat_answer, tool_use
+from octavo.server.http.chat_turns import chat_answer, prepared, tool_use
 from octavo.server.http.protocol import ChatRequest, CompletionRequest, refusal
 from octavo.server.http.sampling import (
     Ask,
@@ -71,9 +71,9 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
             plan = model_formats(engine.config, engine.tokenizer).plan(use)
             tokenizer = engine.tokenizer
             text = tokenizer.apply_chat_template(chat.messages, **chat_names(chat, use))
-            prompts = [tokenizer.encode(text, add_special_tokens=bool(chat.add_special_tokens))]
-            ask, answer = chat_answer(chat, ask, name, engine, plan, text)
-            return Body(ask=ask, prompts=prompts, answer=answer)
+            prompt = tokenizer.encode(text, add_special_tokens=bool(chat.add_special_tokens))
+            turn = prepared(ask, plan, request_id=name, engine=engine, prompt=prompt, text=text)
+            return Body(ask=turn.ask, prompts=[prompt], answer=chat_answer(chat, turn))
         completion = CompletionRequest.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
