@@ -16,6 +16,7 @@ from octavo.server.http.gate import Gate
 from octavo.server.http.generation import generation_routes
 from octavo.server.http.information import information_routes
 from octavo.server.http.messages.routes import messages_routes
+from octavo.server.http.responses.routes import responses_routes
 from octavo.server.serve_config import SPARE_CALLS, ServeConfig
 from octavo.server.server_info import octavo_version
 
@@ -39,6 +40,7 @@ def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASG
     trusts = config.trust_request_chat_template
     app.include_router(generation_routes(front, trust_request_chat_template=trusts))
     app.include_router(messages_routes(front))
+    app.include_router(responses_routes(front))
     app.include_router(information_routes(front))
     gate = Gate(
         app,

@@ -20,6 +20,8 @@ from octavo.engine.text.assistant.tool_request import read_tool_use
 from octavo.engine.text.assistant.turn_plan import ModelFormats
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.server.http.messages.answer import MessagesAnswer, call_input
+from octavo.server.http.responses.answer import ResponsesAnswer
+from octavo.server.http.responses.protocol import ResponsesRequest
 
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "%s"}}\n</tool_call>'
@@ -151,6 +153,43 @@ def test_an_error_in_a_stream_has_anthropics_shape():
     assert events(made.failed(500, content)) == [
         {"type": "error", "error": {"type": "api_error", "message": "x"}}
     ]
+
+
+def test_a_response_that_fails_tells_what_there_was_and_why(tokenizer):
+    body = ResponsesRequest(input="x", stream=True)
+    made = ResponsesAnswer("0", body, chat(tokenizer, formats()))
+    data = made.news(output(tokenizer, "<think>So</think>Well: "))
+    content = {"error": {"message": "x", "type": "internal_error", "param": None, "code": None}}
+    found = events(data + made.failed(500, content))
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    assert found[-1]["type"] == "response.failed"
+    response = found[-1]["response"]
+    assert (response["status"], response["error"]["message"]) == ("failed", "x")
+    thought, words = response["output"]
+    assert (thought["type"], thought["content"][0]["text"]) == ("reasoning", "So")
+    assert words["content"][0]["text"].startswith("Well:")
+
+
+@given(
+    text=st.sampled_from(TEXTS), cuts=st.lists(st.integers(0, 90), max_size=8),
+    end=st.sampled_from(["stop", "length"]), is_read=st.booleans(),
+)  # fmt: skip
+def test_a_responses_stream_ends_with_the_whole_however_it_is_cut(
+    tokenizer, text, cuts, end, is_read
+):
+    found = formats() if is_read else None
+    body = ResponsesRequest(input="x")
+    whole = ResponsesAnswer("0", body, chat(tokenizer, found)).whole(output(tokenizer, text, end))
+    answer = ResponsesAnswer("0", body, chat(tokenizer, found))
+    at = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    parts = [text[a:b] for a, b in itertools.pairwise(at)]
+    data = b"".join(answer.news(output(tokenizer, part)) for part in parts)
+    told = events(data + answer.news(output(tokenizer, "", end)))
+    last = told[-1]["response"]
+    assert last | {"created_at": 0} == whole | {"created_at": 0}
+    done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
+    kept = [item | {"status": ""} for item in done]
+    assert kept == [item | {"status": ""} for item in whole["output"]]
 
 
 @given(st.text() | st.builds(json.dumps, st.recursive(st.floats() | st.text(), st.lists)))
