@@ -8,6 +8,11 @@ SHELL := bash
 PYTHON ?=
 VENV ?= .venv
 AOT_VENV ?= .venv-aot
+FUTURE_VENV ?= .venv-future
+# Of what hangs on JAX and on other packages: some minutes.
+FUTURE_TESTS ?= tests/pallas_kernels/test_compat.py tests/pallas_kernels/cpu/test_native_int8_linear.py \
+  tests/engine/execution/programs tests/engine/execution/test_step.py tests/engine/test_llm.py tests/models/loading \
+  tests/server/test_grpc_service.py tests/server/http/test_openai_client.py
 EXTRAS ?= test,http,check,plots,docs
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
@@ -113,6 +118,10 @@ aot-venv: ## build or refresh the environment of `make aot`
 .PHONY: aot
 aot: aot-venv ## compile kernels and steps for TPUs and GPUs that are not there (ARGS="v6e h200 --only attention")
 	@$(AOT_VENV)/bin/python -m benchmarks.aot $(ARGS)
+
+.PHONY: future
+future: ## try versions of JAX and of other dependencies that are not out yet, in an environment of its own
+	@tools/check_future.sh $(FUTURE_VENV) test,http "$(FUTURE_TESTS) $(PYTEST_ARGS)" $(PYTHON)
 
 .PHONY: proto
 proto: venv ## generate the gRPC code from server/proto

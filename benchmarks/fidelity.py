@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ from octavo.engine.measuring.profiling import (
     fit_profile,
     measure_programs,
 )
+from octavo.engine.process.own_process import prepare_to_compute
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.simulation.metrics import percentiles
 from octavo.engine.simulation.profile import Profile, Sample
@@ -75,6 +77,7 @@ def main() -> None:
     parser.add_argument("--steps", help="write every live step and its price as CSV")
     args = parser.parse_args()
 
+    prepare_to_compute(os.environ)
     given: dict[str, Any] = {
         "max_num_seqs": args.max_num_seqs,
         "max_num_batched_tokens": args.max_num_batched_tokens,

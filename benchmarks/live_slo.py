@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from machine import about_machine
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import engine_config
 from octavo.engine.measuring.open_loop import OpenLoopRun, run_open_loop
+from octavo.engine.process.own_process import prepare_to_compute
 from octavo.engine.simulation.metrics import percentiles
 from octavo.engine.simulation.workloads.arrivals import gamma_arrivals, uniform_lengths
 from octavo.engine.simulation.workloads.bench_requests import parse_range
@@ -100,6 +102,7 @@ def workload(args: argparse.Namespace, seed: int) -> list[Arrival]:
 
 
 async def _measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    prepare_to_compute(os.environ)
     engines = {}
     for policy in args.policies.split():
         given = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import numpy as np
 from machine import about_machine
 
 from octavo import LLM, SamplingParams
+from octavo.engine.process.own_process import prepare_to_compute
 
 MAX_MODEL_LEN = 512
 NUM_ROWS = 32
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    prepare_to_compute(os.environ)
     engines = {name: _engine(args.model, name) for name in args.modes.split(",")}
     rng = np.random.default_rng(1)
     rates: dict[str, dict[str, list[float]]] = {

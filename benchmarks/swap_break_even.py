@@ -16,6 +16,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from machine import about_machine
 
 from octavo.engine.engine import Engine, engine_config
 from octavo.engine.measuring.measurement import measure
+from octavo.engine.process.own_process import prepare_to_compute
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policy import Policy
@@ -103,6 +105,7 @@ def main() -> None:
 
 def make_engine(model: str | None, **changes: Any) -> Engine:
     """An engine without a prefix cache, which would spare a recomputation."""
+    prepare_to_compute(os.environ)
     given = {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 256,

@@ -23,14 +23,30 @@ from octavo.engine.any_engine import open_engine
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import engine_config
 from octavo.engine.errors import EngineDeadError
-from octavo.engine.input.input_processor import PromptLike, Submission, check_label, text_or_ids
+from octavo.engine.input.input_processor import (
+    POOLED,
+    PromptLike,
+    Submission,
+    check_label,
+    text_or_ids,
+)
 from octavo.engine.input.targets import NO_TARGETS, Targets
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.engine.input.unserved import Unserved, refuse_unserved
 from octavo.engine.observability.load import EngineLoad
+from octavo.engine.observability.schedule import Schedule
 from octavo.engine.output.output_streams import OutputStream, OutputStreams, Told
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.output.transcript import Transcript
+from octavo.engine.pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    ScoringRequestOutput,
+    scored,
+)
+from octavo.engine.pooling.params import PoolingParams, as_pooling_params
+from octavo.engine.pooling.pooler import Pooler
+from octavo.engine.pooling.scoring import plan_scores
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import (
     RequestOutputKind,
@@ -38,6 +54,7 @@ from octavo.engine.sampling_params import (
     as_sampling_params,
 )
 from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS
+from octavo.models.pooling_config import Pooling
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -166,6 +183,7 @@ class AsyncEngine:
         owner: str = "",
         trace_parent: str = "",
         tokenization: Tokenization = AS_THE_MODEL_WANTS,
+        pooling: PoolingParams | None = None,
         **unserved: Unpack[Unserved],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams one request's outputs; leaving the iteration early cancels the request.
@@ -184,6 +202,8 @@ class AsyncEngine:
             owner: the credential that submits it: `abort` takes it from no other.
             trace_parent: the W3C trace context that the request came with; empty for none.
             tokenization: special tokens and truncation of the prompt.
+            pooling: how hidden states are pooled, of a request that generates nothing: its one
+                output has them, and `sampling_params` mean nothing. See `encode`.
             **unserved: arguments of vLLM that are not served, such as `lora_request`: only None.
 
         Raises:
@@ -198,7 +218,7 @@ class AsyncEngine:
         prompt = text_or_ids(prompt)
         check_label(request_id)
         submitted = finished = False
-        params = as_sampling_params(sampling_params)
+        params = as_sampling_params(sampling_params) if pooling is None else POOLED
         is_delta = params.output_kind is RequestOutputKind.DELTA
         engine_id = self.engine.inputs.ids.next()
         stream = self._streams.open(engine_id, is_delta=is_delta, label=request_id, owner=owner)
@@ -218,6 +238,7 @@ class AsyncEngine:
                 request_id=engine_id,
                 trace_parent=trace_parent,
                 tokenization=tokenization,
+                pooling=pooling,
             )
             # A long prompt takes a while to tokenize, and a grammar to compile: other streams must
             # not wait for it.
@@ -245,6 +266,92 @@ class AsyncEngine:
             self._streams.close(stream)
             if submitted and not finished:
                 self._post(lambda: self._abort(engine_id))
+
+    def pooler_or_refuse(self) -> Pooler:
+        """What makes vectors of hidden states; see `InputProcessor.pooler_or_refuse`."""
+        return self.engine.inputs.pooler_or_refuse()
+
+    async def encode(
+        self,
+        prompt: PromptLike,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> EmbeddingRequestOutput:
+        """The pooled hidden states of one prompt, just as it is given.
+
+        Args:
+            pooling_params: None is the model's own pooling.
+            **options: the other arguments of `generate`.
+
+        Raises: as `generate`; also
+            InvalidRequestError: the engine was started with `task="generate"`.
+        """
+        params = as_pooling_params(pooling_params)
+        stream = self.generate(prompt, None, request_id, pooling=params, **options)
+        async with contextlib.aclosing(stream) as outputs:
+            return EmbeddingRequestOutput.of(await anext(outputs))
+
+    async def embed(
+        self,
+        prompt: PromptLike,
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        **options: Any,
+    ) -> EmbeddingRequestOutput:
+        """The embedding of one prompt, behind the model's own instruction if it has one.
+
+        Args:
+            pooling, normalize, dimensions, prompt_name: as for `LLM.embed`.
+            **options: the other arguments of `generate`.
+
+        Raises: as `encode`.
+        """
+        pooler = self.pooler_or_refuse()
+        params = PoolingParams(pooling=pooling, normalize=normalize, dimensions=dimensions)
+        return await self.encode(
+            pooler.prompted(text_or_ids(prompt), prompt_name), params, **options
+        )
+
+    async def score(
+        self,
+        text_1: PromptLike,
+        text_2: PromptLike,
+        *,
+        instruction: str | None = None,
+        tokenization: Tokenization = AS_THE_MODEL_WANTS,
+        **options: Any,
+    ) -> ScoringRequestOutput:
+        """How well two texts go together; see `LLM.score`.
+
+        Args:
+            instruction: as there.
+            **options: the other arguments of `generate`.
+
+        Raises: as `encode`.
+        """
+        pair = text_or_ids(text_1), text_or_ids(text_2)
+        scoring = plan_scores(self.pooler_or_refuse(), pair[:1], pair[1:], instruction)
+        options["tokenization"] = scoring.tokenization(tokenization)
+        texts = [self.encode(text, scoring.params, **options) for text in scoring.texts]
+        [score] = scored(scoring, await asyncio.gather(*texts))
+        return score
+
+    async def classify(self, prompt: PromptLike, **options: Any) -> ClassificationRequestOutput:
+        """The probabilities of the classes that the model's head knows; see `LLM.classify`.
+
+        Args:
+            **options: the other arguments of `generate`.
+
+        Raises: as `encode`; also
+            InvalidRequestError: the model has no classification head.
+        """
+        labels = self.pooler_or_refuse().head_or_refuse().labels
+        output = await self.encode(prompt, PoolingParams(classify=True), **options)
+        return ClassificationRequestOutput.of(output, labels)
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, is_cut: bool = False
@@ -290,16 +397,31 @@ class AsyncEngine:
         Raises:
             EngineDeadError: the engine does not run.
         """
+        return await self._in_engine_thread(self.engine.flush_prefix_cache)
+
+    async def schedules(self) -> list[Schedule]:
+        """What steps did for each row in the last seconds; see `Engine.schedules`.
+
+        Returns:
+            One for each replica.
+
+        Raises:
+            EngineDeadError: the engine does not run.
+        """
+        return await self._in_engine_thread(self.engine.schedules)
+
+    async def _in_engine_thread(self, work: Callable[[], _T]) -> _T:
+        """What the work returns, done between two steps."""
         self._check_alive()
         await self.start()
         assert self._loop is not None
-        future: asyncio.Future[tuple[int, int]] = self._loop.create_future()
+        future: asyncio.Future[_T] = self._loop.create_future()
 
-        def flush() -> None:
-            flushed = self.engine.flush_prefix_cache()
-            self._tell(lambda: None if future.done() else future.set_result(flushed))
+        def do() -> None:
+            result = work()
+            self._tell(lambda: None if future.done() else future.set_result(result))
 
-        self._post(flush)
+        self._post(do)
         while not future.done():  # nobody answers for an engine that breaks or hangs
             await asyncio.wait({future}, timeout=ALIVE_PERIOD_S)
             self._check_alive()

@@ -34,6 +34,12 @@ WarmUp = Literal["early", "full", "coarse", "few"]
 """What is compiled before the engine is ready; see `EngineConfig.warm_up`."""
 
 
+Task = Literal["auto", "generate", "embed", "both"]
+"""What requests ask for; see `EngineConfig.task`."""
+Reranker = Literal["auto", "none", "qwen3"]
+"""How pairs of texts are scored; see `EngineConfig.reranker`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Everything an engine is built from. Immutable; checked on construction.
@@ -49,6 +55,9 @@ class EngineConfig:
             family, a name chooses a format (docs/tools.md lists them), "none" reads no calls.
         reasoning_parser: how it marks its thoughts: "auto", a name (docs/reasoning.md), or "none",
             which leaves thoughts in the text.
+        task: what requests ask for: "generate", "embed" (embeddings and scores) or "both" at once,
+            which compiles programs for each; "auto" is "embed" for a checkpoint that says it is
+            made for embeddings, and "generate" for any other.
         dtype: of weights, activations and KV: "float32", "bfloat16", or "auto" (float32 on CPU, the
             checkpoint's own elsewhere).
         quantization: of weights: "none", "int8" or "fp8" rounds linear layers and the output layer
@@ -65,6 +74,9 @@ class EngineConfig:
             few logits in float32: the same tokens.
         kv_cache_dtype: of KV: "auto" (that of the activations), "float32", "bfloat16", or "int8" or
             "fp8" (also "fp8_e4m3"), which keep a scale for each token and head beside the pages.
+        reranker: how pairs of texts are scored: "qwen3" asks the model whether one answers the
+            other, in the words that Qwen3-Reranker was trained on, and takes the odds of yes;
+            "none" compares embeddings; "auto" is "qwen3" for a Qwen 3 whose name says reranker.
         max_model_len: most tokens of prompt and output together; None takes the model's, at most
             8,192.
         max_num_seqs: most sequences running at once.
@@ -113,12 +125,14 @@ class EngineConfig:
     chat_template: str | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
+    task: Task = "auto"
     dtype: str = "auto"
     quantization: str = "none"
     packed_weights: bool = True
     sliced_weights: bool = True
     screened_argmax: bool = True
     kv_cache_dtype: str = "auto"
+    reranker: Reranker = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 128
     max_num_batched_tokens: int | None = None
@@ -186,6 +200,10 @@ class EngineConfig:
             raise InvalidConfigError(
                 "attention_backend", self.attention_backend, ", ".join(ATTENTION_BACKENDS)
             )
+        if self.task not in get_args(Task):
+            raise InvalidConfigError("task", self.task, " or ".join(get_args(Task)))
+        if self.reranker not in get_args(Reranker):
+            raise InvalidConfigError("reranker", self.reranker, " or ".join(get_args(Reranker)))
         if self.warm_up not in get_args(WarmUp):
             raise InvalidConfigError("warm_up", self.warm_up, " or ".join(get_args(WarmUp)))
         if not self.replica_timeout_s > 0:

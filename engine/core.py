@@ -7,13 +7,14 @@ device, so the host never waits for it. Then N's tokens are read and committed.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 from octavo.engine.clock import Clock
 from octavo.engine.errors import OctavoError
 from octavo.engine.executor import StepExecutor
 from octavo.engine.faults.recovery import Recovery
-from octavo.engine.observability.observers import Observer
+from octavo.engine.observability.observers import Observer, Observers
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.committer import Committed, News
 from octavo.engine.scheduler.scheduler import Scheduler
@@ -70,6 +71,18 @@ class EngineCore:
     @log.setter
     def log(self, observer: Observer | None) -> None:
         self._log = self.recovery.log = observer
+
+    def observe(self, observer: Observer) -> None:
+        """Tells an observer, too, from now on. The loop's thread calls it, or nobody yet."""
+        self.log = Observers(*self._observers(), observer)
+
+    def unobserve(self, observer: Observer) -> None:
+        """Tells an observer no more."""
+        others = [each for each in self._observers() if each is not observer]
+        self.log = Observers(*others) if others else None
+
+    def _observers(self) -> Sequence[Observer]:
+        return () if self.log is None else getattr(self.log, "observers", (self.log,))
 
     @property
     def has_work(self) -> bool:

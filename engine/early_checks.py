@@ -39,7 +39,7 @@ def check_cores(config: EngineConfig, environ: Mapping[str, str]) -> None:
         InvalidConfigError: there are fewer cores.
     """
     size = config.data_parallel_size
-    if size == 1 or not hasattr(os, "sched_getaffinity") or not _is_cpu(environ):
+    if size == 1 or not hasattr(os, "sched_getaffinity") or not has_only_cpus(environ):
         return
     num_cores = len(os.sched_getaffinity(0))
     if size > num_cores:
@@ -48,7 +48,7 @@ def check_cores(config: EngineConfig, environ: Mapping[str, str]) -> None:
         )
 
 
-def _is_cpu(environ: Mapping[str, str]) -> bool:
+def has_only_cpus(environ: Mapping[str, str]) -> bool:
     """Whether JAX can find nothing but a CPU here, without it being asked."""
     named = environ.get("JAX_PLATFORMS") or environ.get("JAX_PLATFORM_NAME")
     if named:

@@ -10,36 +10,38 @@ import difflib
 import logging
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 from tqdm import tqdm
 
 from octavo.engine.clock import Clock, MonotonicClock
-from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig
+from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig, Task
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import InvalidConfigError, ModelLoadError, shorten
 from octavo.engine.execution.executor import DeviceExecutor
-from octavo.engine.execution.host_memory import keep_freed_memory
-from octavo.engine.execution.programs.compile_cache import cache_counts, use_compile_cache
-from octavo.engine.execution.sizing import size_engine
+from octavo.engine.execution.platform.engine_setup import decide_setup
+from octavo.engine.execution.programs.compile_cache import cache_counts, open_compile_cache
 from octavo.engine.execution.step_spec import StepShape
+from octavo.engine.execution.weights.weight_reading import WeightReading
 from octavo.engine.execution.weights.weight_variants import choose_weight_variants
 from octavo.engine.input.input_processor import InputProcessor, Submission
 from octavo.engine.observability.load import EngineLoad
+from octavo.engine.observability.recent_schedule import RecentSchedule
+from octavo.engine.observability.schedule import Schedule
 from octavo.engine.output.output_processor import OutputProcessor
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.output.transcript import Transcript
+from octavo.engine.pooling.make_pooler import make_pooler, resolve_task
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.sampling_params import MAX_STOP_IDS
 from octavo.engine.scheduler.scheduler import Scheduler
+from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.structured.masks import TokenMasks
 from octavo.engine.text.chat_template_file import read_chat_template
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.models.config import ModelConfig
 from octavo.models.loading.load import OpenedModel, open_model
-from octavo.models.weight_variants.tree import VariantTree
 from octavo.sharding.mesh import make_mesh, platform
 
 logger = logging.getLogger(__name__)
@@ -75,99 +77,81 @@ class Engine:
         host_memory_bytes: int | None = None,
         incarnation: str | None = None,
     ) -> None:
-        config = config.with_token_budget(SERVING_BATCHED_TOKENS)
-        if config.data_parallel_size != 1:
-            raise InvalidConfigError(
-                "data_parallel_size",
-                config.data_parallel_size,
-                "1 for one engine: `LLM`, `AsyncEngine` and their commands make several",
-            )
-        self.config = config
+        self.config = _of_this_engine(config)
         self.clock = clock or MonotonicClock()
-        keep_freed_memory()
-        use_compile_cache(config.resolved_compile_cache_dir())
-        cache_counts()
-        try:
-            mesh = make_mesh(config.tensor_parallel_size)
-        except ValueError as error:
-            raise InvalidConfigError(
-                "tensor_parallel_size",
-                config.tensor_parallel_size,
-                f"1 to {len(jax.devices())}, the number of devices there are",
-            ) from error
-        model = open_model(config.model, config.dtype, mesh, config.quantization)
+        self.masks = TokenMasks()
+        self._num_prompt_tokens = 0
+        cache_counts()  # from here on
+        cache = open_compile_cache(self.config.resolved_compile_cache_dir())
+        with cache.in_use():
+            model = _open_model(self.config)
+            self._describe(model)
+            task = resolve_task(self.config, model)
+            chosen = choose_weight_variants(self.config, model, host_memory_bytes)
+            reading = WeightReading(model, with_blocks=chosen.blocks is not None, cache=cache)
+            setup = decide_setup(
+                self.config,
+                model.config,
+                model.dtype,
+                model.mesh,
+                chosen.variants,
+                unread_bytes=chosen.num_bytes if reading.is_late else 0,
+                host_memory_bytes=host_memory_bytes,
+                task=task,
+            )
+            self.limits, self.max_model_len = setup.limits, setup.limits.max_model_len
+            # Beside it programs of an earlier start load, and the tokenizer.
+            reading.begin()
+            self.executor = DeviceExecutor(
+                setup,
+                model.abstract_weights(),
+                blocks=chosen.blocks,
+                masks=self.masks,
+                cache=cache,
+                fail_on_compile=self.config.fail_on_compile,
+            )
+            self.executor.begin_warm_up(self.config.warm_up)
+            self.tokenizer = _tokenizer(self.config, model)
+            self.executor.weights.set(*reading.result())
+            self.scheduler = _scheduler(self.config, setup.limits)
+            self._build_loop()
+            self._build_text(incarnation, task, model)
+            self._warm_up(progress, on_program)
+
+    def _describe(self, model: OpenedModel) -> None:
+        """What fronts say of the model and its devices."""
         self.model_config = model.config
-        self.model_name = config.served_model_name or config.model
+        self.model_name = self.config.served_model_name or self.config.model
         self.dtype = str(model.dtype)
         self.platform, self.num_devices = platform(), jax.device_count()
-        self.masks = TokenMasks()
-        abstract = model.abstract_weights()
-        variants, blocks, unread_bytes = choose_weight_variants(config, model, host_memory_bytes)
-        # What is left of a device's memory is best asked once they are there; a host knows ahead.
-        on_host = mesh.devices.flat[0].platform == "cpu"
-        weights = None if on_host else model.read_weights()
-        size = size_engine(
-            config,
-            model.config,
-            model.dtype,
-            mesh,
-            unread_bytes=unread_bytes * on_host,
-            block_quantized_rows=variants.block_quantized_rows,
-            host_memory_bytes=host_memory_bytes,
-        )
-        # On a host they are read while programs of an earlier start load, and the tokenizer.
-        with ThreadPoolExecutor(1, thread_name_prefix="octavo-weights") as pool:
-            reading = pool.submit(model.read_weights) if weights is None else None
-            reading_blocks: Future[VariantTree] | None = None
-            if blocks is not None and model.block_quantized is not None:
-                reading_blocks = pool.submit(model.block_quantized.read)
-            self.limits = size.limits
-            self.max_model_len = size.limits.max_model_len
-            self.executor = DeviceExecutor(
-                model.config,
-                abstract,
-                mesh,
-                limits=size.limits,
-                num_slots=size.num_slots,
-                lattice=size.lattice,
-                backend=size.backend,
-                kv_dtype=size.kv_dtype,
-                fail_on_compile=config.fail_on_compile,
-                masks=self.masks,
-                variants=variants,
-                blocks=blocks,
-            )
-            self.executor.begin_warm_up(config.warm_up)
-            self.tokenizer = _tokenizer(config, model)
-            self.executor.weights.set(
-                weights if reading is None else reading.result(),
-                None if reading_blocks is None else reading_blocks.result(),
-            )
-        self.scheduler = Scheduler(
-            size.limits,
-            policy=config.scheduling_policy,
-            enable_prefix_caching=config.enable_prefix_caching,
-            enable_chunked_prefill=config.enable_chunked_prefill,
-            watermark=config.watermark,
-            num_decode_steps=config.num_decode_steps,
-        )
+
+    def _build_loop(self) -> None:
         self.core = EngineCore(
-            self.scheduler, self.executor, self.clock, overlap=config.overlap, survives_bugs=True
+            self.scheduler,
+            self.executor,
+            self.clock,
+            overlap=self.config.overlap,
+            survives_bugs=True,
         )
         self.core.masks = self.masks
-        self.eos_token_ids = _eos_token_ids(self.tokenizer, model.config)
+        self._recent: RecentSchedule | None = None
+
+    def _build_text(self, incarnation: str | None, task: Task, model: OpenedModel) -> None:
+        """The ways in and out: prompts to requests, tokens to texts and vectors."""
+        pooler = None if task == "generate" else make_pooler(self.config, model, self.tokenizer)
+        self.eos_token_ids = _eos_token_ids(self.tokenizer, self.model_config)
         self.inputs = InputProcessor(
             self.tokenizer,
-            vocab_size=model.config.vocab_size,
+            vocab_size=self.model_config.vocab_size,
             max_model_len=self.max_model_len,
             eos_token_ids=self.eos_token_ids,
-            seed=config.seed,
+            seed=self.config.seed,
             incarnation=incarnation,
+            pooler=pooler,
+            generates=task != "embed",
         )
         self.grammars = self.inputs.grammars
-        self.outputs = OutputProcessor(self.tokenizer, self.core.finish)
-        self._num_prompt_tokens = 0
-        self._warm_up(progress, on_program)
+        self.outputs = OutputProcessor(self.tokenizer, self.core.finish, pooler)
 
     def _warm_up(self, progress: bool, on_program: ProgramListener | None) -> None:
         mode = self.config.warm_up
@@ -281,6 +265,27 @@ class Engine:
         """
         return self.scheduler.flush_prefixes()
 
+    def schedules(self) -> list[Schedule]:
+        """What steps did for each row in the last seconds, and why: see `RecentSchedule`. It is
+        noted from the first call on until nobody has asked for a while. The thread that steps
+        calls it.
+
+        Returns:
+            One.
+        """
+        now_s = self.clock.now_s()
+        if self._recent is None:
+            self._recent = RecentSchedule(now_s, self._forget_schedule)
+            self.core.observe(self._recent)
+            self.scheduler.explain(True)
+        return [self._recent.look(now_s)]
+
+    def _forget_schedule(self) -> None:
+        assert self._recent is not None
+        self.core.unobserve(self._recent)
+        self.scheduler.explain(False)
+        self._recent = None
+
     def abort_all(self) -> None:
         """Ends every live submission and takes in the steps on their way, telling nobody: pages,
         rows and host memory are free afterwards."""
@@ -358,6 +363,45 @@ class Engine:
     def check_integrity(self) -> None:
         """Proves that every page and row is accounted for."""
         self.scheduler.check_integrity()
+
+
+def _of_this_engine(config: EngineConfig) -> EngineConfig:
+    """The configuration with its token budget.
+
+    Raises:
+        InvalidConfigError: it is of several engines.
+    """
+    if config.data_parallel_size != 1:
+        raise InvalidConfigError(
+            "data_parallel_size",
+            config.data_parallel_size,
+            "1 for one engine: `LLM`, `AsyncEngine` and their commands make several",
+        )
+    return config.with_token_budget(SERVING_BATCHED_TOKENS)
+
+
+def _open_model(config: EngineConfig) -> OpenedModel:
+    """The model on a mesh of the devices at hand; nothing of its weights is read."""
+    try:
+        mesh = make_mesh(config.tensor_parallel_size)
+    except ValueError as error:
+        raise InvalidConfigError(
+            "tensor_parallel_size",
+            config.tensor_parallel_size,
+            f"1 to {len(jax.devices())}, the number of devices there are",
+        ) from error
+    return open_model(config.model, config.dtype, mesh, config.quantization)
+
+
+def _scheduler(config: EngineConfig, limits: StepLimits) -> Scheduler:
+    return Scheduler(
+        limits,
+        policy=config.scheduling_policy,
+        enable_prefix_caching=config.enable_prefix_caching,
+        enable_chunked_prefill=config.enable_chunked_prefill,
+        watermark=config.watermark,
+        num_decode_steps=config.num_decode_steps,
+    )
 
 
 def _tokenizer(config: EngineConfig, model: OpenedModel) -> Tokenizer:

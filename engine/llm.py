@@ -12,9 +12,18 @@ from octavo.engine.any_engine import open_engine
 from octavo.engine.config import OFFLINE_BATCHED_TOKENS
 from octavo.engine.engine import engine_config
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.input.input_processor import PromptLike
+from octavo.engine.input.input_processor import POOLED, PromptLike, Submission, text_or_ids
+from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.engine.input.unserved import Unserved, refuse_unserved
 from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    ScoringRequestOutput,
+    scored,
+)
+from octavo.engine.pooling.params import PoolingParams, as_pooling_params
+from octavo.engine.pooling.scoring import plan_scores
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import (
     RequestOutputKind,
@@ -24,6 +33,7 @@ from octavo.engine.sampling_params import (
 from octavo.engine.text.assistant.tool_request import read_tool_use
 from octavo.engine.text.assistant.turn_plan import model_formats, set_messages
 from octavo.engine.text.tokenizer import Tokenizer
+from octavo.models.pooling_config import Pooling
 
 Message = Mapping[str, Any]
 PriorityLike = Priority | str | int
@@ -113,9 +123,172 @@ class LLM:
             )
             for index, (prompt, each) in enumerate(zip(listed, params, strict=True))
         ]
+        return self._run(submissions, "Generating", use_tqdm=use_tqdm)
+
+    def embed(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        use_tqdm: bool = True,
+        priority: PriorityLike | Sequence[PriorityLike] | None = None,
+        tokenization: Tokenization = AS_THE_MODEL_WANTS,
+        **unserved: Unpack[Unserved],
+    ) -> list[EmbeddingRequestOutput]:
+        """The embeddings of all prompts, behind the model's own instruction if it has one.
+
+        Args:
+            prompts: as for `generate`; each may fill the context.
+            pooling: of which tokens: "last", "mean" or "cls", the first; None is the model's own.
+            normalize: scale vectors to length 1; None is the model's own.
+            dimensions: numbers of each vector that are kept, before it is normalized.
+            prompt_name: which of the model's prompts stands before each text, such as "query";
+                None is the model's default, if it has one.
+            tokenization: special tokens, and truncation of what is too long.
+
+        The other arguments are those of `generate`.
+
+        Returns:
+            One output a prompt, in the prompts' order.
+
+        Raises:
+            InvalidRequestError: a prompt can never be served, or the engine was started with
+                `task="generate"`.
+        """
+        refuse_unserved("embed", unserved)
+        pooler = self.engine.inputs.pooler_or_refuse()
+        params = PoolingParams(pooling=pooling, normalize=normalize, dimensions=dimensions)
+        listed = [pooler.prompted(text_or_ids(each), prompt_name) for each in _as_prompts(prompts)]
+        return self.encode(
+            listed, params, use_tqdm=use_tqdm, priority=priority, tokenization=tokenization
+        )
+
+    def encode(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        pooling: Pooling | None = None,
+        use_tqdm: bool = True,
+        priority: PriorityLike | Sequence[PriorityLike] | None = None,
+        tokenization: Tokenization = AS_THE_MODEL_WANTS,
+        **unserved: Unpack[Unserved],
+    ) -> list[EmbeddingRequestOutput]:
+        """The pooled hidden states of all prompts, just as they are given.
+
+        Args:
+            pooling_params: for all, or one for each prompt; None is the model's own pooling.
+            pooling: in place of `pooling_params`, "last", "mean" or "cls".
+
+        Else as `embed`.
+        """
+        refuse_unserved("encode", unserved)
+        if pooling is not None:
+            if pooling_params is not None:
+                raise InvalidRequestError("pooling", pooling, "None beside pooling_params")
+            pooling_params = PoolingParams(pooling=pooling)
+        listed = _as_prompts(prompts)
+        params = [
+            as_pooling_params(each)
+            for each in _for_each("pooling_params", pooling_params, len(listed))
+        ]
+        priorities = _for_each("priority", priority, len(listed))
+        now_s = self.engine.clock.now_s()
+        submissions = [
+            self.engine.inputs.process(
+                None,
+                prompt,
+                POOLED,
+                now_s=now_s,
+                priority=priorities[index],
+                tokenization=tokenization,
+                pooling=each,
+            )
+            for index, (prompt, each) in enumerate(zip(listed, params, strict=True))
+        ]
+        outputs = self._run(submissions, "Embedding", use_tqdm=use_tqdm)
+        return [EmbeddingRequestOutput.of(output) for output in outputs]
+
+    def score(
+        self,
+        text_1: PromptLike | Sequence[PromptLike],
+        text_2: PromptLike | Sequence[PromptLike],
+        *,
+        instruction: str | None = None,
+        use_tqdm: bool = True,
+        priority: PriorityLike | None = None,
+        tokenization: Tokenization = AS_THE_MODEL_WANTS,
+        **unserved: Unpack[Unserved],
+    ) -> list[ScoringRequestOutput]:
+        """How well texts go together: a reranker's odds that the second answers the first, from 0
+        to 1; of other models, the cosine of the angle between their embeddings, from -1 to 1.
+
+        Args:
+            text_1: one text for all of `text_2`, or one for each.
+            text_2: one text or several.
+            instruction: what a reranker is asked; None is its own.
+
+        The other arguments are those of `embed`.
+
+        Returns:
+            One output for each of `text_2`.
+
+        Raises:
+            InvalidRequestError: as `embed`; or the two are not of one length.
+        """
+        refuse_unserved("score", unserved)
+        first, second = (
+            [text_or_ids(each) for each in _as_prompts(texts)] for texts in (text_1, text_2)
+        )
+        pooler = self.engine.inputs.pooler_or_refuse()
+        scoring = plan_scores(pooler, first, second, instruction)
+        outputs = self.encode(
+            scoring.texts,
+            scoring.params,
+            use_tqdm=use_tqdm,
+            priority=priority,
+            tokenization=scoring.tokenization(tokenization),
+        )
+        return scored(scoring, outputs)
+
+    def classify(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        *,
+        use_tqdm: bool = True,
+        priority: PriorityLike | Sequence[PriorityLike] | None = None,
+        tokenization: Tokenization = AS_THE_MODEL_WANTS,
+        **unserved: Unpack[Unserved],
+    ) -> list[ClassificationRequestOutput]:
+        """The probabilities of the classes that the model's head knows, of all prompts.
+
+        Args: as for `embed`.
+
+        Raises:
+            InvalidRequestError: as `embed`; or the model has no classification head.
+        """
+        refuse_unserved("classify", unserved)
+        labels = self.engine.inputs.pooler_or_refuse().head_or_refuse().labels
+        outputs = self.encode(
+            prompts,
+            PoolingParams(classify=True),
+            use_tqdm=use_tqdm,
+            priority=priority,
+            tokenization=tokenization,
+        )
+        return [ClassificationRequestOutput.of(output, labels) for output in outputs]
+
+    def _run(
+        self, submissions: Sequence[Submission], name: str, *, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        """Serves all submissions; their outputs in the same order."""
         outputs: dict[str, RequestOutput] = {}
         submitted: list[str] = []
-        bar = tqdm(total=len(listed), desc="Generating", unit="req", disable=not use_tqdm)
+        begun_s = self.engine.clock.now_s()
+        bar = tqdm(total=len(submissions), desc=name, unit="req", disable=not use_tqdm)
         try:
             for submission in submissions:
                 self.engine.submit(submission)
@@ -125,8 +298,10 @@ class LLM:
                 for output in self.engine.step():
                     outputs[output.engine_id] = output
                     num_tokens += sum(len(c.token_ids) for c in output.outputs)
-                    elapsed_s = max(1e-9, self.engine.clock.now_s() - now_s)
-                    bar.set_postfix_str(f"{num_tokens / elapsed_s:.1f} output tok/s", refresh=False)
+                    if num_tokens:
+                        elapsed_s = max(1e-9, self.engine.clock.now_s() - begun_s)
+                        rate = f"{num_tokens / elapsed_s:.1f} output tok/s"
+                        bar.set_postfix_str(rate, refresh=False)
                     bar.update()
         finally:
             bar.close()

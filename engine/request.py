@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.output.outputs import RequestMetrics
+from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.sampling_params import SamplingParams
 
 COMPUTED, INFLIGHT_TOKENS, INFLIGHT_STEPS = 0, 1, 2
@@ -93,6 +94,9 @@ class Request:
             policies that use such knowledge; None in production.
         bad_word_token_ids: token sequences that may not be generated.
         tenant, cache_salt: identity for fairness; prefix-cache isolation.
+        pooling: how its hidden states are pooled, with nothing left to the model; None for a
+            request that generates. A pooled request is prefill alone: it ends when its prompt is
+            computed, and `max_tokens` is 1 and stands for its one result.
         label: the client's own id, echoed and logged; other requests may carry it too. Empty for
             none.
         trace_parent: the W3C trace context that the request came with; empty for none.
@@ -127,6 +131,7 @@ class Request:
     bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
     tenant: str = ""
     cache_salt: str = ""
+    pooling: PoolingParams | None = None
     label: str = ""
     trace_parent: str = ""
 

@@ -11,10 +11,9 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.layout import Layout, with_layout_constraint
 
 from octavo.models.rope import Rope, RopeScaling
-from octavo.pallas_kernels.compat import device_kind
+from octavo.pallas_kernels.compat import device_kind, laid_out_row_major
 from octavo.pallas_kernels.linear_weight import LinearWeight, linear_weight
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -62,7 +61,7 @@ def row_major(x: jax.Array) -> jax.Array:
     """
     if not device_kind().startswith("TPU"):
         return x
-    return with_layout_constraint(x, Layout(tuple(range(x.ndim))))
+    return laid_out_row_major(x)
 
 
 def activate(x: jax.Array, activation: Activation) -> jax.Array:

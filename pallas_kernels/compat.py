@@ -1,13 +1,48 @@
-"""The one place that knows how JAX versions differ (0.10.2 to 0.12)."""
+"""The one place that knows how JAX versions differ (0.10.2 to 0.12), and what of JAX and XLA may
+change without notice: experimental and private interfaces, XLA's own attributes and flags.
+
+Everything here has a fallback, for a version that lacks it, and a test that it still has its effect
+(`tests/pallas_kernels/test_compat.py`), as most of it would otherwise cease to in silence. Another
+test finds what is used elsewhere. Pallas alone is exempt: kernels are written in
+`jax.experimental.pallas`, and the files under `pallas_kernels/` import it themselves. What XLA
+writes a CPU's program down as is known in `engine/execution/programs/light_program.py`, which
+keeps to what it recognises.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import importlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import jax
-from jax.experimental import serialize_executable
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
+
+
+def _parts(module: str, *names: str) -> Any:
+    """Parts of a module by name; None in a JAX that lacks one of them."""
+    try:
+        found = importlib.import_module(module)
+        return SimpleNamespace(**{name: getattr(found, name) for name in names})
+    except (ImportError, AttributeError):
+        return None
+
+
+_config = _parts("jax._src.config", "config_states")
+_cache = _parts("jax.experimental.compilation_cache.compilation_cache", "reset_cache")
+_layout = _parts("jax.experimental.layout", "Format", "Layout", "with_layout_constraint")
+_metadata = _parts("jax.experimental.xla_metadata", "set_xla_metadata")
+_executables = _parts("jax.experimental.serialize_executable", "serialize", "deserialize_and_load")
+
+WIDE_VECTORS = {"xla_cpu_prefer_vector_width": "512"}
+"""Compiler options: vectors of 512 bits on a CPU that has them, where XLA prefers 256."""
+SMALL_TILES = {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
+"""Compiler options: bfloat16 stays in tiles of 8 x 128 on a TPU that has larger ones."""
+
+_log = logging.getLogger(__name__)
 
 
 def shard_map(
@@ -76,8 +111,63 @@ def jax_settings() -> dict[str, Any]:
     return {name: getattr(jax.config, name, None) for name in jax.config.values}
 
 
+@contextlib.contextmanager
+def settings_of_this_thread(settings: Mapping[str, Any]) -> Iterator[None]:
+    """JAX's settings by name, in the calling thread alone and until the context ends.
+
+    A JAX without settings of a thread keeps those of the process: nothing is changed then.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, value in settings.items():
+            state = None if _config is None else _config.config_states.get(name)
+            if state is not None:
+                stack.enter_context(state(value))
+        yield
+
+
+def close_compilation_cache() -> None:
+    """Has JAX open its persistent cache anew when it next compiles, if there is a folder for it.
+
+    A JAX that cannot be told so keeps the one that it has opened.
+    """
+    if _cache is not None:
+        _cache.reset_cache()
+
+
+def in_memory_order(sharding: Sharding, order: tuple[int, ...]) -> Any:
+    """A sharding of arrays whose dimensions lie in this order, the last one's numbers side by side.
+
+    Where JAX cannot be told the order, the sharding itself: the device then chooses.
+    """
+    return sharding if _layout is None else _layout.Format(_layout.Layout(order), sharding)
+
+
+def has_memory_order(placement: Any) -> bool:
+    """Whether a placement of an array is more than its sharding: see `in_memory_order`."""
+    return _layout is not None and isinstance(placement, _layout.Format)
+
+
+def laid_out_row_major(x: jax.Array) -> jax.Array:
+    """x, which lies in the order of its dimensions inside a compiled program; or as XLA likes,
+    where JAX cannot be told."""
+    if _layout is None:
+        return x
+    return _layout.with_layout_constraint(x, _layout.Layout(tuple(range(x.ndim))))
+
+
+def as_one_function() -> contextlib.AbstractContextManager[Any]:
+    """Calls of jitted functions in this context are compiled to one native function each on a CPU,
+    loops and all. Where XLA cannot be told, it hands out their operations one by one."""
+    if _metadata is None:
+        return contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[Any] = _metadata.set_xla_metadata(
+        xla_cpu_small_call="true", inlineable="false"
+    )
+    return context
+
+
 def product_compiler_options(library: str) -> dict[str, str] | None:
-    """Options of `jax.stages.Lowered.compile`, for float32 products of a CPU by this library.
+    """Compiler options for float32 products of a CPU by this library.
 
     Args:
         library: "ynnpack", which XLA's CPU compiler takes unasked, or "eigen".
@@ -87,12 +177,39 @@ def product_compiler_options(library: str) -> dict[str, str] | None:
     return {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
 
 
+def compile_lowered(lowered: Any, options: Mapping[str, str] | None = None) -> Any:
+    """`lowered.compile(options)`, without those of the options that this XLA does not know.
+
+    Args:
+        lowered: a `jax.stages.Lowered`.
+        options: of this module.
+
+    Returns: the `jax.stages.Compiled`.
+
+    Raises: whatever the compiler says of anything but an option.
+    """
+    left = dict(options or {})
+    while True:
+        try:
+            return lowered.compile(left or None)
+        except jax.errors.JaxRuntimeError as error:
+            refused = [name for name in left if _is_refused(name, str(error))]
+            if not refused:
+                raise
+            _log.warning("this XLA does not know %s, and steps may take longer", refused)
+            left = {name: value for name, value in left.items() if name not in refused}
+
+
+def _is_refused(option: str, error: str) -> bool:
+    return f"No such compile option: '{option}'" in error or f"setting option {option}" in error
+
+
 def serialize_program(program: Any) -> tuple[Any, ...]:
     """What `deserialize_program` makes a `jax.stages.Compiled` from; it can be pickled.
 
     Raises: whatever a backend without serialization does.
     """
-    return tuple(serialize_executable.serialize(program))
+    return tuple(_known(_executables).serialize(program))
 
 
 def deserialize_program(parts: tuple[Any, ...], devices: Sequence[jax.Device]) -> Any:
@@ -105,6 +222,28 @@ def deserialize_program(parts: tuple[Any, ...], devices: Sequence[jax.Device]) -
     Raises: whatever JAX does with parts that do not fit.
     """
     data, in_tree, out_tree = parts
-    return serialize_executable.deserialize_and_load(
+    return _known(_executables).deserialize_and_load(
         data, in_tree, out_tree, backend=devices[0].client, execution_devices=devices
     )
+
+
+def devices_of_topology(platform: str, **description: Any) -> Sequence[jax.Device]:
+    """Devices that are not there, to compile for. Nothing takes its place in a JAX without it.
+
+    Args:
+        platform: "tpu" or "cuda".
+        description: of `jax.experimental.topologies.get_topology_desc`.
+    """
+    topologies = _parts("jax.experimental.topologies", "get_topology_desc")
+    return _known(topologies).get_topology_desc(platform=platform, **description).devices
+
+
+def _known(parts: Any) -> Any:
+    """Parts of a module that nothing takes the place of.
+
+    Raises:
+        NotImplementedError: this JAX lacks them.
+    """
+    if parts is None:
+        raise NotImplementedError(f"JAX {jax.__version__} is not known how to be asked for this")
+    return parts

@@ -1,21 +1,30 @@
-"""The operator's gRPC service: drain, flush the prefix cache, record profiles."""
+"""The operator's gRPC service: drain, flush the prefix cache, record profiles and schedules."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 from google.protobuf.message import Message
 
-from octavo.engine.errors import InvalidConfigError
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.errors import InvalidConfigError, InvalidRequestError
+from octavo.engine.observability.perfetto import perfetto_trace
+from octavo.engine.observability.schedule import Schedule
 from octavo.server.front import Front
 from octavo.server.grpc_service import Handler, guarded, parser, serialize
 from octavo.server.proto.octavo.v1 import admin_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
+
+MOST_TRACE_S = 60.0
+LOOK_S = 2.0
+"""An engine remembers a few seconds of a busy schedule."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +52,7 @@ class AdminService:
             "FlushCache": (pb.FlushCacheRequest, self.flush_cache),
             "StartProfile": (pb.StartProfileRequest, self.start_profile),
             "StopProfile": (pb.StopProfileRequest, self.stop_profile),
+            "Trace": (pb.TraceRequest, self.trace),
         }
         return grpc.method_handlers_generic_handler(
             SERVICE,
@@ -53,6 +63,16 @@ class AdminService:
                 for name, (kind, handler) in methods.items()
             },
         )
+
+    async def trace(self, request: pb.TraceRequest, context: Any) -> pb.TraceResponse:
+        """Watches the schedule for some seconds."""
+        seconds = request.seconds
+        if not 0 < seconds <= MOST_TRACE_S:
+            allowed = f"more than 0, at most {MOST_TRACE_S:g} seconds"
+            raise InvalidRequestError("seconds", seconds, allowed)
+        schedules = await watch_schedules(self._front.ready_engine(), seconds)
+        trace = await asyncio.to_thread(lambda: json.dumps(perfetto_trace(schedules)).encode())
+        return pb.TraceResponse(trace=trace)
 
     async def drain(self, request: pb.DrainRequest, context: Any) -> pb.DrainResponse:
         """Begins what SIGTERM begins."""
@@ -100,3 +120,17 @@ class AdminService:
         if self._profile_dir is None:
             raise InvalidConfigError("profile_dir", None, "a directory, in the server's settings")
         return self._profile_dir
+
+
+async def watch_schedules(engine: AsyncEngine, seconds: float) -> list[Schedule]:
+    """The schedule of the next seconds, one for each replica."""
+    await engine.schedules()  # from here on it is noted
+    begin_s = look_s = engine.engine.clock.now_s()
+    end_s = time.monotonic() + seconds
+    seen: list[Schedule] = []
+    while (left_s := end_s - time.monotonic()) > 0:
+        await asyncio.sleep(min(LOOK_S, left_s))
+        newest = [schedule.since(look_s) for schedule in await engine.schedules()]
+        look_s = engine.engine.clock.now_s()
+        seen = [old + new for old, new in zip(seen, newest, strict=True)] if seen else newest
+    return [schedule.since(begin_s) for schedule in seen]

@@ -18,6 +18,7 @@ from octavo.engine.input.input_processor import Prompt
 from octavo.engine.input.targets import NO_TARGETS, Targets
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.text.tokenizer import NO_TEMPLATE
@@ -140,6 +141,7 @@ class Front:
         tenant: str = "",
         cache_salt: str = "",
         tokenization: Tokenization = AS_THE_MODEL_WANTS,
+        pooling: PoolingParams | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """`AsyncEngine.generate` behind the door. Leaving the iteration early cancels the request.
 
@@ -172,6 +174,7 @@ class Front:
                 owner=caller.owner,
                 trace_parent=TRACE_PARENT.get() or "",
                 tokenization=tokenization,
+                pooling=pooling,
             )
             self.num_inflight += 1
             try:

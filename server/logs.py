@@ -42,7 +42,7 @@ def start_logging(config: LogConfig) -> None:
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
     # At info it tells of each kind of device that is not there, which is no news of this server.
     quiet = logging.NOTSET if config.log_level == "debug" else logging.WARNING
-    logging.getLogger("jax._src.xla_bridge").setLevel(quiet)
+    logging.getLogger("jax").setLevel(quiet)
 
 
 class JsonFormatter(logging.Formatter):

@@ -24,20 +24,18 @@ from grpc_reflection.v1alpha import reflection
 
 from octavo.engine.any_engine import engine_of_this_process
 from octavo.engine.errors import EngineDeadError, InvalidConfigError
-from octavo.engine.observability.observers import Observers
+from octavo.engine.process.own_process import ServingProcess
 from octavo.server.admin_service import SERVICE as ADMIN_SERVICE
 from octavo.server.admin_service import AdminService
 from octavo.server.auth import TokenFile
 from octavo.server.chat_renderer import ChatRenderer
-from octavo.server.collector import Collector
-from octavo.server.file_limit import most_connections, raise_file_limit
+from octavo.server.file_limit import most_connections
 from octavo.server.front import Front
 from octavo.server.grpc_auth import TokenInterceptor
 from octavo.server.grpc_first_message import FirstMessageInterceptor
 from octavo.server.grpc_health import HealthService
 from octavo.server.grpc_limits import CallLimitInterceptor
 from octavo.server.grpc_service import SERVICE, OctavoService
-from octavo.server.interpreter_share import prefer_engine_thread
 from octavo.server.kserve.service import SERVICE as INFERENCE_SERVICE
 from octavo.server.kserve.service import InferenceService
 from octavo.server.ports import check_bindable
@@ -92,14 +90,23 @@ class OctavoServer:
     Args:
         config: how to listen and stop.
         log_prompts: whether the log of requests may hold their prompts.
+        process: makes the settings of the whole process; None leaves those as they are, as in a
+            process that is not the server's own.
 
     Raises:
         InvalidConfigError: a file that the configuration names cannot be used, or HTTP is wanted
             and its packages are not installed.
     """
 
-    def __init__(self, config: ServeConfig, *, log_prompts: bool = False) -> None:
+    def __init__(
+        self,
+        config: ServeConfig,
+        *,
+        log_prompts: bool = False,
+        process: ServingProcess | None = None,
+    ) -> None:
         self._config = config
+        self._process = process
         self.told_to_drain = asyncio.Event()
         """Set when an operator has asked for the server's end."""
         self.front = Front(
@@ -181,7 +188,8 @@ class OctavoServer:
 
     async def attach(self, engine: AsyncEngine) -> None:
         """Starts the engine and serves."""
-        self._collector = Collector()
+        if self._process is not None:
+            self._process.leave_out_what_is_loaded()
         engine.stream_interval_s = self._config.stream_interval_ms / 1e3
         if self._tracing is not None:
             self.trace(engine, self._tracing[0])
@@ -190,7 +198,8 @@ class OctavoServer:
             self.front.renderer = ChatRenderer(tokenizer.chat_template, tokenizer.named_tokens)
             await self.front.renderer.start()
         await engine.start()
-        prefer_engine_thread()
+        if self._process is not None:
+            self._process.prefer_engine_thread()
         self.front.engine = engine
         self._set_serving(self.front.is_ready)
         self._grpc_ended = asyncio.create_task(self._grpc.wait_for_termination())
@@ -201,7 +210,7 @@ class OctavoServer:
         endpoint = self._config.otlp_traces_endpoint
         core = engine_of_this_process(engine.engine, "otlp_traces_endpoint", endpoint).core
         tracing = RequestTracer(tracer, engine.engine.clock, engine.model_name)
-        core.log = tracing if core.log is None else Observers(core.log, tracing)
+        core.observe(tracing)
 
     async def drain_and_stop(self, *, hurry: asyncio.Event | None = None) -> Ending:
         """Refuses new work, lets what is in flight finish, stops.
@@ -262,7 +271,8 @@ class OctavoServer:
                     engine.give_up(EngineDeadError("the engine hangs in a step; see its log"))
                 self.front.deaf = not self._is_listening()
                 self._set_serving(self.front.is_ready)
-                self._collector.tidy()
+                if self._process is not None:
+                    self._process.tidy()
             except Exception:
                 _log.exception("the engine's health could not be read")
             await asyncio.sleep(HEALTH_PERIOD_S)
@@ -297,7 +307,7 @@ async def serve(
     announce: Callable[[Addresses, AsyncEngine], None],
     log_prompts: bool = False,
 ) -> Ending:
-    """Runs a server until SIGTERM or SIGINT.
+    """Runs a server until SIGTERM or SIGINT, in a process of its own: see `ServingProcess`.
 
     Args:
         make_engine: builds the engine; runs in a thread of its own.
@@ -310,8 +320,9 @@ async def serve(
         InvalidConfigError: an address cannot be bound.
         OctavoError: whatever `make_engine` raised.
     """
-    raise_file_limit()
-    server = OctavoServer(config, log_prompts=log_prompts)
+    process = ServingProcess()
+    process.prepare_to_listen()
+    server = OctavoServer(config, log_prompts=log_prompts, process=process)
     addresses = await server.bind()
     with _Signals() as signals:
         try:

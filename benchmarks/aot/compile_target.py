@@ -60,30 +60,30 @@ def main() -> None:
 def compile_all(target: Target, only: str) -> Iterator[dict[str, Any]]:
     """One dict a case: name, seconds, and what the compiler says of it, or `error`."""
     import jax
-    from jax.experimental import topologies
 
     from benchmarks.aot.cases import attention_cases, step_cases
     from benchmarks.aot.copies import weight_copies
+    from octavo.pallas_kernels.compat import compile_lowered, devices_of_topology
     from octavo.sharding.mesh import make_mesh
 
     if target.platform == "tpu":
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=target.topology)
+        devices = devices_of_topology("tpu", topology_name=target.topology)
     else:
-        topology = topologies.get_topology_desc(
-            platform="cuda", target_config=target.target_config(), topology=target.topology
+        devices = devices_of_topology(
+            "cuda", target_config=target.target_config(), topology=target.topology
         )
-    kind = topology.devices[0].device_kind
+    kind = devices[0].device_kind
     backend: Any = "mosaic_tpu" if target.platform == "tpu" else "mosaic_gpu"
     for case in (*attention_cases(target.platform), *step_cases()):
         if only not in case.name:
             continue
-        mesh = make_mesh(num_devices(case, target), topology.devices)
+        mesh = make_mesh(num_devices(case, target), devices)
         result = describe(case, target, backend, kind, mesh.size)
         begun_s = time.perf_counter()
         try:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), _stderr() as log:
                 lowered = case.lower(mesh, backend)
-                compiled = lowered.compile(compiler_options=case.compiler_options(kind))
+                compiled = compile_lowered(lowered, case.compiler_options(kind))
         except Exception as error:
             result["error"] = f"{type(error).__name__}: {str(error)[:400]}"
             yield result

@@ -29,18 +29,18 @@ def compile_all(name: str, only: str) -> Iterator[dict[str, Any]]:
     target = TARGETS[name]
     os.environ.update(ENVIRONMENT[target.platform])
     import jax
-    from jax.experimental import topologies
     from jax.sharding import NamedSharding, PartitionSpec
 
+    from octavo.pallas_kernels.compat import devices_of_topology
     from octavo.sharding.mesh import make_mesh
 
     if target.platform == "tpu":
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=target.topology)
+        devices = devices_of_topology("tpu", topology_name=target.topology)
     else:
-        topology = topologies.get_topology_desc(
-            platform="cuda", target_config=target.target_config(), topology=target.topology
+        devices = devices_of_topology(
+            "cuda", target_config=target.target_config(), topology=target.topology
         )
-    mesh = make_mesh(1, topology.devices)
+    mesh = make_mesh(1, devices)
     whole = NamedSharding(mesh, PartitionSpec())
     for what, program, make in _programs(f"mosaic_{'tpu' if target.platform == 'tpu' else 'gpu'}"):
         if only not in what:

@@ -71,9 +71,11 @@ class StepBench:
         from benchmarks.aot.cases import LLAMA_8B
         from octavo.engine.clock import MonotonicClock
         from octavo.engine.core import EngineCore
-        from octavo.engine.execution.buckets import Lattice
         from octavo.engine.execution.executor import DeviceExecutor
+        from octavo.engine.execution.platform.buckets import Lattice
+        from octavo.engine.execution.platform.engine_setup import EngineSetup
         from octavo.engine.execution.step_spec import StepShape
+        from octavo.engine.execution.weights.weight_variants import plain_variants
         from octavo.engine.scheduler.scheduler import Scheduler
         from octavo.engine.scheduler.step_plan import StepLimits
         from octavo.models.parameters import declare, num_parameters
@@ -114,15 +116,17 @@ class StepBench:
         self.weight_bytes = self.num_read * kv_dtype.itemsize
         self.config, self.kv_dtype, self.limits = config, kv_dtype, limits
         weights = random_weights(config, kv_dtype, mesh, 0)
-        executor = DeviceExecutor(
-            config,
-            weights,
-            mesh,
+        setup = EngineSetup(
+            model=config,
+            mesh=mesh,
             limits=limits,
+            num_slots=limits.max_num_seqs,
             lattice=lattice,
             backend=backend,  # type: ignore[arg-type]
             kv_dtype=kv_dtype,
+            variants=plain_variants(weights, kv_dtype),
         )
+        executor = DeviceExecutor(setup, weights)
         executor.warm_up()
         self.executor = executor
         self.compile_s = dict(executor.programs.stats.seconds)

@@ -19,7 +19,7 @@ import sys
 
 from benchmarks.hostile.case import Addresses, Case
 from benchmarks.hostile.connection_cases import CASES
-from octavo.server.file_limit import raise_file_limit
+from octavo.engine.process.file_limit import raise_file_limit
 
 CASE_S = 60.0
 NICENESS = 10

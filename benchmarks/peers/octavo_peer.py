@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -11,10 +12,14 @@ from peer import Completion, PeerRequest, main
 
 
 class OctavoEngine:
-    """`octavo.LLM` with its defaults, but for what every peer is told and `--engine-arg`."""
+    """`octavo.LLM` with its defaults, but for what every peer is told and `--engine-arg`, in a
+    process of Octavo's own, as those of its commands are."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         from octavo import LLM, SamplingParams
+        from octavo.engine.process.own_process import prepare_to_compute
+
+        prepare_to_compute(os.environ)
 
         chosen: dict[str, Any] = {
             "dtype": args.dtype,

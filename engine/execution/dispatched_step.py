@@ -9,14 +9,16 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.execution.packing import pooled_tokens
 from octavo.engine.execution.sampling.next_tokens import Scores
-from octavo.engine.execution.step import StepOutput
+from octavo.engine.execution.step import PooledStepOutput, StepOutput
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import (
     NO_TOKEN,
     NOT_FINITE,
     NOTHING_ALLOWED,
+    PrefillRow,
     RowTokens,
     StepPlan,
     StepResult,
@@ -56,12 +58,27 @@ class DispatchedStep:
             duration_s: it ran.
         """
         is_marked = int(np.min(tokens)) < NO_TOKEN
+        rows = self._rows(tokens)
+        broken = self._marked(tokens, NOT_FINITE) if is_marked else ()
         return StepResult(
-            rows=self._rows(tokens),
+            rows=rows,
             duration_s=duration_s,
-            broken=self._marked(tokens, NOT_FINITE) if is_marked else (),
+            broken=self._with_broken_sums(broken, rows),
             barred=self._marked(tokens, NOTHING_ALLOWED) if is_marked else (),
         )
+
+    def _with_broken_sums(
+        self, broken: tuple[int, ...], rows: Sequence[RowTokens]
+    ) -> tuple[int, ...]:
+        """Adds the rows that pool a hidden state which is not finite: any of a chunk's may be."""
+        if not isinstance(self.output, PooledStepOutput):
+            return broken
+        found = {
+            index
+            for index, row in enumerate(rows)
+            if row.pooled is not None and not np.isfinite(row.pooled).all()
+        }
+        return tuple(sorted(found.union(broken)))
 
     def _marked(self, tokens: NDArray[np.int32], mark: int) -> tuple[int, ...]:
         """The plan's rows that hold a mark in place of a token."""
@@ -73,6 +90,7 @@ class DispatchedStep:
     def _rows(self, tokens: NDArray[np.int32]) -> Sequence[RowTokens]:
         plan = self.plan
         scores, prompt_scores = self._scores()
+        pooled = self._pooled()
         num_decodes = len(plan.decode_rows)
         place = np.empty(num_decodes, np.intp)
         place[self.order] = np.arange(num_decodes)
@@ -96,11 +114,20 @@ class DispatchedStep:
                 row = row._replace(
                     prompt_logprobs=tuple(_score(prompt_scores, (t,), num_top) for t in span)
                 )
+            if pooled is not None and is_pooled(prefill):
+                row = row._replace(pooled=pooled[index - num_decodes])
             rows.append(row)
             first += prefill.num_tokens
         if is_plain:
             return TokenRows(np.maximum(tokens[0, place], NO_TOKEN).tolist(), rows)
         return rows
+
+    def _pooled(self) -> NDArray[np.float32] | None:
+        """Sums of hidden states, a row for each prefill row, fetched only if a row pools any."""
+        output = self.output
+        if isinstance(output, PooledStepOutput) and any(map(is_pooled, self.plan.prefill_rows)):
+            return np.asarray(output.pooled)
+        return None
 
     def _scores(self) -> tuple[Scores | None, Scores | None]:
         """Scores of tokens and of prompts, fetched only if a row asked for them."""
@@ -116,6 +143,11 @@ class DispatchedStep:
             jax.device_get(output.scores) if wants else None,
             jax.device_get(output.prompt_scores) if wants_prompt else None,
         )
+
+
+def is_pooled(row: PrefillRow) -> bool:
+    """Whether a chunk has tokens that its request pools."""
+    return row.request.pooling is not None and bool(range(row.num_tokens)[pooled_tokens(row)])
 
 
 def _row(request: Request, ids: tuple[int, ...], scores: Scores | None, column: int) -> RowTokens:

@@ -7,24 +7,21 @@ that last read it has finished. It is one class, and long, because all of it gua
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from octavo.engine.config import FEW_TOKENS, WarmUp
-from octavo.engine.execution.available_memory import has_room_for_programs
-from octavo.engine.execution.buckets import Lattice, waste
 from octavo.engine.execution.dispatched_step import DispatchedStep
 from octavo.engine.execution.host_memory import give_back_after_compiling, give_back_zeros
 from octavo.engine.execution.packing import (
@@ -35,6 +32,10 @@ from octavo.engine.execution.packing import (
     row_flags,
 )
 from octavo.engine.execution.page_copies import PageCopier
+from octavo.engine.execution.platform.available_memory import has_room_for_programs
+from octavo.engine.execution.platform.buckets import waste
+from octavo.engine.execution.platform.engine_setup import EngineSetup
+from octavo.engine.execution.programs.compile_cache import CompileCache
 from octavo.engine.execution.programs.compile_manager import CompileManager
 from octavo.engine.execution.programs.program_maker import ProgramMaker
 from octavo.engine.execution.programs.program_store import open_program_store
@@ -48,23 +49,19 @@ from octavo.engine.execution.state import (
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step_spec
 from octavo.engine.execution.weights.program_weights import ProgramWeights
-from octavo.engine.execution.weights.weight_variants import WeightVariants, plain_variants
 from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import (
     DecodeRows,
-    StepLimits,
     StepPlan,
     StepResult,
 )
 from octavo.engine.structured.grammar import Mask
 from octavo.engine.structured.masks import TokenMasks
-from octavo.models.config import ModelConfig
 from octavo.models.weight_variants.tree import VariantTree
 from octavo.pallas_kernels.cpu.native_attention import (
     compiler_options as attention_compiler_options,
 )
-from octavo.pallas_kernels.ragged_paged_attention import Backend
 
 logger = logging.getLogger(__name__)
 
@@ -104,21 +101,13 @@ class DeviceExecutor:
     """The real executor.
 
     Args:
-        config: the model, as sharded.
-        weights: its weights on `mesh`, or their `jax.ShapeDtypeStruct`s, if
-            `weights.set` follows.
-        mesh: the device mesh.
-        limits: what plans may ask for.
-        lattice: shapes to compile.
-        backend: attention implementation.
-        kv_dtype: of the KV pools.
-        fail_on_compile: refuse to compile after `warm_up`.
-        masks: what the next tokens of gated requests may be.
-        variants: of the weights; None is those that take no memory of their own.
+        setup: what the engine is on its devices.
+        weights: on the mesh, or their `jax.ShapeDtypeStruct`s, if `weights.set` follows.
         blocks: block-quantized linear layers, for the shapes that say so, or their
             `jax.ShapeDtypeStruct`s, as `weights`; None where no shape does.
-        num_slots: rows that the state has places for, as many as another engine's whose programs
-            it shares; None is those that plans may have.
+        masks: what the next tokens of gated requests may be.
+        cache: where programs are kept between starts; None is JAX's own alone.
+        fail_on_compile: refuse to compile after `warm_up`.
 
     `warm_up` comes before the first `dispatch`; `begin_warm_up` may come before it, so that what
     it waits for is on its way while weights are read.
@@ -126,46 +115,40 @@ class DeviceExecutor:
 
     def __init__(
         self,
-        config: ModelConfig,
+        setup: EngineSetup,
         weights: Any,
-        mesh: Mesh,
         *,
-        limits: StepLimits,
-        lattice: Lattice,
-        backend: Backend,
-        kv_dtype: jnp.dtype,
-        fail_on_compile: bool = False,
-        masks: TokenMasks | None = None,
-        variants: WeightVariants | None = None,
         blocks: VariantTree | None = None,
-        num_slots: int | None = None,
+        masks: TokenMasks | None = None,
+        cache: CompileCache | None = None,
+        fail_on_compile: bool = False,
     ) -> None:
-        self.limits = limits
-        self._num_slots = limits.max_num_seqs if num_slots is None else num_slots
-        self.lattice = lattice
+        self._setup = setup
+        self.limits, self.lattice = setup.limits, setup.lattice
         self.stats = ExecutorStats()
-        self._config = config
-        if variants is None:
-            variants = plain_variants(weights, kv_dtype)
+        self._config, self._mesh, self._backend = setup.model, setup.mesh, setup.backend
+        self._num_slots = setup.num_slots
+        self._cache = cache or CompileCache()
+        variants = setup.variants
         self.weights = ProgramWeights(
             weights,
-            mesh,
+            setup.mesh,
             variants,
             blocks=blocks,
-            has_panels=any(variants.of(shape) == "panels" for shape in lattice.shapes),
+            has_panels=any(variants.of(shape) == "panels" for shape in setup.lattice.shapes),
+            cache=self._cache,
         )
-        self._mesh = mesh
-        self._backend = backend
-        self._whole = NamedSharding(mesh, P())
+        self._whole = NamedSharding(setup.mesh, P())
+        limits = setup.limits
         self._layout = StateLayout(
-            config=config,
-            mesh=mesh,
-            num_slots=self._num_slots,
+            config=setup.model,
+            mesh=setup.mesh,
+            num_slots=setup.num_slots,
             num_pages=limits.num_pages,
             page_size=limits.page_size,
             table_pages=limits.max_pages_per_seq,
-            dtype=kv_dtype,
-            pools=pool_layouts(config, backend, limits.page_size),
+            dtype=setup.kv_dtype,
+            pools=pool_layouts(setup.model, setup.backend, limits.page_size),
         )
         self._abstract_state = self._layout.abstract()
         self._make_state = self._layout.maker()
@@ -174,37 +157,27 @@ class DeviceExecutor:
             PageCopier(self._layout, limits.num_host_pages) if limits.num_host_pages else None
         )
         self.store = open_program_store(
-            mesh,
-            (
-                config,
-                backend,
-                limits.max_pages_per_seq,
-                limits.page_size,
-                variants,
-            ),
+            self._cache.folder,
+            setup.mesh,
+            (setup.model, setup.backend, limits.max_pages_per_seq, limits.page_size, variants),
             (self.weights.abstract, self._abstract_state),
         )
         maker = None
-        on_cpu = mesh.devices.flat[0].platform == "cpu"
-        if self.store is not None and on_cpu and config.num_layers >= LAYERS_APART:
+        is_large = setup.model.num_layers >= LAYERS_APART
+        if self.store is not None and setup.traits.compiles_apart and is_large:
             weights, blocks = jax.tree.map(_abstract, (weights, blocks))
             arguments = {
-                "config": config,
+                "setup": replace(setup, limits=replace(limits, num_host_pages=0)),
                 "weights": weights,
-                "mesh": mesh,
-                "limits": dataclasses.replace(limits, num_host_pages=0),
-                "lattice": lattice,
-                "backend": backend,
-                "kv_dtype": kv_dtype,
-                "variants": variants,
                 "blocks": blocks,
-                "num_slots": num_slots,
+                "cache": self._cache,
             }
             maker = ProgramMaker(arguments, self.store.identity)
         self.programs = CompileManager(
             self._lower,
             store=self.store,
             maker=maker,
+            cache=self._cache,
             compiler_options=self._compiler_options,
             has_room=has_room_for_programs,
             tidy=give_back_after_compiling,
@@ -226,7 +199,7 @@ class DeviceExecutor:
         self.programs.begin(self.awaited(mode)[0])
         # Zeroing gigabytes of host memory takes as long as loading a program: do both at once.
         pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-state")
-        self._fresh = pool.submit(self._make_state)
+        self._fresh = pool.submit(self._cache.in_use()(self._make_state))
         pool.shutdown(wait=False)
 
     def warm_up(
@@ -265,18 +238,19 @@ class DeviceExecutor:
     def _fresh_state(self, state: DeviceState) -> DeviceState:
         """The zeroed state with the row that padding rows use."""
         jax.block_until_ready(state)
-        if self._mesh.devices.flat[0].platform == "cpu":
+        if self._setup.traits.in_host_memory:
             give_back_zeros(jax.tree.leaves(state.kv))
         row = logits_row(self._config.vocab_size)
         logits = set_row(state.logits, np.int32(self._num_slots), row)
-        return jax.block_until_ready(dataclasses.replace(state, logits=logits))
+        return jax.block_until_ready(replace(state, logits=logits))
 
     def _try_device(self) -> None:
         """Runs a step without rows, to its end."""
         nothing = StepPlan(
             step_id=-1, decode_rows=DecodeRows.of(()), prefill_rows=(), num_steps=1, page_updates=()
         )
-        shape = self.lattice.choose(nothing, "general", self.programs.has)
+        variant: Variant = "general" if self.lattice.variants else "pooled"
+        shape = self.lattice.choose(nothing, variant, self.programs.has)
         order = np.empty(0, np.intp)
         vector = pack(nothing, self._spec(shape), order, trash_slot=self._num_slots)
         program = self.programs.get(shape)
@@ -359,7 +333,7 @@ class DeviceExecutor:
         best_s = math.inf
         for _ in range(3):  # the first one touches the host's memory for the first time
             kv, seconds = self._copier.time_round_trip(self._state.kv, num_pages)
-            self._state = dataclasses.replace(self._state, kv=kv)
+            self._state = replace(self._state, kv=kv)
             best_s = min(best_s, seconds / 2)
         return best_s
 
@@ -368,7 +342,7 @@ class DeviceExecutor:
         if self._copier is None:
             return []
         kv, ended = self._copier.poll(self._state.kv)
-        self._state = dataclasses.replace(self._state, kv=kv)
+        self._state = replace(self._state, kv=kv)
         return ended
 
     def close(self) -> None:
@@ -400,6 +374,8 @@ class DeviceExecutor:
         self._try_device()
 
     def _variant(self, plan: StepPlan) -> Variant:
+        if self.lattice.pools and any(row.request.pooling for row in plan.prefill_rows):
+            return "pooled"
         if "greedy" not in self.lattice.variants:
             return "general"
         requests = (*plan.decode_rows.requests, *(row.request for row in plan.prefill_rows))
@@ -416,7 +392,7 @@ class DeviceExecutor:
             bad_words=request.bad_word_token_ids,
         )
         logits = set_row(self._state.logits, np.int32(slot), row)
-        self._state = dataclasses.replace(self._state, logits=logits)
+        self._state = replace(self._state, logits=logits)
 
     def _put_masks(self, plan: StepPlan, masks: TokenMasks) -> None:
         """Hands the device the masks of the rows that sample under one in this step."""
@@ -437,10 +413,8 @@ class DeviceExecutor:
         vector[: len(slots)] = slots
         for row, mask in zip(array, masks, strict=False):
             row[:] = mask
-        logits = dataclasses.replace(
-            self._state.logits, token_mask=set_masks(token_mask, vector, array)
-        )
-        self._state = dataclasses.replace(self._state, logits=logits)
+        logits = replace(self._state.logits, token_mask=set_masks(token_mask, vector, array))
+        self._state = replace(self._state, logits=logits)
 
     def _spec(self, shape: StepShape) -> StepSpec:
         limits = self.limits

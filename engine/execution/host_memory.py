@@ -1,51 +1,18 @@
-"""Keeps the C allocator from handing a step's temporaries back to the kernel after every step.
+"""Gives memory that nothing needs back to the kernel: what compiling took, and pools of zeros.
 
-XLA's CPU client allocates a program's temporary buffer anew for each run. glibc serves blocks above
-32 MB (and at first above 128 KB) by mapping fresh pages and unmaps them when freed, so every step
-would fault in, and the kernel zero, tens of megabytes (docs/findings/starts-and-memory.md has what
-that cost). XLA's own threads would get arenas of their own, which never hold a block that large:
-one arena serves all.
-
-What compiling a program took, up to a gigabyte, is given back: no step will want it.
+What compiling a program took, up to a gigabyte, no step will want.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
 import mmap
-import platform
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 
-logger = logging.getLogger(__name__)
-
-_M_TRIM_THRESHOLD = -1
-_M_MMAP_THRESHOLD = -3
-_M_ARENA_MAX = -8
-_KEEP_BYTES = 1 << 30
-
-
-def keep_freed_memory() -> bool:
-    """Makes glibc reuse freed blocks of up to 1 GB. Process-wide; best before XLA starts threads.
-
-    Returns:
-        Whether it took effect; False without glibc.
-    """
-    mallopt = _of_glibc("mallopt")
-    if mallopt is None:
-        return False
-    options = (
-        (_M_MMAP_THRESHOLD, _KEEP_BYTES),
-        (_M_TRIM_THRESHOLD, _KEEP_BYTES),
-        (_M_ARENA_MAX, 1),
-    )
-    done = [mallopt(option, value) for option, value in options]
-    return all(done)
+from octavo.engine.process.allocator import of_glibc
 
 
 def give_back_after_compiling() -> None:
@@ -56,7 +23,7 @@ def give_back_after_compiling() -> None:
 
 def give_back_freed_memory() -> None:
     """Gives all whole pages of freed blocks back to the kernel; the next step faults its own in."""
-    malloc_trim = _of_glibc("malloc_trim")
+    malloc_trim = of_glibc("malloc_trim")
     if malloc_trim is not None:
         malloc_trim(0)
 
@@ -64,7 +31,7 @@ def give_back_freed_memory() -> None:
 def give_back_idle_code() -> None:
     """Takes libraries' code out of this process until it is run again: compiling runs 0.1 GB of the
     compiler's, which no step does. What is run again is found in the kernel's cache of files."""
-    madvise = _of_glibc("madvise")
+    madvise = of_glibc("madvise")
     if madvise is None:
         return
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -96,7 +63,7 @@ def give_back_zeros(arrays: Iterable[jax.Array]) -> None:
     Args:
         arrays: zeros, on CPUs; nobody may be at them meanwhile.
     """
-    madvise = _of_glibc("madvise")
+    madvise = of_glibc("madvise")
     if madvise is None:
         return
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
@@ -107,14 +74,3 @@ def give_back_zeros(arrays: Iterable[jax.Array]) -> None:
             first, end = -(-at // page) * page, (at + shard.data.nbytes) // page * page
             if end > first:
                 madvise(first, end - first, mmap.MADV_DONTNEED)
-
-
-@functools.cache
-def _of_glibc(name: str) -> Any:
-    """A function of the C library; None without glibc."""
-    if platform.libc_ver()[0] != "glibc":
-        return None
-    try:
-        return getattr(ctypes.CDLL(None), name)
-    except (OSError, AttributeError):
-        return None

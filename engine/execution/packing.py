@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.engine.execution.pool_hidden import NO_ROW
 from octavo.engine.execution.sampling.logits import (
     HAS_BAD_WORDS,
     HAS_BIAS,
@@ -65,7 +66,10 @@ def _pack_prefill(plan: StepPlan, fields: dict[str, np.ndarray]) -> None:
     token_ids, score_ids = fields["token_ids"], fields["score_ids"]
     cu_q_lens[: num_decodes + 1] = np.arange(num_decodes + 1)
     token_row[:num_decodes] = np.arange(num_decodes)
+    pool_row = fields.get("pool_row")
     score_ids[:] = -1
+    if pool_row is not None:
+        pool_row[:] = NO_ROW
     fields["new_slot"][:] = NO_SLOT
     token, num_new = num_decodes, 0
     for index, row in enumerate(plan.prefill_rows, num_decodes):
@@ -77,7 +81,10 @@ def _pack_prefill(plan: StepPlan, fields: dict[str, np.ndarray]) -> None:
         cu_q_lens[index + 1] = token
         fields["row_slot"][index] = row.slot
         fields["row_start"][index] = row.start
-        fields["row_max_new_tokens"][index] = row.samples
+        if row.request.pooling is None:
+            fields["row_max_new_tokens"][index] = row.samples
+        elif pool_row is not None:
+            pool_row[span][pooled_tokens(row)] = index - num_decodes
         if row.request.sampling_params.prompt_logprobs is not None:
             scored = row.request.prompt_token_ids[row.start + 1 : stop + 1]
             score_ids[span.start : span.start + len(scored)] = scored
@@ -85,6 +92,18 @@ def _pack_prefill(plan: StepPlan, fields: dict[str, np.ndarray]) -> None:
             _pack_new_row(row, num_new, fields)
             num_new += 1
     cu_q_lens[plan.num_rows + 1 :] = token
+
+
+def pooled_tokens(row: PrefillRow) -> slice:
+    """Which tokens of a chunk its request pools."""
+    assert row.request.pooling is not None
+    match row.request.pooling.pooling:
+        case "mean":
+            return slice(None)
+        case "cls":
+            return slice(0, int(row.start == 0))
+        case _:
+            return slice(row.num_tokens - int(row.samples), None)
 
 
 def known_tokens(request: Request, start: int, stop: int) -> Sequence[int]:

@@ -21,6 +21,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from octavo.engine.execution.attend import attend_over_heads
+from octavo.engine.execution.pool_hidden import pool_hidden
 from octavo.engine.execution.sampling.logits import SamplingRows
 from octavo.engine.execution.sampling.logprobs import MAX_LOGPROBS
 from octavo.engine.execution.sampling.next_tokens import (
@@ -57,6 +58,18 @@ class StepOutput:
     tokens: jax.Array
     scores: Scores | None
     prompt_scores: Scores | None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PooledStepOutput(StepOutput):
+    """What the host reads of a pooled step.
+
+    Attributes:
+        pooled: float32[U, E]; see `pool_hidden`.
+    """
+
+    pooled: jax.Array
 
 
 StepFunction = Callable[[Any, DeviceState, jax.Array], tuple[DeviceState, StepOutput]]
@@ -165,12 +178,21 @@ def _mixed(
     )
     state = replace(state, num_computed_tokens=computed)
     prompt_scores = None
-    if spec.shape.variant == "general":
+    if not spec.shape.is_greedy:
         prompt_scores = score_prompt(config, weights, hidden, fields["score_ids"])
-    return state, StepOutput(
+    output = StepOutput(
         tokens=tokens[None],
         scores=None if scores is None else jax.tree.map(lambda x: x[None], scores),
         prompt_scores=prompt_scores,
+    )
+    if not spec.shape.pools:
+        return state, output
+    pooled = pool_hidden(config, weights, hidden, fields["pool_row"], spec.shape.num_new_rows)
+    return state, PooledStepOutput(
+        tokens=output.tokens,
+        scores=output.scores,
+        prompt_scores=output.prompt_scores,
+        pooled=pooled,
     )
 
 
@@ -230,7 +252,7 @@ def _decode(
         return jnp.zeros((shape.num_steps, num_rows, *tail), dtype)
 
     scores = None
-    if shape.variant == "general":
+    if not shape.is_greedy:
         scores = Scores(
             logprob=zeros(jnp.float32),
             rank=zeros(jnp.int32),

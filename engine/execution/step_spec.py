@@ -22,7 +22,7 @@ from jax import lax
 
 from octavo.engine.sampling_params import MAX_STOP_IDS
 
-Variant = Literal["greedy", "general"]
+Variant = Literal["greedy", "general", "pooled"]
 
 NEW_ROW_INTS = (
     "slot",
@@ -54,7 +54,8 @@ class StepShape:
         num_rows: S, rows; T for a decode program.
         num_steps: most decode iterations in a dispatch; 0 marks a mixed program (prefill chunks
             and decode rows, one iteration).
-        variant: "greedy" compiles the argmax alone; "general" serves every request.
+        variant: "greedy" compiles the argmax alone; "general" serves every request that generates;
+            "pooled", of mixed programs alone, serves every request and returns hidden states.
         block_quantized: linear layers read block-quantized weights.
         quick: what compiles soonest, where another program of the size computes faster.
     """
@@ -69,6 +70,16 @@ class StepShape:
     @property
     def is_decode(self) -> bool:
         return self.num_steps > 0
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether its rows are greedy and want nothing but tokens."""
+        return self.variant == "greedy"
+
+    @property
+    def pools(self) -> bool:
+        """Whether it returns hidden states."""
+        return self.variant == "pooled"
 
     @property
     def num_iterations(self) -> int:
@@ -153,6 +164,8 @@ class StepSpec:
                 ("new_stop_ids", (new, MAX_STOP_IDS), i32),
                 ("new_table", (new, num_groups, table_pages), i32),
             ]
+        if shape.pools:
+            layout.append(("pool_row", (tokens,), i32))
         fields, offset = [], 0
         for name, dims, dtype in layout:
             fields.append(Field(name, dims, dtype, offset))

@@ -11,10 +11,13 @@ from octavo.engine.errors import DeadlineExceededError, InvalidRequestError
 from octavo.engine.input.request_ids import RequestIds
 from octavo.engine.input.targets import NO_TARGETS, Targets
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
+from octavo.engine.pooling.params import PoolingParams
+from octavo.engine.pooling.pooler import Pooler
 from octavo.engine.request import Priority, Request
 from octavo.engine.sampling_params import (
     MAX_BAD_WORD_TOKENS,
     MAX_STOP_IDS,
+    RequestOutputKind,
     SamplingParams,
     are_plain_integers,
 )
@@ -29,6 +32,10 @@ Prompt = str | Sequence[int]
 PromptLike = Prompt | Mapping[str, Any]
 """A prompt as users hand it in: also as `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
 
+POOLED = SamplingParams(
+    temperature=0.0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+)
+"""Parameters of a request that generates nothing: one output, at its end."""
 MAX_ID_CHARS = 256
 SHORT_PROMPT_TOKENS = 16_384
 """Token ids that take under a millisecond to check."""
@@ -89,10 +96,13 @@ class InputProcessor:
         eos_token_ids: the model's end-of-sequence ids.
         seed: seeds requests that bring none.
         incarnation: begins every id; see `RequestIds`.
+        pooler: of an engine that takes pooled requests; None where none does.
+        generates: whether the engine generates.
 
     Attributes:
         ids: makes the ids of submissions.
         grammars: compiles what requests keep to.
+        pooler, generates: as they were given.
     """
 
     def __init__(
@@ -104,8 +114,12 @@ class InputProcessor:
         eos_token_ids: tuple[int, ...],
         seed: int,
         incarnation: str | None = None,
+        pooler: Pooler | None = None,
+        generates: bool = True,
     ) -> None:
         self.ids = RequestIds(incarnation)
+        self.pooler = pooler
+        self.generates = generates
         self._tokenizer = tokenizer
         _ = tokenizer.token_sizes  # now, while nobody waits for a token
         self._vocab_size = vocab_size
@@ -133,6 +147,7 @@ class InputProcessor:
         trace_parent: str = "",
         tokenization: Tokenization = AS_THE_MODEL_WANTS,
         compile_grammar: bool = True,
+        pooling: PoolingParams | None = None,
     ) -> Submission:
         """Checks a user's request and makes its sequences; waits until its grammar is compiled.
 
@@ -148,6 +163,7 @@ class InputProcessor:
             request_id: the engine's id, fresh from `ids`; None takes the next one.
             compile_grammar: False leaves the submission without; it may not be handed to the
                 engine before `grammar_of` has told what it keeps to.
+            pooling: what a pooled request wants; `params` are `POOLED` then.
 
         Raises:
             InvalidRequestError: something can never be served; names the field.
@@ -156,10 +172,17 @@ class InputProcessor:
         check_label(label)
         deadline_s = _deadline(timeout_s, now_s)
         prompt = text_or_ids(prompt)
-        most = tokenization.most_tokens(self._max_model_len, params.max_tokens)
-        given_ids = self._tokens(prompt, tokenization, most)
+        if pooling is not None:
+            pooling = self.pooler_or_refuse().resolve(pooling)
+        elif not self.generates:
+            allowed = "generate or both, to generate text: start the engine with that task"
+            raise InvalidRequestError("task", "embed", allowed)
+        # A pooled request generates nothing: its prompt may fill the context.
+        context = self._max_model_len + (pooling is not None)
+        most = tokenization.most_tokens(context, params.max_tokens)
+        given_ids = self._tokens(prompt, tokenization, most, context)
         token_ids = tokenization.cut(given_ids, most)
-        max_tokens = self._max_tokens(len(token_ids), params)
+        max_tokens = self._max_tokens(len(token_ids), params, context)
         self._check_ids(params)
         bad_words = self._bad_words(params)
         eos_token_ids = () if params.ignore_eos else self._eos_token_ids
@@ -184,6 +207,7 @@ class InputProcessor:
                 bad_word_token_ids=bad_words,
                 tenant=tenant,
                 cache_salt=cache_salt,
+                pooling=pooling,
                 label=label or "",
                 trace_parent=trace_parent,
             )
@@ -241,45 +265,66 @@ class InputProcessor:
         Raises:
             InvalidRequestError: it is too long, or cannot be tokenized.
         """
-        if not is_cut and isinstance(text, str) and len(text) > SHORT_TEXT_CHARS:
-            least = self._tokenizer.least_tokens(text)
-            if least >= self._max_model_len:
-                raise self._too_long(f"{len(text)} characters, at least {least} tokens")
+        if not is_cut:
+            self._check_length(text, self._max_model_len)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    def _too_long(self, given: str) -> InvalidRequestError:
+    def _check_length(self, text: str, context: int) -> None:
+        """Refuses a text that cannot fit, by its length: nobody tokenizes it."""
+        if isinstance(text, str) and len(text) > SHORT_TEXT_CHARS:
+            least = self._tokenizer.least_tokens(text)
+            if least >= context:
+                raise self._too_long(f"{len(text)} characters, at least {least} tokens", context)
+
+    def _too_long(self, given: str, context: int) -> InvalidRequestError:
+        relation = "one less than" if context == self._max_model_len else "all of"
         allowed = (
-            f"at most {self._max_model_len - 1} tokens, one less than the context "
+            f"at most {context - 1} tokens, {relation} the context "
             f"(max_model_len {self._max_model_len})"
         )
         return InvalidRequestError("prompt", given, allowed)
 
-    def _tokens(self, prompt: Prompt, tokenization: Tokenization, most: int | None) -> list[int]:
+    def _tokens(
+        self, prompt: Prompt, tokenization: Tokenization, most: int | None, context: int
+    ) -> list[int]:
+        """A prompt's tokens, fewer than `context` unless `most` of them are kept."""
         if isinstance(prompt, str):
             if not prompt:
                 raise InvalidRequestError("prompt", prompt, "text that is not empty")
-            token_ids = self.tokenize(
+            if most is None:
+                self._check_length(prompt, context)
+            token_ids = self._tokenizer.encode(
                 tokenization.shortened(prompt, most, self._tokenizer),
                 add_special_tokens=tokenization.add_special_tokens,
-                is_cut=most is not None,
             )
             if not token_ids:
                 raise InvalidRequestError("prompt", prompt, "text that is at least one token")
             return token_ids
         if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray):
             raise InvalidRequestError("prompt", prompt, "a string or a list of token ids")
-        if most is None and len(prompt) >= self._max_model_len:
-            raise self._too_long(f"{len(prompt)} tokens")
+        if most is None and len(prompt) >= context:
+            raise self._too_long(f"{len(prompt)} tokens", context)
         token_ids = [*prompt]
         if not token_ids:
             raise InvalidRequestError("prompt_token_ids", token_ids, "at least one token id")
         self._check_range("prompt_token_ids", token_ids)
         return token_ids
 
-    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
-        room = self._max_model_len - num_prompt_tokens
+    def pooler_or_refuse(self) -> Pooler:
+        """What makes vectors of hidden states.
+
+        Raises:
+            InvalidRequestError: the engine takes no pooled requests.
+        """
+        if self.pooler is None:
+            allowed = "embed or both, for embeddings and scores: start the engine with that task"
+            raise InvalidRequestError("task", "generate", allowed)
+        return self.pooler
+
+    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams, context: int) -> int:
+        room = context - num_prompt_tokens
         if room < 1:
-            raise self._too_long(f"{num_prompt_tokens} tokens")
+            raise self._too_long(f"{num_prompt_tokens} tokens", context)
         if params.max_tokens is None:
             if params.min_tokens > room:
                 raise InvalidRequestError(

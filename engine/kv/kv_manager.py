@@ -94,7 +94,9 @@ class KVManager:
 
         The prompt's pages are hashed now, and never while a step is planned.
         """
-        computes_all = request.sampling_params.prompt_logprobs is not None
+        computes_all = request.sampling_params.prompt_logprobs is not None or (
+            request.pooling is not None and request.pooling.needs_every_token
+        )
         pages = SequencePages.none_yet(
             request,
             root_hash(request.tenant, request.cache_salt),
@@ -109,8 +111,8 @@ class KVManager:
         """The cached pages that the request's known tokens begin with; nothing is taken.
 
         At least the last known token is left to compute. A request that wants its prompt's
-        log-probabilities computes every token. A swapped sequence looks only for pages of groups
-        that see everything: those in windows come back from the host.
+        log-probabilities, or hidden states, computes every token. A swapped sequence looks only
+        for pages of groups that see everything: those in windows come back from the host.
 
         Args:
             num_tokens: how many tokens are known, if whoever asks knows that already.

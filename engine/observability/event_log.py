@@ -10,7 +10,8 @@ Lines, each with `t`, the time in seconds on the engine's clock:
     {"t", "add": {request's fields}, "refused"?: error type}
     {"t", "cancel": id, "status", "found"}      {"t", "finish": id, "stop_reason", "found"}
     {"t", "turn": plan or null, "transfers"?: [[id, ok, seconds]], "ready"?: [[id, tokens]],
-     "ended"?: [[id, status]]}
+     "ended"?: [[id, status]], "why"?: [[id, decision, reason, for whom, tokens, seconds]] of a
+     scheduler that explains itself}
     {"t", "commit": step id, "rows": [[token ids]], "duration_s", "priced_s": what the step-time
      model expected it to take, "ended"?: [[id, status]]}
     {"t", "fail": [ids of requests whose KV was not finite]}
@@ -20,7 +21,7 @@ Lines, each with `t`, the time in seconds on the engine's clock:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -44,39 +45,16 @@ _REQUEST_FIELDS = (
 _SAMPLING_FIELDS = ("min_tokens", "stop_token_ids", "prompt_logprobs")
 
 
-class EventLog:
-    """Writes a log. One thread, the loop's own, calls it.
+class EventLines:
+    """Makes a log's lines as things happen. One thread, the loop's own, calls it.
 
     Args:
-        file: text, written to line by line; the caller closes it, or leaves a `with` block.
-        limits: the scheduler's.
-        scheduler_args: what it was made with besides; values fit for JSON.
-        about: more for the first line.
+        write: takes a line, as plain values.
     """
 
-    def __init__(
-        self,
-        file: TextIO,
-        limits: StepLimits,
-        scheduler_args: Mapping[str, Any] = {},
-        **about: Any,
-    ) -> None:
-        self._file = file
+    def __init__(self, write: Callable[[dict[str, Any]], object]) -> None:
+        self._take_line = write
         self._was_idle = False
-        self._write(
-            octavo_log=FORMAT, limits=asdict(limits), scheduler=dict(scheduler_args), **about
-        )
-
-    def __enter__(self) -> EventLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
 
     def added(self, request: Request, now_s: float, refusal: Exception | None) -> None:
         """A request was offered; `refusal` is why it was not taken."""
@@ -108,6 +86,10 @@ class EventLog:
             extra["ready"] = [list(item) for item in ready]
         if ends := _ends(ended):
             extra["ended"] = ends
+        if plan is not None and plan.reasons:
+            extra["why"] = [
+                [reason.request_id, reason.decision.value, *reason[2:]] for reason in plan.reasons
+            ]
         is_idle = plan is None and not extra
         if is_idle and self._was_idle:
             return  # a loop that waits says so once
@@ -138,7 +120,42 @@ class EventLog:
 
     def _write(self, **line: Any) -> None:
         self._was_idle = False
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._take_line(line)
+
+
+class EventLog(EventLines):
+    """Writes a log.
+
+    Args:
+        file: text, written to line by line; the caller closes it, or leaves a `with` block.
+        limits: the scheduler's.
+        scheduler_args: what it was made with besides; values fit for JSON.
+        about: more for the first line.
+    """
+
+    def __init__(
+        self,
+        file: TextIO,
+        limits: StepLimits,
+        scheduler_args: Mapping[str, Any] = {},
+        **about: Any,
+    ) -> None:
+        super().__init__(lambda line: file.write(json.dumps(line, separators=(",", ":")) + "\n"))
+        self._file = file
+        self._write(
+            octavo_log=FORMAT, limits=asdict(limits), scheduler=dict(scheduler_args), **about
+        )
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
 
 
 def start_log(core: EngineCore, config: EngineConfig, path: str | Path) -> EventLog:
@@ -170,6 +187,8 @@ def request_record(request: Request) -> dict[str, Any]:
     params = {name: getattr(request.sampling_params, name) for name in _SAMPLING_FIELDS}
     if request.has_grammar:
         params["is_gated"] = True
+    if request.pooling is not None:
+        params["pooling"] = request.pooling.pooling
     return {k: v for k, v in {**record, **params}.items() if v not in (None, "", ())}
 
 

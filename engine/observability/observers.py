@@ -38,13 +38,17 @@ class Observer(Protocol):
 
 
 class Observers:
-    """Tells each of them in turn."""
+    """Tells each of them in turn.
+
+    Attributes:
+        observers: all of them.
+    """
 
     def __init__(self, *observers: Observer) -> None:
-        self._all = observers
+        self.observers = observers
 
     def __getattr__(self, name: str) -> Any:
-        methods = [getattr(observer, name) for observer in self._all]
+        methods = [getattr(observer, name) for observer in self.observers]
 
         def tell(*args: Any) -> None:
             for method in methods:

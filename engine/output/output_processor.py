@@ -9,6 +9,7 @@ from octavo.engine.errors import StepFailedError
 from octavo.engine.input.input_processor import Submission
 from octavo.engine.output.outputs import Logprob, TokenLogprobs
 from octavo.engine.output.transcript import Draft, Transcript
+from octavo.engine.pooling.pooler import Pooler
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.sampling_params import RequestOutputKind
 from octavo.engine.scheduler.committer import Committed, CommittedRows, News
@@ -29,10 +30,17 @@ class OutputProcessor:
     Args:
         tokenizer: of the model.
         end_by_stop_string: called when text meets a stop string.
+        pooler: makes vectors of hidden states; None where no request is pooled.
     """
 
-    def __init__(self, tokenizer: Tokenizer, end_by_stop_string: EndByStopString) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        end_by_stop_string: EndByStopString,
+        pooler: Pooler | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
+        self._pooler = pooler
         self._end_by_stop_string = end_by_stop_string
         self._parents: dict[str, Transcript] = {}
         self._sequences: dict[str, tuple[Transcript, Draft]] = {}
@@ -153,6 +161,9 @@ class OutputProcessor:
         request = sequence.request
         if item.prompt_logprobs and parent.prompt_logprobs is not None and sequence.index == 0:
             self._take_prompt_logprobs(parent, item.prompt_logprobs)
+        if item.pooled is not None and request.pooling is not None and self._pooler is not None:
+            num_tokens = request.num_prompt_tokens
+            parent.pooled = self._pooler.finish(request.pooling, item.pooled, num_tokens)
         if sequence.matcher is None and sequence.logprobs is None and not item.finished:
             sequence.token_ids += item.new_token_ids
             self.num_generation_tokens += len(item.new_token_ids)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo.engine.text.assistant.message import AssistantMessage
 
 
@@ -106,6 +109,7 @@ class RequestOutput:
         num_cached_tokens: prompt tokens that the prefix cache held.
         error: the typed error that ended the request as failed, if any.
         engine_id: the engine's own id, which no other request has; empty in a client's process.
+        pooled: float32[dimensions], the vector of a pooled request that has ended well.
     """
 
     request_id: str
@@ -118,3 +122,4 @@ class RequestOutput:
     num_cached_tokens: int = 0
     error: Exception | None = field(default=None)
     engine_id: str = ""
+    pooled: NDArray[np.float32] | None = None

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from octavo.engine.input.input_processor import Submission
 from octavo.engine.output.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from octavo.engine.request import Request
@@ -60,10 +63,11 @@ class Transcript:
         engine_id: the submission's.
         finished: whether nothing more comes.
         prompt_logprobs: one entry a prompt token (None for the first), if asked for.
+        pooled: the vector of a pooled request, once it is whole.
     """
 
     __slots__ = (
-        *("engine_id", "finished", "kind", "prompt_logprobs", "sequences", "submission"),
+        *("engine_id", "finished", "kind", "pooled", "prompt_logprobs", "sequences", "submission"),
         *("_first", "_is_over"),
     )
 
@@ -75,6 +79,7 @@ class Transcript:
         self.finished = False
         asked = submission.params.prompt_logprobs is not None
         self.prompt_logprobs: list[TokenLogprobs | None] | None = [None] if asked else None
+        self.pooled: NDArray[np.float32] | None = None
         self._first = sequences[0]
         self._is_over = False
 
@@ -124,6 +129,7 @@ class Transcript:
             num_cached_tokens=first.num_cached_tokens,
             error=error,
             engine_id=self.engine_id,
+            pooled=self.pooled,
         )
 
 

@@ -63,6 +63,8 @@ class Narrator:
             draft = transcript.sequences[completion.index]
             if draft.finish_reason is None:
                 self._take(draft, completion, is_last=completion.finish_reason is not None)
+        if output.pooled is not None:
+            transcript.pooled = output.pooled
         if output.error is not None:
             first.error = output.error
         if output.finished:

@@ -16,6 +16,7 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.input.input_processor import Submission
 from octavo.engine.observability.load import EngineLoad
 from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.pooling.pooler import Pooler
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.text.tokenizer import Tokenizer
@@ -67,6 +68,7 @@ class Question(enum.Enum):
     CHECK_INTEGRITY = "check_integrity"
     PREPARE_GRAMMARS = "prepare_grammars"
     WAIT_UNTIL_COMPILED = "wait_until_compiled"
+    SCHEDULES = "schedules"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,7 @@ class Ready:
         platform, num_devices: what it sees: "cpu", "gpu" or "tpu", and how many.
         model_config, model_name, dtype, limits, tokenizer: as those of `Engine`.
         eos_token_ids: the tokenizer's and the model's.
+        pooler, generates: as those of `InputProcessor`.
         compile_s: seconds of each program.
     """
 
@@ -116,6 +119,8 @@ class Ready:
     limits: StepLimits
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
+    pooler: Pooler | None
+    generates: bool
     compile_s: Mapping[str, float]
 
 

@@ -21,6 +21,7 @@ from octavo.engine.errors import (
 )
 from octavo.engine.input.input_processor import InputProcessor, Submission
 from octavo.engine.observability.load import EngineLoad
+from octavo.engine.observability.schedule import Schedule
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.output.transcript import Transcript
 from octavo.engine.replicas import messages
@@ -95,6 +96,8 @@ class ReplicatedEngine:
             eos_token_ids=self.eos_token_ids,
             seed=config.seed,
             incarnation=incarnation,
+            pooler=ready.pooler,
+            generates=ready.generates,
         )
         self.grammars = self.inputs.grammars
         self._placement = Placement(self.replicas, self.clock)
@@ -289,6 +292,11 @@ class ReplicatedEngine:
         self._placement.forget_prefixes()
         counts = [answer.value for answer in answers if answer.value is not None]
         return sum(pages for pages, _ in counts), sum(pages for _, pages in counts)
+
+    def schedules(self) -> list[Schedule]:
+        """What steps of each replica did for each row in the last seconds: see `Engine`."""
+        answers = self._ask_all(Question.SCHEDULES)
+        return [one for answer in answers for one in answer.value or [Schedule()]]
 
     def check_integrity(self) -> None:
         """Proves that every page and row of every replica is accounted for."""

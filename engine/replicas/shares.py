@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from octavo.engine.config import EngineConfig
-from octavo.engine.execution.available_memory import available_memory_bytes
+from octavo.engine.execution.platform.available_memory import available_memory_bytes
 from octavo.engine.replicas import messages
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import gc
 import logging
 import logging.handlers
 import os
@@ -27,6 +26,8 @@ from typing import TYPE_CHECKING
 from octavo.engine.errors import InvalidConfigError, StepFailedError
 from octavo.engine.input.input_processor import Submission
 from octavo.engine.output.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo.engine.process.collector import leave_out_what_is_loaded
+from octavo.engine.process.own_process import prepare_to_compute
 from octavo.engine.replicas import messages
 from octavo.engine.replicas.hang_watch import beat_period_s
 from octavo.engine.replicas.messages import Question
@@ -362,6 +363,8 @@ def _ready(engine: Engine) -> messages.Ready:
         limits=engine.limits,
         tokenizer=engine.tokenizer,
         eos_token_ids=engine.eos_token_ids,
+        pooler=engine.inputs.pooler,
+        generates=engine.inputs.generates,
         compile_s=dict(engine.compile_s),
     )
 
@@ -405,13 +408,13 @@ def main(descriptor: int) -> None:
     def on_program(program: str, seconds: float, cached: bool, done: int, total: int) -> None:
         voice.tell(messages.Building(program, seconds, cached, done, total))
 
+    prepare_to_compute(os.environ)
     try:
         engine = build(start, on_program)
     except Exception as error:
         voice.tell(messages.NotBuilt(sendable(error)))
         return
-    gc.collect()
-    gc.freeze()  # what is loaded stays: the collector need not walk it again
+    leave_out_what_is_loaded()
     worker = Worker(engine, inbox, voice)
     worker.report_load()
     voice.tell(_ready(engine))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.engine.errors import NothingAllowedError
 from octavo.engine.output.outputs import RequestMetrics
+from octavo.engine.pooling.pooled_sum import PooledSum
 from octavo.engine.request import INFLIGHT_STEPS, INFLIGHT_TOKENS, Request, RequestStatus
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.plan_builder import Dispatched
@@ -36,6 +37,8 @@ class Committed(NamedTuple):
         prompt_logprobs: the next prompt tokens' entries (never for the first token, and none
             twice), if asked for.
         finished: whether this is its terminal event.
+        pooled: float64[hidden size], with the terminal event of a pooled request whose vector is
+            whole: the sum of the hidden states that it pools.
     """
 
     request: Request
@@ -43,6 +46,7 @@ class Committed(NamedTuple):
     logprobs: tuple[TokenScore, ...] | None
     prompt_logprobs: tuple[TokenScore, ...] | None
     finished: bool
+    pooled: NDArray[np.float64] | None = None
 
 
 class CommittedRows(NamedTuple):
@@ -105,6 +109,7 @@ class Committer:
         self._taken: StepPlan | None = None  # the newest, with what `take_back` must know of it:
         self._ended: list[Committed] = []  # the last news of requests that it ended
         self._scored: list[tuple[LiveRequest, int]] = []  # whom it scored, from which token on
+        self._summed: list[tuple[LiveRequest, PooledSum]] = []  # whose sums it changed, from what
 
     def take(self, dispatched: Dispatched, result: StepResult, now_s: float) -> News:
         """Appends tokens, ends requests that stopped or reached their limit, and makes full pages
@@ -116,7 +121,7 @@ class Committer:
         """
         plan, rows, num_decode = dispatched.plan, result.rows, len(dispatched.decoding)
         news, broken, barred = News(), result.broken, result.barred
-        self._taken, self._ended, self._scored = plan, [], []
+        self._taken, self._ended, self._scored, self._summed = plan, [], [], []
         if num_decode:
             self._take_decoded(dispatched, rows, broken, barred, news, now_s)
         prompts = rows.others if isinstance(rows, TokenRows) else rows[num_decode:]
@@ -132,6 +137,13 @@ class Committer:
                 entry.num_committed_tokens = chunk.start + chunk.num_tokens
                 self._kv.register_full_pages(entry.pages, entry.num_committed_tokens)
                 self._table.work.advance(entry)
+            if request.pooling is not None:
+                self._summed.append((entry, entry.pooled))
+                end = chunk.start + chunk.num_tokens
+                entry.pooled = entry.pooled.plus(request.pooling, chunk.start, end, row.pooled)
+                if chunk.samples:
+                    news.items.append(self._end_pooled(entry, now_s))
+                continue
             scores = None
             if row.prompt_logprobs is not None:
                 self._scored.append((entry, entry.num_scored_prompt_tokens))
@@ -157,6 +169,8 @@ class Committer:
                 del request.output_token_ids[num_known - request.num_prompt_tokens :]
         for entry, num_scored in self._scored:
             entry.num_scored_prompt_tokens = num_scored
+        for entry, pooled in self._summed:
+            entry.pooled = pooled
         return News(self._ended)
 
     def _take_decoded(
@@ -318,6 +332,17 @@ class Committer:
         news = Committed(request, token_ids, logprobs, prompt_scores, not entry.is_live)
         if news.finished:
             self._ended.append(news)
+        return news
+
+    def _end_pooled(self, entry: LiveRequest, now_s: float) -> Committed:
+        """Ends a pooled request: its prompt is computed, which is all that it asked for."""
+        request, metrics = entry.request, entry.request.metrics
+        if request.slot is None:
+            self._table.work.changed(entry)
+        metrics.first_token_s = metrics.last_token_s = now_s
+        self._table.end(entry, RequestStatus.STOPPED, now_s)
+        news = Committed(request, (), None, None, finished=True, pooled=entry.pooled.values)
+        self._ended.append(news)
         return news
 
 

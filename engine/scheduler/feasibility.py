@@ -21,11 +21,11 @@ def check_can_ever_fit(
         InvalidRequestError: names the field, its value and the limit.
     """
     num_prompt, limit = request.num_prompt_tokens, limits.max_model_len
-    if num_prompt >= limit:
-        raise InvalidRequestError(
-            "prompt_token_ids", f"{num_prompt} tokens", f"at most max_model_len - 1 = {limit - 1}"
-        )
-    if request.max_total_tokens > limit:
+    room = 0 if request.pooling is not None else 1  # for what it generates
+    if num_prompt > limit - room:
+        allowed = f"at most max_model_len - {room} = {limit - room}"
+        raise InvalidRequestError("prompt_token_ids", f"{num_prompt} tokens", allowed)
+    if request.pooling is None and request.max_total_tokens > limit:
         raise InvalidRequestError(
             "max_tokens",
             request.max_tokens,

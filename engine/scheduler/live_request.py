@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.kv.prefix_lookup import NO_REUSE, Reuse
 from octavo.engine.kv.sequence_pages import SequencePages
+from octavo.engine.pooling.pooled_sum import NOTHING_POOLED, PooledSum
 from octavo.engine.request import Request
 
 Place = tuple[float, ...]
@@ -42,6 +43,7 @@ class LiveRequest:
         num_committed_tokens: of those, how many committed steps have computed.
         num_scored_prompt_tokens: prompt log-probabilities handed out so far; a recomputed prompt
             does not hand them out again.
+        pooled: of a pooled request, what it has summed so far.
         is_placed: whether the device row was told of this request since it was last admitted;
             false while it waits.
         place: where it stands among its tenant's while it waits: the policy's place when it began
@@ -85,6 +87,7 @@ class LiveRequest:
     prefill_end: int = 0
     num_committed_tokens: int = 0
     num_scored_prompt_tokens: int = 0
+    pooled: PooledSum = NOTHING_POOLED
     is_placed: bool = False
     waiting_since_s: float = 0.0
     is_pinned: bool = False
@@ -118,6 +121,14 @@ class LiveRequest:
         """Whether it is served only when no other waits: it was demoted, and so was everybody who
         waits for what it computes."""
         return self.is_demoted and all(other.is_demoted for other in self.followers.values())
+
+    @property
+    def lacks_sums(self) -> bool:
+        """Whether the host holds a swapped request further than its hidden states were summed."""
+        pooling = self.request.pooling
+        if pooling is None or not pooling.needs_every_token:
+            return False
+        return self.pooled.num_tokens != self.pages.num_host_tokens
 
     @property
     def is_blocked(self) -> bool:

@@ -407,11 +407,12 @@ class Scheduler:
             for entry in list(table.rows):
                 self._planner.preemption.preempt(entry, now_s)
             self._kv.forget_prefixes()
-            for request_id in broken:
-                broken_one = table.live.get(request_id)
-                if broken_one is not None:
-                    self._kv.drop_host_copy(broken_one.pages)
-                    table.work.changed(broken_one)
+            lost = [table.live.get(request_id) for request_id in broken]
+            # What a failed step computed may be on the host already, and is in nobody's sum.
+            lost += [entry for entry in table.live if entry.pages.host_pages and entry.lacks_sums]
+            for entry in filter(None, lost):
+                self._kv.drop_host_copy(entry.pages)
+                table.work.changed(entry)
             self.check_integrity()
         except Exception:
             logger.exception("the scheduler's books do not balance: they are made anew")
@@ -540,6 +541,10 @@ class Scheduler:
     ) -> int:
         """Tokens of a prompt that would be found in the prefix cache now. Only reads."""
         return self._kv.num_cached_tokens(prompt_token_ids, tenant=tenant, cache_salt=cache_salt)
+
+    def explain(self, wanted: bool) -> None:
+        """Gives plans their reasons and requests a trace from now on, or no more."""
+        self._builder.explains = wanted
 
     def trace(self, request_id: str) -> tuple[TraceEvent, ...]:
         """What was decided about a request and when, oldest first; empty without `explain`.

@@ -95,7 +95,8 @@ class PrefillRow(NamedTuple):
         slot: its row on the device.
         start: position of the chunk's first token.
         num_tokens: tokens in the chunk, ≥ 1.
-        samples: whether the chunk ends at the last known token, so that a new one is sampled.
+        samples: whether the chunk ends at the last known token, so that a new one is sampled; of a
+            pooled request, that its vector is whole.
         is_new: whether the slot is taken with this step: its whole row state is set first.
         page_ids: with `is_new`, every page that the row has, one cache group after the other and
             as many entries of each, in order: 0 where it has none. Else empty.
@@ -229,11 +230,14 @@ class RowTokens(NamedTuple):
             None when the row asked for none.
         prompt_logprobs: for each position of a prefill chunk, the same of the *next* prompt token
             (entries at and past the last prompt token mean nothing and may be left off).
+        pooled: float32[hidden size], the sum of the hidden states that a pooled request takes of
+            this chunk; None where it takes none.
     """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenScore, ...] | None = None
     prompt_logprobs: tuple[TokenScore, ...] | None = None
+    pooled: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

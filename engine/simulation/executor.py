@@ -293,5 +293,5 @@ def _emitted(token_ids: list[int], count: int) -> RowTokens:
     emitted = token_ids[:count]
     if emitted[-1] == NO_TOKEN:
         emitted = emitted[: emitted.index(NO_TOKEN)]
-    result: RowTokens = tuple.__new__(RowTokens, (tuple(emitted), None, None))
+    result: RowTokens = tuple.__new__(RowTokens, (tuple(emitted), None, None, None))
     return result  # as `RowTokens(…)` would make it, at a third of the cost

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.engine.errors import InvalidConfigError
 
 if TYPE_CHECKING:
-    from octavo.engine.simulation.simulate import SimulationReport
+    from octavo.engine.observability.schedule import Schedule
 
 _SIZE = (7.0, 4.3)
 _EMPHASIS = {"slo": {"linewidth": 2.4, "zorder": 5, "color": "black"}}
@@ -207,34 +207,65 @@ def plot_break_even(rows: Sequence[Mapping[str, float]], path: str | Path) -> No
     _save(figure, path)
 
 
-def plot_timeline(
-    report: SimulationReport, path: str | Path, *, begin_s: float = 0.0, end_s: float | None = None
+_LATE, _TIGHT, _EARLY, _FREE = "#c44e52", "#dd8452", "#4c72b0", "#8c8c8c"
+TIGHT_S = 0.05
+"""Less slack than this is shown as little."""
+
+
+def plot_schedule(
+    schedule: Schedule, path: str | Path, *, start_s: float = 0.0, title: str = "Schedule"
 ) -> None:
-    """Steps of a run: what each held, how long it took, who was preempted.
+    """Rows by time: what each step did for each row, coloured by slack, below the tokens that the
+    step computed. Chunks of prompts are tall, decode iterations low.
 
     Args:
-        report: of a simulation with `keep_timeline`.
-        begin_s, end_s: the stretch to draw; at most the first 30 s of it.
+        schedule: some seconds of it.
+        start_s: the clock's time that the plot calls 0.
+        title: of the plot.
     """
-    end_s = min(begin_s + 30.0, report.duration_s if end_s is None else end_s)
-    steps = [step for step in report.timeline if begin_s <= step.begin_s < end_s]
-    figure, axes = _figure("Steps", "seconds", "tokens in the step", (10.0, 4.6))
-    begins = [step.begin_s for step in steps]
-    widths = [step.end_s - step.begin_s for step in steps]
-    decode = [len(step.plan.decode_rows) for step in steps]
-    prefill = [step.plan.num_tokens - rows for step, rows in zip(steps, decode, strict=True)]
-    axes.bar(begins, decode, widths, align="edge", label="decode", color="#4c72b0")
-    axes.bar(begins, prefill, widths, bottom=decode, align="edge", label="prefill chunks",
-             color="#dd8452")  # fmt: skip
-    preempted = [step for step in steps if step.plan.preempted]
-    if preempted:
-        axes.plot([step.begin_s for step in preempted], [0] * len(preempted), "v", color="#c44e52",
-                  label="preemption", clip_on=False)  # fmt: skip
-    swaps = [step for step in steps if step.plan.copy_outs or step.plan.copy_ins]
-    if swaps:
-        axes.plot([step.begin_s for step in swaps], [0] * len(swaps), "^", color="#55a868",
-                  label="pages copied", clip_on=False)  # fmt: skip
-    axes.set_yscale("symlog", linthresh=16)
-    axes.set_xlim(begin_s, end_s)
-    axes.legend(fontsize=8, loc="upper right")
+    figure, rows = _figure(title, "seconds", "row on the device", (10.0, 6.4))
+    from matplotlib.patches import Patch
+
+    rows.remove()
+    tokens, rows = figure.subplots(2, 1, sharex=True, height_ratios=(1, 3))
+    begins = [step.begin_s - start_s for step in schedule.steps]
+    widths = [step.end_s - step.begin_s for step in schedule.steps]
+    below = [0] * len(schedule.steps)
+    for kind, color in (("decode", "0.75"), ("prefill", "0.35")):
+        counts = [
+            sum(cell.num_tokens for cell in step.cells if cell.kind == kind)
+            for step in schedule.steps
+        ]
+        tokens.bar(begins, counts, widths, bottom=below, align="edge", color=color, label=kind)
+        below = [low + count for low, count in zip(below, counts, strict=True)]
+    tokens.set_yscale("symlog", linthresh=16)
+    tokens.set(title=title, ylabel="tokens")
+    tokens.legend(fontsize=7, ncols=2)
+    spans: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
+    for step, at_s, width_s in zip(schedule.steps, begins, widths, strict=True):
+        for cell in step.cells:
+            key = (cell.slot, cell.kind, _color(cell.slack_s))
+            spans.setdefault(key, []).append((at_s, width_s))
+    for (slot, kind, color), stretches in spans.items():
+        height = 0.9 if kind == "prefill" else 0.4
+        rows.broken_barh(stretches, (slot - height / 2, height), color=color, linewidth=0)
+    for kind, marker in (("preempted", "v"), ("refused", "x"), ("swapped in", "^")):
+        at = [mark.at_s - start_s for mark in schedule.marks if mark.kind == kind]
+        if at:
+            rows.plot(at, [0.01] * len(at), marker, color="black", markersize=5, label=kind,
+                      transform=rows.get_xaxis_transform(), clip_on=False)  # fmt: skip
+    tight = f"under {1e3 * TIGHT_S:g} ms"
+    colors = {"late": _LATE, tight: _TIGHT, "early": _EARLY, "no target": _FREE}
+    entries = [Patch(color=color, label=label) for label, color in colors.items()]
+    marks, _ = rows.get_legend_handles_labels()
+    figure.legend(handles=entries + marks, fontsize=7, ncols=7, loc="outside lower right")
+    rows.set(xlabel="seconds", ylabel="row on the device")
+    rows.yaxis.get_major_locator().set_params(integer=True)
+    rows.invert_yaxis()
     _save(figure, path)
+
+
+def _color(slack_s: float | None) -> str:
+    if slack_s is None:
+        return _FREE
+    return _LATE if slack_s < 0 else _TIGHT if slack_s < TIGHT_S else _EARLY

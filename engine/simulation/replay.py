@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.engine.errors import InvalidConfigError, OctavoError
 from octavo.engine.observability.event_log import FORMAT, plan_record
+from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.scheduler import Scheduler
@@ -181,6 +182,8 @@ def request_from_record(record: dict[str, Any]) -> Request:
         stop_token_ids=values.pop("stop_token_ids", ()),
         prompt_logprobs=values.pop("prompt_logprobs", None),
     )
+    if values.get("pooling") is not None:
+        values["pooling"] = PoolingParams(pooling=values["pooling"])
     values["eos_token_ids"] = tuple(values.get("eos_token_ids", ()))
     values["priority"] = Priority(values.get("priority", Priority.NORMAL))
     return Request(sampling_params=params, **values)

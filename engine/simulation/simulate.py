@@ -21,7 +21,7 @@ import numpy as np
 from octavo.engine.core import EngineCore
 from octavo.engine.errors import OctavoError, OverloadedError, UnattainableTargetError
 from octavo.engine.observability.event_log import EventLog
-from octavo.engine.observability.observers import Observer, Observers
+from octavo.engine.observability.observers import Observer
 from octavo.engine.request import Request
 from octavo.engine.scheduler.committer import CommittedRows, News
 from octavo.engine.scheduler.load import SchedulerLoad
@@ -219,10 +219,10 @@ class _Simulation:
         )
         self.scheduler = scheduler
         self.core = EngineCore(scheduler, self.executor, self.clock, overlap=options.overlap)
-        self.core.log = options.observer
         if options.log is not None:
-            log = EventLog(options.log, scheduler.limits, options.scheduler_args)
-            self.core.log = log if options.observer is None else Observers(log, options.observer)
+            self.core.observe(EventLog(options.log, scheduler.limits, options.scheduler_args))
+        if options.observer is not None:
+            self.core.observe(options.observer)
         self.events: list[tuple[float, int, int, Arrival]] = []
         limits = scheduler.limits
         most_tokens = limits.needs.most_tokens(limits.num_pages - 1, limits.max_pages_per_seq)
@@ -329,7 +329,7 @@ class _Simulation:
         """Notes what clients see. Nearly everything is rows that go on: those are kept short."""
         for rows in news.rows:
             self.take_rows(rows)
-        for request, token_ids, _, _, finished in news.items:
+        for request, token_ids, _, _, finished, _ in news.items:
             record = self.records[request.request_id]
             if token_ids:
                 now_s = request.metrics.last_token_s

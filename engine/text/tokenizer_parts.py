@@ -12,6 +12,8 @@ from octavo.engine.errors import NOT_FAILURES, ModelLoadError, shorten
 
 END_OF_TURN_TOKENS = ("<|im_end|>", "<end_of_turn>", "<|eot_id|>", "<|eom_id|>", "<|end|>")
 """Special tokens that end an assistant's turn; a vocabulary that has one always stops at it."""
+HARMONY_ENDS = ("<|return|>", "<|call|>")
+"""In a vocabulary that has both (gpt-oss) these end a turn, and "<|end|>" one of its messages."""
 
 IDS_PER_TOKEN, SPARE_IDS = 4, 1 << 16
 """A vocabulary may skip ids, but not many: things are built with an entry for each id."""
@@ -55,7 +57,8 @@ def with_end_of_turn(
     backend: tokenizers.Tokenizer, stated: Iterable[int], special_ids: frozenset[int]
 ) -> tuple[int, ...]:
     """The stated end-of-sequence ids, then those of end-of-turn tokens, each once."""
-    turns = (backend.token_to_id(token) for token in END_OF_TURN_TOKENS)
+    is_harmony = all(backend.token_to_id(token) is not None for token in HARMONY_ENDS)
+    turns = map(backend.token_to_id, HARMONY_ENDS if is_harmony else END_OF_TURN_TOKENS)
     found = (token_id for token_id in turns if token_id is not None and token_id in special_ids)
     return tuple(dict.fromkeys((*stated, *found)))
 

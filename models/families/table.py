@@ -23,6 +23,15 @@ FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3)
 
 ARCHITECTURES = {family.architecture: family for family in FAMILIES}
 """The entry of `architectures` in a config.json -> its family."""
+_CLASSIFIERS = {
+    family.architecture.replace("ForCausalLM", "ForSequenceClassification"): family.architecture
+    for family in FAMILIES
+}
+"""Architectures with a classification head in place of an output layer -> those with one."""
+_BASES = _CLASSIFIERS | {
+    family.architecture.replace("ForCausalLM", "Model"): family.architecture for family in FAMILIES
+}
+"""Architectures without an output layer, as embedding models are often saved, too."""
 _MODEL_TYPES = {family.model_type: family for family in FAMILIES}
 GGUF_ARCHITECTURES = {family.gguf: family for family in FAMILIES if family.gguf is not None}
 """`general.architecture` of a GGUF file -> its family."""
@@ -44,6 +53,9 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
             "config.json: auto_map is not supported: Octavo never runs a checkpoint's code"
         )
     named = _named(values)
+    if is_base(values):
+        # Tied, so that no output layer is looked for. Nothing is generated.
+        values = {**values, "architectures": [_BASES[str(named)]], "tie_word_embeddings": True}
     if named in COMPOSITES:
         text = text_fields(values)
         family = _family(text)
@@ -53,6 +65,16 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
     config = family.read(fields)
     fields.refuse_unread()
     return config
+
+
+def is_base(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a model without an output layer, which cannot generate."""
+    return _named(values) in _BASES
+
+
+def is_classifier(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json is of a model with a classification head."""
+    return _named(values) in _CLASSIFIERS
 
 
 def _named(values: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""JSON files that hold one object."""
+"""JSON files that hold one object, or a list of objects."""
 
 from __future__ import annotations
 
@@ -18,6 +18,26 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ModelLoadError: it cannot be read, is too large, or holds something else.
     """
+    values = _read(path)
+    if not isinstance(values, dict):
+        raise ModelLoadError(f"{path} is not allowed: one JSON object")
+    return values
+
+
+def read_json_list(path: Path, most: int) -> list[dict[str, Any]]:
+    """As `read_json`, of a file that holds a list of objects, at most so many.
+
+    Raises:
+        ModelLoadError: it cannot be read, is too large, or holds something else.
+    """
+    values = _read(path)
+    is_list = isinstance(values, list) and len(values) <= most
+    if not is_list or not all(isinstance(value, dict) for value in values):
+        raise ModelLoadError(f"{path} is not allowed: a list of at most {most} JSON objects")
+    return values
+
+
+def _read(path: Path) -> Any:
     text = read_text(path, MAX_JSON_BYTES)
     try:
         values = json.loads(text)
@@ -25,8 +45,6 @@ def read_json(path: Path) -> dict[str, Any]:
             json.dumps(values, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelLoadError(f"{path} is not allowed: one JSON object")
     return values
 
 

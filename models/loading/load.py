@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
+from numpy.typing import NDArray
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.models.classification_head import ClassificationHead
 from octavo.models.config import ModelConfig
 from octavo.models.loading.assemble import assemble_weights, check_tensors
 from octavo.models.loading.locate import CheckpointKind, locate
-from octavo.models.loading.tensors import TensorSource
+from octavo.models.loading.sentence_transformers import read_pooling
+from octavo.models.loading.tensors import TensorSource, read_output_rows
 from octavo.models.parameters import abstract_weights
+from octavo.models.pooling_config import DEFAULT_POOLING, PoolingConfig
 from octavo.models.quantization import (
     abstract_quantized_weights,
     check_quantization,
@@ -62,6 +67,10 @@ class OpenedModel:
     Attributes:
         config, dtype, quantization, source, kind, tokenizer_source: as of `LoadedModel`.
         mesh: where the weights will go.
+        pooling: how its hidden states become embeddings.
+        head: its classification head; None of most.
+        output_rows: the output layer's float32[tokens, hidden size] of some token ids; None of
+            kinds that cannot read a few of its rows.
         metadata: of a GGUF file, which hold its tokenizer too; None for other kinds.
         block_quantized: reads linear layers a second time, as a GGUF's blocks; None for other
             kinds, and where weights are not to be whole and in float32 on one CPU.
@@ -74,6 +83,9 @@ class OpenedModel:
     kind: CheckpointKind
     tokenizer_source: Path
     mesh: Mesh
+    pooling: PoolingConfig = DEFAULT_POOLING
+    head: ClassificationHead | None = None
+    output_rows: Callable[[Sequence[int]], NDArray[np.float32]] | None = None
     metadata: Mapping[str, Any] | None = None
     block_quantized: BlockQuantizedReader | None = None
     _read: Callable[[], dict[str, Any]]
@@ -121,6 +133,9 @@ def open_model(
         kind=kind,
         tokenizer_source=path,
         mesh=mesh,
+        pooling=read_pooling(path) if kind == "safetensors" else DEFAULT_POOLING,
+        head=getattr(source, "head", None),
+        output_rows=partial(read_output_rows, source, config),
         metadata=getattr(source, "metadata", None),
         block_quantized=(
             _block_quantized(source, config, resolved, mesh) if kind_of_weights is None else None

@@ -13,10 +13,11 @@ from safetensors import SafetensorError, safe_open
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.checks import MAX_TENSORS
+from octavo.models.classification_head import ClassificationHead
 from octavo.models.config import ModelConfig
 from octavo.models.families.composite import is_composite, text_tensor
 from octavo.models.families.config_fields import ConfigFields
-from octavo.models.families.table import config_from_hf
+from octavo.models.families.table import config_from_hf, is_classifier
 from octavo.models.loading.json_file import read_json
 from octavo.models.tensor_layouts import Index
 
@@ -25,6 +26,10 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+PREFIX = "model."
+"""How the names of nearly all tensors begin; of a model without an output layer, none does."""
+HEAD = "score.weight"
+MAX_CLASSES = 4096
 MAX_HEADER_BYTES = 1 << 24
 """Longest header that is parsed: 256 bytes for each of `MAX_TENSORS` tensors."""
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
@@ -58,6 +63,9 @@ class SafetensorsSource:
             values = values | {"dtype": DTYPES[max(set(found), key=found.count)]}
         self.config: ModelConfig = _with_generation_eos(config_from_hf(values), directory)
         self._stored = self._stored_names(directory, is_composite(values))
+        self.head: ClassificationHead | None = None
+        if is_classifier(values):
+            self.head = self._read_head(directory, values)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         return {name: self._shapes[stored] for name, stored in self._stored.items()}
@@ -70,7 +78,8 @@ class SafetensorsSource:
     def _stored_names(self, directory: Path, is_composite: bool) -> dict[str, str]:
         """Name of each tensor of the text model -> what it is stored as."""
         if not is_composite:
-            return {name: name for name in self._files}
+            prefix = "" if any(name.startswith(PREFIX) for name in self._files) else PREFIX
+            return {prefix + name: name for name in self._files}
         names: dict[str, str] = {}
         for stored in self._files:
             name = text_tensor(stored)
@@ -82,6 +91,20 @@ class SafetensorsSource:
             if name is not None:
                 names[name] = stored
         return names
+
+    def _read_head(self, directory: Path, values: Mapping[str, Any]) -> ClassificationHead:
+        """The classification head, whose tensor the decoder does not know."""
+        stored = self._stored.pop(HEAD, None) or self._stored.pop(PREFIX + HEAD, None)
+        if stored is None:
+            raise ModelLoadError(f"{directory} lacks {HEAD}, by its architecture")
+        shape, width = self._shapes[stored], self.config.hidden_size
+        if len(shape) != 2 or shape[1] != width or not 1 <= shape[0] <= MAX_CLASSES:
+            raise ModelLoadError(
+                f"{directory}: the shape of {HEAD} = {shape} is not allowed: 1 to {MAX_CLASSES} "
+                f"classes of {width} numbers"
+            )
+        weight = np.asarray(self._files[stored].get_slice(stored)[:], np.float32)
+        return ClassificationHead(weight=weight, labels=_labels(values, len(weight)))
 
     def _open(self, path: Path) -> dict[str, str]:
         """Map a shard and note its tensors. Returns name -> stored dtype."""
@@ -120,6 +143,15 @@ class SafetensorsSource:
                     f"{directory / INDEX_FILE} places {shorten(name)} in {shorten(shard)}, "
                     "which does not hold it"
                 )
+
+
+def _labels(values: Mapping[str, Any], num_classes: int) -> tuple[str, ...]:
+    """The classes' names, as far as config.json has one for each."""
+    named = values.get("id2label")
+    names = [named.get(str(i)) for i in range(num_classes)] if isinstance(named, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
+        return tuple(f"LABEL_{i}" for i in range(num_classes))
+    return tuple(map(str, names))
 
 
 def read_config(directory: Path) -> ModelConfig:

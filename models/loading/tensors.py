@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo.models.config import ModelConfig
 from octavo.models.parameters import ParamSpec, declare, is_spec
 from octavo.models.tensor_layouts import Index, Tensor
 
 LM_HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 
 
 class TensorSource(Protocol):
@@ -64,6 +66,16 @@ def _tensors(specs: Mapping[str, Any]) -> list[Tensor]:
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor a checkpoint of `config` must hold."""
     return {name: tensor.shape for name, (tensor, _) in expected_tensors(config).items()}
+
+
+def read_output_rows(
+    source: TensorSource, config: ModelConfig, token_ids: Sequence[int]
+) -> NDArray[np.float32]:
+    """What the output layer multiplies hidden states with for some tokens: float32[tokens, E]."""
+    name = EMBEDDING if config.tie_word_embeddings else LM_HEAD
+    whole = slice(0, config.hidden_size, 1)
+    rows = [source.read(name, (slice(i, i + 1, 1), whole)) for i in token_ids]
+    return np.concatenate([np.asarray(row, np.float32) for row in rows])
 
 
 def layer_prefix(layer: int) -> str:

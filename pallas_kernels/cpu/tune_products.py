@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from octavo.pallas_kernels import tuning
-from octavo.pallas_kernels.compat import product_compiler_options
+from octavo.pallas_kernels.compat import compile_lowered, product_compiler_options
 from octavo.pallas_kernels.cpu.block_quantized_linear import (
     COMPILER_OPTIONS as BLOCK_QUANTIZED_OPTIONS,
 )
@@ -290,7 +290,7 @@ def _output_runners(size: ModelSize) -> dict[str, _Runner]:
 
 
 def _compiled(function: Callable[..., Any], options: dict[str, str] | None, *args: Any) -> Run:
-    program = jax.jit(function).lower(*args).compile(options)
+    program = compile_lowered(jax.jit(function).lower(*args), options)
     return partial(program, *args)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from octavo.pallas_kernels.compat import product_compiler_options
+from octavo.pallas_kernels.compat import compile_lowered, product_compiler_options
 from octavo.pallas_kernels.cpu.native_attention import compiler_options
 from octavo.pallas_kernels.ragged_paged_attention.backends import (
     AttentionShape,
@@ -238,11 +238,8 @@ def _runner(
         attend = functools.partial(attend_xla, tiles=tiles)
     params = AttentionParams(scale=arguments[0].shape[-1] ** -0.5)
     q, kv, batch = arguments
-    program = (
-        jax.jit(functools.partial(attend, params=params, decode_only=part == "decode"))
-        .lower(q, kv, batch)
-        .compile(options)
-    )
+    step = jax.jit(functools.partial(attend, params=params, decode_only=part == "decode"))
+    program = compile_lowered(step.lower(q, kv, batch), options)
 
     def run() -> float:
         begun_s = time.perf_counter()

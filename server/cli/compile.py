@@ -51,15 +51,14 @@ def run(args: argparse.Namespace) -> int:
     from octavo.engine.errors import InvalidConfigError
     from octavo.engine.execution.programs.compile_cache import (
         cache_counts,
-        cache_size,
-        use_compile_cache,
+        open_compile_cache,
     )
     from octavo.engine.replicas.shares import own_cores
 
     begun_s, cores = time.perf_counter(), own_cores()
     directory = _configs("serve", arguments)[0].resolved_compile_cache_dir()
-    use_compile_cache(directory)
-    if cache_size()[0] is None:
+    cache = open_compile_cache(directory)
+    if cache.directory is None:
         raise InvalidConfigError(
             "compile_cache_dir", directory or "", "a folder to fill that no other user can write to"
         )
@@ -78,9 +77,9 @@ def run(args: argparse.Namespace) -> int:
                 }
                 for name, seconds in stats.seconds.items()
             ]
-    directory, num_bytes = cache_size()
+    num_bytes = cache.num_bytes
     report = {
-        "directory": directory,
+        "directory": cache.directory,
         "bytes": num_bytes,
         "num_compiled": counts.num_compiled,
         "num_from_cache": counts.num_hits,
@@ -92,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(
             f"{counts.num_compiled} programs compiled, {counts.num_hits} were there, small ones "
-            f"counted: {report['seconds']:.1f} s; {show_bytes(num_bytes)} in {directory}"
+            f"counted: {report['seconds']:.1f} s; {show_bytes(num_bytes)} in {cache.directory}"
         )
     return 0
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.early_checks import check_early
+from octavo.engine.process.own_process import prepare_to_compute
 from octavo.server.cli.dataclass_args import add_dataclass_args, given_args
 from octavo.server.cli.settings import read_environment
 
@@ -42,12 +43,18 @@ def engine_args(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def checked_engine_args(args: argparse.Namespace) -> dict[str, Any]:
-    """As `engine_args`; what cannot work at all is refused before JAX is imported.
+    """As `engine_args`, for a command that builds an engine of them.
+
+    What cannot work at all is refused before JAX is imported. The process is the command's own,
+    and is made ready for the engine to compute in.
 
     Raises:
         InvalidConfigError: as for `engine_args`, or a value that cannot work.
         ModelLoadError: there is no such model.
     """
     given = engine_args(args)
-    check_early(EngineConfig(**given))
+    config = EngineConfig(**given)
+    check_early(config)
+    if config.data_parallel_size == 1:  # replicas' workers see to themselves
+        prepare_to_compute(os.environ)
     return given

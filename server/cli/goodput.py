@@ -370,6 +370,8 @@ def _highest(rows: list[dict[str, Any]], threshold: float) -> float:
 
 
 def _plot(args: argparse.Namespace, report: dict[str, Any], folder: Path) -> None:
+    from octavo.engine.observability.event_log import EventLines
+    from octavo.engine.observability.schedule import ScheduleReader
     from octavo.engine.simulation import plots
     from octavo.engine.simulation.goodput import Candidate, run_once
 
@@ -389,10 +391,16 @@ def _plot(args: argparse.Namespace, report: dict[str, Any], folder: Path) -> Non
         x=completed, y="interactive on time a second",
     )  # fmt: skip
     setting, _ = setting_from(args)
-    timeline = run_once(
-        setting, Candidate(policy="slo"), sweeps["busy_rate"], args.seed, keep_timeline=True
+    reader = ScheduleReader()
+
+    def read(line: dict[str, Any]) -> None:
+        if line["t"] < 65.0:
+            reader.read(line)
+
+    run_once(
+        setting, Candidate(policy="slo"), sweeps["busy_rate"], args.seed, observer=EventLines(read)
     )
-    plots.plot_timeline(timeline, folder / "timeline.svg", begin_s=60.0, end_s=65.0)
+    plots.plot_schedule(reader.schedule.since(60.0), folder / "timeline.svg")
 
 
 def _rates(args: argparse.Namespace) -> list[float]:

@@ -23,7 +23,7 @@ COMMANDS = {
     "chat": "talk to a model",
     "serve": "serve a model over gRPC and HTTP",
     "compile": "fill the compile cache ahead, for images",
-    "admin": "drain a server, flush its cache, profile it",
+    "admin": "drain a server, flush its cache, profile it, trace its schedule",
     "convert": "write a checkpoint that opens faster",
     "models": "list packaged models and supported architectures",
     "plan": "size KV cache and memory from a model's config alone",

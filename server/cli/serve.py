@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     """Serves until told to stop; 0."""
     from octavo.engine.config import of_one_engine
     from octavo.engine.early_checks import check_early
+    from octavo.engine.process.own_process import prepare_to_compute
     from octavo.server.cli.settings import SECTIONS, read_settings
     from octavo.server.logs import start_logging
 
@@ -70,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
     def make_engine() -> AsyncEngine:
         from octavo.engine.async_engine import AsyncEngine
 
+        if settings.engine.data_parallel_size == 1:  # replicas' workers see to themselves
+            prepare_to_compute(os.environ)
         engine = AsyncEngine(settings.engine, progress=not args.quiet)
         engine.engine.prepare_grammars()
         if args.record is not None:

@@ -16,6 +16,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from octavo.server.cli.pictures import Pictures, add_picture_args
 from octavo.server.cli.simulation_args import (
     add_setting_args,
     notice_of_long_requests,
@@ -47,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--seed", type=int, default=1, help="of workload and faults (default 1)")
     parser.add_argument("--record", metavar="FILE", help="write the event log")
     parser.add_argument("--requests", metavar="FILE", help="write each request's fate, JSON lines")
-    parser.add_argument("--plot", metavar="FILE", help="draw the run's timeline (SVG or PNG)")
+    add_picture_args(parser)
     parser.add_argument("--replay", metavar="LOG", help="replay a recorded event log instead")
     parser.add_argument(
         "--check-refusals",
@@ -82,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
         "enable_prefix_caching": setting.enable_prefix_caching,
         "num_decode_steps": limits.max_num_steps,
     }
+    pictures = Pictures(args)
     options: dict[str, Any] = {"declared_length": true_length} if args.known_lengths else {}
     with contextlib.ExitStack() as stack:
         if args.record:
@@ -89,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         begun_s = time.perf_counter()
         report = simulate(
             workload_from(args, setting),
-            Scheduler(limits, **scheduler_args),
+            Scheduler(limits, explain=pictures.observer is not None, **scheduler_args),
             setting.step_time,
             SimulationOptions(
                 overlap=not args.no_overlap,
@@ -98,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
                 faults=Faults.parse(args.faults),
                 seed=args.seed,
                 max_tokens=setting.max_tokens,
-                keep_timeline=args.plot is not None,
+                observer=pictures.observer,
                 scheduler_args=scheduler_args,
                 **options,
             ),
@@ -107,10 +109,7 @@ def run(args: argparse.Namespace) -> int:
     if args.requests:
         with open(args.requests, "w", encoding="utf-8") as file:
             file.writelines(json.dumps(record.to_dict()) + "\n" for record in report.records)
-    if args.plot:
-        from octavo.engine.simulation.plots import plot_timeline
-
-        plot_timeline(report, args.plot)
+    pictures.draw()
     summary = {"policy": args.policy, "seed": args.seed, **report.summary()}
     if args.json:
         print(json.dumps(summary))
@@ -167,8 +166,12 @@ def _check_refusals(args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from octavo.engine.simulation.replay import replay
+    from octavo.engine.simulation.replay import read_log, replay
 
+    pictures = Pictures(args)
+    if pictures.observer is not None:
+        pictures.read(read_log(args.replay)[1])
+        pictures.draw()
     result = replay(args.replay)
     if args.json:
         print(json.dumps(asdict(result)))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import re
 import shlex
 import sys
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     import jax
     from tqdm import tqdm
 
-    from octavo.engine.execution.host_memory import keep_freed_memory
+    from octavo.engine.process.own_process import prepare_to_compute
     from octavo.models.weight_variants.logit_bounds import can_bound_logits
     from octavo.pallas_kernels import tuning
     from octavo.pallas_kernels.compat import multiplies_bfloat16
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         tune,
     )
 
-    keep_freed_memory()
+    prepare_to_compute(os.environ)
     device = jax.devices()[0]
     on_cpu = device.platform == "cpu"
     num_heads, num_kv_heads, head_dim = _heads(args)

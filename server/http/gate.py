@@ -29,7 +29,7 @@ from octavo.server.request_stats import RequestStats
 from octavo.server.status import reason_of
 from octavo.server.tracing import TRACE_PARENT
 
-OPEN_PATHS = frozenset(("/", "/health", "/ready", "/ping"))
+OPEN_PATHS = frozenset(("/", "/chat", "/health", "/ready", "/ping"))
 """Needs no token: what load balancers ask, and the status page, which holds no figures itself."""
 
 MOST_ARRIVING = 64

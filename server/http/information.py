@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -24,20 +23,12 @@ from octavo.server.http.sampling import chat_names, check_model
 from octavo.server.server_info import octavo_version, server_info
 from octavo.server.texts import detokenize_ids, tokenize_text
 
-_PAGE_HEADERS = {
-    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; "
-    "script-src 'unsafe-inline'; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'",
-    "x-content-type-options": "nosniff",
-}
-"""The page loads nothing from anywhere, and shows nothing inside another page."""
-
 
 def information_routes(front: Front) -> APIRouter:
     """The routes that generate nothing."""
     router = APIRouter(route_class=JsonRoute)
     exposition = Exposition(front)
     created = int(time.time())
-    page = (Path(__file__).parent / "status_page.html").read_bytes()
 
     def model() -> dict[str, Any]:
         engine = front.ready_engine()
@@ -163,11 +154,6 @@ def information_routes(front: Front) -> APIRouter:
         return json_response(
             figures | {"num_inflight": front.num_inflight, "draining": front.draining}
         )
-
-    @router.get("/", include_in_schema=False)
-    async def status_page() -> Response:
-        """What a person looks at: it reads /v1/load and /metrics every two seconds."""
-        return Response(page, media_type="text/html", headers=_PAGE_HEADERS)
 
     @router.get("/metrics")
     async def metrics() -> Response:

@@ -137,8 +137,8 @@ class StructuredOutputs(Body):
     whitespace_pattern: str | None = None
 
 
-class Generation(Body):
-    """What completions and chats have in common."""
+class Serving(Body):
+    """What any body may say of how it is served."""
 
     @model_validator(mode="before")
     @classmethod
@@ -146,6 +146,37 @@ class Generation(Body):
         return without_neutral(body, cls.model_fields)
 
     model: str | None = Field(None, description="The served model's name; any, if not given.")
+    user: str | None = Field(None, description="Accepted, not used.")
+
+    # Octavo's own.
+    add_special_tokens: bool | None = Field(
+        None,
+        description="BOS and EOS where the model wants them: true for texts, if not given, and "
+        "false for chats, whose template writes them.",
+    )
+    truncate_prompt_tokens: int | None = Field(
+        None,
+        description="Most tokens of the prompt that are kept; -1 for as many as the context has "
+        "beside max_tokens.",
+    )
+    truncation_side: Literal["left", "right"] | None = Field(
+        None, description="Where a longer prompt is cut: left, if not given, keeps its end."
+    )
+    priority: str | int | None = Field(
+        None, description="realtime, high, normal or low, or 0 to 3, 0 served first."
+    )
+    timeout_s: float | None = Field(
+        None, description="Seconds after which the answer is worthless."
+    )
+    tenant: str | None = Field(None, description="Whose share of the server the request takes.")
+    cache_salt: str | None = Field(
+        None, description="Prompts share cached pages only under the same salt."
+    )
+
+
+class Generation(Serving):
+    """What completions and chats have in common."""
+
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = Field(None, ge=1, le=64)
@@ -161,7 +192,6 @@ class Generation(Body):
     response_format: ResponseFormat | None = None
 
     # Accepted and not used: no answer depends on them.
-    user: str | None = Field(None, description="Accepted, not used.")
     metadata: dict[str, Any] | None = Field(None, description="Accepted, not used.")
     store: bool | None = Field(None, description="Accepted, not used: nothing is stored.")
     prompt_cache_key: str | None = Field(
@@ -191,31 +221,8 @@ class Generation(Body):
     prompt_logprobs: int | None = Field(
         None, ge=0, le=20, description="Likeliest tokens told beside each of the prompt's."
     )
-    add_special_tokens: bool | None = Field(
-        None,
-        description="BOS and EOS where the model wants them: true for texts, if not given, and "
-        "false for chats, whose template writes them.",
-    )
-    truncate_prompt_tokens: int | None = Field(
-        None,
-        description="Most tokens of the prompt that are kept; -1 for as many as the context has "
-        "beside max_tokens.",
-    )
-    truncation_side: Literal["left", "right"] | None = Field(
-        None, description="Where a longer prompt is cut: left, if not given, keeps its end."
-    )
     return_token_ids: bool | None = Field(
         None, description="Ids of the prompt's and of the generated tokens."
-    )
-    priority: str | int | None = Field(
-        None, description="realtime, high, normal or low, or 0 to 3, 0 served first."
-    )
-    timeout_s: float | None = Field(
-        None, description="Seconds after which the answer is worthless."
-    )
-    tenant: str | None = Field(None, description="Whose share of the server the request takes.")
-    cache_salt: str | None = Field(
-        None, description="Prompts share cached pages only under the same salt."
     )
 
 
@@ -274,6 +281,59 @@ class ChatRequest(Generation):
     )
 
 
+class EmbeddingRequest(Serving):
+    """POST /v1/embeddings."""
+
+    input: Prompts
+    encoding_format: Literal["float", "base64"] | None = Field(
+        None, description="float, if not given; base64 is of little-endian float32."
+    )
+    dimensions: int | None = Field(
+        None, description="Numbers of each vector that are kept, before it is normalized."
+    )
+    pooling: str | None = Field(
+        None, description="last, mean or cls; the model's own, if not given."
+    )
+    normalize: bool | None = Field(
+        None, description="Vectors of length 1; as the model says, if not given."
+    )
+    prompt_name: str | None = Field(
+        None, description="Which of the model's prompts stands before each text."
+    )
+
+
+class PoolingRequest(EmbeddingRequest):
+    """POST /pooling."""
+
+
+class ClassifyRequest(Serving):
+    """POST /classify."""
+
+    input: Prompts
+
+
+class ScoreRequest(Serving):
+    """POST /v1/score."""
+
+    text_1: Prompts
+    text_2: Prompts
+    instruction: str | None = Field(None, description="What a reranker is asked.")
+
+
+class RerankRequest(Serving):
+    """POST /v1/rerank."""
+
+    query: str
+    documents: Annotated[list[Any], FailFast()] = Field(
+        description='Texts, or objects {"text"}; up to 1,024.'
+    )
+    top_n: int | None = Field(None, ge=1, description="So many of the best; all, if not given.")
+    return_documents: bool | None = Field(
+        None, description="Each result has its document; true, if not given."
+    )
+    instruction: str | None = Field(None, description="What a reranker is asked.")
+
+
 class TokenizeRequest(Body):
     """POST /tokenize: exactly one of prompt and messages."""
 
@@ -319,7 +379,10 @@ def refusal(
 @functools.cache
 def _field_names() -> frozenset[str]:
     """Names that a client may have meant who wrote another one."""
-    bodies = (CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest)
+    bodies = (
+        *(CompletionRequest, ChatRequest, TokenizeRequest, DetokenizeRequest),
+        *(EmbeddingRequest, ClassifyRequest, ScoreRequest, RerankRequest),
+    )
     parts = (StreamOptions, ResponseFormat, StructuredOutputs, JsonSchema)
     return frozenset(
         field.alias or name

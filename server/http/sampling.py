@@ -21,6 +21,7 @@ from octavo.server.http.protocol import (
     ChatRequest,
     CompletionRequest,
     Generation,
+    Serving,
     StreamOptions,
     TokenizeRequest,
 )
@@ -112,8 +113,11 @@ def chat_ask(body: ChatRequest, headers: Mapping[str, str]) -> Ask:
     return _ask(body, headers, tells, {"max_tokens": limit, "logprobs": num_top})
 
 
-def prompts_of(value: object) -> list[Prompt]:
-    """The prompts of a completion.
+def prompts_of(value: object, name: str = "prompt", most: int = MAX_PROMPTS) -> list[Prompt]:
+    """The prompts of a body, at most so many.
+
+    Args:
+        value: of the field `name`.
 
     Raises:
         InvalidRequestError: neither text nor token ids nor a list of them, or too many.
@@ -122,14 +126,14 @@ def prompts_of(value: object) -> list[Prompt]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise InvalidRequestError("prompt", value, allowed)
+        raise InvalidRequestError(name, value, allowed)
     if isinstance(value[0], int):
         return [value]
-    if len(value) > MAX_PROMPTS:
-        raise InvalidRequestError("prompt", f"{len(value)} prompts", f"at most {MAX_PROMPTS}")
+    if len(value) > most:
+        raise InvalidRequestError(name, f"{len(value)} {name}s", f"at most {most}")
     kind = type(value[0])
     if kind not in (str, list) or any(type(item) is not kind for item in value):
-        raise InvalidRequestError("prompt", value, allowed)
+        raise InvalidRequestError(name, value, allowed)
     return value
 
 
@@ -241,7 +245,23 @@ def _ask(
         allowed = "given only with stream_options.include_usage = true"
         raise InvalidRequestError("stream_options.continuous_usage_stats", True, allowed)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    options = {
+    return Ask(
+        params=SamplingParams(**values, output_kind=kind),
+        options=options_of(body, headers),
+        stream=bool(body.stream),
+        include_usage=wanted.include_usage,
+        continuous_usage=wanted.continuous_usage_stats,
+        tells=tells,
+    )
+
+
+def options_of(body: Serving, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Keyword arguments of `Front.generate` that any body may bring.
+
+    Raises:
+        InvalidRequestError: a value that cannot be served; names the field.
+    """
+    return {
         "priority": Priority.parse(body.priority),
         "timeout_s": _timeout(body.timeout_s),
         "targets": _targets(headers),
@@ -253,14 +273,6 @@ def _ask(
             truncation_side=body.truncation_side or "left",
         ),
     }
-    return Ask(
-        params=SamplingParams(**values, output_kind=kind),
-        options=options,
-        stream=bool(body.stream),
-        include_usage=wanted.include_usage,
-        continuous_usage=wanted.continuous_usage_stats,
-        tells=tells,
-    )
 
 
 def _check_no_tokens(body: Generation, tells: Telling) -> None:

@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from octavo.engine.input.tokenization import Tokenization
     from octavo.engine.llm import LLM
     from octavo.engine.output.outputs import CompletionOutput, Logprob, RequestOutput
+    from octavo.engine.pooling.outputs import (
+        ClassificationOutput,
+        ClassificationRequestOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        ScoringOutput,
+        ScoringRequestOutput,
+    )
+    from octavo.engine.pooling.params import PoolingParams
     from octavo.engine.sampling_params import SamplingParams
     from octavo.engine.structured.params import StructuredOutputsParams
     from octavo.engine.text.assistant.message import AssistantMessage, ToolCall
@@ -48,6 +57,15 @@ _HOMES = {
     "octavo.engine.structured.params": ("StructuredOutputsParams",),
     "octavo.engine.text.assistant.message": ("AssistantMessage", "ToolCall"),
     "octavo.engine.output.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
+    "octavo.engine.pooling.outputs": (
+        "ClassificationOutput",
+        "ClassificationRequestOutput",
+        "EmbeddingOutput",
+        "EmbeddingRequestOutput",
+        "ScoringOutput",
+        "ScoringRequestOutput",
+    ),
+    "octavo.engine.pooling.params": ("PoolingParams",),
     "octavo.engine.errors": (
         "DeadlineExceededError",
         "EngineDeadError",
@@ -71,8 +89,12 @@ __all__ = [
     "LLM",
     "AssistantMessage",
     "AsyncEngine",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
     "DeadlineExceededError",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "EngineDeadError",
     "InvalidConfigError",
@@ -82,9 +104,12 @@ __all__ = [
     "NothingAllowedError",
     "OctavoError",
     "OverloadedError",
+    "PoolingParams",
     "QuarantinedError",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "StepFailedError",
     "StructuredOutputsParams",
     "Targets",

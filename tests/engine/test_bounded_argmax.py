@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from octavo.engine.execution import sizing
+from octavo.engine.execution.platform import kv_memory
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.execution.weights.program_weights import ProgramWeights
 from octavo.engine.execution.weights.weight_variants import plain_variants
@@ -44,7 +44,7 @@ def tuned(
 ) -> Iterator[Callable[[list[int] | None], None]]:
     """Writes a table that says which rows' logits are bounded."""
     monkeypatch.setenv("OCTAVO_TUNING_DIR", str(tmp_path))
-    monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
+    monkeypatch.setattr(kv_memory, "available_memory_bytes", lambda: kv_memory.CPU_KV_BYTES * 8)
 
     def write(bounded: list[int] | None, library: str = "ynnpack", **more: Any) -> None:
         entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": library}
@@ -183,7 +183,7 @@ def test_without_room_for_bounds_or_time_there_are_none(
     tuned([1, 8])
     changes = {"model": str(tied_model), **SMALL, "warm_up": "coarse"}
     assert make_llm(**changes).engine.executor.weights.variants.bounded_rows is None
-    monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES)
+    monkeypatch.setattr(kv_memory, "available_memory_bytes", lambda: kv_memory.CPU_KV_BYTES)
     changes["warm_up"] = "early"
     assert make_llm(**changes).engine.executor.weights.variants.bounded_rows is None
 

@@ -13,8 +13,9 @@ import pytest
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.execution.sizing import size_engine
+from octavo.engine.execution.platform.engine_setup import decide_setup
 from octavo.engine.execution.state import StateLayout, kv_bytes_per_token
+from octavo.engine.execution.weights.weight_variants import WeightVariants
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models.flat_config import flat_config
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import KV_DTYPES, stored_dtype
@@ -116,7 +117,7 @@ def test_the_pool_holds_as_many_pages_as_its_bytes_say() -> None:
         config = EngineConfig(
             kv_cache_dtype=name, kv_cache_memory_bytes=budget, max_num_seqs=64, max_model_len=2048
         )
-        size = size_engine(config, model, jnp.dtype("float32"), mesh)
+        size = decide_setup(config, model, jnp.dtype("float32"), mesh, WeightVariants())
         layout = StateLayout(
             config=model,
             mesh=mesh,

@@ -110,7 +110,7 @@ def engine(
 ) -> Iterator[Any]:
     from octavo.engine.config import EngineConfig
     from octavo.engine.engine import Engine
-    from octavo.engine.execution import sizing
+    from octavo.engine.execution.platform import kv_memory
 
     entry, changes = ENGINES[request.param]
     folder = tmp_path_factory.mktemp("variant")
@@ -123,7 +123,7 @@ def engine(
         model = write_tiny_gguf(folder, tiny_model)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OCTAVO_TUNING_DIR", str(folder))
-        patch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
+        patch.setattr(kv_memory, "available_memory_bytes", lambda: kv_memory.CPU_KV_BYTES * 8)
         row = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": "ynnpack", **entry}
         tuning.write_table(folder / "mine.json", {"device": tuning.tuning_device()}, [], [row])
         tuning.forget_tables()

@@ -11,7 +11,7 @@ import pytest
 
 from octavo import LLM
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.execution import sizing
+from octavo.engine.execution.platform import kv_memory
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models.loading.load import load_config
 from octavo.pallas_kernels import tuning
@@ -72,7 +72,7 @@ def test_tokens_do_not_depend_on_whether_weights_are_sliced(
     directory: Path, make_llm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Decode steps of two rows read slices, those of one row and prompts float32 weights."""
-    monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
+    monkeypatch.setattr(kv_memory, "available_memory_bytes", lambda: kv_memory.CPU_KV_BYTES * 8)
     entry = {"dtype": "float32", "num_cores": tuning.num_cores(), "library": "ynnpack"}
     table = {"device": tuning.tuning_device()}
     tuning.write_table(directory / "mine.json", table, [], [{**entry, "int8_split": [2, 16]}])
@@ -111,8 +111,8 @@ def test_without_room_for_slices_or_time_weights_stay_whole(
         executor = make_llm(**small, warm_up=warm_up).engine.executor
         return executor.weights.variants.of(executor.lattice.shapes[0]) == "int8_split"
 
-    monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 8)
+    monkeypatch.setattr(kv_memory, "available_memory_bytes", lambda: kv_memory.CPU_KV_BYTES * 8)
     assert is_sliced()
     assert not is_sliced("coarse")
-    monkeypatch.setattr(sizing, "available_memory_bytes", lambda: sizing.CPU_KV_BYTES * 2)
+    monkeypatch.setattr(kv_memory, "available_memory_bytes", lambda: kv_memory.CPU_KV_BYTES * 2)
     assert not is_sliced()

@@ -26,6 +26,7 @@ from safetensors.numpy import save_file
 from octavo.engine.config import EngineConfig
 from octavo.engine.observability.load import EngineLoad
 from octavo.engine.output.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo.engine.process.own_process import ServingProcess
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.scheduler.load import QueueLoad
@@ -183,14 +184,18 @@ class Stand:
 def on_stand() -> Callable[..., None]:
     """Runs a coroutine function against a fresh server over a `CountingEngine`.
 
-    Keyword arguments are the server's settings.
+    Keyword arguments are the server's settings and, as `process`, those of the process.
     """
 
-    def run(scenario: Callable[[Stand], Awaitable[None]], **config: Any) -> None:
+    def run(
+        scenario: Callable[[Stand], Awaitable[None]],
+        process: ServingProcess | None = None,
+        **config: Any,
+    ) -> None:
         async def main() -> None:
             engine = CountingEngine()
             settings = {"grpc_port": 0, "drain_timeout_s": 20.0} | config
-            server = OctavoServer(ServeConfig(**settings))
+            server = OctavoServer(ServeConfig(**settings), process=process)
             stand = Stand(await server.bind(), server, engine)
             await server.attach(engine)  # type: ignore[arg-type]
             async with contextlib.AsyncExitStack() as stack:

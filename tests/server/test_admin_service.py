@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
+from octavo.engine.observability.schedule import Cell, Mark, Schedule, ScheduledStep
 from octavo.server.cli import admin as admin_command
 from octavo.server.cli.main import main
 from octavo.server.proto.octavo.v1 import admin_pb2 as pb
@@ -42,7 +45,7 @@ async def code_of(stand: Any, name: str, token: str | None) -> grpc.StatusCode:
 
 def test_only_an_admin_token_opens_it(on_stand, files):
     async def scenario(stand):
-        for name in ("Drain", "FlushCache", "StartProfile", "StopProfile"):
+        for name in ("Drain", "FlushCache", "StartProfile", "StopProfile", "Trace"):
             for token in (None, USER, "wrong-token-1"):
                 assert await code_of(stand, name, token) is grpc.StatusCode.UNAUTHENTICATED
         assert not stand.server.told_to_drain.is_set()
@@ -120,6 +123,44 @@ def test_without_a_directory_nothing_is_recorded(on_stand, files):
         assert code is grpc.StatusCode.FAILED_PRECONDITION
 
     on_stand(scenario, **files)
+
+
+SCHEDULE = Schedule(
+    [ScheduledStep(3, 5.0, 5.2, 0.1, 1, (Cell("a", 2, "prefill", 12, 0.3, "admitted: now"),))],
+    [Mark(5.0, "arrived", "a")],
+)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 61.0, float("nan"), float("inf")])
+def test_a_trace_of_no_length_is_refused(on_stand, files, seconds, capsys):
+    async def scenario(stand):
+        given = ("--token-file", files["admin_token_file"], "--target", stand.address)
+        words = ["admin", "trace", *given, f"--seconds={seconds}"]
+        assert await asyncio.to_thread(main, words) == 2
+
+    on_stand(scenario, **files)
+    assert "seconds" in (said := capsys.readouterr().err)
+    assert "at most 60" in said
+
+
+def test_the_command_writes_a_trace(on_stand, files, tmp_path, capsys):
+    async def scenario(stand):
+        async def schedules() -> list[Schedule]:
+            return [SCHEDULE]
+
+        stand.engine.schedules = schedules
+        stand.engine.engine = SimpleNamespace(clock=SimpleNamespace(now_s=lambda: 4.0))
+        given = ("--token-file", files["admin_token_file"], "--target", stand.address)
+        words = ["admin", "trace", *given, "--seconds=0.1", f"--output={tmp_path / 'trace'}"]
+        assert await asyncio.to_thread(main, words) == 0
+
+    on_stand(scenario, **files)
+    assert "ui.perfetto.dev" in capsys.readouterr().out
+    events = json.loads((tmp_path / "trace").read_text())["traceEvents"]
+    (chunk,) = [event for event in events if event["name"] == "prefill"]
+    assert chunk["args"] == {
+        "request": "a", "tokens": 12, "why": "admitted: now", "slack_ms": 300.0
+    }  # fmt: skip
 
 
 def test_the_command_calls_it(on_stand, files, capsys, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import math
 import sys
 from typing import Any
@@ -24,10 +25,11 @@ from octavo.engine.errors import (
 )
 from octavo.engine.input.targets import Targets
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS
+from octavo.engine.process.interpreter_share import LOOP_SLACK_S, SWITCH_S, timer_slack_s
+from octavo.engine.process.own_process import ServingProcess
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server import serve
-from octavo.server.interpreter_share import LOOP_SLACK_S, SWITCH_S, timer_slack_s
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.serve import HEALTH_PERIOD_S, Ending, OctavoServer
 from octavo.server.serve_config import ServeConfig
@@ -352,12 +354,14 @@ def test_no_thread_waits_longer_for_the_interpreter_than_serving_allows(on_stand
         # Nor does the engine's thread wait as long as the event loop, where that can be said.
         assert timer_slack_s() in (LOOP_SLACK_S, None)
 
-    was_s = sys.getswitchinterval()
+    was_s, thresholds = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(before_s)
     try:
-        on_stand(scenario)
+        on_stand(scenario, process=ServingProcess())
     finally:
         sys.setswitchinterval(was_s)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
 
 
 def test_before_the_model_is_loaded_calls_are_unavailable(on_stand):

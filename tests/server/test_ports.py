@@ -64,7 +64,7 @@ def test_connections_are_as_many_as_descriptors_allow():
 
 LIMITS = """
 import resource
-from octavo.server.file_limit import raise_file_limit
+from octavo.engine.process.file_limit import raise_file_limit
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, min(hard, 4096)))
 assert raise_file_limit() == resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 4096)

@@ -23,8 +23,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from octavo.engine.errors import StepFailedError
-from octavo.engine.execution.programs.compile_cache import cache_counts
+from octavo.engine.execution.programs.compile_cache import CompileCache, cache_counts
 from octavo.engine.execution.step_spec import StepShape
+from octavo.pallas_kernels.compat import compile_lowered
 from octavo.pallas_kernels.tuning import num_cores
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class CompileManager:
         store: where programs are looked for before, by their shape's text, and left; None is none.
         maker: what compiles the shapes behind and leaves them in the store; None, or one that does
             not do it, leaves that to this process.
+        cache: JAX's own, for what is compiled here; None is the process's.
         compiler_options: of a shape's `jax.stages.Lowered.compile`.
         has_room: whether the host has memory for another program; asked before each behind.
         tidy: called when a program is there, so that what making it took is given back.
@@ -126,6 +128,7 @@ class CompileManager:
         *,
         store: Store | None = None,
         maker: Maker | None = None,
+        cache: CompileCache | None = None,
         compiler_options: Callable[[StepShape], dict[str, str] | None] = lambda shape: None,
         has_room: Callable[[], bool] = lambda: True,
         tidy: Callable[[], None] = lambda: None,
@@ -134,6 +137,7 @@ class CompileManager:
         self._lower = lower
         self._store = store
         self._maker = maker
+        self._cache = cache or CompileCache()
         self.compiler_options = compiler_options
         self._has_room = has_room
         self._tidy = tidy
@@ -395,7 +399,8 @@ class CompileManager:
         program = None if self._store is None else self._store.load_lowered(str(shape), lowered)
         was_cached = program is not None
         if program is None:
-            program = lowered.compile(self.compiler_options(shape))
+            with self._cache.in_use():
+                program = compile_lowered(lowered, self.compiler_options(shape))
             was_cached = counts.hits_of_this_thread > hits
         return _Made(program, time.perf_counter() - begun + traced_s, was_cached)
 

@@ -34,7 +34,7 @@ from typing import IO, Any
 import jax
 from jax.sharding import Mesh
 
-from octavo.engine.execution.programs.compile_cache import cache_counts, cache_folder
+from octavo.engine.execution.programs.compile_cache import cache_counts
 from octavo.engine.execution.programs.fingerprint import fingerprint, source_digest, traced_folders
 from octavo.engine.execution.programs.light_program import UnknownFormatError, lighten
 from octavo.pallas_kernels.compat import deserialize_program, serialize_program
@@ -287,10 +287,13 @@ class ProgramStore:
         return self._directory / f"{program}-{key.hex()[:40]}{suffix}"
 
 
-def open_program_store(mesh: Mesh, about: tuple[Any, ...], arguments: Any) -> ProgramStore | None:
+def open_program_store(
+    folder: Path | None, mesh: Mesh, about: tuple[Any, ...], arguments: Any
+) -> ProgramStore | None:
     """Where the steps of an engine are kept between starts.
 
     Args:
+        folder: the compile cache's; None is none.
         mesh: of the devices that they run on.
         about: what they are traced from, besides their names and arguments; its text must say all.
         arguments: tree of `jax.ShapeDtypeStruct`s with shardings that all steps take.
@@ -299,7 +302,7 @@ def open_program_store(mesh: Mesh, about: tuple[Any, ...], arguments: Any) -> Pr
         The store; None where there is no compile cache, or it cannot be known what a step is made
         from: several processes run one program together, or there is no source to read.
     """
-    folder, source = cache_folder(), source_digest(traced_folders())
+    source = source_digest(traced_folders())
     if folder is None or source is None or jax.process_count() > 1:
         return None
     purpose = [repr(about)]

@@ -15,10 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 
+from octavo.engine.execution.platform.traits import traits_of
 from octavo.engine.execution.sampling.logits import SamplingRows, count_tokens
 from octavo.engine.execution.sampling.logprobs import MAX_LOGPROBS, score_tokens
 from octavo.engine.execution.sampling.sampler import (
     SampleOutput,
+    Variant,
     greedy_output,
     sample,
     wants_argmax,
@@ -74,14 +76,10 @@ def next_tokens(
     rows: SamplingRows = jax.tree.map(lambda x: x[slot], state.sampling)
 
     def choose() -> SampleOutput:
-        return sample(
-            logits(), rows, position, state.logits, slot, samples, variant=spec.shape.variant
-        )
+        variant: Variant = "greedy" if spec.shape.is_greedy else "general"
+        return sample(logits(), rows, position, state.logits, slot, samples, variant=variant)
 
-    broken = live & ~_is_finite(hidden)
-    if decoder.LOGIT_BOUNDS not in weights:
-        out = choose()
-    else:
+    def choose_by_bounds() -> SampleOutput:
         active = samples & ~broken
         found, certain = lax.cond(
             wants_argmax(rows, position, active),
@@ -89,14 +87,21 @@ def next_tokens(
             lambda active: (jnp.zeros_like(slot), jnp.zeros_like(active)),
             active,
         )
-        out = lax.cond(certain.all(), lambda: greedy_output(found), choose)
+        return lax.cond(certain.all(), lambda: greedy_output(found), choose)
+
+    broken = live & ~_is_finite(hidden)
+    pick = choose_by_bounds if decoder.LOGIT_BOUNDS in weights else choose
+    if spec.shape.pools:  # a step of pooled rows alone needs no logits
+        out = lax.cond(samples.any(), pick, lambda: greedy_output(jnp.zeros_like(slot)))
+    else:
+        out = pick()
     barred = samples & ~out.allowed
     # As `find_stop` does on the host: the two must agree on every row.
     is_stop = (out.tokens[:, None] == rows.stop_ids).any(axis=-1) & (position >= rows.stop_from)
     is_last = position + 1 >= state.max_total_tokens[slot]
     target = or_drop(slot, samples, state)
     logits_state, scores = state.logits, None
-    if spec.shape.variant == "general":
+    if not spec.shape.is_greedy:
         logits_state = count_tokens(state.logits, slot, out.tokens, samples, rows)
         scores = Scores(
             logprob=out.logprob, rank=out.rank, top_ids=out.top_ids, top_logprobs=out.top_logprobs
@@ -116,7 +121,7 @@ def logits_of_first(
 ) -> jax.Array:
     """Logits [S, V] of hidden states [S, E]; on a CPU zeros, perhaps, in rows not in use."""
     most = hidden.shape[0]
-    if most <= LOGIT_ROWS or mesh.devices.flat[0].platform != "cpu":
+    if most <= LOGIT_ROWS or not traits_of(mesh).has_dear_rows:
         return decoder.unembed(weights, config, hidden)
     step = max(LOGIT_ROWS, -(-most // MAX_LOGIT_SIZES))
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from octavo.engine.execution.programs.compile_cache import CompileCache
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.execution.weights.weight_layout import abstract, lay_out, loop_compiler_options
 from octavo.engine.execution.weights.weight_variants import VariantName, WeightVariants
@@ -41,6 +42,7 @@ class ProgramWeights:
         blocks: block-quantized linear layers, or their `jax.ShapeDtypeStruct`s, as `weights`; None
             where no shape reads them.
         has_panels: shapes of several rows read them, too: in panels, made here.
+        cache: of what is compiled for making variants; None is JAX's own alone.
     """
 
     def __init__(
@@ -51,7 +53,9 @@ class ProgramWeights:
         *,
         blocks: VariantTree | None = None,
         has_panels: bool = False,
+        cache: CompileCache | None = None,
     ) -> None:
+        self._cache = cache or CompileCache()
         self.variants = variants
         self._device_kind = mesh.devices.flat[0].device_kind
         plain = abstract(weights, variants.library)
@@ -86,14 +90,16 @@ class ProgramWeights:
         # In the background: the programs that read them come later.
         pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-variants")
 
+        kept = self._cache.in_use()
+
         def begin(name: VariantName, make: Callable[[], VariantTree]) -> None:
             if name in self.abstract:
-                self._trees[name] = pool.submit(lambda: with_variants(plain, make()))
+                self._trees[name] = pool.submit(lambda: with_variants(plain, kept(make)()))
 
         begin("panels", lambda: in_panels(blocks or {}))
         begin("int8_split", lambda: int8_split_weights(plain))
         if self.variants.bounded_rows is not None:
-            self._bounds = pool.submit(logit_bounds, plain)
+            self._bounds = pool.submit(kept(logit_bounds), plain)
         pool.shutdown(wait=False)
 
     def _marked(self, plain: Any) -> Trees:

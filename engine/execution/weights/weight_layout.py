@@ -25,10 +25,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.layout import Format, Layout
 from jax.sharding import NamedSharding, PartitionSpec
 
 from octavo.engine.execution.step_spec import StepShape
+from octavo.pallas_kernels.compat import SMALL_TILES, has_memory_order, in_memory_order
 from octavo.pallas_kernels.cpu.product_library import ProductLibrary
 
 PLATFORMS = frozenset({"tpu"})
@@ -44,7 +44,8 @@ def weight_formats(weights: Any) -> Any:
         weights: tree of arrays or `jax.ShapeDtypeStruct`s with shardings.
 
     Returns:
-        The same tree of `Format`s and, where the device's own choice is right, shardings.
+        The same tree of placements (`in_memory_order`) and, where the device's own choice is
+        right, shardings.
     """
     return jax.tree.map_with_path(_format, weights)
 
@@ -57,7 +58,7 @@ def lay_out(weights: Any, library: ProductLibrary = "ynnpack") -> Any:
     """
 
     def place(array: jax.Array, wanted: Any) -> jax.Array:
-        return jax.device_put(array, wanted, donate=True) if isinstance(wanted, Format) else array
+        return jax.device_put(array, wanted, donate=True) if has_memory_order(wanted) else array
 
     placed = jax.tree.map(place, weights, weight_formats(weights))
     if not _lacks_output_layer(placed, library):
@@ -89,20 +90,20 @@ def loop_compiler_options(shape: StepShape, device_kind: str) -> dict[str, str]:
     Args:
         device_kind: as JAX names it.
     """
-    loops = shape.is_decode or shape.variant == "general"
+    loops = shape.is_decode or not shape.is_greedy
     if not loops or device_kind not in LARGE_TILES:
         return {}
-    return {"xla_tpu_control_large_2nd_minor_layout_for_x16": "false"}
+    return dict(SMALL_TILES)
 
 
-def contracted_last(num_dims: int) -> Layout:
+def contracted_last(num_dims: int) -> tuple[int, ...]:
     """Row-major, but for the first dimension, which comes last."""
-    return Layout((*range(1, num_dims), 0))
+    return (*range(1, num_dims), 0)
 
 
-def contracted_last_but_one(num_dims: int) -> Layout:
+def contracted_last_but_one(num_dims: int) -> tuple[int, ...]:
     """Row-major, but for the first dimension, which comes next to the last."""
-    return Layout((*range(1, num_dims - 1), 0, num_dims - 1))
+    return (*range(1, num_dims - 1), 0, num_dims - 1)
 
 
 def _format(path: Any, weight: Any) -> Any:
@@ -112,8 +113,8 @@ def _format(path: Any, weight: Any) -> Any:
     if device.platform not in PLATFORMS or name not in {"wqkv", "w_gate_up", "lm_head"}:
         return weight.sharding
     if name == "lm_head" or (name == "wqkv" and weight.shape[-1] % LANES):
-        return Format(contracted_last(weight.ndim), weight.sharding)
-    return Format(contracted_last_but_one(weight.ndim), weight.sharding)
+        return in_memory_order(weight.sharding, contracted_last(weight.ndim))
+    return in_memory_order(weight.sharding, contracted_last_but_one(weight.ndim))
 
 
 def _lacks_output_layer(weights: Any, library: ProductLibrary) -> bool:

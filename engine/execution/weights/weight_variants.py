@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from octavo.engine.config import EngineConfig
-from octavo.engine.execution.sizing import has_room_for, requested_kv_dtype
+from octavo.engine.execution.platform.kv_memory import has_room_for, requested_kv_dtype
+from octavo.engine.execution.platform.traits import traits_of_device
 from octavo.engine.execution.step_spec import StepShape
 from octavo.models.loading.load import OpenedModel
 from octavo.models.parameters import num_bytes
@@ -162,10 +163,10 @@ def plain_variants(weights: Any, kv_dtype: jnp.dtype) -> WeightVariants:
         InvalidConfigError: a tuning table cannot be read.
     """
     devices = jax.tree.leaves(weights)[0].sharding.device_set
-    is_one_cpu = len(devices) == 1 and next(iter(devices)).platform == "cpu"
+    has_native = len(devices) == 1 and traits_of_device(next(iter(devices))).has_native_functions
     return WeightVariants(
         library=choose_product_library(weights, kv_dtype),
-        native_int8=is_one_cpu and has_int8(weights),
+        native_int8=has_native and has_int8(weights),
     )
 
 

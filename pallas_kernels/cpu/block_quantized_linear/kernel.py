@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.xla_metadata import set_xla_metadata
+
+from octavo.pallas_kernels.compat import WIDE_VECTORS, as_one_function
 
 if TYPE_CHECKING:  # their `apply` is this module's product
     from octavo.pallas_kernels.cpu.block_quantized_linear.weight import (
@@ -20,7 +21,7 @@ LANES = 16
 """Outputs whose codes lie side by side: float32 numbers of a 512-bit vector."""
 PANEL = 64
 """Outputs that several rows multiply together: four such vectors."""
-COMPILER_OPTIONS = {"xla_cpu_prefer_vector_width": "512"}
+COMPILER_OPTIONS = WIDE_VECTORS
 """Of programs with such layers: 0.7 of the time of XLA's own 256 bits on a CPU with AVX-512."""
 SUMS = 4
 """Sums that a block's products are added to in turn: as many additions may be on their way."""
@@ -46,7 +47,7 @@ def block_quantized_linear(x: jax.Array, weight: BlockQuantizedWeight | PanelWei
     num_inputs = weight.codes.shape[1] * _num_codes(weight)
     if rows.shape[1] != num_inputs or x.dtype != jnp.float32:
         raise ValueError(f"x {x.dtype} {x.shape}: want float32 [T, {num_inputs}]")
-    with set_xla_metadata(xla_cpu_small_call="true", inlineable="false"):
+    with as_one_function():
         multiply = _panel_by_panel if weight.is_in_panels else _row_by_row
         out = multiply(rows, weight)
     num_outputs = int(np.prod(weight.outputs))

@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental.xla_metadata import set_xla_metadata
 
+from octavo.pallas_kernels.compat import WIDE_VECTORS, as_one_function
 from octavo.pallas_kernels.cpu.native_attention.row import (
     UNIT_KEYS,
     Place,
@@ -44,7 +44,7 @@ from octavo.pallas_kernels.ragged_paged_attention.batch import (
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import stored_dtype
 from octavo.pallas_kernels.tuning import CPU, tuning_device
 
-COMPILER_OPTIONS = {"xla_cpu_prefer_vector_width": "512"}
+COMPILER_OPTIONS = WIDE_VECTORS
 """On a CPU with AVX-512 it takes 0.8 of the time of XLA's own 256 bits; others ignore it."""
 MOST_LANES = 32
 POOLS = tuple(stored_dtype(dtype) for dtype in (jnp.float32, jnp.bfloat16, jnp.int8))
@@ -104,7 +104,7 @@ def decode_rows(
     table, lens = batch.block_table.astype(jnp.uint32), batch.kv_lens.astype(jnp.uint32)
     num_rows = jnp.minimum(batch.num_decode_rows, min(q.shape[0], lens.shape[0]))
     ones = jnp.ones((_lanes(kv.pages.dtype),), jnp.float32)
-    with set_xla_metadata(xla_cpu_small_call="true", inlineable="false"):
+    with as_one_function():
         out = _attend(
             scaled,
             kv.pages,

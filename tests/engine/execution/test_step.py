@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from octavo.engine.execution.buckets import make_lattice
 from octavo.engine.execution.executor import DeviceExecutor
+from octavo.engine.execution.platform.buckets import make_lattice
+from octavo.engine.execution.platform.engine_setup import EngineSetup
 from octavo.engine.execution.state import StateLayout
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, step_spec
+from octavo.engine.execution.weights.weight_variants import plain_variants
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.step_plan import (
@@ -81,16 +83,18 @@ def executor() -> DeviceExecutor:
         max_model_len=128,
         token_edges=lattice.token_edges,
     )
-    executor = DeviceExecutor(
-        CONFIG,
-        random_weights(CONFIG, "float32", mesh, 0),
-        mesh,
+    weights, kv_dtype = random_weights(CONFIG, "float32", mesh, 0), jnp.dtype("float32")
+    setup = EngineSetup(
+        model=CONFIG,
+        mesh=mesh,
         limits=limits,
+        num_slots=limits.max_num_seqs,
         lattice=lattice,
         backend="xla",
-        kv_dtype=jnp.dtype("float32"),
-        fail_on_compile=True,
+        kv_dtype=kv_dtype,
+        variants=plain_variants(weights, kv_dtype),
     )
+    executor = DeviceExecutor(setup, weights, fail_on_compile=True)
     executor.warm_up()
     return executor
 

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from octavo.engine.execution.buckets import make_lattice
 from octavo.engine.execution.packing import NO_SLOT, decode_order, known_tokens, pack
+from octavo.engine.execution.platform.buckets import make_lattice
 from octavo.engine.execution.step_spec import NEW_ROW_FLOATS, NEW_ROW_INTS, StepShape, step_spec
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import SamplingParams

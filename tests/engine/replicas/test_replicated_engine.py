@@ -200,6 +200,15 @@ def test_a_request_that_was_ended_is_not_begun_again(pair) -> None:
     assert 0 < len(output.outputs[0].token_ids) < 300
 
 
+def test_each_replica_shows_its_schedule(pair) -> None:
+    assert [schedule.steps for schedule in pair.schedules()] == [[], []]
+    outputs = run(pair, PROMPTS[:6], GREEDY)
+    schedules = pair.schedules()
+    assert all(schedule.steps for schedule in schedules)
+    shown = {c.request_id for each in schedules for step in each.steps for c in step.cells}
+    assert len(shown) == len(outputs)
+
+
 def test_prompts_that_begin_alike_meet_where_that_is_cached(pair) -> None:
     pair.flush_prefix_cache()
     prefix = "a beginning that they share " * 8

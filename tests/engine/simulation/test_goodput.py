@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from octavo.engine.observability.event_log import EventLines
+from octavo.engine.observability.schedule import ScheduleReader
 from octavo.engine.simulation.executor import SwapLink
 from octavo.engine.simulation.goodput import (
     Candidate,
@@ -134,8 +136,9 @@ def test_results_are_shown_as_tables_and_plots(
     budgets = budget_sweep(setting, seed=1, rate=4.0, budgets=(64, 512))
     plots.plot_budgets(budgets, tmp_path / "budgets.png")
     plots.plot_break_even(break_even(setting), tmp_path / "break_even.svg")
-    run = run_once(setting, Candidate(policy="slo"), 4.0, 1, keep_timeline=True)
-    plots.plot_timeline(run, tmp_path / "timeline.svg", end_s=5.0)
+    reader = ScheduleReader()
+    run_once(setting, Candidate(policy="slo"), 4.0, 1, observer=EventLines(reader.read))
+    plots.plot_schedule(reader.schedule.since(1.0), tmp_path / "timeline.svg")
     rows = parameter_sweep(setting, "mlfq", "quantum", (8, 64), seed=1, rate=4.0)
     plots.plot_sweep(
         rows, tmp_path / "sweep.svg", title="Quantum", x="quantum",

@@ -121,7 +121,7 @@ def test_without_a_cache_there_is_nothing_to_fill(tiny_model, capsys):
 
 @pytest.mark.parametrize("num_bytes", [1, 63, 64, 12_345_678_901])
 def test_pool_sizes_are_coarse_and_little_smaller(num_bytes):
-    from octavo.engine.execution.sizing import coarsely
+    from octavo.engine.execution.platform.kv_memory import coarsely
 
     kept = coarsely(num_bytes)
     assert 0.968 * num_bytes <= kept <= num_bytes
@@ -130,7 +130,7 @@ def test_pool_sizes_are_coarse_and_little_smaller(num_bytes):
 
 @pytest.mark.parametrize("free", [3_000_000, 1_900_000_001, 1 << 30, (1 << 31) - 1])
 def test_on_a_cpu_a_tenth_of_memory_less_mostly_changes_nothing(free):
-    from octavo.engine.execution.sizing import CPU_BUDGET_BITS, coarsely
+    from octavo.engine.execution.platform.kv_memory import CPU_BUDGET_BITS, coarsely
 
     kept = coarsely(free, CPU_BUDGET_BITS)
     assert 0.66 * free <= kept <= free

@@ -15,7 +15,7 @@ import pytest
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine import Engine
 from octavo.engine.execution.executor import DeviceExecutor
-from octavo.engine.execution.programs import program_store
+from octavo.engine.execution.programs.compile_cache import CompileCache
 from octavo.server.cli.generate import MANY_ROWS, sized_for
 from octavo.server.cli.main import main
 
@@ -36,7 +36,7 @@ def lowered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[st
         return lower(self, shape)
 
     monkeypatch.setattr(DeviceExecutor, "_lower", noting)
-    monkeypatch.setattr(program_store, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(CompileCache, "folder", property(lambda self: tmp_path / "cache"))
     before = jax.config.jax_persistent_cache_min_entry_size_bytes
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 1 << 40)
     yield names

@@ -38,6 +38,37 @@ def test_a_recorded_run_replays(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "another decision" in capsys.readouterr().out
 
 
+def test_a_stretch_is_drawn_alike_from_a_run_and_from_its_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    log, names = str(tmp_path / "log.jsonl"), ("run", "replay")
+    pictures = [
+        ["--show", "2:5", "--plot", str(tmp_path / f"{name}.svg"),
+         "--perfetto", str(tmp_path / f"{name}.json")]
+        for name in names
+    ]  # fmt: skip
+    simulate(capsys, *DRAWN, "--policy", "slo", "--record", log, *pictures[0])
+    simulate(capsys, "--replay", log, *pictures[1])
+    for kind in ("svg", "json"):
+        first, second = ((tmp_path / f"{name}.{kind}").read_text() for name in names)
+        assert first == second
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    steps = [event for event in events if event["ph"] == "X"]
+    assert len(steps) > 20
+    # A step counts where it ends; what began before is whole.
+    assert max(event["ts"] + event["dur"] for event in steps) <= 4e6
+
+
+@pytest.mark.parametrize("stretch", ["5", "5:", "5:5", "6:5", "-1:5", "a:b", "nan:5", "0:nan"])
+def test_a_stretch_that_is_none_is_refused(
+    stretch: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["simulate", *DRAWN, f"--show={stretch}", "--perfetto", str(tmp_path / "trace")]
+    assert main(words) == 2
+    assert "show" in capsys.readouterr().err
+
+
 def test_requests_are_written_one_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

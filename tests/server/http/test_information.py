@@ -27,3 +27,27 @@ def test_special_tokens_are_named_as_they_are_tokenized(live):
             body = {"prompt": facts[name], "add_special_tokens": False}
             assert http.post("/tokenize", json=body).json()["tokens"] == [token_id]
         assert "[assistant]" in facts["chat_template"]
+
+
+def test_the_schedule_shows_rows_by_time(live):
+    with httpx.Client(base_url=live.http, timeout=60) as http:
+        http.get("/v1/schedule")
+        body = {"prompt": "abcdefg", "max_tokens": 6, "ignore_eos": True}
+        headers = {"x-slo-ttft-ms": "50000"}
+        assert http.post("/v1/completions", json=body, headers=headers).status_code == 200
+        seen = http.get("/v1/schedule").json()
+        (replica,) = seen["replicas"]
+        rows = [row for step in replica["steps"] for row in step["rows"]]
+        chunks = [row for row in rows if row[2] == "prefill"]
+        assert sum(row[3] for row in chunks) >= 7
+        assert all(0 < row[4] < 50 for row in chunks[-1:])
+        assert "admitted: " in chunks[-1][5]
+        assert sum(row[3] for row in rows if row[2] == "decode") >= 5
+        assert {"arrived", "length"} <= {mark["kind"] for mark in replica["marks"]}
+        assert max(step["end_s"] for step in replica["steps"]) <= seen["now_s"]
+        later = http.get(f"/v1/schedule?since_s={seen['now_s']}").json()
+        assert later["replicas"] == [{"steps": [], "marks": []}]
+        for wrong in ("x", "-1", "nan", "inf", ""):
+            refused = http.get(f"/v1/schedule?since_s={wrong}")
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "since_s"

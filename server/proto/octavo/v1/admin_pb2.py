@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/admin.proto\x12\toctavo.v1\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0cnum_inflight\x18\x01 \x01(\r\"\x13\n\x11\x46lushCacheRequest\"?\n\x12\x46lushCacheResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\x04\x12\x16\n\x0enum_host_pages\x18\x02 \x01(\x04\"\x15\n\x13StartProfileRequest\")\n\x14StartProfileResponse\x12\x11\n\tdirectory\x18\x01 \x01(\t\"\x14\n\x12StopProfileRequest\"(\n\x13StopProfileResponse\x12\x11\n\tdirectory\x18\x01 \x01(\t2\xb4\x02\n\x0c\x41\x64minService\x12:\n\x05\x44rain\x12\x17.octavo.v1.DrainRequest\x1a\x18.octavo.v1.DrainResponse\x12I\n\nFlushCache\x12\x1c.octavo.v1.FlushCacheRequest\x1a\x1d.octavo.v1.FlushCacheResponse\x12O\n\x0cStartProfile\x12\x1e.octavo.v1.StartProfileRequest\x1a\x1f.octavo.v1.StartProfileResponse\x12L\n\x0bStopProfile\x12\x1d.octavo.v1.StopProfileRequest\x1a\x1e.octavo.v1.StopProfileResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15octavo/v1/admin.proto\x12\toctavo.v1\"\x0e\n\x0c\x44rainRequest\"%\n\rDrainResponse\x12\x14\n\x0cnum_inflight\x18\x01 \x01(\r\"\x13\n\x11\x46lushCacheRequest\"?\n\x12\x46lushCacheResponse\x12\x11\n\tnum_pages\x18\x01 \x01(\x04\x12\x16\n\x0enum_host_pages\x18\x02 \x01(\x04\"\x15\n\x13StartProfileRequest\")\n\x14StartProfileResponse\x12\x11\n\tdirectory\x18\x01 \x01(\t\"\x14\n\x12StopProfileRequest\"\x1f\n\x0cTraceRequest\x12\x0f\n\x07seconds\x18\x01 \x01(\x01\"\x1e\n\rTraceResponse\x12\r\n\x05trace\x18\x01 \x01(\x0c\"(\n\x13StopProfileResponse\x12\x11\n\tdirectory\x18\x01 \x01(\t2\xf0\x02\n\x0c\x41\x64minService\x12:\n\x05\x44rain\x12\x17.octavo.v1.DrainRequest\x1a\x18.octavo.v1.DrainResponse\x12I\n\nFlushCache\x12\x1c.octavo.v1.FlushCacheRequest\x1a\x1d.octavo.v1.FlushCacheResponse\x12O\n\x0cStartProfile\x12\x1e.octavo.v1.StartProfileRequest\x1a\x1f.octavo.v1.StartProfileResponse\x12L\n\x0bStopProfile\x12\x1d.octavo.v1.StopProfileRequest\x1a\x1e.octavo.v1.StopProfileResponse\x12:\n\x05Trace\x12\x17.octavo.v1.TraceRequest\x1a\x18.octavo.v1.TraceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,8 +45,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STARTPROFILERESPONSE']._serialized_end=241
   _globals['_STOPPROFILEREQUEST']._serialized_start=243
   _globals['_STOPPROFILEREQUEST']._serialized_end=263
-  _globals['_STOPPROFILERESPONSE']._serialized_start=265
-  _globals['_STOPPROFILERESPONSE']._serialized_end=305
-  _globals['_ADMINSERVICE']._serialized_start=308
-  _globals['_ADMINSERVICE']._serialized_end=616
+  _globals['_TRACEREQUEST']._serialized_start=265
+  _globals['_TRACEREQUEST']._serialized_end=296
+  _globals['_TRACERESPONSE']._serialized_start=298
+  _globals['_TRACERESPONSE']._serialized_end=328
+  _globals['_STOPPROFILERESPONSE']._serialized_start=330
+  _globals['_STOPPROFILERESPONSE']._serialized_end=370
+  _globals['_ADMINSERVICE']._serialized_start=373
+  _globals['_ADMINSERVICE']._serialized_end=741
 # @@protoc_insertion_point(module_scope)

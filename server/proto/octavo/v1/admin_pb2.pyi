@@ -40,6 +40,18 @@ class StopProfileRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class TraceRequest(_message.Message):
+    __slots__ = ("seconds",)
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    seconds: float
+    def __init__(self, seconds: _Optional[float] = ...) -> None: ...
+
+class TraceResponse(_message.Message):
+    __slots__ = ("trace",)
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    trace: bytes
+    def __init__(self, trace: _Optional[bytes] = ...) -> None: ...
+
 class StopProfileResponse(_message.Message):
     __slots__ = ("directory",)
     DIRECTORY_FIELD_NUMBER: _ClassVar[int]

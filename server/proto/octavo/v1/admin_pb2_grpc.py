@@ -54,6 +54,11 @@ class AdminServiceStub:
                 request_serializer=octavo_dot_v1_dot_admin__pb2.StopProfileRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_admin__pb2.StopProfileResponse.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_unary(
+                '/octavo.v1.AdminService/Trace',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.TraceRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.TraceResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -89,6 +94,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """Watches the schedule for some seconds, and sends it as a trace that Perfetto opens.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.StopProfile,
                     request_deserializer=octavo_dot_v1_dot_admin__pb2.StopProfileRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_admin__pb2.StopProfileResponse.SerializeToString,
+            ),
+            'Trace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.TraceRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.TraceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -221,6 +238,33 @@ class AdminService:
             '/octavo.v1.AdminService/StopProfile',
             octavo_dot_v1_dot_admin__pb2.StopProfileRequest.SerializeToString,
             octavo_dot_v1_dot_admin__pb2.StopProfileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/Trace',
+            octavo_dot_v1_dot_admin__pb2.TraceRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.TraceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -19,10 +19,11 @@ import sys
 import jax, jax.numpy as jnp
 if len(sys.argv) > 2:  # JAX was told by the environment, and has opened its cache
     jax.jit(lambda x: x * 3)(jnp.ones(3))
-from octavo.engine.execution.programs.compile_cache import cache_folder, use_compile_cache
-use_compile_cache(sys.argv[1])
-jax.jit(lambda x: x + 2)(jnp.ones(3))
-print(cache_folder())
+from octavo.engine.execution.programs.compile_cache import open_compile_cache
+cache = open_compile_cache(sys.argv[1])
+with cache.in_use():
+    jax.jit(lambda x: x + 2)(jnp.ones(3))
+print(cache.folder)
 """
 
 

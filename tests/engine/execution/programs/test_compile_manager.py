@@ -64,18 +64,20 @@ def test_ready_comes_before_the_shapes_behind_which_then_appear_in_order() -> No
 
 
 def test_behind_comes_first_whose_absence_costs_most() -> None:
-    may_go_on, order = threading.Event(), []
+    begun, may_go_on, order = threading.Event(), threading.Event(), []
     least, most = StepShape(4, 4, 4), StepShape(16, 16, 4)
 
     def before(shape: StepShape) -> None:
         order.append(shape)
         if shape == FINER:
+            begun.set()
             assert may_go_on.wait(30)
 
     programs = manager(before)
     assert programs.is_complete
     programs.warm_up((COARSE,), behind=(FINER, FINE, least, most))
     assert not programs.is_complete
+    assert begun.wait(30)
     # While the first is compiled, steps of other sizes come, some of them oftener.
     for shape, waste in ((least, 60.0), (most, 48.0), (most, 48.0)):
         programs.miss(shape, waste)

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.experimental.xla_metadata import set_xla_metadata
 
 from octavo.engine.execution.programs.light_program import UnknownFormatError, _varint, lighten
 from octavo.engine.execution.programs.xla_messages import CompilationResult
-from octavo.pallas_kernels.compat import deserialize_program, serialize_program
+from octavo.pallas_kernels.compat import as_one_function, deserialize_program, serialize_program
 
 pytestmark = pytest.mark.skipif(jax.default_backend() != "cpu", reason="of CPUs' programs")
 
@@ -48,7 +47,7 @@ def _native(x: jax.Array) -> jax.Array:
 
 
 def native_functions(state: Any, x: jax.Array) -> Any:
-    with set_xla_metadata(xla_cpu_small_call="true", inlineable="false"):
+    with as_one_function():
         for _ in range(3):
             x = _native(x) + 1
     pool = lax.dynamic_update_slice(state["pool"], x[0], (jnp.int32(4),))

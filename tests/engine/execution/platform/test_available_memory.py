@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from octavo.engine.execution import available_memory
-from octavo.engine.execution.available_memory import PROGRAM_BYTES, available_memory_bytes
+from octavo.engine.execution.platform import available_memory
+from octavo.engine.execution.platform.available_memory import PROGRAM_BYTES, available_memory_bytes
 
 GIB = 1 << 30
 

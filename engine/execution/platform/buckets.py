@@ -27,12 +27,14 @@ class Lattice:
         decode: decode programs, by rows, ascending; of as many rows the fastest first and the one
             that compiles soonest last.
         mixed: mixed programs, by tokens, ascending; of as many tokens as `decode`.
-        variants: sampling variants each of them is compiled for.
+        variants: sampling variants each of them is compiled for; none where nothing is generated.
+        pools: mixed programs are compiled for pooled requests, too.
     """
 
     decode: tuple[StepShape, ...]
     mixed: tuple[StepShape, ...]
     variants: tuple[Variant, ...]
+    pools: bool = False
 
     @property
     def coarse(self) -> tuple[StepShape, ...]:
@@ -51,7 +53,7 @@ class Lattice:
         for shapes, least in ((self.mixed, FEW_TOKENS), (self.decode, FEW_ROWS)):
             serving = [each for each in shapes if each.num_tokens >= least] or [*shapes[-1:]]
             soonest = [each for each in serving if each.num_tokens == serving[0].num_tokens][-1]
-            for variant in self.variants:
+            for variant in self._variants_of(soonest):
                 each = (dataclasses.replace(shape, variant=variant) for shape in serving)
                 small = dataclasses.replace(soonest, variant=variant)
                 chosen.append(next(filter(is_left, each), small))
@@ -72,8 +74,13 @@ class Lattice:
         return tuple(
             dataclasses.replace(shape, variant=variant)
             for shape in shapes
-            for variant in self.variants
+            for variant in self._variants_of(shape)
         )
+
+    def _variants_of(self, shape: StepShape) -> tuple[Variant, ...]:
+        if self.pools and not shape.is_decode:
+            return (*self.variants, "pooled")
+        return self.variants
 
     @property
     def token_edges(self) -> tuple[int, ...]:
@@ -93,7 +100,7 @@ class Lattice:
         """
         fitting = [
             dataclasses.replace(shape, variant=variant)
-            for shape in (self.mixed if plan.prefill_rows else self.decode)
+            for shape in (self.mixed if plan.prefill_rows or not self.variants else self.decode)
             if _takes(shape, plan)
         ]
         assert fitting, f"no program takes {plan.num_tokens} tokens in {plan.num_rows} rows"
@@ -130,6 +137,7 @@ def make_lattice(
     has_quick: bool = False,
     has_dear_rows: bool = False,
     for_few: bool = False,
+    pools: bool = False,
 ) -> Lattice:
     """Decode rows 1, 4, 8, 16, 24, 32, 48, … 128, 160, …; mixed tokens 32, 128, 256, 384, 512, ….
 
@@ -149,6 +157,7 @@ def make_lattice(
         has_dear_rows: a step of few tokens takes longer with each, as on a CPU, where it computes;
             elsewhere it waits for the weights. There is one of 12 rows, too, and one of 64 tokens.
         for_few: what compiles soonest is there for a handful of rows as well.
+        pools: there are mixed programs that return hidden states.
     """
     finer = [n for n in (6, 20, 28) if n <= block_quantized_rows]
     decode = sorted([1, 4, 8, *([12] * has_dear_rows), 16, 24, 32, *finer])
@@ -175,7 +184,7 @@ def make_lattice(
         decodes = _with(StepShape(few, few, num_steps, quick=has_quick), decodes)
         few = next(n for n in most_tokens if n >= min(FEW_TOKENS, max_num_batched_tokens))
         prefill = _with(StepShape(few, min(few, max_num_seqs), 0, quick=has_quick), prefill)
-    return Lattice(tuple(decodes), tuple(prefill), variants)
+    return Lattice(tuple(decodes), tuple(prefill), variants, pools)
 
 
 def _with(shape: StepShape, shapes: list[StepShape]) -> list[StepShape]:

@@ -6,8 +6,8 @@ import gc
 
 import pytest
 
-from octavo.server import collector
-from octavo.server.collector import Collector
+from octavo.engine.process import collector
+from octavo.engine.process.collector import Collector
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,1 @@
+"""From hidden states to embeddings: what a pooled request asks for, and what it is given."""

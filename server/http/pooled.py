@@ -1,0 +1,61 @@
+"""Pooled requests of one body: a few of its texts are in the engine together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo.engine.errors import InvalidRequestError
+from octavo.engine.input.input_processor import POOLED, Prompt
+from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.pooling.params import PoolingParams
+from octavo.server.front import Front
+
+TEXTS_AT_ONCE = 32
+"""Of one body that are in the engine together: others' requests find their places."""
+
+
+async def pool_all(
+    front: Front,
+    texts: Sequence[Prompt],
+    params: PoolingParams,
+    request_id: str,
+    options: Mapping[str, Any],
+    names: Sequence[str],
+) -> list[RequestOutput]:
+    """The outputs of pooled requests, a few of which are in the engine together.
+
+    Args:
+        options: keyword arguments of `Front.generate`.
+        names: for each text the field that holds it, for errors.
+
+    Raises: as `Front.generate`; the first error ends all of them.
+    """
+    places = asyncio.Semaphore(TEXTS_AT_ONCE)
+
+    async def pool(text: Prompt, name: str) -> RequestOutput:
+        async with places:
+            stream = front.generate(text, POOLED, request_id, pooling=params, **options)
+            try:
+                async with contextlib.aclosing(stream) as outputs:
+                    return await anext(outputs)
+            except InvalidRequestError as error:
+                if error.field not in ("prompt", "prompt_token_ids"):
+                    raise
+                raise InvalidRequestError(name, error.value, error.allowed) from None
+
+    tasks = [asyncio.ensure_future(pool(*item)) for item in zip(texts, names, strict=True)]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, int]:
+    """How many tokens were computed."""
+    num_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
