@@ -76,9 +76,10 @@ class TokenFile:
             UnauthenticatedError: there is none, or its token is not among the file's.
         """
         self._refresh()
-        if header is None or not header[: len(_SCHEME)].lower() == _SCHEME:
+        token = None if header is None else bearer_token(header)
+        if token is None:
             raise UnauthenticatedError("give a token: 'authorization: Bearer TOKEN'")
-        given = _digest(header[len(_SCHEME) :].strip())
+        given = _digest(token)
         found = None
         for digest, caller in self._callers.items():
             # Every token is compared, and whole, so that the time taken tells nothing.
@@ -140,6 +141,13 @@ class TokenFile:
     def _refuse(self, allowed: str, *numbers: int) -> InvalidConfigError:
         lines = f"line{'s' * (len(numbers) > 1)} {' and '.join(map(str, numbers))}"
         return InvalidConfigError("token_file", self._path, f"{allowed}; see {lines}")
+
+
+def bearer_token(header: str) -> str | None:
+    """The token of a call's `authorization`; None if that has another scheme."""
+    if header[: len(_SCHEME)].lower() != _SCHEME:
+        return None
+    return header[len(_SCHEME) :].strip()
 
 
 def _parse(line: str) -> tuple[str, str]:

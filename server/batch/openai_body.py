@@ -14,7 +14,7 @@ from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.text.assistant.turn_plan import model_formats
 from octavo.server.http.answers import CompletionAnswer
-from octavo.server.http.chat_turns import chat_answer, tool_use
+from octavo.server.http.chat_turns import chat_answer, prepared, tool_use
 from octavo.server.http.embeddings import embeddings_answer, read_texts
 from octavo.server.http.protocol import (
     ChatRequest,
@@ -76,9 +76,9 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
             plan = model_formats(engine.config, engine.tokenizer).plan(use)
             tokenizer = engine.tokenizer
             text = tokenizer.apply_chat_template(chat.messages, **chat_names(chat, use))
-            prompts = [tokenizer.encode(text, add_special_tokens=bool(chat.add_special_tokens))]
-            ask, answer = chat_answer(chat, ask, name, engine, plan, text)
-            return _generated(ask, prompts, answer)
+            prompt = tokenizer.encode(text, add_special_tokens=bool(chat.add_special_tokens))
+            turn = prepared(ask, plan, request_id=name, engine=engine, prompt=prompt, text=text)
+            return _generated(turn.ask, [prompt], chat_answer(chat, turn))
         if url == "/v1/embeddings":
             return _embedded(EmbeddingRequest.model_validate(body), engine)
         completion = CompletionRequest.model_validate(body)

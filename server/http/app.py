@@ -16,7 +16,9 @@ from octavo.server.http.errors import on_bug, on_http_exception, on_invalid_body
 from octavo.server.http.gate import Gate
 from octavo.server.http.generation import generation_routes
 from octavo.server.http.information import information_routes
+from octavo.server.http.messages.routes import messages_routes
 from octavo.server.http.pages import page_routes
+from octavo.server.http.responses.routes import responses_routes
 from octavo.server.http.schedule import schedule_routes
 from octavo.server.http.scoring import scoring_routes
 from octavo.server.serve_config import SPARE_CALLS, ServeConfig
@@ -41,6 +43,8 @@ def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASG
     app.add_exception_handler(HTTPException, on_http_exception)
     trusts = config.trust_request_chat_template
     app.include_router(generation_routes(front, trust_request_chat_template=trusts))
+    app.include_router(messages_routes(front))
+    app.include_router(responses_routes(front))
     app.include_router(embedding_routes(front))
     app.include_router(scoring_routes(front))
     app.include_router(information_routes(front))

@@ -1,4 +1,7 @@
-"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`, and as answers.
+
+`error_shapes` puts them into the shape of another API.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from octavo.engine.errors import (
     OverloadedError,
 )
 from octavo.server.answered_errors import forget_frames
+from octavo.server.http.error_shapes import shaped
 from octavo.server.http.protocol import refusal
 from octavo.server.status import reason_of
 
@@ -129,24 +133,20 @@ def json_response(
     return Response(encode(content), status, headers, media_type="application/json")
 
 
-def error_response(error: OctavoError) -> Response:
-    """The answer to a typed error."""
-    return json_response(body_of(error), error.http_status, headers_of(error))
-
-
-def incident() -> bytes:
-    """Logs the exception being handled under a number; the body that tells of that number alone."""
+def incident() -> dict[str, Any]:
+    """Logs the exception being handled under a number; the object that tells of that number
+    alone."""
     number = uuid.uuid4().hex[:12]
     _log.exception("incident %s", number)
     message = f"internal error, incident {number} in the log"
-    return encode(error_body(500, message, code="internal"))
+    return error_body(500, message, code="internal")
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
     """For `add_exception_handler`: what nobody raised on purpose."""
     request.scope[INCIDENT] = True
     request.scope[REFUSAL] = "internal"
-    return Response(incident(), 500, media_type="application/json")
+    return json_response(shaped(request.url.path, 500, incident()), 500)
 
 
 async def on_octavo_error(request: Request, error: Exception) -> Response:
@@ -154,7 +154,10 @@ async def on_octavo_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, OctavoError)
     request.scope[REFUSAL] = reason_of(type(error)).lower()
     forget_frames(error)
-    return error_response(error)
+    status = error.http_status
+    return json_response(
+        shaped(request.url.path, status, body_of(error)), status, headers_of(error)
+    )
 
 
 async def on_invalid_body(request: Request, error: Exception) -> Response:
@@ -174,4 +177,6 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     request.scope[REFUSAL] = _HTTP_CODES.get(error.status_code, "http_error")
     forget_frames(error)
-    return json_response(body_of_http(error), error.status_code, dict(error.headers or {}))
+    status = error.status_code
+    content = shaped(request.url.path, status, body_of_http(error))
+    return json_response(content, status, dict(error.headers or {}))

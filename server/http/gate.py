@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import OrderedDict
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.engine.errors import NOT_FAILURES, InvalidRequestError, OctavoError
-from octavo.server.auth import TokenFile
+from octavo.server.auth import TokenFile, bearer_token
 from octavo.server.call_limit import CallLimit
 from octavo.server.caller import CALLER
 from octavo.server.http.connection import EXTENSION, LANES, Connection
+from octavo.server.http.error_shapes import shaped
 from octavo.server.http.errors import (
     INCIDENT,
     REFUSAL,
@@ -40,19 +42,21 @@ class _RefusedError(BaseException):
     Not an `Exception`: the framework would take it for a body that does not parse.
     """
 
-    def __init__(self, status: int, kind: str, content: bytes, headers: dict[str, str]) -> None:
-        super().__init__(content)
+    def __init__(
+        self, status: int, kind: str, content: dict[str, Any], headers: dict[str, str]
+    ) -> None:
+        super().__init__(kind)
         self.status, self.kind, self.content, self.headers = status, kind, content, headers
 
 
 def _refused(status: int, message: str, code: str) -> _RefusedError:
-    content = encode(error_body(status, message, code=code))
+    content = error_body(status, message, code=code)
     return _RefusedError(status, code, content, {"connection": "close"})
 
 
 def _refused_as(error: OctavoError) -> _RefusedError:
     kind = reason_of(type(error)).lower()
-    return _RefusedError(error.http_status, kind, encode(body_of(error)), headers_of(error))
+    return _RefusedError(error.http_status, kind, body_of(error), headers_of(error))
 
 
 class Gate:
@@ -103,7 +107,7 @@ class Gate:
         try:
             self._check_header(scope)
             if self._tokens is not None and scope["path"] not in OPEN_PATHS:
-                CALLER.set(self._tokens.check(_header(scope, b"authorization")))
+                CALLER.set(self._tokens.check(_credential(scope)))
             body.declare(scope)
             TRACE_PARENT.set(_header(scope, b"traceparent"))
             await self._app(scope, body.receive, watched_send)
@@ -119,9 +123,9 @@ class Gate:
             raise
         except BaseException:
             if INCIDENT not in scope:
-                text = incident()
+                content = incident()
                 if not started:
-                    await _answer(scope, send, _RefusedError(500, "internal", text, {}))
+                    await _answer(scope, send, _RefusedError(500, "internal", content, {}))
         finally:
             body.close()
             if REFUSAL in scope and scope["path"] not in LANES:
@@ -135,8 +139,13 @@ class Gate:
             raise _refused(
                 431, f"the header has more than {self._max_header_bytes} bytes", "header_too_large"
             )
-        if sum(key == b"authorization" for key, _ in scope["headers"]) > 1:
-            raise InvalidRequestError("authorization", "several fields", "at most one field")
+        for name in (b"authorization", b"x-api-key"):
+            if sum(key == name for key, _ in scope["headers"]) > 1:
+                raise InvalidRequestError(name.decode(), "several fields", "at most one field")
+        header, key = _header(scope, b"authorization"), _header(scope, b"x-api-key")
+        if header is not None and key is not None and bearer_token(header) != key.strip():
+            allowed = "the token of authorization, or not given: a request has one credential"
+            raise InvalidRequestError("x-api-key", _Hidden(), allowed)
 
 
 class _Arriving:
@@ -252,6 +261,19 @@ class _Body:
         )
 
 
+class _Hidden:
+    """Stands for a credential where an error shows a value."""
+
+    def __repr__(self) -> str:
+        return "another token"
+
+
+def _credential(scope: Scope) -> str | None:
+    """The field `authorization`, or what it would be for a token in `x-api-key`."""
+    header, key = _header(scope, b"authorization"), _header(scope, b"x-api-key")
+    return f"Bearer {key}" if header is None and key is not None else header
+
+
 def _header(scope: Scope, name: bytes) -> str | None:
     for key, value in scope["headers"]:
         if key == name:
@@ -270,16 +292,17 @@ async def _answer(scope: Scope, send: Send, refused: _RefusedError) -> None:
     reference: weakref.ref[Connection] | None = extension.get("connection")
     connection = None if reference is None else reference()
     must_drop = connection is not None and not connection.body_arrived
+    content = encode(shaped(scope["path"], refused.status, refused.content))
     given = {
         "content-type": "application/json",
-        "content-length": str(len(refused.content)),
+        "content-length": str(len(content)),
         **refused.headers,
         **({"connection": "close"} if must_drop else {}),
     }
     scope[REFUSAL] = refused.kind
     raw = [(key.encode(), value.encode()) for key, value in given.items()]
     await send({"type": "http.response.start", "status": refused.status, "headers": raw})
-    await send({"type": "http.response.body", "body": refused.content, "more_body": True})
+    await send({"type": "http.response.body", "body": content, "more_body": True})
     if must_drop and connection is not None:
         await connection.drop_input()
     await send({"type": "http.response.body", "body": b""})

@@ -12,32 +12,21 @@ from starlette.responses import Response
 
 from octavo.engine.input.input_processor import Prompt
 from octavo.engine.output.outputs import RequestOutput
-from octavo.engine.text.assistant.turn_plan import model_formats
 from octavo.server.front import Front
 from octavo.server.http.answers import CompletionAnswer, Usage
 from octavo.server.http.bodies import JsonRoute
-from octavo.server.http.chat_turns import chat_answer, tool_use
+from octavo.server.http.chat_turns import chat_answer, prepare_chat
 from octavo.server.http.errors import encode, encode_long
 from octavo.server.http.protocol import ChatRequest, CompletionRequest
 from octavo.server.http.sampling import (
     Ask,
-    chat_ask,
-    chat_names,
     check_model,
     check_sequences,
-    check_template,
     completion_ask,
     prompts_of,
     request_id_of,
 )
-from octavo.server.http.streaming import (
-    CLIENT_CLOSED,
-    DONE,
-    EventStream,
-    event,
-    merge,
-    unless_gone,
-)
+from octavo.server.http.streaming import DONE, answer_streamed, answer_whole, event, merge
 
 
 def generation_routes(front: Front, *, trust_request_chat_template: bool = False) -> APIRouter:
@@ -65,21 +54,13 @@ def generation_routes(front: Front, *, trust_request_chat_template: bool = False
     @router.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest) -> Response:
         """Answers a conversation."""
-        engine = front.ready_engine()
-        check_model(body.model, engine)
-        ask = chat_ask(body, request.headers)
-        check_template(body, is_trusted=trust_request_chat_template)
-        use = tool_use(body)
-        plan = model_formats(engine.config, engine.tokenizer).plan(use)
-        names = chat_names(body, use)
-        text = await front.render_chat(body.messages, names, body.chat_template)
-        is_cut = body.truncate_prompt_tokens is not None
-        prompt = await engine.tokenize(
-            text, add_special_tokens=bool(body.add_special_tokens), is_cut=is_cut
+        chat = await prepare_chat(
+            front, body, request.headers, "chatcmpl",
+            trust_request_chat_template=trust_request_chat_template,
+        )  # fmt: skip
+        return await _respond(
+            front, request, chat.request_id, [chat.prompt], chat.ask, chat_answer(body, chat)
         )
-        request_id = request_id_of(request.headers, "chatcmpl")
-        ask, answer = chat_answer(body, ask, request_id, engine, plan, text)
-        return await _respond(front, request, request_id, [prompt], ask, answer)
 
     return router
 
@@ -99,15 +80,8 @@ async def _respond(
     )
     if ask.stream:
         events = _events(outputs, answer, Usage(len(prompts)), ask)
-        first = await unless_gone(request, anext(events))
-        if first is not None:
-            return EventStream(first, events, headers)
-        await events.aclose()
-    else:
-        content = await unless_gone(request, _whole(outputs, answer))
-        if content is not None:
-            return Response(content, headers=headers, media_type="application/json")
-    return Response(status_code=CLIENT_CLOSED)
+        return await answer_streamed(request, events, headers)
+    return await answer_whole(request, _whole(outputs, answer), headers)
 
 
 async def _whole(outputs: AsyncGenerator[Any, None], answer: CompletionAnswer) -> bytes:

@@ -33,9 +33,22 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "moderation": _ABSENT,
     "parallel_tool_calls": _EITHER,  # a completion calls no tools
     "prediction": _ABSENT,
-    "service_tier": ("auto", "default"),
+    "service_tier": ("auto", "default", "standard_only"),
     "verbosity": ("medium",),
     "web_search_options": _ABSENT,
+    # OpenAI's Responses.
+    "background": (False,),
+    "context_management": ([], {}),
+    "conversation": _ABSENT,
+    "max_tool_calls": _ABSENT,
+    "prompt": _ABSENT,
+    # Anthropic's Messages.
+    "betas": ([],),
+    "container": _ABSENT,
+    "diagnostics": _ABSENT,
+    "inference_geo": _ABSENT,
+    "mcp_servers": ([],),
+    "speed": ("standard",),
     # vLLM.
     "documents": ([],),
     "early_stopping": (False,),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -20,12 +20,47 @@ DONE = b"data: [DONE]\n\n"
 CLIENT_CLOSED = 499
 """Status of an answer that nobody reads; nginx's number."""
 
+Failed = Callable[[int, dict[str, Any]], bytes]
 _T = TypeVar("_T")
 
 
 def event(content: object) -> bytes:
     """One server-sent event."""
     return b"data: " + encode(content) + b"\n\n"
+
+
+def named_event(content: dict[str, Any]) -> bytes:
+    """One server-sent event under the name that its `type` is."""
+    return b"event: " + str(content["type"]).encode() + b"\n" + event(content)
+
+
+def failed_event(status: int, content: dict[str, Any]) -> bytes:
+    """OpenAI's event that tells of an error."""
+    return event(content)
+
+
+async def answer_whole(
+    request: Request, content: Coroutine[Any, Any, bytes], headers: dict[str, str]
+) -> Response:
+    """The answer at once, or nothing if the client left first."""
+    done = await unless_gone(request, content)
+    if done is None:
+        return Response(status_code=CLIENT_CLOSED)
+    return Response(done, headers=headers, media_type="application/json")
+
+
+async def answer_streamed(
+    request: Request,
+    events: AsyncGenerator[bytes, None],
+    headers: dict[str, str],
+    failed: Failed = failed_event,
+) -> Response:
+    """The answer as a stream whose first event is known, or nothing if the client left first."""
+    first = await unless_gone(request, anext(events))
+    if first is None:
+        await events.aclose()
+        return Response(status_code=CLIENT_CLOSED)
+    return EventStream(first, events, headers, failed)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T | None:
@@ -41,18 +76,24 @@ class EventStream(Response):
         first: the first event.
         events: the rest; closed when the client leaves.
         headers: of the response.
+        failed: the event that tells of an error, from its status and OpenAI's object of it.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, first: bytes, events: AsyncGenerator[bytes, None], headers: dict[str, str]
+        self,
+        first: bytes,
+        events: AsyncGenerator[bytes, None],
+        headers: dict[str, str],
+        failed: Failed,
     ) -> None:
         super().__init__(None, 200, {"cache-control": "no-cache", **headers})
         # A length was set for the empty body.
         self.raw_headers = [item for item in self.raw_headers if item[0] != b"content-length"]
         self._first = first
         self._events = events
+        self._failed = failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends until the events end or the client leaves."""
@@ -63,7 +104,7 @@ class EventStream(Response):
             except asyncio.CancelledError:
                 # The server stops, and the time to finish is over.
                 scope[REFUSAL] = reason_of(type(cut_off())).lower()
-                await _send_part(send, event(body_of(cut_off())))
+                await _send_part(send, self._told(cut_off()))
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, scope: Scope, send: Send) -> None:
@@ -75,13 +116,16 @@ class EventStream(Response):
                 await _send_part(send, data)
         except OctavoError as error:
             scope[REFUSAL] = reason_of(type(error)).lower()
-            await _send_part(send, event(body_of(error)))
+            await _send_part(send, self._told(error))
         except NOT_FAILURES:
             raise
         except BaseException:
             scope[REFUSAL] = "internal"
-            await _send_part(send, b"data: " + incident() + b"\n\n")
+            await _send_part(send, self._failed(500, incident()))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _told(self, error: OctavoError) -> bytes:
+        return self._failed(error.http_status, body_of(error))
 
 
 async def _send_part(send: Send, data: bytes) -> None:

@@ -22,6 +22,7 @@ from octavo.engine.text.assistant.reasoning import (
 )
 from octavo.engine.text.assistant.tool import FunctionTool
 from octavo.engine.text.assistant.tool_format import ToolFormat
+from octavo.engine.text.assistant.tool_grammar import tool_grammar
 from octavo.engine.text.assistant.tool_request import ToolUse
 from octavo.engine.text.assistant.turn_reader import CallIds, ThoughtCounter, TurnReader
 from octavo.engine.text.detokenizer import IncrementalDetokenizer
@@ -134,7 +135,7 @@ class TurnPlan:
         choice = use.choice
         if has_content:  # which says what words there may be
             choice = replace(choice, mode="required")
-        grammar = calls.grammar(self._tools(), choice, specials)
+        grammar = tool_grammar(calls, self._tools(), choice, specials)
         if grammar is None and (use.must_keep_schemas or has_content):
             field, value, allowed = "tools", "a strict one", "tools that are not strict"
             if self._must_call:

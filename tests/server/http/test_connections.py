@@ -250,6 +250,40 @@ def test_two_authorizations_are_refused_and_one_is_read(on_stand, tmp_path):
     on_stand(scenario, http_port=0, token_file=str(tmp_path / "tokens"))
 
 
+def test_a_token_comes_as_anthropics_clients_send_it_and_never_beside_another(on_stand, tmp_path):
+    (tmp_path / "tokens").write_text(TOKEN)
+
+    async def scenario(stand):
+        good, bad = (f"authorization: Bearer {t}\r\n".encode() for t in (TOKEN, "x" * 16))
+        key, wrong = (f"X-Api-Key: {t}\r\n".encode() for t in (TOKEN, "x" * 16))
+        start = GET.removesuffix(b"\r\n")
+        for fields, expected in [
+            (key, 200), (wrong, 401), (good + key, 200), (bad + wrong, 401),
+            (good + wrong, 400), (bad + key, 400), (key + wrong, 400), (key + key, 400),
+            (b"authorization: Basic abc\r\n" + key, 400),
+        ]:  # fmt: skip
+            async with raw(stand, start + fields + b"\r\n") as client:
+                assert (await client.answer()).status == expected, fields
+
+    on_stand(scenario, http_port=0, token_file=str(tmp_path / "tokens"))
+
+
+def test_a_refusal_at_the_gate_has_the_shape_of_its_api(on_stand, tmp_path):
+    (tmp_path / "tokens").write_text(TOKEN)
+
+    async def scenario(stand):
+        async with httpx.AsyncClient(base_url=stand.http) as client:
+            ours = await client.post("/v1/chat/completions", json={})
+            theirs = await client.post("/v1/messages/count_tokens", json={})
+        assert (ours.status_code, theirs.status_code) == (401, 401)
+        assert ours.json()["error"]["code"] == "invalid_api_key"
+        message = ours.json()["error"]["message"]
+        wrong = {"type": "authentication_error", "message": message}
+        assert theirs.json() == {"type": "error", "error": wrong}
+
+    on_stand(scenario, http_port=0, token_file=str(tmp_path / "tokens"))
+
+
 def test_the_body_of_a_refused_request_is_not_parsed(on_stand, tmp_path, monkeypatch):
     (tmp_path / "tokens").write_text(TOKEN)
     parsed: list[int] = []

@@ -1,0 +1,105 @@
+"""Bodies of OpenAI's Responses, and Octavo's own fields beside them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, WithJsonSchema, model_validator
+
+from octavo.server.http.known_fields import without_neutral
+from octavo.server.http.protocol import Body, Choice, ReasoningEffort, Texts
+
+_OBJECTS = {"type": "array", "items": {"type": "object"}}
+Input = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, _OBJECTS, {"type": "null"}]})]
+Tools = Annotated[Any, WithJsonSchema({"anyOf": [_OBJECTS, {"type": "null"}]})]
+"""Checked by hand, as all that has a `type` of its own: a union's errors help nobody."""
+
+
+class Reasoning(Body):
+    """How the model thinks."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = Field(
+        None, description="Accepted, not used: thoughts are told as they are."
+    )
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class TextFormat(Body):
+    """What the words must be."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextOptions(Body):
+    """The words of an answer."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class StreamOptions(Body):
+    """Options of a stream."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class InputTokensRequest(Body):
+    """POST /v1/responses/input_tokens: what the prompt is made of."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_neutral(cls, body: object) -> object:
+        return without_neutral(body, cls.model_fields)
+
+    model: str | None = Field(None, description="The served model's name; any, if not given.")
+    input: Input = Field(None, description="Text, or items of a conversation.")
+    instructions: str | None = Field(None, description="The system's words, before the input.")
+    tools: Tools = None
+    tool_choice: Choice = None
+    parallel_tool_calls: bool | None = None
+    previous_response_id: str | None = Field(None, description="Refused: nothing is stored.")
+    truncation: Literal["disabled"] | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Further names for the model's chat template."
+    )
+
+
+class ResponsesRequest(InputTokensRequest):
+    """POST /v1/responses."""
+
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="As much as the context allows, if not given."
+    )
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_logprobs: int | None = Field(None, ge=0, le=0)
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    include: Texts | None = Field(None, description='"reasoning.encrypted_content" asks nothing.')
+    metadata: dict[str, Any] | None = Field(None, description="Comes back in the answer.")
+    # Accepted and not used: no answer depends on them.
+    store: bool | None = Field(None, description="Accepted, not used: nothing is stored.")
+    user: str | None = Field(None, description="Accepted, not used.")
+    prompt_cache_key: str | None = Field(None, description="Accepted, not used.")
+    prompt_cache_retention: str | None = Field(None, description="Accepted, not used.")
+    safety_identifier: str | None = Field(None, description="Accepted, not used.")
+    # Octavo's own.
+    top_k: int | None = None
+    seed: int | None = None
+    priority: str | int | None = Field(
+        None, description="realtime, high, normal or low, or 0 to 3, 0 served first."
+    )
+    timeout_s: float | None = Field(
+        None, description="Seconds after which the answer is worthless."
+    )
+    tenant: str | None = Field(None, description="Whose share of the server the request takes.")
+    cache_salt: str | None = Field(
+        None, description="Prompts share cached pages only under the same salt."
+    )
