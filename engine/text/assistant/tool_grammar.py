@@ -23,8 +23,12 @@ def tool_grammar(
     tools: Sequence[FunctionTool],
     choice: ToolChoice,
     specials: Mapping[str, int] = NO_SPECIALS,
+    fields: Mapping[str, str] = {},
 ) -> str | None:
     """The grammar of all turns that a choice allows, as `ToolFormat.grammar` has it.
+
+    Args:
+        fields: a tool's name -> what its user calls its parameters, for errors.
 
     The time that it takes grows with the schemas, about ten milliseconds for twenty tools: many
     tools are better left to a thread.
@@ -40,7 +44,8 @@ def tool_grammar(
         names = ", ".join(tool.name for tool in tools) or "no tools"
         raise InvalidRequestError("tool_choice", wanted, f"a function of the request's: {names}")
     for tool in allowed:
-        _check_schema(tool, tool_format)
+        field = fields.get(tool.name, f"{FIELD}.{tool.name}.parameters")
+        _check_schema(tool, tool_format, field)
     grammar = tool_format.grammar(tools, choice, specials)
     if grammar is None or len(grammar) <= MAX_TOOLS_CHARS:
         return grammar
@@ -58,10 +63,9 @@ def tool_grammar(
     )
 
 
-def _check_schema(tool: FunctionTool, tool_format: ToolFormat) -> None:
+def _check_schema(tool: FunctionTool, tool_format: ToolFormat, field: str) -> None:
     from llguidance import LLMatcher
 
-    field = f"{FIELD}.{tool.name}.parameters"
     if tool.parameters is not None and not isinstance(tool.parameters, Mapping):
         raise InvalidRequestError(field, tool.parameters, "a JSON schema of an object")
     params = StructuredOutputsParams(json=arguments_schema(tool), asked_as=field)

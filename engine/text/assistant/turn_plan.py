@@ -135,7 +135,7 @@ class TurnPlan:
         choice = use.choice
         if has_content:  # which says what words there may be
             choice = replace(choice, mode="required")
-        grammar = tool_grammar(calls, self._tools(), choice, specials)
+        grammar = tool_grammar(calls, self._tools(), choice, specials, self._fields())
         if grammar is None and (use.must_keep_schemas or has_content):
             field, value, allowed = "tools", "a strict one", "tools that are not strict"
             if self._must_call:
@@ -157,13 +157,15 @@ class TurnPlan:
             for tool in self.use.callable
         ]
 
-    def _schemas(self) -> tuple[tuple[str, str], ...]:
+    def _fields(self) -> dict[str, str]:
+        """A tool's name -> what its request calls its parameters."""
         assert self.use is not None
         names = [tool["function"]["name"] for tool in self.use.shown]
-        return tuple(
-            (f"tools[{names.index(tool.name)}].function.parameters", json.dumps(tool.parameters))
-            for tool in self._tools()
-        )
+        return {name: f"tools[{index}].function.parameters" for index, name in enumerate(names)}
+
+    def _schemas(self) -> tuple[tuple[str, str], ...]:
+        fields = self._fields()
+        return tuple((fields[tool.name], json.dumps(tool.parameters)) for tool in self._tools())
 
 
 @dataclass(frozen=True, slots=True)
