@@ -304,8 +304,10 @@ class AsyncEngine:
     ) -> EmbeddingRequestOutput:
         """The embedding of one prompt, behind the model's own instruction if it has one.
 
+        `pooling`, `normalize`, `dimensions` and `prompt_name` are as for `LLM.embed`.
+
         Args:
-            pooling, normalize, dimensions, prompt_name: as for `LLM.embed`.
+            prompt: text or token ids.
             **options: the other arguments of `generate`.
 
         Raises: as `encode`.
