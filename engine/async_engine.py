@@ -21,7 +21,7 @@ from typing import Any, TypeVar, Unpack
 
 from octavo.engine.any_engine import open_engine
 from octavo.engine.config import EngineConfig
-from octavo.engine.engine import engine_config
+from octavo.engine.engine_arguments import engine_config
 from octavo.engine.errors import EngineDeadError
 from octavo.engine.input.input_processor import (
     POOLED,

@@ -6,11 +6,8 @@ because an engine is put together here, from its configuration to its programs.
 
 from __future__ import annotations
 
-import difflib
 import logging
-import os
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 from tqdm import tqdm
@@ -428,20 +425,3 @@ def _eos_token_ids(tokenizer: Tokenizer, model: ModelConfig) -> tuple[int, ...]:
             f"at most {MAX_STOP_IDS} token ids can end a text"
         )
     return eos
-
-
-def engine_config(model: str | os.PathLike[str] | None, arguments: dict[str, Any]) -> EngineConfig:
-    """An `EngineConfig` from keyword arguments, with an unknown one refused by name.
-
-    Raises:
-        InvalidConfigError: an unknown argument, or a value out of range.
-    """
-    known = EngineConfig.__dataclass_fields__
-    for name, value in arguments.items():
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.7)
-            hint = f"did you mean {near[0]}?" if near else "see EngineConfig"
-            raise InvalidConfigError(name, value, f"the name of an engine argument; {hint}")
-    if model is None:
-        return EngineConfig(**arguments)
-    return EngineConfig(model=os.fspath(model), **arguments)

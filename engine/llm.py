@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from octavo.engine.any_engine import open_engine
 from octavo.engine.config import OFFLINE_BATCHED_TOKENS
-from octavo.engine.engine import engine_config
+from octavo.engine.engine_arguments import engine_config
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.input.input_processor import POOLED, PromptLike, Submission, text_or_ids
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization

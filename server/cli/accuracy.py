@@ -99,7 +99,8 @@ def parse_modes(listed: str) -> dict[str, dict[str, Any]]:
 
 
 def _engine(changes: dict[str, Any]) -> Any:
-    from octavo.engine.engine import Engine, engine_config
+    from octavo.engine.engine import Engine
+    from octavo.engine.engine_arguments import engine_config
 
     # Prompts of one pass: the largest programs are enough.
     config = engine_config(None, {"warm_up": "coarse", "max_num_seqs": 8} | changes)

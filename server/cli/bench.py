@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 def _engine(args: argparse.Namespace, **changes: Any) -> tuple[AnyEngine, float]:
     begun_s = time.perf_counter()
     from octavo.engine.any_engine import open_engine
-    from octavo.engine.engine import engine_config
+    from octavo.engine.engine_arguments import engine_config
 
     # Steady figures: nothing compiles behind while the clock runs.
     config = engine_config(None, {"warm_up": "full"} | checked_engine_args(args) | changes)

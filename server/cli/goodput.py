@@ -291,7 +291,7 @@ def _say(result: dict[str, Any]) -> None:
 
 async def _live(args: argparse.Namespace) -> dict[str, Any]:
     from octavo.engine.async_engine import AsyncEngine
-    from octavo.engine.engine import engine_config
+    from octavo.engine.engine_arguments import engine_config
     from octavo.engine.measuring.open_loop import run_open_loop
     from octavo.engine.simulation.goodput_report import detail_table, goodput_table
     from octavo.engine.simulation.metrics import merge_summaries
