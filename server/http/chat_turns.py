@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -102,7 +104,12 @@ async def prepare_chat(
         is_cut=body.truncate_prompt_tokens is not None,
     )
     request_id = request_id_of(headers, kind)
-    return prepared(ask, plan, request_id=request_id, engine=engine, prompt=prompt, text=text)
+    finish = functools.partial(
+        prepared, ask, plan, request_id=request_id, engine=engine, prompt=prompt, text=text
+    )
+    # The grammar of many tools takes a second: other answers must not wait for it.
+    has_tools = plan is not None and plan.use is not None
+    return await asyncio.to_thread(finish) if has_tools else finish()
 
 
 def prepared(
