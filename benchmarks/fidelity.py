@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 
 from machine import about_machine
 
-from octavo.engine.engine import Engine, engine_config
+from octavo.engine.engine import Engine
+from octavo.engine.engine_arguments import engine_config
 from octavo.engine.measuring.measurement import measure
 from octavo.engine.measuring.profiling import (
     Measured,

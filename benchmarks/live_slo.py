@@ -21,7 +21,7 @@ from typing import Any
 from machine import about_machine
 
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.engine import engine_config
+from octavo.engine.engine_arguments import engine_config
 from octavo.engine.measuring.open_loop import OpenLoopRun, run_open_loop
 from octavo.engine.process.own_process import prepare_to_compute
 from octavo.engine.simulation.metrics import percentiles

@@ -25,7 +25,8 @@ from typing import Any
 
 from machine import about_machine
 
-from octavo.engine.engine import Engine, engine_config
+from octavo.engine.engine import Engine
+from octavo.engine.engine_arguments import engine_config
 from octavo.engine.measuring.measurement import measure
 from octavo.engine.process.own_process import prepare_to_compute
 from octavo.engine.scheduler.policies import POLICIES

@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
 def _configs(use: str, arguments: dict[str, Any]) -> list[EngineConfig]:
     """The configuration of each engine that a use may build."""
     from octavo.engine.config import OFFLINE_BATCHED_TOKENS
-    from octavo.engine.engine import engine_config
+    from octavo.engine.engine_arguments import engine_config
     from octavo.server.cli.generate import sized_for
 
     if use == "prompt":

@@ -38,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
 
     from tqdm import tqdm
 
-    from octavo.engine.engine import Engine, engine_config
+    from octavo.engine.engine import Engine
+    from octavo.engine.engine_arguments import engine_config
     from octavo.engine.measuring.profiling import SHORTEST_CONTEXT, profile_engine
 
     for name, least in (("repeats", 1), ("longest_context", SHORTEST_CONTEXT)):

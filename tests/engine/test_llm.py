@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.engine import engine_config
+from octavo.engine.engine_arguments import engine_config
 from octavo.engine.errors import InvalidConfigError, InvalidRequestError, QuarantinedError
 from octavo.engine.execution.sampling.logits import set_masks, set_row
 from octavo.engine.sampling_params import SamplingParams, as_sampling_params
