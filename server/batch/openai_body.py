@@ -14,7 +14,7 @@ from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.text.assistant.turn_plan import model_formats
 from octavo.server.http.answers import CompletionAnswer
-from octavo.server.http.chat_turns import chat_answer, prepared, tool_use
+from octavo.server.http.chat_turns import chat_answer, prepared, thought_budget, tool_use
 from octavo.server.http.embeddings import embeddings_answer, read_texts
 from octavo.server.http.protocol import (
     ChatRequest,
@@ -73,7 +73,7 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
             check_model(chat.model, engine)
             check_template(chat, is_trusted=False)
             ask, use = chat_ask(chat, {}), tool_use(chat)
-            plan = model_formats(engine.config, engine.tokenizer).plan(use)
+            plan = model_formats(engine.config, engine.tokenizer).plan(use, thought_budget(chat))
             tokenizer = engine.tokenizer
             text = tokenizer.apply_chat_template(chat.messages, **chat_names(chat, use))
             prompt = tokenizer.encode(text, add_special_tokens=bool(chat.add_special_tokens))

@@ -14,7 +14,7 @@ from octavo.engine.text.assistant.tool_request import ToolUse, read_tool_use
 from octavo.engine.text.assistant.turn_plan import TurnPlan, model_formats
 from octavo.server.front import Front
 from octavo.server.http.answers import ChatAnswer
-from octavo.server.http.protocol import ChatRequest
+from octavo.server.http.protocol import NO_BUDGET, ChatRequest
 from octavo.server.http.sampling import (
     Ask,
     chat_ask,
@@ -58,6 +58,12 @@ def tool_use(body: ChatRequest) -> ToolUse | None:
     return read_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
 
 
+def thought_budget(body: ChatRequest) -> int | None:
+    """Most tokens of a chat's thought; None for no limit."""
+    budget = body.thinking_token_budget
+    return None if budget == NO_BUDGET else budget
+
+
 async def chat_text(
     front: Front, body: ChatRequest, *, trust_request_chat_template: bool = False
 ) -> tuple[str, TurnPlan | None]:
@@ -69,7 +75,7 @@ async def chat_text(
     engine = front.ready_engine()
     check_template(body, is_trusted=trust_request_chat_template)
     use = tool_use(body)
-    plan = model_formats(engine.config, engine.tokenizer).plan(use)
+    plan = model_formats(engine.config, engine.tokenizer).plan(use, thought_budget(body))
     text = await front.render_chat(body.messages, chat_names(body, use), body.chat_template)
     return text, plan
 

@@ -67,6 +67,8 @@ Choice = Annotated[
 Messages = Annotated[list[dict[str, Any]], FailFast()]
 
 
+NO_BUDGET, MAX_BUDGET = -1, 1_000_000
+"""Of a thought's tokens: no limit, as vLLM writes it, and the largest one."""
 MAX_FIELDS = 1_024
 """Of one object whose fields are known."""
 
@@ -278,6 +280,12 @@ class ChatRequest(Generation):
     )
     include_reasoning: bool | None = Field(
         None, description="Whether the answer holds the model's thoughts: true, if not given."
+    )
+    thinking_token_budget: int | None = Field(
+        None,
+        ge=NO_BUDGET,
+        le=MAX_BUDGET,
+        description="Most tokens of a thought, which is then closed; -1 for no limit.",
     )
 
 

@@ -67,7 +67,12 @@ class ReasoningFormat:
         return ThoughtParser(self, answer or PlainParser(), ends, is_open=is_open)
 
     def grammar(
-        self, answer: str, *, is_open: bool, specials: Mapping[str, int] = NO_SPECIALS
+        self,
+        answer: str,
+        *,
+        is_open: bool,
+        specials: Mapping[str, int] = NO_SPECIALS,
+        budget: int | None = None,
     ) -> str:
         """The grammar of turns with any thought, or none, and an answer of another grammar.
 
@@ -75,18 +80,33 @@ class ReasoningFormat:
             answer: in Lark's syntax, beginning at `start`.
             is_open: whether the turn begins within a thought.
             specials: ids of the vocabulary's special tokens, by their text.
+            budget: most tokens of the thought, after which it is closed; None for no limit.
         """
         after = re.sub(r"^start:", "answer:", answer, count=1, flags=re.MULTILINE)
         closing = words(self.closing, specials)
-        if self.closing in specials:
-            rules = [f"thought: THOUGHT? {closing}", "THOUGHT: /(?s:.+)/"]
-        else:
-            # What ends a thought for the parser is none of it.
-            others = "".join(
-                f" & ~(/(?s:.*)/ {words(mark, {})} /(?s:.*)/)" for mark in self.also_ended_by
-            )
+        # What ends a thought for the parser is none of it.
+        others = "".join(
+            f" & ~(/(?s:.*)/ {words(mark, {})} /(?s:.*)/)" for mark in self.also_ended_by
+        )
+        if budget == 0:
+            rules = [f"thought: {closing}"]
+        elif self.closing in specials:
+            limit = "" if budget is None else f"[max_tokens={budget}]"
+            rules = [f"thought: within? {closing}", f"within{limit}: THOUGHT"]
+            rules.append("THOUGHT: /(?s:.+)/")
+        elif budget is None:
             rules = ["thought[lazy]: THOUGHT " + closing, f"THOUGHT: /(?s:.*)/{others}"]
+        else:
+            rules = [f"thought: within {closing}"]
+            rules.append(f"within[stop={closing}, max_tokens={budget}]: THOUGHT")
+            rules.append(f"THOUGHT: /(?s:.*)/{others}")
         opened = words(self.opening, specials)
+        if budget is not None and self.opening not in specials:
+            # Else a thought beyond its limit could be words of the answer.
+            unopened = f" & ~(/\\s*/ {opened} /(?s:.*)/)"
+            after = re.sub(
+                r"^TEXT: (.*)$", lambda m: f"TEXT: ({m[1]}){unopened}", after, flags=re.MULTILINE
+            )
         first = "thought" if is_open else f"({opened} thought)?"
         rules.append(r"BREAKS: /\n*/")
         return "\n".join([f"start: {first} BREAKS answer", *rules, after])

@@ -36,6 +36,7 @@ NO_PARSER = "none"
 SHORT_IDS = frozenset({"mistral"})
 """Formats whose templates want ids of nine letters and digits."""
 _LENIENT: Mapping[str, Any] = {"x-guidance": {"lenient": True}}
+_ANY_WORDS = "start: TEXT\nTEXT: /(?s:.*)/\n"
 _WITHOUT_GRAMMAR = ("min_tokens", "ignore_eos", "allowed_token_ids", "bad_words")
 """Parameters that do not go together with a grammar."""
 
@@ -49,12 +50,14 @@ class TurnPlan:
         calls: the format that calls are read with; None if the turn may make none.
         reasoning: how thoughts are marked; None if they are not told apart.
         is_open: whether the prompt ends within a thought.
+        thought_budget: most tokens of a thought; None for no limit.
     """
 
     use: ToolUse | None
     calls: ToolFormat | None
     reasoning: ReasoningFormat | None
     is_open: bool = False
+    thought_budget: int | None = None
 
     @property
     def is_named(self) -> bool:
@@ -106,14 +109,17 @@ class TurnPlan:
             params = params.replace(skip_special_tokens=False)
         calls = self._calls_grammar(params, specials)
         content = None if self._must_call else params.structured_outputs
-        if calls is None and (content is None or self.reasoning is None):
+        is_bounded = self.thought_budget is not None
+        if calls is None and not is_bounded and (content is None or self.reasoning is None):
             return params
         named = [f"@{CALLS}"] if calls is not None else []
         if content is not None:
             named.append(f"@{CONTENT}")
-        root = f"start: {' | '.join(named)}\n"
+        root = f"start: {' | '.join(named)}\n" if named else _ANY_WORDS
         if self.reasoning is not None:
-            root = self.reasoning.grammar(root, is_open=self.is_open, specials=specials)
+            root = self.reasoning.grammar(
+                root, is_open=self.is_open, specials=specials, budget=self.thought_budget
+            )
         turn = TurnGrammar(root=root, calls=calls, schemas=self._schemas() if calls else ())
         if content is None:
             return params.replace(structured_outputs=StructuredOutputsParams(turn=turn))
@@ -180,12 +186,19 @@ class ModelFormats:
     calls: ToolFormat | None
     reasoning: ReasoningFormat | None
 
-    def plan(self, use: ToolUse | None) -> TurnPlan | None:
+    def plan(self, use: ToolUse | None, thought_budget: int | None = None) -> TurnPlan | None:
         """How a request's turns are read; None if all that they say is content.
 
+        Args:
+            use: of tools.
+            thought_budget: most tokens of a thought; None for no limit.
+
         Raises:
-            InvalidRequestError: there are tools to call, and no format to call them in.
+            InvalidRequestError: there are tools to call, and no format to call them in; or the
+                thoughts of this model have no limit.
         """
+        if thought_budget is not None:
+            self._check_budget(thought_budget)
         calls = None
         if use is not None and use.callable:
             calls = self.calls
@@ -197,7 +210,18 @@ class ModelFormats:
                 raise InvalidRequestError("tools", f"{len(use.shown)} tools", allowed)
         if calls is None and self.reasoning is None:
             return None
-        return TurnPlan(use=use, calls=calls, reasoning=self.reasoning)
+        return TurnPlan(
+            use=use, calls=calls, reasoning=self.reasoning, thought_budget=thought_budget
+        )
+
+    def _check_budget(self, budget: int) -> None:
+        why = ""
+        if self.reasoning is None:
+            why = "this model's thoughts are not told apart"
+        elif self.reasoning.whole_turn is not None:
+            why = f"thoughts in the format of this model ({self.reasoning.name}) have no limit"
+        if why:
+            raise InvalidRequestError("thinking_token_budget", budget, f"not given: {why}")
 
 
 def set_messages(

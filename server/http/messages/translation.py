@@ -132,9 +132,7 @@ def _thinking(body: MessagesRequest | CountTokensRequest) -> dict[str, Any]:
     if not isinstance(thinking, dict) or kind not in ("enabled", "disabled", "adaptive"):
         allowed = '"enabled", "disabled" or "adaptive"'
         raise InvalidRequestError("thinking.type", kind, allowed)
-    budget = thinking.get("budget_tokens")
-    if budget is not None:
-        _check_budget(budget, getattr(body, "max_tokens", None))
+    budget = _budget(thinking.get("budget_tokens"), getattr(body, "max_tokens", None))
     display = thinking.get("display")
     if display not in (None, "summarized", "omitted"):
         raise InvalidRequestError("thinking.display", display, '"summarized" or "omitted"')
@@ -143,19 +141,17 @@ def _thinking(body: MessagesRequest | CountTokensRequest) -> dict[str, Any]:
     return {
         "chat_template_kwargs": variables,
         "include_reasoning": False if display == "omitted" else None,
+        "thinking_token_budget": budget if kind == "enabled" else None,
     }
 
 
-def _check_budget(budget: object, max_tokens: int | None) -> None:
-    """Refuses a budget that would end a thought before `max_tokens` ends the turn."""
+def _budget(budget: object, max_tokens: int | None) -> int | None:
+    """Most tokens of the thought; None where the turn ends before."""
+    if budget is None:
+        return None
     if not isinstance(budget, int) or isinstance(budget, bool) or budget < 1:
         raise InvalidRequestError("thinking.budget_tokens", budget, "an integer of at least 1")
-    if max_tokens is not None and budget < max_tokens - 1:
-        allowed = (
-            f"max_tokens - 1 ({max_tokens - 1}) or more, or not given: "
-            "a limit of the thought alone is not served"
-        )
-        raise InvalidRequestError("thinking.budget_tokens", budget, allowed)
+    return None if max_tokens is not None and budget >= max_tokens - 1 else budget
 
 
 def _output(config: object) -> dict[str, Any]:
