@@ -207,7 +207,8 @@ class ModelFormats:
                     'not given, unless tool_choice is "none": how this model writes calls is not '
                     "known to the server (tool_call_parser)"
                 )
-                raise InvalidRequestError("tools", f"{len(use.shown)} tools", allowed)
+                names = [tool["function"]["name"] for tool in use.shown]
+                raise InvalidRequestError("tools", names, allowed)
         if calls is None and self.reasoning is None:
             return None
         return TurnPlan(
