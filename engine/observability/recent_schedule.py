@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from octavo.engine.executor import TransferDone
 from octavo.engine.observability.event_log import EventLines, request_record
 from octavo.engine.observability.schedule import Schedule, ScheduleReader
 from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import StepPlan
+
+_log = logging.getLogger(__name__)
 
 KEPT_S = 20.0
 MOST_CELLS = 20_000
@@ -27,7 +31,7 @@ class RecentSchedule(EventLines):
 
     def __init__(self, now_s: float, on_expiry: Callable[[], None]) -> None:
         self._reader = ScheduleReader()
-        super().__init__(self._reader.read)
+        super().__init__(self._read)
         self._on_expiry = on_expiry
         self._looked_s = now_s
         self._num_cells = 0
@@ -57,6 +61,14 @@ class RecentSchedule(EventLines):
         super().turned(plan, transfers, ready, ended, now_s)
         if now_s - self._looked_s > UNWATCHED_S:
             self._on_expiry()
+
+    def _read(self, line: dict[str, Any]) -> None:
+        """Reads a line. A picture that cannot be drawn costs the engine nothing: it begins anew."""
+        try:
+            self._reader.read(line)
+        except Exception:
+            _log.exception("the schedule that somebody looks at begins anew")
+            self._reader = ScheduleReader()
 
     def _add_running(self, request: Request, now_s: float) -> None:
         """Tells of a request that had come before anybody looked, with its past."""

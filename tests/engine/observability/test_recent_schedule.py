@@ -84,3 +84,21 @@ def test_much_is_cut_to_the_newest(
     assert 12 <= sum(len(step.cells) for step in seen.steps) <= 12 + 2 * 4
     (again,) = engine.schedules()
     assert again == seen
+
+
+def test_what_cannot_be_read_costs_the_engine_nothing(
+    make_llm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_llm().engine
+    engine.schedules()
+
+    def fail(self: Any, line: Any) -> None:
+        raise RuntimeError("not read")
+
+    monkeypatch.setattr(recent_schedule.ScheduleReader, "read", fail)
+    submit(engine, 3)
+    outputs = []
+    while engine.has_unfinished:
+        outputs += [output for output in engine.step() if output.finished]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [40] * 3
+    assert engine.core.recovery.num_recoveries == 0
