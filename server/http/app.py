@@ -18,7 +18,9 @@ from octavo.server.http.generation import generation_routes
 from octavo.server.http.information import information_routes
 from octavo.server.http.messages.routes import messages_routes
 from octavo.server.http.pages import page_routes
+from octavo.server.http.responses.history import History
 from octavo.server.http.responses.routes import responses_routes
+from octavo.server.http.responses.store import ResponseStore
 from octavo.server.http.schedule import schedule_routes
 from octavo.server.http.scoring import scoring_routes
 from octavo.server.serve_config import SPARE_CALLS, ServeConfig
@@ -44,7 +46,12 @@ def make_app(config: ServeConfig, front: Front, tokens: TokenFile | None) -> ASG
     trusts = config.trust_request_chat_template
     app.include_router(generation_routes(front, trust_request_chat_template=trusts))
     app.include_router(messages_routes(front))
-    app.include_router(responses_routes(front))
+    store = ResponseStore(
+        max_bytes=config.responses_store_bytes,
+        max_entries=config.responses_store_entries,
+        max_age_s=config.responses_store_age_s,
+    )
+    app.include_router(responses_routes(front, History(store, config.max_message_bytes)))
     app.include_router(embedding_routes(front))
     app.include_router(scoring_routes(front))
     app.include_router(information_routes(front))
