@@ -51,6 +51,10 @@ class ServeConfig:
             previous_response_id; 0 keeps none.
         responses_store_entries: most responses that are kept; those not used for longest make room.
         responses_store_age_s: seconds without use after which a response is forgotten.
+        batch_files_dir: folder for files of /v1/files and for batches of /v1/batches, this server's
+            own; none does not offer them.
+        batch_file_bytes: largest file that may be uploaded.
+        batch_files_bytes: most bytes of files that one tenant may keep.
         stuck_after_s: seconds in one engine step after which the server calls itself dead.
         token_file: bearer tokens, one a line, each with its tenant and a colon before it or alone;
             read again when the file changes; none lets everybody in.
@@ -82,6 +86,9 @@ class ServeConfig:
     responses_store_bytes: int = 0
     responses_store_entries: int = 4096
     responses_store_age_s: float = 86_400.0
+    batch_files_dir: str | None = None
+    batch_file_bytes: int = 100 * 1024 * 1024
+    batch_files_bytes: int = 10 * 1024 * 1024 * 1024
     drain_timeout_s: float = 30.0
     keepalive_s: float = 30.0
     stream_interval_ms: float = 5.0
@@ -117,6 +124,12 @@ class ServeConfig:
         _integer("responses_store_bytes", self.responses_store_bytes, 0, 2**50)
         _integer("responses_store_entries", self.responses_store_entries, 1, 10**7)
         _seconds("responses_store_age_s", self.responses_store_age_s, above_zero=True)
+        _integer("batch_file_bytes", self.batch_file_bytes, 1024, 2**50)
+        _integer("batch_files_bytes", self.batch_files_bytes, 1024, 2**60)
+        if self.batch_files_dir is not None and self.http_port is None:
+            raise InvalidConfigError(
+                "batch_files_dir", self.batch_files_dir, "given together with http_port"
+            )
         self.cross_origin()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidConfigError("tls_key", self.tls_key, "given together with tls_cert")

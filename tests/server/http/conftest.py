@@ -62,7 +62,7 @@ def keeps_live(
     server_process: Callable[..., Any],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Any]:
-    """A server process of two tenants that keeps a few responses."""
+    """A server process of two tenants that keeps a few responses, files and batches."""
     folder = tmp_path_factory.mktemp("keeps-live")
     tokens = folder / "tokens"
     tokens.write_text("".join(f"{tenant}:{token}\n" for tenant, token in TOKENS.items()))
@@ -72,6 +72,8 @@ def keeps_live(
         *("--num-kv-pages", "1200", "--block-size", "16", "--warm-up", "coarse"),
         *("--fail-on-compile", "--chat-template", str(TEMPLATE), "--token-file", str(tokens)),
         *("--responses-store-bytes", "200000", "--responses-store-entries", "8"),
+        *("--batch-files-dir", str(folder / "batches"), "--batch-file-bytes", "6000000"),
+        *("--batch-files-bytes", "9000000"),
         log=folder / "stderr",
     ) as process:
         yield process
