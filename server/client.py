@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.models.pooling_config import Pooling
+from octavo.server.chat_request import chat_request, read_chat_response
 from octavo.server.embedding_message import pooling_fields, read_embed_response
 from octavo.server.output_message import OutputDecoder, generated_message
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
@@ -254,6 +255,22 @@ class OctavoClient:
                 raise typed
             time.sleep(pause_s)
 
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        timeout_s: float | None = None,
+        **request: Any,
+    ) -> RequestOutput:
+        """The answer to a conversation; `request` as for `chat_request`.
+
+        Returns:
+            One output; `output.outputs[0].message` is the turn: content, calls of tools, thoughts.
+        """
+        message = chat_request(messages, sampling_params, **request)
+        return read_chat_response(self._call("Chat", message, pb.ChatResponse, timeout_s))
+
     def embed(
         self, prompt: str | Sequence[int], *, timeout_s: float | None = None, **request: Any
     ) -> EmbeddingRequestOutput:
@@ -380,6 +397,18 @@ class AsyncOctavoClient:
             if pause_s is None:
                 raise typed
             await asyncio.sleep(pause_s)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        *,
+        timeout_s: float | None = None,
+        **request: Any,
+    ) -> RequestOutput:
+        """The answer to a conversation."""
+        message = chat_request(messages, sampling_params, **request)
+        return read_chat_response(await self._call("Chat", message, pb.ChatResponse, timeout_s))
 
     async def embed(
         self, prompt: str | Sequence[int], *, timeout_s: float | None = None, **request: Any

@@ -15,14 +15,15 @@ from octavo.engine.output.outputs import (
 )
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
-_FINISH_REASONS = {
+FINISH_REASONS = {
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
     "cancelled": pb.FINISH_REASON_CANCELLED,
     "failed": pb.FINISH_REASON_FAILED,
     "rejected": pb.FINISH_REASON_REJECTED,
+    "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
 }
-_FINISH_NAMES = {number: name for name, number in _FINISH_REASONS.items()}
+FINISH_NAMES = {number: name for name, number in FINISH_REASONS.items()}
 _MOMENTS = ("first_scheduled_s", "first_token_s", "last_token_s", "finished_s")
 
 
@@ -137,7 +138,7 @@ def _completion(completion: CompletionOutput) -> pb.Completion:
     )
     message.logprobs.extend(_logprobs(entry) for entry in completion.logprobs or ())
     if completion.finish_reason is not None:
-        message.finish_reason = _FINISH_REASONS[completion.finish_reason]
+        message.finish_reason = FINISH_REASONS[completion.finish_reason]
     if isinstance(completion.stop_reason, str):
         message.stop_string = completion.stop_reason
     elif completion.stop_reason is not None:
@@ -158,7 +159,7 @@ def _read_completion(message: pb.Completion) -> CompletionOutput:
         token_ids=list(message.token_ids),
         cumulative_logprob=message.cumulative_logprob if has_logprobs else None,
         logprobs=_read_all(message.logprobs) if has_logprobs else None,
-        finish_reason=_FINISH_NAMES.get(message.finish_reason),
+        finish_reason=FINISH_NAMES.get(message.finish_reason),
         stop_reason=stop_reason,
     )
 

@@ -107,11 +107,10 @@ class Gate:
             await send(message)
 
         limit = None if scope["path"] in LANES else self._calls
-        most = self._max_body_bytes
-        if scope["method"] == "POST":
-            most = self._uploads.get(scope["path"], most)
-        pace = self._max_body_bytes / self._receive_timeout_s
-        body = _Body(receive, most, self._receive_timeout_s, pace, self._arriving, limit)
+        most, pace = self._max_body_bytes, None
+        if scope["method"] == "POST" and scope["path"] in self._uploads:
+            most, pace = self._uploads[scope["path"]], most / self._receive_timeout_s
+        body = _Body(receive, most, self._receive_timeout_s, self._arriving, limit, pace)
         try:
             self._check_header(scope)
             if self._tokens is not None and scope["path"] not in OPEN_PATHS:
@@ -185,7 +184,9 @@ class _Arriving:
 class _Body:
     """Counts and times a body while it is received, and counts its request once it is complete.
 
-    A body larger than others may be has longer, as long as it comes at their least pace.
+    Args:
+        pace: bytes a second of a body that goes to a file: it has longer, as long as it comes so
+            fast. None for all that is held in memory.
     """
 
     def __init__(
@@ -193,15 +194,14 @@ class _Body:
         receive: Receive,
         max_bytes: int,
         timeout_s: float,
-        pace: float,
         arriving: _Arriving,
         limit: CallLimit | None,
+        pace: float | None,
     ) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
         self._pace = pace
-        self._is_upload = max_bytes > pace * timeout_s
         self._arriving = arriving
         self._limit = limit
         self._num_bytes = 0
@@ -239,10 +239,10 @@ class _Body:
         if self._num_bytes > self._max_bytes:
             raise self._too_large(f"more than {self._max_bytes}")
         if message.get("more_body", False):
-            if self._is_upload:  # its bytes are in a file
-                self._end_s += size / self._pace
-            else:
+            if self._pace is None:
                 self._arriving.add(self, size)
+            else:
+                self._end_s += size / self._pace
         else:
             self._complete()
         return message

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
         NothingAllowedError,
         OctavoError,
         OverloadedError,
+        PreviousResponseNotFoundError,
         QuarantinedError,
         StepFailedError,
         UnattainableTargetError,
         UnauthenticatedError,
         UnknownModelError,
+        UnknownObjectError,
         UnsupportedModelError,
     )
     from octavo.engine.input.targets import Targets
@@ -75,11 +77,13 @@ _HOMES = {
         "NothingAllowedError",
         "OctavoError",
         "OverloadedError",
+        "PreviousResponseNotFoundError",
         "QuarantinedError",
         "StepFailedError",
         "UnattainableTargetError",
         "UnauthenticatedError",
         "UnknownModelError",
+        "UnknownObjectError",
         "UnsupportedModelError",
     ),
 }
@@ -105,6 +109,7 @@ __all__ = [
     "OctavoError",
     "OverloadedError",
     "PoolingParams",
+    "PreviousResponseNotFoundError",
     "QuarantinedError",
     "RequestOutput",
     "SamplingParams",
@@ -118,6 +123,7 @@ __all__ = [
     "UnattainableTargetError",
     "UnauthenticatedError",
     "UnknownModelError",
+    "UnknownObjectError",
     "UnsupportedModelError",
     "__version__",
 ]

@@ -8,6 +8,7 @@ from starlette.responses import FileResponse, Response
 
 from octavo.engine.errors import InvalidRequestError, UnknownObjectError
 from octavo.server.http.batches.protocol import BatchRequest
+from octavo.server.http.batches.records import FileRecord
 from octavo.server.http.batches.service import BatchService
 from octavo.server.http.bodies import JsonRoute
 from octavo.server.http.errors import json_response
@@ -39,26 +40,8 @@ def batch_routes(service: BatchService | None) -> APIRouter:
     async def upload(request: Request) -> Response:
         """Takes a file of requests, as multipart/form-data."""
         files = offered()
-        limits = {"max_files": 1, "max_fields": MAX_FIELDS, "max_part_size": MAX_FIELD_BYTES}
-        async with request.form(**limits) as form:
-            for name, value in form.multi_items():
-                if name not in ("file", "purpose"):
-                    raise InvalidRequestError(name, value, "not given: file and purpose are")
-            purpose, file = form.get("purpose"), form.get("file")
-            if purpose != "batch":
-                raise InvalidRequestError("purpose", purpose, '"batch"')
-            if not isinstance(file, UploadFile):
-                raise InvalidRequestError("file", file, "a file, in multipart/form-data")
-            filename = file.filename or ""
-            if not 1 <= len(filename) <= MAX_NAME_CHARS or not filename.isprintable():
-                allowed = f"a name of 1 to {MAX_NAME_CHARS} printable characters"
-                raise InvalidRequestError("file", filename, allowed)
-            if not file.size:
-                raise InvalidRequestError("file", "no bytes", "a file with at least one line")
-            if file.size > files.max_file_bytes:
-                allowed = f"at most {files.max_file_bytes} bytes"
-                raise InvalidRequestError("file", f"{file.size} bytes", allowed)
-            made = await files.upload(filename, file.file)
+        with files.receiving():
+            made = await _uploaded(files, request)
         return json_response(made.shown())
 
     @router.get(FILES_PATH)
@@ -112,3 +95,32 @@ def batch_routes(service: BatchService | None) -> APIRouter:
         return json_response((await offered().cancel(batch_id)).shown())
 
     return router
+
+
+async def _uploaded(files: BatchService, request: Request) -> FileRecord:
+    """Reads a form, and keeps its file.
+
+    Raises:
+        InvalidRequestError: a field is missing, not known, or not as it should be.
+    """
+    async with request.form(
+        max_files=1, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES
+    ) as form:
+        for name, value in form.multi_items():
+            if name not in ("file", "purpose"):
+                raise InvalidRequestError(name, value, "not given: file and purpose are")
+        purpose, file = form.get("purpose"), form.get("file")
+        if purpose != "batch":
+            raise InvalidRequestError("purpose", purpose, '"batch"')
+        if not isinstance(file, UploadFile):
+            raise InvalidRequestError("file", file, "a file, in multipart/form-data")
+        filename = file.filename or ""
+        if not 1 <= len(filename) <= MAX_NAME_CHARS or not filename.isprintable():
+            allowed = f"a name of 1 to {MAX_NAME_CHARS} printable characters"
+            raise InvalidRequestError("file", filename, allowed)
+        if not file.size:
+            raise InvalidRequestError("file", "no bytes", "a file with at least one line")
+        if file.size > files.max_file_bytes:
+            allowed = f"at most {files.max_file_bytes} bytes"
+            raise InvalidRequestError("file", f"{file.size} bytes", allowed)
+        return await files.upload(filename, file.file)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
+from collections.abc import Iterator
 from typing import IO
 
 from starlette.types import ASGIApp
@@ -21,6 +23,8 @@ from octavo.server.serve_config import ServeConfig
 MAX_UNFINISHED = 100
 """Batches of one owner that are still to end."""
 RETRY_AFTER_S = 60.0
+MAX_UPLOADS, UPLOAD_RETRY_S = 16, 2.0
+"""Uploads that are received at once, into temporary files; when another one may find a place."""
 
 
 class BatchService:
@@ -39,6 +43,7 @@ class BatchService:
         self.max_file_bytes = config.batch_file_bytes
         self.folder = BatchFolder(config.batch_files_dir, config.batch_files_bytes)
         self._runner = BatchRunner(front, self.folder)
+        self._num_uploads = 0
 
     def start(self, app: ASGIApp) -> None:
         """Goes on with what an earlier server left.
@@ -52,6 +57,22 @@ class BatchService:
     async def close(self) -> None:
         """Stops; batches are left for the next server."""
         await self._runner.close()
+
+    @contextlib.contextmanager
+    def receiving(self) -> Iterator[None]:
+        """While an upload is received.
+
+        Raises:
+            OverloadedError: as many as may be are being received.
+        """
+        if self._num_uploads >= MAX_UPLOADS:
+            reason = f"{self._num_uploads} uploads are being received, the most"
+            raise OverloadedError(reason, UPLOAD_RETRY_S)
+        self._num_uploads += 1
+        try:
+            yield
+        finally:
+            self._num_uploads -= 1
 
     async def upload(self, filename: str, content: IO[bytes]) -> FileRecord:
         """Keeps a file of lines.

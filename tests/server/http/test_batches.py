@@ -81,7 +81,7 @@ def test_a_batch_answers_its_lines_as_requests_are_answered(tenants):
     asked = client.chat.completions.create(**body["body"])
     told = found["a"]["response"]["body"]
     assert told["choices"][0]["message"]["content"] == asked.choices[0].message.content
-    assert told["usage"] == asked.usage.model_dump(exclude_none=True)
+    assert told["usage"]["total_tokens"] == asked.usage.total_tokens
     assert client.files.retrieve(batch.output_file_id).purpose == "batch_output"
     assert batch.id in [each.id for each in client.batches.list(limit=1)]
 

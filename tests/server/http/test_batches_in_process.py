@@ -12,7 +12,7 @@ import pytest
 
 from octavo.engine.errors import InvalidConfigError, OverloadedError, StepFailedError
 from octavo.engine.request import Priority
-from octavo.server.http.batches import runner
+from octavo.server.http.batches import runner, service
 from octavo.server.http.batches.folder import BatchFolder
 from octavo.server.serve import OctavoServer
 from octavo.server.serve_config import ServeConfig
@@ -260,3 +260,41 @@ def test_files_and_batches_that_are_off_say_how_to_turn_them_on(on_stand):
                 assert "--batch-files-dir" in answer.json()["error"]["message"]
 
     on_stand(scenario, http_port=0)
+
+
+def test_more_uploads_at_once_than_may_be_are_refused(on_batches, monkeypatch):
+    monkeypatch.setattr(service, "MAX_UPLOADS", 0)
+
+    async def scenario(stand, client):
+        files = {"file": ("in.jsonl", b"x")}
+        answer = await client.http.post("/v1/files", data={"purpose": "batch"}, files=files)
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "2")
+
+    on_batches(scenario)
+
+
+def test_an_upload_has_time_for_its_size_and_a_trickle_has_not(on_batches):
+    parts = [
+        b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n',
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 65536,
+    ]
+
+    async def scenario(stand, client):
+        async def slow():
+            for part in parts:  # 64 KiB give a minute more at a KiB a second
+                yield part
+            await asyncio.sleep(1.5)
+            yield b"y\r\n--b--\r\n"
+
+        headers = {"content-type": "multipart/form-data; boundary=b"}
+        answer = await client.http.post("/v1/files", content=slow(), headers=headers)
+        assert (answer.status_code, answer.json()["bytes"]) == (200, 65537), answer.text
+
+        url = httpx.URL(stand.http)
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        head = f"host: x\r\ncontent-type: {headers['content-type']}\r\ncontent-length: 9999\r\n\r\n"
+        writer.write(b"POST /v1/files HTTP/1.1\r\n" + head.encode() + parts[0])
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+
+    on_batches(scenario, max_message_bytes=1024, receive_timeout_s=1.0)
