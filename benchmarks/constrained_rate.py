@@ -65,7 +65,14 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    llm = LLM(args.model, progress=False, max_num_seqs=max(args.streams), warm_up="full")
+    llm = LLM(
+        args.model,
+        progress=False,
+        max_num_seqs=max(args.streams),
+        max_num_batched_tokens=128,
+        max_model_len=512,
+        warm_up="full",
+    )
     grammar = StructuredOutputsParams(json=TICKET, disable_any_whitespace=True)
     for num_streams in args.streams:
         asked = [
