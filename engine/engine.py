@@ -225,7 +225,8 @@ class Engine:
         self.core.recover(error)
 
     def submit(self, submission: Submission) -> None:
-        """Takes a checked submission, whole or not at all.
+        """Takes a checked submission, whole or not at all; or what is left of one that another
+        engine had.
 
         Raises:
             InvalidRequestError: a sequence of it could never fit.
@@ -237,6 +238,8 @@ class Engine:
         added: list[Request] = []
         try:
             for request in submission.sequences:
+                if request.status.is_finished:
+                    continue
                 self.core.add(request)
                 added.append(request)
                 if submission.grammar is not None:

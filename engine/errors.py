@@ -5,6 +5,8 @@
     OctavoError
     ├── InvalidRequestError        a request that can never be served      INVALID_ARGUMENT    400
     │   ├── UnknownModelError      the named model is not the one served   NOT_FOUND           404
+    │   ├── UnknownObjectError     an id of which nothing is kept here     NOT_FOUND           404
+    │   ├── PreviousResponseNotFoundError  what to go on from is not kept  INVALID_ARGUMENT    400
     │   ├── UnattainableTargetError  a target that an idle server misses   FAILED_PRECONDITION 422
     │   └── NothingAllowedError    its own fields forbid every token       INVALID_ARGUMENT    400
     ├── UnauthenticatedError       no token that the server knows          UNAUTHENTICATED     401
@@ -72,6 +74,17 @@ class UnknownModelError(InvalidRequestError):
 
     grpc_status = "NOT_FOUND"
     http_status = 404
+
+
+class UnknownObjectError(InvalidRequestError):
+    """The request names a response, file or batch that is not kept here, or is another caller's."""
+
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+
+
+class PreviousResponseNotFoundError(InvalidRequestError):
+    """The request goes on from a response that is not kept here, or whose conversation is not."""
 
 
 class NothingAllowedError(InvalidRequestError):

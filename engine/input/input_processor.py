@@ -62,6 +62,25 @@ def text_or_ids(prompt: PromptLike) -> Prompt:
     return value  # type: ignore[no-any-return]
 
 
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The part of a completion that its reader has.
+
+    Attributes:
+        token_ids: its tokens.
+        num_chars: length of their text. The newest tokens' may be missing, as it depends on those
+            to come.
+        cumulative_logprob: log-probability of its tokens, if it was asked for.
+        finish_reason, stop_reason: of a completion that has ended, how.
+    """
+
+    token_ids: tuple[int, ...]
+    num_chars: int
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A checked user request: `n` sequences over one prompt.
@@ -72,6 +91,8 @@ class Submission:
         params: as the caller gave them.
         sequences: one engine request a completion, in index order.
         grammar: what they keep to, if anything.
+        generated: of each sequence, what another engine generated, where this one is to go on;
+            empty where nothing was.
     """
 
     request_id: str
@@ -79,6 +100,7 @@ class Submission:
     params: SamplingParams
     sequences: tuple[Request, ...]
     grammar: CompiledGrammar | None = None
+    generated: tuple[Generated, ...] = ()
 
     @property
     def shown_id(self) -> str:

@@ -191,6 +191,9 @@ def request_record(request: Request) -> dict[str, Any]:
         params["is_gated"] = True
     if request.pooling is not None:
         params["pooling"] = request.pooling.pooling
+    if request.output_token_ids:
+        params["output_token_ids"] = [*request.output_token_ids]
+        params["first_token_s"] = request.metrics.first_token_s
     return {k: v for k, v in {**record, **params}.items() if v not in (None, "", ())}
 
 

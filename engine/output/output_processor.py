@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from octavo.engine.errors import StepFailedError
-from octavo.engine.input.input_processor import Submission
+from octavo.engine.input.input_processor import Generated, Submission
 from octavo.engine.output.outputs import Logprob, TokenLogprobs
 from octavo.engine.output.transcript import Draft, Transcript
 from octavo.engine.pooling.pooler import Pooler
@@ -72,10 +72,27 @@ class OutputProcessor:
             )
             for index, request in enumerate(submission.sequences)
         )
+        for sequence, generated in zip(sequences, submission.generated, strict=False):
+            self._resume(sequence, generated, params.min_tokens)
         parent = Transcript(submission, sequences)
         self._parents[submission.request_id] = parent
         for sequence in sequences:
             self._sequences[sequence.request.request_id] = (parent, sequence)
+
+    def _resume(self, sequence: Draft, generated: Generated, min_tokens: int) -> None:
+        """Puts a sequence where another engine left it; its reader has what came so far."""
+        for token_id in generated.token_ids:
+            sequence.token_ids.append(token_id)
+            if sequence.detokenizer is not None:
+                self._append_text(sequence, sequence.detokenizer.append_one(token_id), min_tokens)
+        num_tokens = len(sequence.token_ids)
+        sequence.num_told_tokens, sequence.num_told_chars = num_tokens, generated.num_chars
+        if sequence.logprobs is not None:
+            sequence.logprobs += [{}] * num_tokens  # nobody reads them again
+            sequence.cumulative_logprob = generated.cumulative_logprob
+        sequence.finish_reason = generated.finish_reason
+        sequence.stop_reason = generated.stop_reason
+        sequence.told_end = generated.finish_reason is not None
 
     def remove(self, request_id: str) -> tuple[Request, ...]:
         """Forgets a submission; returns its sequences."""
@@ -189,10 +206,7 @@ class OutputProcessor:
             if sequence.detokenizer is None or hidden:
                 continue
             text = sequence.detokenizer.append_one(token_id)
-            if len(sequence.token_ids) <= parent.submission.params.min_tokens:
-                sequence.text += text  # no stop may come yet, by a string no more than by a token
-                continue
-            stop = self._add_text(sequence, text)
+            stop = self._append_text(sequence, text, parent.submission.params.min_tokens)
             if stop is not None:
                 sequence.stop_reason = stop
                 sequence.finish_reason = RequestStatus.STOPPED.value
@@ -223,6 +237,13 @@ class OutputProcessor:
         sequence.finish_reason = (
             request.status.value if stop is None else RequestStatus.STOPPED.value
         )
+
+    def _append_text(self, sequence: Draft, text: str, min_tokens: int) -> str | None:
+        """Adds the text of the newest token; returns the stop string it met, if any."""
+        if len(sequence.token_ids) <= min_tokens:
+            sequence.text += text  # no stop may come yet, by a string no more than by a token
+            return None
+        return self._add_text(sequence, text)
 
     @staticmethod
     def _add_text(sequence: Draft, text: str) -> str | None:

@@ -182,10 +182,13 @@ class Scheduler:
         )
         if request.deadline_s is not None and request.deadline_s < now_s:
             raise _deadline_passed(request)
-        self.forecast.door_s.observe(max(0.0, now_s - request.arrival_s))
+        is_resumed = bool(request.output_token_ids)
+        if not is_resumed:
+            self.forecast.door_s.observe(max(0.0, now_s - request.arrival_s))
         pages = self._kv.open(request)
         request.num_reusable_tokens = table.work.num_reusable(pages)
-        refusal = self._refuse(request, now_s)
+        # Of one that another engine began, the reader was promised the rest.
+        refusal = None if is_resumed else self._refuse(request, now_s)
         if refusal is not None and not self.refusals.probes.takes(
             request, self._builder.counts.num_computed_tokens
         ):
@@ -193,12 +196,9 @@ class Scheduler:
             request.num_reusable_tokens = 0
             raise error
         entry = table.accept(request, pages)
-        self.forecast.ttft_targets.observe(request.ttft_target_s or math.inf)
-        if len(table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
-            ahead = backlog_before(table, entry)
-            tokens = request.num_missing_tokens
-            first_s = first_token_s(table, self.forecast, tokens, ahead, now_s)
-            request.metrics.predicted_ttft_s = now_s - request.arrival_s + first_s
+        if not is_resumed:
+            self.forecast.ttft_targets.observe(request.ttft_target_s or math.inf)
+            self._predict(entry, now_s)
         if self._only is not None:
             table.hold(entry)
         if request.deadline_s is not None:
@@ -206,6 +206,15 @@ class Scheduler:
                 self._deadlines = [item for item in self._deadlines if item[2].is_live]
                 heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (request.deadline_s, entry.number, entry))
+
+    def _predict(self, entry: LiveRequest, now_s: float) -> None:
+        """Notes when a request that was just accepted is expected to speak; of many, not of all."""
+        table, request = self._table, entry.request
+        if len(table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
+            ahead = backlog_before(table, entry)
+            tokens = request.num_missing_tokens
+            first_s = first_token_s(table, self.forecast, tokens, ahead, now_s)
+            request.metrics.predicted_ttft_s = now_s - request.arrival_s + first_s
 
     def _refuse(self, request: Request, now_s: float) -> Refusal | None:
         """Why a new request is not let in, if it is not."""

@@ -200,7 +200,10 @@ def request_from_record(record: dict[str, Any]) -> Request:
         values["pooling"] = PoolingParams(pooling=values["pooling"])
     values["eos_token_ids"] = tuple(values.get("eos_token_ids", ()))
     values["priority"] = Priority(values.get("priority", Priority.NORMAL))
-    return Request(sampling_params=params, **values)
+    first_token_s = values.pop("first_token_s", None)
+    request = Request(sampling_params=params, **values)
+    request.metrics.first_token_s = first_token_s
+    return request
 
 
 def arrivals_from_log(path: str | Path) -> list[Arrival]:

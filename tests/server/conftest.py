@@ -53,6 +53,9 @@ class CountingEngine:
     def __init__(self) -> None:
         self.config = EngineConfig(model="counting", dtype="float32")
         self.dtype = "float32"
+        self.engine = SimpleNamespace(
+            num_rows=2, inputs=SimpleNamespace(generates=True, pooler=None)
+        )
         self.model_config = SimpleNamespace(vocab_size=1000)
         self.tokenizer = SimpleNamespace(
             encode=lambda text, add_special_tokens=True: [ord(c) for c in text],

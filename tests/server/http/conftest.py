@@ -50,3 +50,42 @@ def tools_client(tools_live: Any) -> Iterator[openai.OpenAI]:
     """OpenAI's client of it."""
     with openai.OpenAI(base_url=f"{tools_live.http}/v1", api_key="unused", max_retries=0) as client:
         yield client
+
+
+TOKENS = {"a": "token-of-tenant-a", "b": "token-of-tenant-b"}
+"""Tenant -> its token."""
+
+
+@pytest.fixture(scope="session")
+def keeps_live(
+    tools_model: Path,
+    server_process: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Any]:
+    """A server process of two tenants that keeps a few responses, files and batches."""
+    folder = tmp_path_factory.mktemp("keeps-live")
+    tokens = folder / "tokens"
+    tokens.write_text("".join(f"{tenant}:{token}\n" for tenant, token in TOKENS.items()))
+    with server_process(
+        *("--model", str(tools_model), "--served-model-name", "tiny", "--max-num-seqs", "8"),
+        *("--max-num-batched-tokens", "256", "--max-model-len", str(CONTEXT)),
+        *("--num-kv-pages", "1200", "--block-size", "16", "--warm-up", "coarse"),
+        *("--fail-on-compile", "--chat-template", str(TEMPLATE), "--token-file", str(tokens)),
+        *("--responses-store-bytes", "200000", "--responses-store-entries", "8"),
+        *("--batch-files-dir", str(folder / "batches"), "--batch-file-bytes", "6000000"),
+        *("--batch-files-bytes", "9000000"),
+        log=folder / "stderr",
+    ) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def tenants(keeps_live: Any) -> Iterator[dict[str, openai.OpenAI]]:
+    """OpenAI's client of it, of each tenant."""
+    clients = {
+        tenant: openai.OpenAI(base_url=f"{keeps_live.http}/v1", api_key=token, max_retries=0)
+        for tenant, token in TOKENS.items()
+    }
+    yield clients
+    for client in clients.values():
+        client.close()
