@@ -29,12 +29,8 @@ from octavo.engine.input.input_processor import POOLED
 from octavo.engine.input.targets import Targets
 from octavo.engine.output.outputs import Generated
 from octavo.engine.request import Priority
-<<<<<<< HEAD
 from octavo.engine.sampling_params import MAX_N, RequestOutputKind, SamplingParams
-=======
-from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server.chat_message import ChatEncoder, prepare_chat
->>>>>>> store
 from octavo.server.embedding_message import embed_response, pooling_params_from_message
 from octavo.server.front import Front
 from octavo.server.grpc_refusal import has_left, refuse

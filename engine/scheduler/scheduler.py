@@ -28,6 +28,7 @@ from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.committer import Committer, News
 from octavo.engine.scheduler.fairness import TenantCounters
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
+from octavo.engine.scheduler.forced_tokens import Unblocked, are_worth_a_chunk
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.live_request import LiveRequest
@@ -124,6 +125,8 @@ class Scheduler:
         self._only: frozenset[str] | None = None
         self.num_rebuilds = 0
         """Times that the books were in such disorder that they were made anew."""
+        self.appends_all_forced = False
+        """Appends forced tokens whatever the steps take: for tests of what becomes of them."""
 
     def _make_books(self) -> None:
         """Who lives, where, and on which pages: empty."""
@@ -305,6 +308,32 @@ class Scheduler:
         entry = table.live.get(request_id)
         if entry is not None:
             table.unblock(entry, num_tokens)
+
+    def append_forced(self, offers: Sequence[Unblocked], now_s: float) -> News:
+        """Appends tokens that requests' grammars force, where that saves time.
+
+        A running request computes them as a chunk before it decodes on; a waiting one as a part of
+        what it computes anyway. Only `unblock`ed requests have any. One that is not mentioned in
+        the news goes on as if nothing were known: each of its tokens comes from a step.
+
+        Returns:
+            News of the requests that have their tokens; some end by them.
+        """
+        table, news = self._table, News()
+        running: list[tuple[LiveRequest, tuple[int, ...]]] = []
+        for offer in offers:
+            entry = table.live.get(offer.request_id)
+            if entry is None or entry.request.num_tokens != offer.num_tokens:
+                continue
+            if entry.request.slot is not None:
+                running.append((entry, offer.forced))
+            else:
+                news.items.append(self._committer.append_forced(entry, offer.forced, now_s))
+        sizes = [(entry, len(token_ids)) for entry, token_ids in running]
+        if running and (self.appends_all_forced or are_worth_a_chunk(table, sizes)):
+            for entry, token_ids in running:
+                news.items.append(self._committer.append_forced(entry, token_ids, now_s))
+        return news
 
     def expire(self, now_s: float) -> list[Request]:
         """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""
