@@ -106,7 +106,7 @@ def generated_message(generated: Generated) -> pb.Generated:
         cumulative_logprob=generated.cumulative_logprob,
     )
     if generated.finish_reason is not None:
-        message.finish_reason = _FINISH_REASONS[generated.finish_reason]
+        message.finish_reason = FINISH_REASONS[generated.finish_reason]
     return message
 
 
@@ -116,8 +116,9 @@ def read_generated(message: pb.Generated) -> Generated:
     Raises:
         InvalidRequestError: it ended in a way that is none.
     """
-    reason = _FINISH_NAMES.get(message.finish_reason)
-    if reason is None and message.finish_reason != pb.FINISH_REASON_UNSPECIFIED:
+    reason = FINISH_NAMES.get(message.finish_reason)
+    is_wrong = reason is None and message.finish_reason != pb.FINISH_REASON_UNSPECIFIED
+    if is_wrong or reason == "tool_calls":  # how a chat's turn ends, not its completion
         allowed = "unspecified, while it runs, or how it ended (1 to 5)"
         raise InvalidRequestError("generated.finish_reason", message.finish_reason, allowed)
     scored = message.HasField("cumulative_logprob")

@@ -63,13 +63,15 @@ def test_a_reader_of_two_servers_has_what_one_would_tell(live: Any, num_messages
     [
         ({}, [Generated((5,), 0)], "generated"),
         ({}, [Generated((5,), 0)] * 65, "generated"),
+        ({}, [Generated((5,), 0), Generated((5,), 0, finish_reason="tool_calls")],
+         "generated.finish_reason"),
         ({}, [Generated((5,), 0, finish_reason="stop")] * 2, "generated"),
         ({}, [Generated((5,), 0), Generated((10**6,), 0)], "generated[1].token_ids"),
         ({}, [Generated((5,) * 300, 0), Generated((5,), 0)], "generated[0].token_ids"),
         ({}, [Generated((5,) * 10_000, 0), Generated((5,), 0)], "generated[0].token_ids"),
         ({"output_kind": RequestOutputKind.CUMULATIVE}, [Generated((5,), 0)] * 2, "generated"),
     ],
-)
+)  # fmt: skip
 def test_what_no_server_can_have_generated_is_refused(
     live: Any, changes: dict[str, Any], generated: list[Generated], field: str
 ) -> None:
