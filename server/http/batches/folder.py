@@ -48,7 +48,7 @@ class BatchFolder:
         self._lock: int | None = None
         try:
             for folder in (self._files_path, self._batches_path):
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(0o700, parents=True, exist_ok=True)
             self._lock = os.open(Path(path, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._load()

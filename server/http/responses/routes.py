@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from octavo.engine.errors import InvalidRequestError
@@ -23,8 +22,6 @@ from octavo.server.http.responses.translation import check_included, translate
 from octavo.server.http.sampling import check_model
 from octavo.server.http.turn_blocks import respond
 from octavo.server.texts import tokenize_text
-
-Included = Annotated[list[str] | None, Query()]
 
 
 def responses_routes(front: Front, history: History) -> APIRouter:
@@ -62,14 +59,12 @@ def responses_routes(front: Front, history: History) -> APIRouter:
         return json_response({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     @router.get("/v1/responses/{response_id}")
-    async def retrieve(
-        response_id: str, stream: bool = False, include: Included = None
-    ) -> Response:
+    async def retrieve(request: Request, response_id: str, stream: bool = False) -> Response:
         """A response that is kept."""
         if stream:
             allowed = "false, or not given: a response that is kept is told at once"
             raise InvalidRequestError("stream", stream, allowed)
-        check_included(include or ())
+        check_included(_included(request))
         return Response(history.response(response_id), media_type="application/json")
 
     @router.delete("/v1/responses/{response_id}")
@@ -80,17 +75,23 @@ def responses_routes(front: Front, history: History) -> APIRouter:
 
     @router.get("/v1/responses/{response_id}/input_items")
     async def input_items(
+        request: Request,
         response_id: str,
         limit: Limit = 20,
         order: Order = "desc",
         after: str | None = None,
         before: str | None = None,
-        include: Included = None,
     ) -> Response:
         """What a kept response was made of."""
-        check_included(include or ())
+        check_included(_included(request))
         items = await history.input_items(response_id)
         page = page_of(items, limit=limit, order=order, after=after, before=before)
         return json_response(page)
 
     return router
+
+
+def _included(request: Request) -> list[str]:
+    """What a query asks to include, as OpenAI's clients write lists, too."""
+    query = request.query_params
+    return query.getlist("include") + query.getlist("include[]")

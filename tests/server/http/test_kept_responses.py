@@ -247,6 +247,7 @@ BAD = {
     "an id with slashes": ("GET", "/..%2f..%2fetc", 404, None),
     "a stream": ("GET", "/resp_1?stream=true", 400, "stream"),
     "more of it": ("GET", "/resp_1?include=file_search_call.results", 400, "include[0]"),
+    "more of its items": ("GET", "/resp_1/input_items?include[]=x", 400, "include[0]"),
     "items of nothing": ("GET", "/resp_1/input_items", 404, "response_id"),
     "no items": ("GET", "/resp_1/input_items?limit=0", 400, "limit"),
     "too many items": ("GET", "/resp_1/input_items?limit=101", 400, "limit"),
