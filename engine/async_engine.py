@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, Unpack
@@ -30,23 +30,17 @@ from octavo.engine.input.input_processor import (
     check_label,
     text_or_ids,
 )
+from octavo.engine.input.resumption import check_generated, rest_of
 from octavo.engine.input.targets import NO_TARGETS, Targets
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.engine.input.unserved import Unserved, refuse_unserved
 from octavo.engine.observability.load import EngineLoad
 from octavo.engine.observability.schedule import Schedule
 from octavo.engine.output.output_streams import OutputStream, OutputStreams, Told
-from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.output.outputs import Generated, RequestOutput
 from octavo.engine.output.transcript import Transcript
-from octavo.engine.pooling.outputs import (
-    ClassificationRequestOutput,
-    EmbeddingRequestOutput,
-    ScoringRequestOutput,
-    scored,
-)
-from octavo.engine.pooling.params import PoolingParams, as_pooling_params
-from octavo.engine.pooling.pooler import Pooler
-from octavo.engine.pooling.scoring import plan_scores
+from octavo.engine.pooling.async_pooling import AsyncPooling
+from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import (
     RequestOutputKind,
@@ -54,7 +48,6 @@ from octavo.engine.sampling_params import (
     as_sampling_params,
 )
 from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS
-from octavo.models.pooling_config import Pooling
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -71,7 +64,7 @@ ALIVE_PERIOD_S = 1.0
 """How often whoever waits for an answer of the engine's thread looks whether it lives."""
 
 
-class AsyncEngine:
+class AsyncEngine(AsyncPooling):
     """Serves many requests at once to coroutines of one event loop.
 
     Args:
@@ -184,6 +177,7 @@ class AsyncEngine:
         trace_parent: str = "",
         tokenization: Tokenization = AS_THE_MODEL_WANTS,
         pooling: PoolingParams | None = None,
+        generated: Sequence[Generated] = (),
         **unserved: Unpack[Unserved],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams one request's outputs; leaving the iteration early cancels the request.
@@ -204,6 +198,8 @@ class AsyncEngine:
             tokenization: special tokens and truncation of the prompt.
             pooling: how hidden states are pooled, of a request that generates nothing: its one
                 output has them, and `sampling_params` mean nothing. See `encode`.
+            generated: of each completion, what another engine generated for the same prompt,
+                parameters and seed: it goes on after that, and only what is new is told.
             **unserved: arguments of vLLM that are not served, such as `lora_request`: only None.
 
         Raises:
@@ -248,6 +244,9 @@ class AsyncEngine:
                 submission = await self._in_text_thread(process)
             else:
                 submission = process()
+            if generated:
+                check_generated(submission, generated, self.model_config.vocab_size)
+                submission = rest_of(submission, generated)
             self._check_alive()
             self._post(lambda: self._submit(submission, stream))
             submitted = True
@@ -266,94 +265,6 @@ class AsyncEngine:
             self._streams.close(stream)
             if submitted and not finished:
                 self._post(lambda: self._abort(engine_id))
-
-    def pooler_or_refuse(self) -> Pooler:
-        """What makes vectors of hidden states; see `InputProcessor.pooler_or_refuse`."""
-        return self.engine.inputs.pooler_or_refuse()
-
-    async def encode(
-        self,
-        prompt: PromptLike,
-        pooling_params: PoolingParams | None = None,
-        request_id: str | None = None,
-        **options: Any,
-    ) -> EmbeddingRequestOutput:
-        """The pooled hidden states of one prompt, just as it is given.
-
-        Args:
-            pooling_params: None is the model's own pooling.
-            **options: the other arguments of `generate`.
-
-        Raises: as `generate`; also
-            InvalidRequestError: the engine was started with `task="generate"`.
-        """
-        params = as_pooling_params(pooling_params)
-        stream = self.generate(prompt, None, request_id, pooling=params, **options)
-        async with contextlib.aclosing(stream) as outputs:
-            return EmbeddingRequestOutput.of(await anext(outputs))
-
-    async def embed(
-        self,
-        prompt: PromptLike,
-        *,
-        pooling: Pooling | None = None,
-        normalize: bool | None = None,
-        dimensions: int | None = None,
-        prompt_name: str | None = None,
-        **options: Any,
-    ) -> EmbeddingRequestOutput:
-        """The embedding of one prompt, behind the model's own instruction if it has one.
-
-        `pooling`, `normalize`, `dimensions` and `prompt_name` are as for `LLM.embed`.
-
-        Args:
-            prompt: text or token ids.
-            **options: the other arguments of `generate`.
-
-        Raises: as `encode`.
-        """
-        pooler = self.pooler_or_refuse()
-        params = PoolingParams(pooling=pooling, normalize=normalize, dimensions=dimensions)
-        return await self.encode(
-            pooler.prompted(text_or_ids(prompt), prompt_name), params, **options
-        )
-
-    async def score(
-        self,
-        text_1: PromptLike,
-        text_2: PromptLike,
-        *,
-        instruction: str | None = None,
-        tokenization: Tokenization = AS_THE_MODEL_WANTS,
-        **options: Any,
-    ) -> ScoringRequestOutput:
-        """How well two texts go together; see `LLM.score`.
-
-        Args:
-            instruction: as there.
-            **options: the other arguments of `generate`.
-
-        Raises: as `encode`.
-        """
-        pair = text_or_ids(text_1), text_or_ids(text_2)
-        scoring = plan_scores(self.pooler_or_refuse(), pair[:1], pair[1:], instruction)
-        options["tokenization"] = scoring.tokenization(tokenization)
-        texts = [self.encode(text, scoring.params, **options) for text in scoring.texts]
-        [score] = scored(scoring, await asyncio.gather(*texts))
-        return score
-
-    async def classify(self, prompt: PromptLike, **options: Any) -> ClassificationRequestOutput:
-        """The probabilities of the classes that the model's head knows; see `LLM.classify`.
-
-        Args:
-            **options: the other arguments of `generate`.
-
-        Raises: as `encode`; also
-            InvalidRequestError: the model has no classification head.
-        """
-        labels = self.pooler_or_refuse().head_or_refuse().labels
-        output = await self.encode(prompt, PoolingParams(classify=True), **options)
-        return ClassificationRequestOutput.of(output, labels)
 
     async def tokenize(
         self, text: str, *, add_special_tokens: bool = True, is_cut: bool = False

@@ -5,6 +5,8 @@
     OctavoError
     ├── InvalidRequestError        a request that can never be served      INVALID_ARGUMENT    400
     │   ├── UnknownModelError      the named model is not the one served   NOT_FOUND           404
+    │   ├── UnknownObjectError     an id of which nothing is kept here     NOT_FOUND           404
+    │   ├── PreviousResponseNotFoundError  what to go on from is not kept  INVALID_ARGUMENT    400
     │   ├── UnattainableTargetError  a target that an idle server misses   FAILED_PRECONDITION 422
     │   └── NothingAllowedError    its own fields forbid every token       INVALID_ARGUMENT    400
     ├── UnauthenticatedError       no token that the server knows          UNAUTHENTICATED     401
@@ -15,6 +17,7 @@
     │   └── UnsupportedModelError  mathematics Octavo does not implement   UNIMPLEMENTED       501
     ├── StepFailedError            a step failed, and the request with it  INTERNAL            500
     │   └── QuarantinedError       a request that makes steps fail         INTERNAL            500
+    ├── AsleepError                the engine sleeps until it is woken     UNAVAILABLE         503
     └── EngineDeadError            the engine stopped, draining or broken  UNAVAILABLE         503
 
 A message names the field, the value and what is allowed. Each class carries the one gRPC status
@@ -71,6 +74,17 @@ class UnknownModelError(InvalidRequestError):
 
     grpc_status = "NOT_FOUND"
     http_status = 404
+
+
+class UnknownObjectError(InvalidRequestError):
+    """The request names a response, file or batch that is not kept here, or is another caller's."""
+
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+
+
+class PreviousResponseNotFoundError(InvalidRequestError):
+    """The request goes on from a response that is not kept here, or whose conversation is not."""
 
 
 class NothingAllowedError(InvalidRequestError):
@@ -158,6 +172,13 @@ class StepFailedError(OctavoError):
 
 class QuarantinedError(StepFailedError):
     """The request made steps fail again and again; its prompt is refused for some minutes."""
+
+
+class AsleepError(OctavoError):
+    """The engine has given its memory back, and takes no work until it is woken."""
+
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
 
 
 class EngineDeadError(OctavoError):

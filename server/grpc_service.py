@@ -27,13 +27,15 @@ from octavo.engine.errors import (
 )
 from octavo.engine.input.input_processor import POOLED
 from octavo.engine.input.targets import Targets
+from octavo.engine.output.outputs import Generated
 from octavo.engine.request import Priority
-from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.sampling_params import MAX_N, RequestOutputKind, SamplingParams
+from octavo.server.chat_message import ChatEncoder, prepare_chat
 from octavo.server.embedding_message import embed_response, pooling_params_from_message
 from octavo.server.front import Front
 from octavo.server.grpc_refusal import has_left, refuse
 from octavo.server.message_parts import num_parts
-from octavo.server.output_message import OutputEncoder
+from octavo.server.output_message import OutputEncoder, read_generated
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.request_stats import RequestStats
 from octavo.server.sampling_message import sampling_params_from_message
@@ -48,11 +50,14 @@ SERVICE = pb.DESCRIPTOR.services_by_name["OctavoService"].full_name
 MAX_NAME_CHARS = 256
 """Of request ids, tenants and cache salts."""
 
+_MAX_PARTS: dict[type[Message], int] = {pb.ChatRequest: 65_536}
+"""Fields of messages of a kind that may hold many, those within them included."""
 _TARGET_FIELDS = tuple(f"{kind}_target_ms" for kind in KINDS)
 _log = logging.getLogger(__name__)
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
-Asked: TypeAlias = pb.GenerateRequest | pb.EmbedRequest
+Asked: TypeAlias = pb.GenerateRequest | pb.EmbedRequest | pb.ChatRequest
+Prompted: TypeAlias = pb.GenerateRequest | pb.EmbedRequest
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
@@ -70,6 +75,7 @@ class OctavoService:
         """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
         unary: dict[str, tuple[type[Message], Handler]] = {
             "Generate": (pb.GenerateRequest, self.generate),
+            "Chat": (pb.ChatRequest, self.chat),
             "Embed": (pb.EmbedRequest, self.embed),
             "Abort": (pb.AbortRequest, self.abort),
             "Tokenize": (pb.TokenizeRequest, self.tokenize),
@@ -80,10 +86,15 @@ class OctavoService:
         }
         methods = {
             name: grpc.unary_unary_rpc_method_handler(
-                guarded(handler, self._front.stats), parser(kind), serialize
+                guarded(handler, self._front.stats), parser(kind, _MAX_PARTS.get(kind)), serialize
             )
             for name, (kind, handler) in unary.items()
         }
+        methods["ChatStream"] = grpc.unary_stream_rpc_method_handler(
+            guarded(self.chat_stream, self._front.stats),
+            parser(pb.ChatRequest, _MAX_PARTS[pb.ChatRequest]),
+            serialize,
+        )
         methods["GenerateStream"] = grpc.unary_stream_rpc_method_handler(
             guarded(self.generate_stream, self._front.stats), parser(pb.GenerateRequest), serialize
         )
@@ -109,6 +120,42 @@ class OctavoService:
         coroutine, also while it waits for a slow client, and ends its request at once.
         """
         await self._generate(request, context, None, context.write)
+
+    async def chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:
+        """The answer to a conversation, whole."""
+        answer: pb.ChatResponse | None = None
+
+        async def keep(message: pb.ChatResponse) -> None:
+            nonlocal answer
+            answer = message
+
+        await self._chat(request, context, RequestOutputKind.FINAL_ONLY, keep)
+        if answer is None:
+            raise EngineDeadError("the engine ended the request without an answer")
+        return answer
+
+    async def chat_stream(self, request: pb.ChatRequest, context: Context) -> None:
+        """What is new of the answer, as it is generated; see `generate_stream`."""
+        await self._chat(request, context, RequestOutputKind.DELTA, context.write)
+
+    async def _chat(
+        self,
+        request: pb.ChatRequest,
+        context: Context,
+        kind: RequestOutputKind,
+        write: Callable[[pb.ChatResponse], Awaitable[None]],
+    ) -> None:
+        engine = self._front.ready_engine()
+        _check_model(request, engine)
+        chat = await prepare_chat(self._front, request, kind)
+        stream = self._front.generate(
+            chat.prompt, chat.params, _request_id(request), **_options(request, context)
+        )
+        encoder = ChatEncoder(engine, chat)
+        async with contextlib.aclosing(stream) as outputs:
+            async for output in outputs:
+                if (message := encoder.encode(output)) is not None:
+                    await write(message)
 
     async def embed(self, request: pb.EmbedRequest, context: Context) -> pb.EmbedResponse:
         """The vector of one prompt's hidden states."""
@@ -222,6 +269,7 @@ class OctavoService:
             _prompt(request, engine.max_model_len - 1),
             params,
             _request_id(request),
+            generated=_generated(request, engine.max_model_len),
             **_options(request, context),
         )
         encoder = _encoder(engine, params)
@@ -245,7 +293,7 @@ def _options(request: Asked, context: Context) -> dict[str, Any]:
     }
 
 
-def _prompt(request: Asked, most: int) -> str | list[int]:
+def _prompt(request: Prompted, most: int) -> str | list[int]:
     has_text, has_tokens = request.HasField("prompt"), request.HasField("prompt_token_ids")
     if has_text == has_tokens:
         given = "both" if has_text else "neither"
@@ -259,6 +307,21 @@ def _prompt(request: Asked, most: int) -> str | list[int]:
         allowed = f"at most {most}, as max_model_len says"
         raise InvalidRequestError("prompt_token_ids", f"{len(ids)} tokens", allowed)
     return list(ids)
+
+
+def _generated(request: pb.GenerateRequest, most: int) -> list[Generated]:
+    """What another server generated; long lists are refused before they are read."""
+    if len(request.generated) > MAX_N:
+        given = f"{len(request.generated)} completions"
+        raise InvalidRequestError("generated", given, f"at most {MAX_N}")
+    for index, each in enumerate(request.generated):
+        if len(each.token_ids) > most:
+            given, allowed = (
+                f"{len(each.token_ids)} tokens",
+                f"at most {most}, as max_model_len says",
+            )
+            raise InvalidRequestError(f"generated[{index}].token_ids", given, allowed)
+    return [read_generated(each) for each in request.generated]
 
 
 def _request_id(request: Asked) -> str | None:

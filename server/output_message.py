@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from octavo.engine.errors import InvalidRequestError
 from octavo.engine.output.outputs import (
     CompletionOutput,
+    Generated,
     Logprob,
     RequestMetrics,
     RequestOutput,
@@ -13,14 +15,15 @@ from octavo.engine.output.outputs import (
 )
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
-_FINISH_REASONS = {
+FINISH_REASONS = {
     "stop": pb.FINISH_REASON_STOP,
     "length": pb.FINISH_REASON_LENGTH,
     "cancelled": pb.FINISH_REASON_CANCELLED,
     "failed": pb.FINISH_REASON_FAILED,
     "rejected": pb.FINISH_REASON_REJECTED,
+    "tool_calls": pb.FINISH_REASON_TOOL_CALLS,
 }
-_FINISH_NAMES = {number: name for name, number in _FINISH_REASONS.items()}
+FINISH_NAMES = {number: name for name, number in FINISH_REASONS.items()}
 _MOMENTS = ("first_scheduled_s", "first_token_s", "last_token_s", "finished_s")
 
 
@@ -95,6 +98,38 @@ class OutputDecoder:
         )
 
 
+def generated_message(generated: Generated) -> pb.Generated:
+    """The message of what was generated of a completion."""
+    message = pb.Generated(
+        token_ids=generated.token_ids,
+        num_chars=generated.num_chars,
+        cumulative_logprob=generated.cumulative_logprob,
+    )
+    if generated.finish_reason is not None:
+        message.finish_reason = FINISH_REASONS[generated.finish_reason]
+    return message
+
+
+def read_generated(message: pb.Generated) -> Generated:
+    """The same, read.
+
+    Raises:
+        InvalidRequestError: it ended in a way that is none.
+    """
+    reason = FINISH_NAMES.get(message.finish_reason)
+    is_wrong = reason is None and message.finish_reason != pb.FINISH_REASON_UNSPECIFIED
+    if is_wrong or reason == "tool_calls":  # how a chat's turn ends, not its completion
+        allowed = "unspecified, while it runs, or how it ended (1 to 5)"
+        raise InvalidRequestError("generated.finish_reason", message.finish_reason, allowed)
+    scored = message.HasField("cumulative_logprob")
+    return Generated(
+        token_ids=tuple(message.token_ids),
+        num_chars=message.num_chars,
+        cumulative_logprob=message.cumulative_logprob if scored else None,
+        finish_reason=reason,
+    )
+
+
 def _completion(completion: CompletionOutput) -> pb.Completion:
     message = pb.Completion(
         index=completion.index,
@@ -104,7 +139,7 @@ def _completion(completion: CompletionOutput) -> pb.Completion:
     )
     message.logprobs.extend(_logprobs(entry) for entry in completion.logprobs or ())
     if completion.finish_reason is not None:
-        message.finish_reason = _FINISH_REASONS[completion.finish_reason]
+        message.finish_reason = FINISH_REASONS[completion.finish_reason]
     if isinstance(completion.stop_reason, str):
         message.stop_string = completion.stop_reason
     elif completion.stop_reason is not None:
@@ -125,7 +160,7 @@ def _read_completion(message: pb.Completion) -> CompletionOutput:
         token_ids=list(message.token_ids),
         cumulative_logprob=message.cumulative_logprob if has_logprobs else None,
         logprobs=_read_all(message.logprobs) if has_logprobs else None,
-        finish_reason=_FINISH_NAMES.get(message.finish_reason),
+        finish_reason=FINISH_NAMES.get(message.finish_reason),
         stop_reason=stop_reason,
     )
 

@@ -222,6 +222,8 @@ class OctavoServer:
         """
         self.front.draining = True
         self._health.enter_graceful_shutdown()
+        if self._http is not None:
+            await self._http.end_batches()
         await self._idle(self._config.drain_timeout_s, hurry)
         if self.front.num_inflight:
             _log.warning("cutting off %d requests", self.front.num_inflight)

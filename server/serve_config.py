@@ -47,6 +47,14 @@ class ServeConfig:
             little time left; the first and the last leave at once. 0 sends each as it comes.
         trust_request_chat_template: whether a chat over HTTP may bring a `chat_template` of its
             own: a program, run in a sandbox.
+        responses_store_bytes: most bytes of responses that /v1/responses keeps in memory for
+            previous_response_id; 0 keeps none.
+        responses_store_entries: most responses that are kept; those not used for longest make room.
+        responses_store_age_s: seconds without use after which a response is forgotten.
+        batch_files_dir: folder for files of /v1/files and for batches of /v1/batches, this server's
+            own; none does not offer them.
+        batch_file_bytes: largest file that may be uploaded.
+        batch_files_bytes: most bytes of files that one tenant may keep.
         stuck_after_s: seconds in one engine step after which the server calls itself dead.
         token_file: bearer tokens, one a line, each with its tenant and a colon before it or alone;
             read again when the file changes; none lets everybody in.
@@ -75,6 +83,12 @@ class ServeConfig:
     request_timeout_s: float | None = None
     receive_timeout_s: float = 30.0
     trust_request_chat_template: bool = False
+    responses_store_bytes: int = 0
+    responses_store_entries: int = 4096
+    responses_store_age_s: float = 86_400.0
+    batch_files_dir: str | None = None
+    batch_file_bytes: int = 100 * 1024 * 1024
+    batch_files_bytes: int = 10 * 1024 * 1024 * 1024
     drain_timeout_s: float = 30.0
     keepalive_s: float = 30.0
     stream_interval_ms: float = 5.0
@@ -107,6 +121,15 @@ class ServeConfig:
         _number("stream_interval_ms", self.stream_interval_ms, 0.0, 1000.0)
         for name in ("receive_timeout_s", "keepalive_s", "stuck_after_s"):
             _seconds(name, getattr(self, name), above_zero=True)
+        _integer("responses_store_bytes", self.responses_store_bytes, 0, 2**50)
+        _integer("responses_store_entries", self.responses_store_entries, 1, 10**7)
+        _seconds("responses_store_age_s", self.responses_store_age_s, above_zero=True)
+        _integer("batch_file_bytes", self.batch_file_bytes, 1024, 2**50)
+        _integer("batch_files_bytes", self.batch_files_bytes, 1024, 2**60)
+        if self.batch_files_dir is not None and self.http_port is None:
+            raise InvalidConfigError(
+                "batch_files_dir", self.batch_files_dir, "given together with http_port"
+            )
         self.cross_origin()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidConfigError("tls_key", self.tls_key, "given together with tls_cert")

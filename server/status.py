@@ -24,11 +24,13 @@ from octavo.engine.errors import (
     NothingAllowedError,
     OctavoError,
     OverloadedError,
+    PreviousResponseNotFoundError,
     QuarantinedError,
     StepFailedError,
     UnattainableTargetError,
     UnauthenticatedError,
     UnknownModelError,
+    UnknownObjectError,
     UnsupportedModelError,
     shorten,
 )
@@ -145,6 +147,8 @@ def _plain(kind: type[OctavoError]) -> Callable[[str, Mapping[str, str]], Octavo
 _REBUILD: dict[str, Callable[[str, Mapping[str, str]], OctavoError]] = {
     reason_of(InvalidRequestError): _fielded(InvalidRequestError),
     reason_of(UnknownModelError): _fielded(UnknownModelError),
+    reason_of(UnknownObjectError): _fielded(UnknownObjectError),
+    reason_of(PreviousResponseNotFoundError): _fielded(PreviousResponseNotFoundError),
     reason_of(NothingAllowedError): _fielded(NothingAllowedError),
     reason_of(UnattainableTargetError): lambda text, data: UnattainableTargetError(
         data["field"], RemoteValue(data["value"]), float(data["least_s"])

@@ -11,6 +11,7 @@ from octavo.engine.errors import DeadlineExceededError, InvalidRequestError
 from octavo.engine.input.request_ids import RequestIds
 from octavo.engine.input.targets import NO_TARGETS, Targets
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
+from octavo.engine.output.outputs import Generated
 from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.pooling.pooler import Pooler
 from octavo.engine.request import Priority, Request
@@ -72,6 +73,8 @@ class Submission:
         params: as the caller gave them.
         sequences: one engine request a completion, in index order.
         grammar: what they keep to, if anything.
+        generated: of each sequence, what another engine generated, where this one is to go on;
+            empty where nothing was.
     """
 
     request_id: str
@@ -79,6 +82,7 @@ class Submission:
     params: SamplingParams
     sequences: tuple[Request, ...]
     grammar: CompiledGrammar | None = None
+    generated: tuple[Generated, ...] = ()
 
     @property
     def shown_id(self) -> str:

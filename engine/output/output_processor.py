@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from octavo.engine.errors import StepFailedError
 from octavo.engine.input.input_processor import Submission
-from octavo.engine.output.outputs import Logprob, TokenLogprobs
+from octavo.engine.output.outputs import Generated, Logprob, TokenLogprobs
 from octavo.engine.output.transcript import Draft, Transcript
 from octavo.engine.pooling.pooler import Pooler
 from octavo.engine.request import Request, RequestStatus
@@ -72,10 +72,20 @@ class OutputProcessor:
             )
             for index, request in enumerate(submission.sequences)
         )
+        for sequence, generated in zip(sequences, submission.generated, strict=False):
+            self._resume(sequence, generated, params.min_tokens)
         parent = Transcript(submission, sequences)
         self._parents[submission.request_id] = parent
         for sequence in sequences:
             self._sequences[sequence.request.request_id] = (parent, sequence)
+
+    def _resume(self, sequence: Draft, generated: Generated, min_tokens: int) -> None:
+        """Puts a sequence where another engine left it."""
+        if sequence.detokenizer is not None:
+            for num_before, token_id in enumerate(generated.token_ids):
+                text = sequence.detokenizer.append_one(token_id)
+                self._append_text(sequence, text, num_before < min_tokens)
+        sequence.go_on_from(generated)
 
     def remove(self, request_id: str) -> tuple[Request, ...]:
         """Forgets a submission; returns its sequences."""
@@ -189,10 +199,8 @@ class OutputProcessor:
             if sequence.detokenizer is None or hidden:
                 continue
             text = sequence.detokenizer.append_one(token_id)
-            if len(sequence.token_ids) <= parent.submission.params.min_tokens:
-                sequence.text += text  # no stop may come yet, by a string no more than by a token
-                continue
-            stop = self._add_text(sequence, text)
+            is_early = len(sequence.token_ids) <= parent.submission.params.min_tokens
+            stop = self._append_text(sequence, text, is_early)
             if stop is not None:
                 sequence.stop_reason = stop
                 sequence.finish_reason = RequestStatus.STOPPED.value
@@ -223,6 +231,14 @@ class OutputProcessor:
         sequence.finish_reason = (
             request.status.value if stop is None else RequestStatus.STOPPED.value
         )
+
+    def _append_text(self, sequence: Draft, text: str, is_early: bool) -> str | None:
+        """Adds the text of the newest token; returns the stop string it met, if any. None ends a
+        text that `min_tokens` keeps from ending: a string no more than a token."""
+        if is_early:
+            sequence.text += text
+            return None
+        return self._add_text(sequence, text)
 
     @staticmethod
     def _add_text(sequence: Draft, text: str) -> str | None:

@@ -1,30 +1,10 @@
-"""Taking up what a lost replica had begun to tell.
-
-Another replica computes it again from its beginning. A request's tokens depend on its seed and its
-positions alone, so what was told comes again, and is left out; should it not, as reduced precision
-may have it, the request cannot go on.
-"""
+"""What replicas told of a request, so that another goes on where one was lost."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from octavo.engine.input.input_processor import Submission
-from octavo.engine.output.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from octavo.engine.output.outputs import CompletionOutput, Generated, RequestOutput
 from octavo.engine.output.transcript import Draft, Transcript
-
-
-class DivergedError(Exception):
-    """What comes is not what was told before."""
-
-
-@dataclass(slots=True)
-class _Again:
-    """What has come again of a completion."""
-
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class Narrator:
@@ -36,24 +16,25 @@ class Narrator:
 
     def __init__(self, transcript: Transcript) -> None:
         self.transcript = transcript
-        self._again: dict[int, _Again] = {}
 
-    @property
-    def has_told(self) -> bool:
-        """Whether anything was generated."""
-        return any(draft.token_ids or draft.text for draft in self.transcript.sequences)
-
-    def begin_again(self) -> None:
-        """Says that what follows comes from the beginning."""
+    def generated(self) -> tuple[Generated, ...]:
+        """What was told of each completion; nothing where none has begun."""
         drafts = self.transcript.sequences
-        self._again = {draft.index: _Again() for draft in drafts if draft.token_ids or draft.text}
+        if not any(draft.token_ids or draft.finish_reason for draft in drafts):
+            return ()
+        return tuple(
+            Generated(
+                tuple(draft.token_ids),
+                len(draft.text),
+                draft.cumulative_logprob,
+                draft.finish_reason,
+                draft.stop_reason,
+            )
+            for draft in drafts
+        )
 
     def take(self, output: RequestOutput) -> None:
-        """Takes in what is new: all of it deltas, but for the error.
-
-        Raises:
-            DivergedError: it comes again, and differs from the first time.
-        """
+        """Takes in what is new: all of it deltas, but for the error."""
         transcript = self.transcript
         first = transcript.sequences[0].request
         first.metrics, first.num_cached_tokens = output.metrics, output.num_cached_tokens
@@ -62,7 +43,7 @@ class Narrator:
         for completion in output.outputs:
             draft = transcript.sequences[completion.index]
             if draft.finish_reason is None:
-                self._take(draft, completion, is_last=completion.finish_reason is not None)
+                _take(draft, completion)
         if output.pooled is not None:
             transcript.pooled = output.pooled
         if output.error is not None:
@@ -70,32 +51,16 @@ class Narrator:
         if output.finished:
             transcript.finished = True  # last: see `Transcript`
 
-    def _take(self, draft: Draft, new: CompletionOutput, *, is_last: bool) -> None:
-        token_ids, text, logprobs = new.token_ids, new.text, new.logprobs
-        again = self._again.get(draft.index)
-        if again is not None:
-            again.token_ids += token_ids
-            again.text += text
-            again.logprobs += logprobs or []
-            num_tokens, num_chars = len(draft.token_ids), len(draft.text)
-            is_short = len(again.token_ids) < num_tokens or len(again.text) < num_chars
-            if is_short and not is_last:
-                return
-            if again.token_ids[:num_tokens] != draft.token_ids or is_short:
-                raise DivergedError
-            if again.text[:num_chars] != draft.text:
-                raise DivergedError
-            token_ids, text = again.token_ids[num_tokens:], again.text[num_chars:]
-            logprobs = None if draft.logprobs is None else again.logprobs[len(draft.logprobs) :]
-            del self._again[draft.index]
-        # Tokens before their text, and the end last: see `Transcript`.
-        if draft.logprobs is not None and logprobs is not None:
-            draft.logprobs += logprobs
-        draft.cumulative_logprob = new.cumulative_logprob
-        draft.token_ids += token_ids
-        draft.text += text
-        draft.stop_reason = new.stop_reason
-        draft.finish_reason = new.finish_reason
+
+def _take(draft: Draft, new: CompletionOutput) -> None:
+    # Tokens before their text, and the end last: see `Transcript`.
+    if draft.logprobs is not None and new.logprobs is not None:
+        draft.logprobs += new.logprobs
+    draft.cumulative_logprob = new.cumulative_logprob
+    draft.token_ids += new.token_ids
+    draft.text += new.text
+    draft.stop_reason = new.stop_reason
+    draft.finish_reason = new.finish_reason
 
 
 def transcript_of(submission: Submission) -> Transcript:
@@ -112,4 +77,7 @@ def transcript_of(submission: Submission) -> Transcript:
         )
         for index, request in enumerate(submission.sequences)
     )
+    for draft, generated in zip(drafts, submission.generated, strict=False):
+        draft.text = " " * generated.num_chars  # whoever gave it has the text
+        draft.go_on_from(generated)
     return Transcript(submission, drafts)

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.engine.clock import Clock
-from octavo.engine.errors import QuarantinedError, StepFailedError
+from octavo.engine.errors import QuarantinedError
 from octavo.engine.faults.quarantine import Quarantine
 from octavo.engine.input.input_processor import Submission
+from octavo.engine.input.resumption import rest_of
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.output.transcript import Transcript
 from octavo.engine.replicas import messages
-from octavo.engine.replicas.continuation import DivergedError, Narrator, transcript_of
+from octavo.engine.replicas.continuation import Narrator, transcript_of
 from octavo.engine.replicas.replica import Replica
 from octavo.engine.replicas.router import Router
 from octavo.engine.request import RequestStatus
@@ -31,7 +32,7 @@ class _Live:
     """A submission under way.
 
     Attributes:
-        submission: as it is sent.
+        submission: as it is sent at first.
         narrator: writes what its readers read.
         where: replica and life; `_NO_LIFE` while none has it.
         num_deaths: replicas that died with it.
@@ -133,13 +134,7 @@ class Placement:
             return
         transcript = live.narrator.transcript
         self.touched[transcript] = None
-        try:
-            live.narrator.take(output)
-        except DivergedError:
-            self._replicas[where[0]].send(messages.Abort(request_id, RequestStatus.CANCELLED, None))
-            reason = "its replica died, and another came to other tokens"
-            self._end(live, RequestStatus.FAILED, StepFailedError(reason))
-            return
+        live.narrator.take(output)
         if transcript.finished:
             first = transcript.sequences[0]
             # Who left, or could not be served, says nothing of how long answers are.
@@ -183,7 +178,8 @@ class Placement:
             cache_salt=first.cache_salt,
             among=among or [replica.index for replica in ready],
         )
-        live.where = (chosen, self._replicas[chosen].send(messages.Submit(live.submission)))
+        rest = rest_of(live.submission, live.narrator.generated())
+        live.where = (chosen, self._replicas[chosen].send(messages.Submit(rest)))
 
     def place_waiting(self) -> None:
         """Gives replicas what no replica could take before."""
@@ -215,7 +211,6 @@ class Placement:
                 self._quarantine.put(live.submission.sequences[0], self._clock.now_s())
                 self._end(live, RequestStatus.FAILED, QuarantinedError(reason))
                 continue
-            live.narrator.begin_again()
             if live.num_deaths < SUSPECT_DEATHS:
                 self._place(request_id, live)
             else:

@@ -45,9 +45,8 @@ class ReplicatedEngine:
     """Engines in processes of their own, to be used as one `Engine`. One thread drives it.
 
     Each request goes to the replica that has done with it first (`Router`). One whose process dies,
-    or hangs and is killed (`HangWatch`), is started again, and what it had under way goes to the
-    others, from the beginning: readers see a pause. A request fails only if it then came to other
-    tokens, or if replicas are found to die of it.
+    or hangs and is killed (`HangWatch`), is started again, and what it had under way goes on at the
+    others: readers see a pause. A request fails only if replicas are found to die of it.
 
     Args:
         config: engine arguments; `data_parallel_size` is the number of replicas.

@@ -28,6 +28,7 @@ from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.committer import Committer, News
 from octavo.engine.scheduler.fairness import TenantCounters
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
+from octavo.engine.scheduler.forced_tokens import Unblocked, are_worth_a_chunk
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.live_request import LiveRequest
@@ -125,6 +126,8 @@ class Scheduler:
         self._only: frozenset[str] | None = None
         self.num_rebuilds = 0
         """Times that the books were in such disorder that they were made anew."""
+        self.appends_all_forced = False
+        """Appends forced tokens whatever the steps take: for tests of what becomes of them."""
 
     def _make_books(self) -> None:
         """Who lives, where, and on which pages: empty."""
@@ -180,10 +183,13 @@ class Scheduler:
         )
         if request.deadline_s is not None and request.deadline_s < now_s:
             raise _deadline_passed(request)
-        self.forecast.door_s.observe(max(0.0, now_s - request.arrival_s))
+        is_resumed = bool(request.output_token_ids)
+        if not is_resumed:
+            self.forecast.door_s.observe(max(0.0, now_s - request.arrival_s))
         pages = self._kv.open(request)
         request.num_reusable_tokens = table.work.num_reusable(pages)
-        refusal = self._refuse(request, now_s)
+        # Of one that another engine began, the reader was promised the rest.
+        refusal = None if is_resumed else self._refuse(request, now_s)
         if refusal is not None and not self.refusals.probes.takes(
             request, self._builder.counts.num_computed_tokens
         ):
@@ -191,12 +197,9 @@ class Scheduler:
             request.num_reusable_tokens = 0
             raise error
         entry = table.accept(request, pages)
-        self.forecast.ttft_targets.observe(request.ttft_target_s or math.inf)
-        if len(table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
-            ahead = backlog_before(table, entry)
-            tokens = request.num_missing_tokens
-            first_s = first_token_s(table, self.forecast, tokens, ahead, now_s)
-            request.metrics.predicted_ttft_s = now_s - request.arrival_s + first_s
+        if not is_resumed:
+            self.forecast.ttft_targets.observe(request.ttft_target_s or math.inf)
+            self._predict(entry, now_s)
         if self._only is not None:
             table.hold(entry)
         if request.deadline_s is not None:
@@ -204,6 +207,15 @@ class Scheduler:
                 self._deadlines = [item for item in self._deadlines if item[2].is_live]
                 heapq.heapify(self._deadlines)
             heapq.heappush(self._deadlines, (request.deadline_s, entry.number, entry))
+
+    def _predict(self, entry: LiveRequest, now_s: float) -> None:
+        """Notes when a request that was just accepted is expected to speak; of many, not of all."""
+        table, request = self._table, entry.request
+        if len(table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
+            ahead = backlog_before(table, entry)
+            tokens = request.num_missing_tokens
+            first_s = first_token_s(table, self.forecast, tokens, ahead, now_s)
+            request.metrics.predicted_ttft_s = now_s - request.arrival_s + first_s
 
     def _refuse(self, request: Request, now_s: float) -> Refusal | None:
         """Why a new request is not let in, if it is not."""
@@ -297,6 +309,32 @@ class Scheduler:
         entry = table.live.get(request_id)
         if entry is not None:
             table.unblock(entry, num_tokens)
+
+    def append_forced(self, offers: Sequence[Unblocked], now_s: float) -> News:
+        """Appends tokens that requests' grammars force, where that saves time.
+
+        A running request computes them as a chunk before it decodes on; a waiting one as a part of
+        what it computes anyway. Only `unblock`ed requests have any. One that is not mentioned in
+        the news goes on as if nothing were known: each of its tokens comes from a step.
+
+        Returns:
+            News of the requests that have their tokens; some end by them.
+        """
+        table, news = self._table, News()
+        running: list[tuple[LiveRequest, tuple[int, ...]]] = []
+        for offer in offers:
+            entry = table.live.get(offer.request_id)
+            if entry is None or entry.request.num_tokens != offer.num_tokens:
+                continue
+            if entry.request.slot is not None:
+                running.append((entry, offer.forced))
+            else:
+                news.items.append(self._committer.append_forced(entry, offer.forced, now_s))
+        sizes = [(entry, len(token_ids)) for entry, token_ids in running]
+        if running and (self.appends_all_forced or are_worth_a_chunk(table, sizes)):
+            for entry, token_ids in running:
+                news.items.append(self._committer.append_forced(entry, token_ids, now_s))
+        return news
 
     def expire(self, now_s: float) -> list[Request]:
         """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""

@@ -75,9 +75,13 @@ class ResultsFile:
 
     def append(self, number: int, record: dict[str, Any]) -> None:
         """Writes the result of a line."""
-        assert not self.is_done(number), number
         text = json.dumps(record, ensure_ascii=False, separators=(",", ":"))
-        data = memoryview(text.encode("utf-8", "replace") + b"\n")
+        self.append_line(number, text.encode("utf-8", "replace"))
+
+    def append_line(self, number: int, line: bytes) -> None:
+        """Writes the result of a line, which is JSON already."""
+        assert not self.is_done(number), number
+        data = memoryview(line + b"\n")
         while data:
             data = data[os.write(self._file, data) :]
         self._mark(number)

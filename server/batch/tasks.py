@@ -35,7 +35,8 @@ _PARAMS = frozenset(f.name for f in dataclasses.fields(SamplingParams)) - {"outp
 _SOURCES = ("prompt", "prompt_token_ids", "messages")
 _OWN = ("custom_id", "priority", "tenant", "cache_salt")
 _EMBEDDED = frozenset(("pooling", "normalize", "dimensions", "prompt_name"))
-_URLS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+URLS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+"""Of lines in OpenAI's format."""
 
 Outputs = list[RequestOutput]
 
@@ -250,19 +251,30 @@ def _plain_result(output: RequestOutput) -> dict[str, Any]:
     return record
 
 
-def _openai_task(number: int, value: dict[str, Any], engine: AnyEngine) -> Task:
+def check_openai_line(value: dict[str, Any]) -> dict[str, Any]:
+    """The body of a line in OpenAI's format.
+
+    Raises:
+        InvalidRequestError: a field that is not known, missing or not as it should be.
+    """
     for name in value:
         if name not in ("custom_id", "method", "url", "body"):
             raise InvalidRequestError(name, value[name], "custom_id, method, url and body")
-    custom_id, url, body = value.get("custom_id"), value["url"], value.get("body")
-    if not isinstance(custom_id, str):
-        raise InvalidRequestError("custom_id", custom_id, "a string")
+    if not isinstance(value.get("custom_id"), str):
+        raise InvalidRequestError("custom_id", value.get("custom_id"), "a string")
     if value.get("method", "POST") != "POST":
         raise InvalidRequestError("method", value["method"], "POST")
-    if url not in _URLS:
-        raise InvalidRequestError("url", url, " or ".join(_URLS))
+    if value.get("url") not in URLS:
+        raise InvalidRequestError("url", value.get("url"), " or ".join(URLS))
+    body = value.get("body")
     if not isinstance(body, dict):
         raise InvalidRequestError("body", body, "an object")
+    return body
+
+
+def _openai_task(number: int, value: dict[str, Any], engine: AnyEngine) -> Task:
+    body = check_openai_line(value)
+    custom_id, url = value["custom_id"], value["url"]
     try:
         from octavo.server.batch.openai_body import read_body
     except ImportError as error:

@@ -73,8 +73,15 @@ def _entry(path: str, item: Any) -> list[str]:
 
 
 def _methods(item: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties of a class that say what they do, in the source's order."""
-    for name, value in vars(item).items():
+    """Public methods and properties of a class that say what they do, in the source's order; then
+    those that it inherits from Octavo's own classes."""
+    members: dict[str, Any] = {}
+    for base in item.__mro__:
+        if base.__module__.startswith("octavo."):
+            members = members | {
+                name: value for name, value in vars(base).items() if name not in members
+            }
+    for name, value in members.items():
         method = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         is_shown = inspect.isfunction(method) or isinstance(method, property)
         if is_shown and not name.startswith("_") and inspect.getdoc(method):

@@ -18,10 +18,10 @@ from octavo.engine.pooling.pooler import Pooler
 from octavo.server.front import Front
 from octavo.server.http.bodies import JsonRoute
 from octavo.server.http.errors import encode_long
-from octavo.server.http.pooled import pool_all, usage_of
 from octavo.server.http.protocol import EmbeddingRequest, PoolingRequest
 from octavo.server.http.sampling import check_model, options_of, prompts_of, request_id_of
 from octavo.server.http.streaming import CLIENT_CLOSED, unless_gone
+from octavo.server.pooled_requests import pool_all, usage_of
 
 MAX_TEXTS = 2048
 """Of one body: as many as OpenAI takes."""

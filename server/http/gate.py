@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -67,6 +68,7 @@ class Gate:
         tokens: that open the server; None lets everybody in.
         stats: counts refusals.
         max_header_bytes, max_body_bytes: largest accepted.
+        uploads: path -> the largest body that is accepted there, of those that go to a file.
         max_calls: requests, whole ones, that are answered at once. `LANES` are free of it.
         receive_timeout_s: seconds in which a body must arrive.
     """
@@ -79,6 +81,7 @@ class Gate:
         stats: RequestStats,
         max_header_bytes: int,
         max_body_bytes: int,
+        uploads: Mapping[str, int],
         max_calls: int,
         receive_timeout_s: float,
     ) -> None:
@@ -89,6 +92,7 @@ class Gate:
         self._stats = stats
         self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
+        self._uploads = uploads
         self._receive_timeout_s = receive_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +107,10 @@ class Gate:
             await send(message)
 
         limit = None if scope["path"] in LANES else self._calls
-        body = _Body(receive, self._max_body_bytes, self._receive_timeout_s, self._arriving, limit)
+        most, pace = self._max_body_bytes, None
+        if scope["method"] == "POST" and scope["path"] in self._uploads:
+            most, pace = self._uploads[scope["path"]], most / self._receive_timeout_s
+        body = _Body(receive, most, self._receive_timeout_s, self._arriving, limit, pace)
         try:
             self._check_header(scope)
             if self._tokens is not None and scope["path"] not in OPEN_PATHS:
@@ -175,7 +182,12 @@ class _Arriving:
 
 
 class _Body:
-    """Counts and times a body while it is received, and counts its request once it is complete."""
+    """Counts and times a body while it is received, and counts its request once it is complete.
+
+    Args:
+        pace: bytes a second of a body that goes to a file: it has longer, as long as it comes so
+            fast. None for all that is held in memory.
+    """
 
     def __init__(
         self,
@@ -184,10 +196,12 @@ class _Body:
         timeout_s: float,
         arriving: _Arriving,
         limit: CallLimit | None,
+        pace: float | None,
     ) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
+        self._pace = pace
         self._arriving = arriving
         self._limit = limit
         self._num_bytes = 0
@@ -225,7 +239,10 @@ class _Body:
         if self._num_bytes > self._max_bytes:
             raise self._too_large(f"more than {self._max_bytes}")
         if message.get("more_body", False):
-            self._arriving.add(self, size)
+            if self._pace is None:
+                self._arriving.add(self, size)
+            else:
+                self._end_s += size / self._pace
         else:
             self._complete()
         return message

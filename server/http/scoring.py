@@ -20,10 +20,10 @@ from octavo.engine.pooling.scoring import Scoring, plan_scores
 from octavo.server.front import Front
 from octavo.server.http.bodies import JsonRoute
 from octavo.server.http.errors import json_response, on_invalid_body, on_octavo_error
-from octavo.server.http.pooled import pool_all, usage_of
 from octavo.server.http.protocol import ClassifyRequest, RerankRequest, ScoreRequest, Serving
 from octavo.server.http.sampling import check_model, options_of, prompts_of, request_id_of
 from octavo.server.http.streaming import CLIENT_CLOSED, unless_gone
+from octavo.server.pooled_requests import pool_all, usage_of
 
 MAX_PAIRS = 1024
 """Of one body."""

@@ -16,6 +16,7 @@ from octavo.server.file_limit import most_connections
 from octavo.server.front import Front
 from octavo.server.http.acceptor import Acceptor, Waiting
 from octavo.server.http.app import make_app
+from octavo.server.http.batches.service import BatchService
 from octavo.server.http.connection import Connection, is_urgent
 from octavo.server.http.turns import Turns
 from octavo.server.serve_config import ServeConfig
@@ -30,10 +31,14 @@ class HttpServer:
         config: where and how to listen.
         front: the engine's door.
         tokens: that open the server; None lets everybody in.
+
+    Raises:
+        InvalidConfigError: the folder of batches cannot be used.
     """
 
     def __init__(self, config: ServeConfig, front: Front, tokens: TokenFile | None) -> None:
         self._config = config
+        self._batches = None if config.batch_files_dir is None else BatchService(config, front)
         waiting = Waiting()
         protocol = functools.partial(
             Connection,
@@ -47,7 +52,7 @@ class HttpServer:
             config,
             waiting,
             uvicorn.Config(
-                make_app(config, front, tokens),
+                make_app(config, front, tokens, self._batches),
                 http=protocol,  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
@@ -96,6 +101,11 @@ class HttpServer:
         ended = self._task is None or self._task.done()
         return not ended and self._server.started and not self._server.should_exit
 
+    async def end_batches(self) -> None:
+        """Leaves batches to the next server, so that none of their lines is waited for."""
+        if self._batches is not None:
+            await self._batches.close()
+
     async def stop(self, grace_s: float) -> None:
         """Closes the port; answers being sent get `grace_s` seconds."""
         if self._task is None:
@@ -103,6 +113,8 @@ class HttpServer:
         self._server.config.timeout_graceful_shutdown = grace_s  # type: ignore[assignment]
         self._server.should_exit = True
         await self._task
+        if self._batches is not None:
+            self._batches.folder.close()
 
 
 class _Server(uvicorn.Server):

@@ -6,7 +6,7 @@ tells at once come from the same blocks.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.engine.errors import NOT_FAILURES
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.text.assistant.events import (
     ArgumentsDelta,
@@ -176,6 +177,10 @@ class BlockAnswer(Protocol):
         """The event of a stream that tells of an error: its status, and OpenAI's object of it."""
         ...
 
+    def left(self) -> None:
+        """Takes note that nobody reads the stream any more."""
+        ...
+
 
 async def respond(
     front: Front,
@@ -188,7 +193,7 @@ async def respond(
     outputs = front.generate(chat.prompt, chat.ask.params, chat.request_id, **chat.ask.options)
     headers = {"x-request-id": chat.request_id, **headers}
     if chat.ask.stream:
-        return await answer_streamed(request, _events(outputs, answer.news), headers, answer.failed)
+        return await answer_streamed(request, _events(outputs, answer), headers, answer.failed)
     return await answer_whole(request, _whole(outputs, answer), headers)
 
 
@@ -199,9 +204,13 @@ async def _whole(outputs: AsyncGenerator[RequestOutput, None], answer: BlockAnsw
 
 
 async def _events(
-    outputs: AsyncGenerator[RequestOutput, None], news: Callable[[RequestOutput], bytes]
+    outputs: AsyncGenerator[RequestOutput, None], answer: BlockAnswer
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(outputs):
-        async for output in outputs:
-            if data := news(output):
-                yield data
+        try:
+            async for output in outputs:
+                if data := answer.news(output):
+                    yield data
+        except NOT_FAILURES:
+            answer.left()
+            raise

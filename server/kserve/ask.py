@@ -78,9 +78,7 @@ def read_ask(request: pb.ModelInferRequest, *, may_stream: bool) -> Ask:
     Raises:
         InvalidRequestError: something that can never be served; names the field.
     """
-    for name in ("inputs", "outputs", "parameters"):
-        if (count := len(getattr(request, name))) > MAX_ENTRIES:
-            raise InvalidRequestError(name, f"{count} entries", f"at most {MAX_ENTRIES}")
+    check_entries(request)
     inputs = read_inputs(request, INPUTS)
     if "text_input" not in inputs:
         raise InvalidRequestError("text_input", None, "given: it is required")
@@ -91,9 +89,8 @@ def read_ask(request: pb.ModelInferRequest, *, may_stream: bool) -> Ask:
     if stream and not excludes:
         allowed = "true, or not given, when streaming"
         raise InvalidRequestError("exclude_input_in_output", False, allowed)
-    if len(request.id) > MAX_ID_CHARS:
-        raise InvalidRequestError("id", request.id, f"at most {MAX_ID_CHARS} characters")
-    options, values = _parameters(request.parameters)
+    request_id = check_id(request)
+    options, values = read_options(request.parameters)
     values |= _sampling_parameters(inputs.get("sampling_parameters"))
     if inputs.get("return_cumulative_logprob"):
         values.setdefault("logprobs", 0)
@@ -107,10 +104,24 @@ def read_ask(request: pb.ModelInferRequest, *, may_stream: bool) -> Ask:
         stream=stream,
         before="" if excludes else inputs["text_input"],
         wanted=_wanted(request, inputs),
-        request_id=request.id or None,
+        request_id=request_id,
         priority=options.get("priority", Priority.NORMAL),
         timeout_s=options.get("timeout_s"),
     )
+
+
+def check_entries(request: pb.ModelInferRequest) -> None:
+    """Raises InvalidRequestError for too many inputs, outputs or parameters."""
+    for name in ("inputs", "outputs", "parameters"):
+        if (count := len(getattr(request, name))) > MAX_ENTRIES:
+            raise InvalidRequestError(name, f"{count} entries", f"at most {MAX_ENTRIES}")
+
+
+def check_id(request: pb.ModelInferRequest) -> str | None:
+    """The client's own id; None if it gave none. Raises InvalidRequestError for a long one."""
+    if len(request.id) > MAX_ID_CHARS:
+        raise InvalidRequestError("id", request.id, f"at most {MAX_ID_CHARS} characters")
+    return request.id or None
 
 
 def _wanted(request: pb.ModelInferRequest, inputs: Mapping[str, Any]) -> tuple[str, ...]:
@@ -138,7 +149,7 @@ def _sampling_parameters(text: str | None) -> dict[str, Any]:
     return {name: _typed(name, value) for name, value in values.items()}
 
 
-def _parameters(
+def read_options(
     parameters: Mapping[str, pb.InferParameter],
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options of the request, and sampling parameters."""

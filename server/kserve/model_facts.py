@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.server.front import Front
-from octavo.server.kserve.ask import INPUTS, OUTPUTS
+from octavo.server.kserve import ask, pooled
 from octavo.server.proto.kserve.v2 import inference_pb2 as pb
 from octavo.server.request_stats import Histogram
 from octavo.server.server_info import engine_args
@@ -23,7 +23,39 @@ DATA_TYPES: Mapping[str, pb.DataType] = {
     "UINT32": pb.TYPE_UINT32,
 }
 _NS = 1e9
-_REQUIRED = next(iter(INPUTS))
+_REQUIRED = next(iter(ask.INPUTS))
+_ROWS = ("embedding", "probabilities")
+"""Outputs of two dimensions."""
+
+
+class TensorFacts(NamedTuple):
+    """What a tensor is; -1 in its shape is any size."""
+
+    datatype: str
+    shape: tuple[int, ...]
+
+
+def inputs_of(engine: AsyncEngine) -> dict[str, TensorFacts]:
+    """The tensors that the model takes, by name."""
+    found: dict[str, TensorFacts] = {}
+    if engine.engine.inputs.generates:
+        found |= {name: TensorFacts(kind, (1,)) for name, kind in ask.INPUTS.items()}
+    if pooled.pools(engine):
+        found |= {name: TensorFacts(kind, (-1,)) for name, kind in pooled.INPUTS.items()}
+    return found
+
+
+def outputs_of(engine: AsyncEngine) -> dict[str, TensorFacts]:
+    """The tensors that the model gives, by name."""
+    kinds: dict[str, str] = {}
+    if engine.engine.inputs.generates:
+        kinds |= ask.OUTPUTS
+    if pooled.pools(engine):
+        kinds |= pooled.OUTPUTS
+    return {
+        name: TensorFacts(kind, (-1, -1) if name in _ROWS else (-1,))
+        for name, kind in kinds.items()
+    }
 
 
 def model_config(engine: AsyncEngine) -> pb.ModelConfig:
@@ -38,13 +70,16 @@ def model_config(engine: AsyncEngine) -> pb.ModelConfig:
         version_policy=pb.ModelVersionPolicy(specific=specific),
         input=[
             pb.ModelInput(
-                name=name, data_type=DATA_TYPES[kind], dims=[1], optional=name != _REQUIRED
+                name=name,
+                data_type=DATA_TYPES[each.datatype],
+                dims=each.shape,
+                optional=name != _REQUIRED,
             )
-            for name, kind in INPUTS.items()
+            for name, each in inputs_of(engine).items()
         ],
         output=[
-            pb.ModelOutput(name=name, data_type=DATA_TYPES[kind], dims=[-1])
-            for name, kind in OUTPUTS.items()
+            pb.ModelOutput(name=name, data_type=DATA_TYPES[each.datatype], dims=each.shape)
+            for name, each in outputs_of(engine).items()
         ],
         parameters={
             name: pb.ModelParameter(string_value=value) for name, value in arguments.items()

@@ -20,9 +20,18 @@ from octavo.engine.errors import (
 from octavo.engine.output.outputs import RequestOutput
 from octavo.server.front import Front
 from octavo.server.grpc_service import Context, guarded, parser, serialize
-from octavo.server.kserve.ask import INPUTS, OUTPUTS, Ask, read_ask
-from octavo.server.kserve.model_facts import BACKEND, VERSION, model_config, model_statistics
+from octavo.server.kserve.ask import Ask, read_ask
+from octavo.server.kserve.model_facts import (
+    BACKEND,
+    VERSION,
+    inputs_of,
+    model_config,
+    model_statistics,
+    outputs_of,
+)
+from octavo.server.kserve.pooled import is_pooled, read_pooled_ask, tensors_of
 from octavo.server.kserve.tensors import Tensor, write_outputs
+from octavo.server.pooled_requests import pool_all
 from octavo.server.proto.kserve.v2 import inference_pb2 as pb
 
 if TYPE_CHECKING:
@@ -109,8 +118,14 @@ class InferenceService:
             name=engine.model_name,
             versions=[VERSION],
             platform=BACKEND,
-            inputs=[kind(name=n, datatype=d, shape=[1]) for n, d in INPUTS.items()],
-            outputs=[kind(name=n, datatype=d, shape=[-1]) for n, d in OUTPUTS.items()],
+            inputs=[
+                kind(name=name, datatype=each.datatype, shape=each.shape)
+                for name, each in inputs_of(engine).items()
+            ],
+            outputs=[
+                kind(name=name, datatype=each.datatype, shape=each.shape)
+                for name, each in outputs_of(engine).items()
+            ],
         )
 
     async def model_config(
@@ -134,7 +149,10 @@ class InferenceService:
     ) -> pb.ModelInferResponse:
         """One answer, when the request has ended."""
         engine = self._front.ready_engine()
-        ask = self._read(request, engine, may_stream=False)
+        _check_model(request.model_name, request.model_version, engine)
+        if is_pooled(request, engine):
+            return await self._pool(request, engine, context)
+        ask = read_ask(request, may_stream=False)
         async with contextlib.aclosing(self._outputs(ask, context)) as outputs:
             async for output in outputs:
                 if output.finished:
@@ -170,7 +188,13 @@ class InferenceService:
                 raise request
             request_id = request.id
             engine = self._front.ready_engine()
-            ask = self._read(request, engine, may_stream=True)
+            _check_model(request.model_name, request.model_version, engine)
+            if is_pooled(request, engine):
+                response = await self._pool(request, engine, context)
+                response.parameters[FINAL].bool_param = True
+                await write(pb.ModelStreamInferResponse(infer_response=response))
+                return
+            ask = read_ask(request, may_stream=True)
             num_tokens = 0
             async with contextlib.aclosing(self._outputs(ask, context)) as outputs:
                 async for output in outputs:
@@ -185,18 +209,32 @@ class InferenceService:
             message.infer_response.parameters[FINAL].bool_param = True
             await write(message)
 
-    def _read(self, request: pb.ModelInferRequest, engine: AsyncEngine, *, may_stream: bool) -> Ask:
-        _check_model(request.model_name, request.model_version, engine)
-        return read_ask(request, may_stream=may_stream)
+    async def _pool(
+        self, request: pb.ModelInferRequest, engine: AsyncEngine, context: Context
+    ) -> pb.ModelInferResponse:
+        """The answer to a request for rows."""
+        ask = read_pooled_ask(request, engine.pooler_or_refuse())
+        options = {
+            "priority": ask.priority,
+            "timeout_s": _shortest(ask.timeout_s, context),
+            "tokenization": ask.tokenization,
+        }
+        outputs = await pool_all(
+            self._front, ask.texts, ask.params, ask.request_id, options, ask.names
+        )
+        response = pb.ModelInferResponse(
+            model_name=engine.model_name, model_version=VERSION, id=request.id
+        )
+        write_outputs(response, tensors_of(ask, outputs))
+        return response
 
     def _outputs(self, ask: Ask, context: Context) -> AsyncGenerator[RequestOutput, None]:
-        bounds = [s for s in (ask.timeout_s, context.time_remaining()) if s is not None]
         return self._front.generate(
             ask.prompt,
             ask.params,
             ask.request_id,
             priority=ask.priority,
-            timeout_s=min(bounds, default=None),
+            timeout_s=_shortest(ask.timeout_s, context),
         )
 
 
@@ -225,6 +263,12 @@ def _response(
     )
     write_outputs(response, [tensors[name] for name in ask.wanted])
     return response
+
+
+def _shortest(timeout_s: float | None, context: Context) -> float | None:
+    """Seconds until the earlier of the request's and the call's deadlines."""
+    bounds = [s for s in (timeout_s, context.time_remaining()) if s is not None]
+    return min(bounds, default=None)
 
 
 def _tokens(output: RequestOutput) -> list[int]:

@@ -33,7 +33,9 @@ with OctavoClient("127.0.0.1:50051", timeout_s=60, retry=RetryPolicy(max_attempt
         print(output.outputs[0].text, end="", flush=True)
 ```
 
-`client.embed("some text", pooling="mean")` gives the vector of a text, where the server
+`client.chat(messages, tools=…)` answers a conversation with words and calls
+([tools.md](tools.md#over-grpc)). `client.embed("some text", pooling="mean")` gives the vector of a
+text, where the server
 [embeds](embeddings.md). `AsyncOctavoClient` is the same for asyncio. Both take and give the
 engine's own types and raise its own errors. `timeout_s` is the deadline of the whole call, which
 the server schedules against. Closing a stream, or cancelling the task that reads it, ends its

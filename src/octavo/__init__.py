@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
+    from octavo.engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from octavo.engine.config import EngineConfig
     from octavo.engine.errors import (
+        AsleepError,
         DeadlineExceededError,
         EngineDeadError,
         InvalidConfigError,
@@ -21,11 +23,13 @@ if TYPE_CHECKING:
         NothingAllowedError,
         OctavoError,
         OverloadedError,
+        PreviousResponseNotFoundError,
         QuarantinedError,
         StepFailedError,
         UnattainableTargetError,
         UnauthenticatedError,
         UnknownModelError,
+        UnknownObjectError,
         UnsupportedModelError,
     )
     from octavo.engine.input.targets import Targets
@@ -50,6 +54,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "octavo.engine.llm": ("LLM",),
     "octavo.engine.async_engine": ("AsyncEngine",),
+    "octavo.engine.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
     "octavo.engine.config": ("EngineConfig",),
     "octavo.engine.sampling_params": ("SamplingParams",),
     "octavo.engine.input.targets": ("Targets",),
@@ -67,6 +72,7 @@ _HOMES = {
     ),
     "octavo.engine.pooling.params": ("PoolingParams",),
     "octavo.engine.errors": (
+        "AsleepError",
         "DeadlineExceededError",
         "EngineDeadError",
         "InvalidConfigError",
@@ -75,11 +81,13 @@ _HOMES = {
         "NothingAllowedError",
         "OctavoError",
         "OverloadedError",
+        "PreviousResponseNotFoundError",
         "QuarantinedError",
         "StepFailedError",
         "UnattainableTargetError",
         "UnauthenticatedError",
         "UnknownModelError",
+        "UnknownObjectError",
         "UnsupportedModelError",
     ),
 }
@@ -87,8 +95,12 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "LLM",
+    "AsleepError",
     "AssistantMessage",
     "AsyncEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
@@ -105,6 +117,7 @@ __all__ = [
     "OctavoError",
     "OverloadedError",
     "PoolingParams",
+    "PreviousResponseNotFoundError",
     "QuarantinedError",
     "RequestOutput",
     "SamplingParams",
@@ -118,6 +131,7 @@ __all__ = [
     "UnattainableTargetError",
     "UnauthenticatedError",
     "UnknownModelError",
+    "UnknownObjectError",
     "UnsupportedModelError",
     "__version__",
 ]

@@ -15,10 +15,12 @@ from octavo.engine.errors import (
     NothingAllowedError,
     OctavoError,
     OverloadedError,
+    PreviousResponseNotFoundError,
     StepFailedError,
     UnattainableTargetError,
     UnauthenticatedError,
     UnknownModelError,
+    UnknownObjectError,
 )
 from octavo.engine.output.outputs import CompletionOutput, RequestOutput
 from octavo.engine.request import Priority
@@ -37,6 +39,7 @@ __all__ = [
     "OctavoClient",
     "OctavoError",
     "OverloadedError",
+    "PreviousResponseNotFoundError",
     "Priority",
     "RequestOutput",
     "RequestOutputKind",
@@ -47,4 +50,5 @@ __all__ = [
     "UnattainableTargetError",
     "UnauthenticatedError",
     "UnknownModelError",
+    "UnknownObjectError",
 ]

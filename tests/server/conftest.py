@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import threading
@@ -53,6 +54,9 @@ class CountingEngine:
     def __init__(self) -> None:
         self.config = EngineConfig(model="counting", dtype="float32")
         self.dtype = "float32"
+        self.engine = SimpleNamespace(
+            num_rows=2, inputs=SimpleNamespace(generates=True, pooler=None)
+        )
         self.model_config = SimpleNamespace(vocab_size=1000)
         self.tokenizer = SimpleNamespace(
             encode=lambda text, add_special_tokens=True: [ord(c) for c in text],
@@ -352,3 +356,40 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": TINY_TEMPLATE})
     )
     return directory
+
+
+TOOLS_TEMPLATE = Path(__file__).parents[2] / "docs" / "hermes.jinja"
+TOOLS_CONTEXT = 4096
+
+
+@pytest.fixture(scope="session")
+def tools_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with room for the descriptions of tools, each byte of which is a token."""
+    directory = tmp_path_factory.mktemp("tools") / "model"
+    shutil.copytree(tiny_model, directory)
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(
+        json.dumps(config | {"max_position_embeddings": TOOLS_CONTEXT})
+    )
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tools_args(tools_model: Path) -> tuple[str, ...]:
+    """Arguments of a server of that model, told of tools in a template as Hermes and Qwen have."""
+    return (
+        *("--model", str(tools_model), "--served-model-name", "tiny", "--max-num-seqs", "8"),
+        *("--max-num-batched-tokens", "256", "--max-model-len", str(TOOLS_CONTEXT)),
+        *("--num-kv-pages", "1200", "--block-size", "16", "--warm-up", "coarse"),
+        *("--fail-on-compile", "--chat-template", str(TOOLS_TEMPLATE)),
+    )
+
+
+@pytest.fixture(scope="session")
+def tools_live(
+    tools_args: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Process]:
+    """A server process of it, shared by all tests that leave it as it was."""
+    log = tmp_path_factory.mktemp("tools-live") / "stderr"
+    with _server_process(*tools_args, log=log) as process:
+        yield process

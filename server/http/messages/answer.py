@@ -60,6 +60,9 @@ class MessagesAnswer:
         """The event that tells of an error."""
         return named_event(shaped(MESSAGES_PATH, status, content))
 
+    def left(self) -> None:
+        """Nothing is kept of a message."""
+
     def _message(self, content: list[dict[str, Any]], **end: str | None) -> dict[str, Any]:
         return {
             "id": self._id,

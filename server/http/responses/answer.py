@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo.engine.output.outputs import RequestOutput
 from octavo.server.http.chat_turns import PreparedChat
+from octavo.server.http.responses.history import Keep
 from octavo.server.http.responses.protocol import ResponsesRequest
 from octavo.server.http.streaming import named_event
 from octavo.server.http.turn_blocks import Block, BlockNews, TurnBlocks
@@ -23,10 +24,16 @@ class ResponsesAnswer:
         name: hexadecimal digits that ids are made of; no other answer has them.
         body: what was asked for: the answer repeats it.
         chat: that is answered.
+        keep: keeps the response when it has ended; None if it is not to be kept.
     """
 
-    def __init__(self, name: str, body: ResponsesRequest, chat: PreparedChat) -> None:
+    def __init__(
+        self, name: str, body: ResponsesRequest, chat: PreparedChat, keep: Keep | None = None
+    ) -> None:
         self._name = name
+        self._keep = keep
+        self._is_cut = False
+        """Whether the turn broke off, by an error or because the client left."""
         self._turn = TurnBlocks(chat)
         self._num_events = 0
         params = chat.ask.params
@@ -41,9 +48,9 @@ class ResponsesAnswer:
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None} | asked.get("reasoning", {}),
-            "store": False,
+            "store": keep is not None,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}} | asked.get("text", {}),
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
@@ -55,7 +62,7 @@ class ResponsesAnswer:
     def whole(self, output: RequestOutput) -> dict[str, Any]:
         """The response."""
         self._turn.take(output)
-        return self._response(self._end())
+        return self._kept(self._response(self._end()))
 
     def news(self, output: RequestOutput) -> bytes:
         """The events that an output makes."""
@@ -69,22 +76,40 @@ class ResponsesAnswer:
             ]
         events += [event for each in news for event in self._events(each)]
         if self._turn.finish_reason is not None:
-            end = self._end()
-            events.append({"type": f"response.{end}", "response": self._response(end)})
+            status = self._end()
+            kind = "completed" if status == "completed" else "incomplete"
+            response = self._kept(self._response(status))
+            events.append({"type": f"response.{kind}", "response": response})
         return b"".join([self._numbered(event) for event in events])
 
     def failed(self, status: int, content: dict[str, Any]) -> bytes:
         """The event that tells of an error."""
+        self._is_cut = True
         error = {"code": "server_error", "message": content["error"]["message"]}
-        response = self._response("failed") | {"error": error}
+        response = self._kept(self._response("failed") | {"error": error})
         return self._numbered({"type": "response.failed", "response": response})
+
+    def left(self) -> None:
+        """Keeps what there is of a stream that the client left before its end."""
+        if self._num_events and self._turn.finish_reason is None:
+            self._is_cut = True
+            self._kept(self._response("cancelled"))
+
+    def _kept(self, response: dict[str, Any]) -> dict[str, Any]:
+        """The response, which is kept before the client is told of its end."""
+        if self._keep is not None and not self._keep(response):
+            response["store"] = False
+        return response
 
     def _numbered(self, event: dict[str, Any]) -> bytes:
         number, self._num_events = self._num_events, self._num_events + 1
         return named_event({**event, "sequence_number": number})
 
     def _end(self) -> str:
-        return "incomplete" if self._turn.finish_reason == "length" else "completed"
+        """The status of a turn that has ended."""
+        return {"length": "incomplete", "cancelled": "cancelled"}.get(
+            self._turn.finish_reason or "", "completed"
+        )
 
     def _state(self, status: str) -> dict[str, Any]:
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -151,8 +176,9 @@ class ResponsesAnswer:
         return {**head, "type": "message", "role": "assistant", "content": content}
 
     def _status(self, block: Block) -> str:
-        is_cut = self._turn.finish_reason == "length" and block.index + 1 == len(self._turn.blocks)
-        return "incomplete" if is_cut or not block.is_whole else "completed"
+        is_last = block.index + 1 == len(self._turn.blocks)
+        is_cut = self._is_cut or self._turn.finish_reason in ("length", "cancelled")
+        return "incomplete" if (is_last and is_cut) or not block.is_whole else "completed"
 
 
 def _part(block: Block, text: str) -> dict[str, Any]:

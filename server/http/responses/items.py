@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
@@ -10,13 +11,27 @@ from octavo.server.http.sampling import MAX_MESSAGES
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXTS = ("input_text", "output_text", "text")
+_ID_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "reasoning": "rs",
+}
+MAX_ID_CHARS = 256
+"""Of an item's own id that is kept."""
 _KINDS = '"message", "function_call", "function_call_output" or "reasoning"'
 
 
-def conversation(given: object) -> tuple[list[dict[str, Any]], list[str]]:
+def conversation(
+    given: object, before: Sequence[dict[str, Any]] = ()
+) -> tuple[list[dict[str, Any]], list[str]]:
     """A conversation as a chat has it.
 
     Thoughts, words and calls of the model that follow one another are one message.
+
+    Args:
+        given: the client's input.
+        before: items that the input goes on from, as `as_stored` makes them.
 
     Returns:
         The chat's messages, and where each of them stands in the client's body.
@@ -24,19 +39,68 @@ def conversation(given: object) -> tuple[list[dict[str, Any]], list[str]]:
     Raises:
         InvalidRequestError: names the item.
     """
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}], ["input"]
-    if not isinstance(given, list) or not given:
+    if not isinstance(given, str) and (not isinstance(given, list) or not given):
         raise InvalidRequestError("input", given, "text, or a list of at least one item")
-    if len(given) > MAX_MESSAGES:
-        raise InvalidRequestError("input", f"{len(given)} items", f"at most {MAX_MESSAGES}")
+    num_items = len(before) + (1 if isinstance(given, str) else len(given))
+    if num_items > MAX_MESSAGES:
+        shown = f"{num_items} items" + (" with those before" if before else "")
+        raise InvalidRequestError("input", shown, f"at most {MAX_MESSAGES}")
     reading = _Conversation()
+    for item in before:
+        reading.add("previous_response_id", item)
+    if isinstance(given, str):
+        reading.add("input", {"role": "user", "content": given})
+        return reading.messages, reading.places
     for index, item in enumerate(given):
         reading.add(f"input[{index}]", item)
     if reading.messages[-1].get("tool_calls"):
         allowed = "followed by a function_call_output"
         raise InvalidRequestError(f"input[{len(given) - 1}]", "a call", allowed)
     return reading.messages, reading.places
+
+
+def as_stored(name: str, given: Any) -> list[dict[str, Any]]:
+    """Items that `conversation` has taken, as they are kept: each with an id and its type, and
+    nothing that is not read.
+
+    Args:
+        name: that ids are made of, for items without one.
+        given: the client's input.
+    """
+    if isinstance(given, str):
+        given = [{"role": "user", "content": given}]
+    return [_stored(f"{name}i{index}", item) for index, item in enumerate(given)]
+
+
+def _stored(name: str, item: dict[str, Any]) -> dict[str, Any]:
+    kind = item.get("type", "message")
+    given_id = item.get("id")
+    has_id = isinstance(given_id, str) and 0 < len(given_id) <= MAX_ID_CHARS
+    head = {
+        "id": given_id if has_id else f"{_ID_PREFIXES[kind]}_{name}",
+        "type": kind,
+        "status": "completed",
+    }
+    if kind == "function_call":
+        return {**head, **{each: item[each] for each in ("call_id", "name", "arguments")}}
+    if kind == "function_call_output":
+        output = item["output"]
+        made = output if isinstance(output, str) else _parts(output, "input_text")
+        return {**head, "call_id": item["call_id"], "output": made}
+    if kind == "reasoning":
+        return {
+            **head,
+            "summary": _parts(item.get("summary") or [], "summary_text"),
+            "content": _parts(item.get("content") or [], "reasoning_text"),
+        }
+    role, content = item["role"], item["content"]
+    parts = [{"text": content}] if isinstance(content, str) else content
+    part_kind = "output_text" if role == "assistant" else "input_text"
+    return {**head, "role": role, "content": _parts(parts, part_kind)}
+
+
+def _parts(parts: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [{"type": kind, "text": part["text"]} for part in parts]
 
 
 class _Conversation:

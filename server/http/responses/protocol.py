@@ -62,7 +62,9 @@ class InputTokensRequest(Body):
     tools: Tools = None
     tool_choice: Choice = None
     parallel_tool_calls: bool | None = None
-    previous_response_id: str | None = Field(None, description="Refused: nothing is stored.")
+    previous_response_id: str | None = Field(
+        None, description="Goes on from a stored response, where the server stores any."
+    )
     truncation: Literal["disabled"] | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
@@ -84,8 +86,10 @@ class ResponsesRequest(InputTokensRequest):
     stream_options: StreamOptions | None = None
     include: Texts | None = Field(None, description='"reasoning.encrypted_content" asks nothing.')
     metadata: dict[str, Any] | None = Field(None, description="Comes back in the answer.")
+    store: bool | None = Field(
+        None, description="Keep the response, where the server stores any: so it is if not given."
+    )
     # Accepted and not used: no answer depends on them.
-    store: bool | None = Field(None, description="Accepted, not used: nothing is stored.")
     user: str | None = Field(None, description="Accepted, not used.")
     prompt_cache_key: str | None = Field(None, description="Accepted, not used.")
     prompt_cache_retention: str | None = Field(None, description="Accepted, not used.")

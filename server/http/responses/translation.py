@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
@@ -29,16 +29,18 @@ _SAME_NAMES = (
 _INCLUDED = ("reasoning.encrypted_content",)
 
 
-def translate(body: ResponsesRequest | InputTokensRequest) -> tuple[ChatRequest, FieldNames]:
+def translate(
+    body: ResponsesRequest | InputTokensRequest, before: Sequence[dict[str, Any]] = ()
+) -> tuple[ChatRequest, FieldNames]:
     """The chat that a body asks for, and what the body calls its fields.
+
+    Args:
+        before: items of the conversation that the body goes on from.
 
     Raises:
         InvalidRequestError: names the field of the body.
     """
-    if body.previous_response_id is not None:
-        allowed = "not given: this server stores no responses; send the conversation as input"
-        raise InvalidRequestError("previous_response_id", body.previous_response_id, allowed)
-    messages, places = conversation(body.input)
+    messages, places = conversation(body.input, before)
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
         places.insert(0, "instructions")
@@ -54,14 +56,23 @@ def translate(body: ResponsesRequest | InputTokensRequest) -> tuple[ChatRequest,
         "model": body.model,
     }
     if isinstance(body, ResponsesRequest):
-        for index, name in enumerate(body.include or ()):
-            if name not in _INCLUDED:
-                allowed = f"{_INCLUDED[0]!r}, or not given: it is not served"
-                raise InvalidRequestError(f"include[{index}]", name, allowed)
+        check_included(body.include or ())
         values |= {name: getattr(body, name) for name in _SAME_NAMES}
         values["max_completion_tokens"] = body.max_output_tokens
     with names.named():
         return chat_of(values), names
+
+
+def check_included(names: Sequence[str]) -> None:
+    """Refuses to include what is not served.
+
+    Raises:
+        InvalidRequestError: names the entry.
+    """
+    for index, name in enumerate(names):
+        if name not in _INCLUDED:
+            allowed = f"{_INCLUDED[0]!r}, or not given: it is not served"
+            raise InvalidRequestError(f"include[{index}]", name, allowed)
 
 
 def _tools(tools: object) -> list[dict[str, Any]] | None:

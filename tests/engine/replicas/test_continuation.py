@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from octavo.engine.input.input_processor import Submission
-from octavo.engine.output.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from octavo.engine.replicas.continuation import DivergedError, Narrator, transcript_of
+from octavo.engine.output.outputs import CompletionOutput, Generated, RequestMetrics, RequestOutput
+from octavo.engine.replicas.continuation import Narrator, transcript_of
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 
@@ -59,46 +57,15 @@ def test_whole_states_are_read_as_such() -> None:
         assert told(it) == state
 
 
-@pytest.mark.parametrize("pieces", [("abcdef",), ("a", "bcdef"), ("abc", "def"), ("abcd", "ef")])
-def test_what_comes_again_is_left_out(pieces) -> None:
+def test_what_was_told_is_known_where_it_goes_on() -> None:
     it = narrator()
+    assert it.generated() == ()
     it.take(news("ab"))
-    assert told(it) == "ab"
     it.take(news("c"))
-    it.begin_again()
-    for piece in pieces[:-1]:
-        it.take(news(piece))
-    it.take(news(pieces[-1], end="stop"))
-    assert told(it) == "cdef"
-    assert it.transcript.sequences[0].text == "abcdef"
-    assert it.transcript.finished
-
-
-def test_it_may_be_lost_a_second_time_before_it_came_so_far() -> None:
-    it = narrator()
-    it.take(news("abcd"))
-    it.begin_again()
-    it.take(news("ab"))
-    it.begin_again()
-    it.take(news("abcde", end="length"))
+    assert it.generated() == (Generated(tuple(map(ord, "abc")), 3),)
+    it.take(news("de", end="stop"))
     assert told(it) == "abcde"
-
-
-def test_what_had_not_begun_comes_as_it_comes() -> None:
-    it = narrator()
-    it.begin_again()
-    it.take(news("ab"))
-    assert told(it) == "ab"
-
-
-@pytest.mark.parametrize("last", [news("abX"), news("ab", end="stop"), news("Xbc", end="stop")])
-def test_another_text_than_before_is_noticed(last) -> None:
-    it = narrator()
-    it.take(news("abc"))
-    it.begin_again()
-    with pytest.raises(DivergedError):
-        it.take(last)
-    assert it.transcript.sequences[0].text == "abc"
+    assert it.transcript.finished
 
 
 def test_completions_go_on_each_by_itself() -> None:
@@ -107,9 +74,8 @@ def test_completions_go_on_each_by_itself() -> None:
     both = news("ab", index=1)
     both.outputs.insert(0, done)
     it.take(both)
-    it.begin_again()
-    it.take(news("x"))
-    it.take(news("abcd", index=1, end="length"))
+    assert [each.finish_reason for each in it.generated()] == ["stop", None]
+    it.take(news("cd", index=1, end="length"))
     texts = [completion.text for completion in it.transcript.read().outputs]
     assert texts == ["xy", "abcd"]
 

@@ -44,6 +44,16 @@ class OctavoServiceStub:
                 request_serializer=octavo_dot_v1_dot_octavo__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_octavo__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.Chat = channel.unary_unary(
+                '/octavo.v1.OctavoService/Chat',
+                request_serializer=octavo_dot_v1_dot_octavo__pb2.ChatRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_octavo__pb2.ChatResponse.FromString,
+                _registered_method=True)
+        self.ChatStream = channel.unary_stream(
+                '/octavo.v1.OctavoService/ChatStream',
+                request_serializer=octavo_dot_v1_dot_octavo__pb2.ChatRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_octavo__pb2.ChatResponse.FromString,
+                _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/octavo.v1.OctavoService/Embed',
                 request_serializer=octavo_dot_v1_dot_octavo__pb2.EmbedRequest.SerializeToString,
@@ -93,6 +103,20 @@ class OctavoServiceServicer:
 
     def GenerateStream(self, request, context):
         """What is new, as it is generated; the last message has `finished` set.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Chat(self, request, context):
+        """The answer to a conversation, whole: words, thoughts and calls of tools, each apart.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChatStream(self, request, context):
+        """What is new of it, as it is generated; the last message has `finished` set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -156,6 +180,16 @@ def add_OctavoServiceServicer_to_server(servicer, server):
                     servicer.GenerateStream,
                     request_deserializer=octavo_dot_v1_dot_octavo__pb2.GenerateRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_octavo__pb2.GenerateResponse.SerializeToString,
+            ),
+            'Chat': grpc.unary_unary_rpc_method_handler(
+                    servicer.Chat,
+                    request_deserializer=octavo_dot_v1_dot_octavo__pb2.ChatRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_octavo__pb2.ChatResponse.SerializeToString,
+            ),
+            'ChatStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.ChatStream,
+                    request_deserializer=octavo_dot_v1_dot_octavo__pb2.ChatRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_octavo__pb2.ChatResponse.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
@@ -247,6 +281,60 @@ class OctavoService:
             '/octavo.v1.OctavoService/GenerateStream',
             octavo_dot_v1_dot_octavo__pb2.GenerateRequest.SerializeToString,
             octavo_dot_v1_dot_octavo__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Chat(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.OctavoService/Chat',
+            octavo_dot_v1_dot_octavo__pb2.ChatRequest.SerializeToString,
+            octavo_dot_v1_dot_octavo__pb2.ChatResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChatStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.OctavoService/ChatStream',
+            octavo_dot_v1_dot_octavo__pb2.ChatRequest.SerializeToString,
+            octavo_dot_v1_dot_octavo__pb2.ChatResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -21,7 +21,7 @@ async def pool_all(
     front: Front,
     texts: Sequence[Prompt],
     params: PoolingParams,
-    request_id: str,
+    request_id: str | None,
     options: Mapping[str, Any],
     names: Sequence[str],
 ) -> list[RequestOutput]:
