@@ -24,6 +24,7 @@ WORKERS := -n $(TEST_WORKERS) --maxprocesses 4 --max-worker-restart 0 --dist loa
 SOAK_STEPS ?= 1000000
 SOAK_SECONDS ?= 1800
 FUZZ_MESSAGES ?= 100000
+FUZZ_REQUESTS ?= 10000
 # Of azure_2023_conv.csv and azure_2023_code.csv.
 TRACE_DIR ?= traces
 # Compiled steps are kept between test runs; empty turns it off.
@@ -71,6 +72,10 @@ guidellm: venv ## have GuideLLM, a benchmark client that nobody here wrote, meas
 routers: venv ## have routers that nobody here wrote spread requests over two live servers
 	@tools/check_routers.sh $(BIN)/python
 
+.PHONY: clients
+clients: venv ## have clients and frameworks that nobody here wrote use a live server (ARGS=--all for more of them)
+	@tools/check_clients.sh $(BIN)/python $(ARGS)
+
 .PHONY: lm-eval
 lm-eval: venv ## have lm-evaluation-harness score texts by a live server
 	@tools/check_lm_eval.sh $(BIN)/python
@@ -78,6 +83,10 @@ lm-eval: venv ## have lm-evaluation-harness score texts by a live server
 .PHONY: fuzz
 fuzz: venv ## send a live server 100,000 messages that no sane client sends
 	@$(BIN)/python -m benchmarks.fuzz --messages $(FUZZ_MESSAGES) $(ARGS)
+
+.PHONY: fuzz-http
+fuzz-http: venv ## send live servers 10,000 bodies that are nearly right, to every route of the HTTP API
+	@$(BIN)/python -m benchmarks.fuzz_http --requests $(FUZZ_REQUESTS) $(ARGS)
 
 .PHONY: hostile
 hostile: venv ## attack a live server beside one sane stream, and say who stood still (ARGS=--shared on a shared machine)

@@ -45,13 +45,17 @@ class Server:
     http: str
 
 
-def write_tiny_model(directory: Path, poison: int | None = None) -> Path:
+def write_tiny_model(
+    directory: Path, poison: int | None = None, *, context: int = 512, template: str = TEMPLATE
+) -> Path:
     """A random two-layer Llama with one token a byte.
 
     Args:
         poison: a token whose embedding is not a number.
+        context: most tokens of a sequence.
+        template: of chats.
     """
-    config = CONFIG | {"tie_word_embeddings": poison is None}
+    config = CONFIG | {"tie_word_embeddings": poison is None, "max_position_embeddings": context}
     (directory / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(0)
     tensors = {
@@ -68,7 +72,7 @@ def write_tiny_model(directory: Path, poison: int | None = None) -> Path:
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens(tokens[:2])
     backend.save(str(directory / "tokenizer.json"))
-    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": TEMPLATE}
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
     return directory
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, Unpack
@@ -30,13 +30,14 @@ from octavo.engine.input.input_processor import (
     check_label,
     text_or_ids,
 )
+from octavo.engine.input.resumption import check_generated, rest_of
 from octavo.engine.input.targets import NO_TARGETS, Targets
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.engine.input.unserved import Unserved, refuse_unserved
 from octavo.engine.observability.load import EngineLoad
 from octavo.engine.observability.schedule import Schedule
 from octavo.engine.output.output_streams import OutputStream, OutputStreams, Told
-from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.output.outputs import Generated, RequestOutput
 from octavo.engine.output.transcript import Transcript
 from octavo.engine.pooling.async_pooling import AsyncPooling
 from octavo.engine.pooling.params import PoolingParams
@@ -176,6 +177,7 @@ class AsyncEngine(AsyncPooling):
         trace_parent: str = "",
         tokenization: Tokenization = AS_THE_MODEL_WANTS,
         pooling: PoolingParams | None = None,
+        generated: Sequence[Generated] = (),
         **unserved: Unpack[Unserved],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams one request's outputs; leaving the iteration early cancels the request.
@@ -196,6 +198,8 @@ class AsyncEngine(AsyncPooling):
             tokenization: special tokens and truncation of the prompt.
             pooling: how hidden states are pooled, of a request that generates nothing: its one
                 output has them, and `sampling_params` mean nothing. See `encode`.
+            generated: of each completion, what another engine generated for the same prompt,
+                parameters and seed: it goes on after that, and only what is new is told.
             **unserved: arguments of vLLM that are not served, such as `lora_request`: only None.
 
         Raises:
@@ -240,6 +244,9 @@ class AsyncEngine(AsyncPooling):
                 submission = await self._in_text_thread(process)
             else:
                 submission = process()
+            if generated:
+                check_generated(submission, generated, self.model_config.vocab_size)
+                submission = rest_of(submission, generated)
             self._check_alive()
             self._post(lambda: self._submit(submission, stream))
             submitted = True

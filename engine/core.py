@@ -17,9 +17,10 @@ from octavo.engine.faults.recovery import Recovery
 from octavo.engine.observability.observers import Observer, Observers
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.committer import Committed, News
+from octavo.engine.scheduler.forced_tokens import Unblocked
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepPlan
-from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.structured.masks import MaskReady, TokenMasks
 
 
 class EngineCore:
@@ -150,11 +151,13 @@ class EngineCore:
         Returns:
             What changed: newly committed tokens and terminal events, oldest first.
         """
-        ready = self._unblock()
+        masks = self._poll_masks()
         begun_s = self._clock.now_s()
         news = self._take_news()
+        unblocked, appended = self._unblock(masks, begun_s)
+        news.items += appended
         try:
-            plan = self._plan(news, ready, begun_s)
+            plan = self._plan(news, unblocked, appended, begun_s)
         except Exception as error:
             if not self._survives_bugs:
                 raise
@@ -178,8 +181,19 @@ class EngineCore:
             news.extend(self._take_news())
         return news
 
-    def _plan(self, news: News, ready: list[tuple[str, int]], now_s: float) -> StepPlan | None:
-        """Takes in what happened meanwhile and decides the next step; adds who ended to `news`."""
+    def _plan(
+        self,
+        news: News,
+        unblocked: Sequence[Unblocked],
+        appended: Sequence[Committed],
+        now_s: float,
+    ) -> StepPlan | None:
+        """Takes in what happened meanwhile and decides the next step; adds who ended to `news`.
+
+        Args:
+            unblocked: requests whose grammars let them go on.
+            appended: news of those of them that were given forced tokens.
+        """
         transfers = self.executor.poll_transfers()
         for done in transfers:
             self.scheduler.complete_transfer(*done[:2], now_s, done.seconds)
@@ -190,23 +204,42 @@ class EngineCore:
         rejected = self.scheduler.take_ended()
         news.items += [_ended(request) for request in rejected]
         if self.log is not None:
-            self.log.turned(plan, transfers, ready, [*ended, *rejected], now_s)
+            ends = [item.request for item in appended if item.finished]
+            self.log.turned(plan, transfers, unblocked, [*ends, *ended, *rejected], now_s)
         return plan
 
-    def _unblock(self) -> list[tuple[str, int]]:
-        """Unblocks the requests whose masks are there; which, and from how many tokens."""
-        ready: list[tuple[str, int]] = []
+    def _poll_masks(self) -> list[MaskReady]:
+        """Masks that are there; ends the requests that have none, and never will."""
         if self.masks is None:
-            return ready
+            return []
         self.masks.take()
+        ready: list[MaskReady] = []
         for item in self.masks.poll():
             if item.error is not None:
                 self.cancel(item.request_id, RequestStatus.FAILED, item.error)
-                continue
-            self.scheduler.unblock(item.request_id, item.num_tokens)
-            ready.append((item.request_id, item.num_tokens))
+            else:
+                ready.append(item)
         self.num_turns += bool(ready)
         return ready
+
+    def _unblock(
+        self, ready: Sequence[MaskReady], now_s: float
+    ) -> tuple[list[Unblocked], list[Committed]]:
+        """Unblocks the requests whose masks are there, and has the scheduler append what their
+        grammars force; which requests, and their news."""
+        unblocked = [Unblocked(item.request_id, item.num_tokens, item.forced) for item in ready]
+        for item in unblocked:
+            self.scheduler.unblock(item.request_id, item.num_tokens)
+        offers = [item for item in unblocked if item.forced]
+        if not offers:
+            return unblocked, []
+        assert self.masks is not None
+        news = self.scheduler.append_forced(offers, now_s).items
+        counts = {item.request.request_id: len(item.new_token_ids) for item in news}
+        for request_id in counts:
+            self.masks.appended(request_id)
+        counted = [item._replace(num_appended=counts.get(item.request_id, 0)) for item in unblocked]
+        return counted, news
 
     def _dispatch(self, plan: StepPlan) -> News:
         try:

@@ -15,7 +15,13 @@ from tqdm import tqdm
 from octavo.engine.clock import Clock, MonotonicClock
 from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig, Task
 from octavo.engine.core import EngineCore
-from octavo.engine.errors import InvalidConfigError, ModelLoadError, shorten
+from octavo.engine.errors import (
+    AsleepError,
+    InvalidConfigError,
+    InvalidRequestError,
+    ModelLoadError,
+    shorten,
+)
 from octavo.engine.execution.executor import DeviceExecutor
 from octavo.engine.execution.platform.engine_setup import decide_setup
 from octavo.engine.execution.programs.compile_cache import cache_counts, open_compile_cache
@@ -78,14 +84,17 @@ class Engine:
         self.clock = clock or MonotonicClock()
         self.masks = TokenMasks()
         self._num_prompt_tokens = 0
+        self.sleep_level = 0
+        """How deep it sleeps; 0 while it serves."""
         cache_counts()  # from here on
-        cache = open_compile_cache(self.config.resolved_compile_cache_dir())
+        self._cache = cache = open_compile_cache(self.config.resolved_compile_cache_dir())
         with cache.in_use():
             model = _open_model(self.config)
             self._describe(model)
             task = resolve_task(self.config, model)
             chosen = choose_weight_variants(self.config, model, host_memory_bytes)
-            reading = WeightReading(model, with_blocks=chosen.blocks is not None, cache=cache)
+            self._has_blocks = chosen.blocks is not None
+            reading = WeightReading(model, with_blocks=self._has_blocks, cache=cache)
             setup = decide_setup(
                 self.config,
                 model.config,
@@ -221,8 +230,11 @@ class Engine:
 
         Raises:
             InvalidRequestError: a sequence of it could never fit.
+            AsleepError: the engine sleeps.
         """
         assert submission.request_id not in self.outputs, submission.request_id
+        if self.sleep_level:
+            raise AsleepError("the engine sleeps: wake_up comes first")
         added: list[Request] = []
         try:
             for request in submission.sequences:
@@ -264,6 +276,46 @@ class Engine:
             Pages that held prefixes alone, on the device and on the host.
         """
         return self.scheduler.flush_prefixes()
+
+    def sleep(self, level: int = 1) -> None:
+        """Gives back the memory of weights and KV pages, until `wake_up`; does nothing if it sleeps
+        already. Cached prefixes are forgotten.
+
+        Args:
+            level: 1 keeps the weights in the host's memory, where those of a CPU are anyway; 2
+                keeps none, so that they are read again.
+
+        Raises:
+            InvalidRequestError: an unknown level, or requests that have not ended.
+        """
+        if level not in (1, 2) or isinstance(level, bool):
+            raise InvalidRequestError("level", level, "1 (weights are kept) or 2 (read again)")
+        if self.has_unfinished:
+            num_live = len(self.outputs)
+            allowed = f"asked for when no request is under way ({num_live} have not ended)"
+            raise InvalidRequestError("sleep", level, allowed)
+        if self.sleep_level:
+            return
+        self.scheduler.flush_prefixes()
+        self.executor.sleep(keep_weights=level == 1)
+        self.sleep_level = level
+
+    def wake_up(self) -> None:
+        """Serves again, after `sleep`.
+
+        Raises:
+            ModelLoadError: weights that were not kept cannot be read any more.
+        """
+        if not self.sleep_level:
+            return
+        if self.sleep_level == 2:
+            with self._cache.in_use():
+                model = _open_model(self.config)
+                reading = WeightReading(model, with_blocks=self._has_blocks, cache=self._cache)
+                reading.begin()
+                self.executor.weights.set(*reading.result())
+        self.executor.wake_up()
+        self.sleep_level = 0
 
     def schedules(self) -> list[Schedule]:
         """What steps did for each row in the last seconds, and why: see `RecentSchedule`. It is

@@ -17,6 +17,7 @@
     │   └── UnsupportedModelError  mathematics Octavo does not implement   UNIMPLEMENTED       501
     ├── StepFailedError            a step failed, and the request with it  INTERNAL            500
     │   └── QuarantinedError       a request that makes steps fail         INTERNAL            500
+    ├── AsleepError                the engine sleeps until it is woken     UNAVAILABLE         503
     └── EngineDeadError            the engine stopped, draining or broken  UNAVAILABLE         503
 
 A message names the field, the value and what is allowed. Each class carries the one gRPC status
@@ -171,6 +172,13 @@ class StepFailedError(OctavoError):
 
 class QuarantinedError(StepFailedError):
     """The request made steps fail again and again; its prompt is refused for some minutes."""
+
+
+class AsleepError(OctavoError):
+    """The engine has given its memory back, and takes no work until it is woken."""
+
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
 
 
 class EngineDeadError(OctavoError):

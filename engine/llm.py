@@ -8,13 +8,16 @@ from typing import Any, Unpack
 
 from tqdm import tqdm
 
-from octavo.engine.any_engine import open_engine
+from octavo.engine.any_engine import engine_of_this_process, open_engine
+from octavo.engine.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, search_all
 from octavo.engine.config import OFFLINE_BATCHED_TOKENS
+from octavo.engine.engine import Engine
 from octavo.engine.engine_arguments import engine_config
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.input.input_processor import POOLED, PromptLike, Submission, text_or_ids
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.engine.input.unserved import Unserved, refuse_unserved
+from octavo.engine.observability.metrics import Metric, engine_metrics
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.pooling.outputs import (
     ClassificationRequestOutput,
@@ -31,7 +34,11 @@ from octavo.engine.sampling_params import (
     as_sampling_params,
 )
 from octavo.engine.text.assistant.tool_request import read_tool_use
-from octavo.engine.text.assistant.turn_plan import model_formats, set_messages
+from octavo.engine.text.assistant.turn_plan import (
+    check_thought_budget,
+    model_formats,
+    set_messages,
+)
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.models.pooling_config import Pooling
 
@@ -124,6 +131,60 @@ class LLM:
             for index, (prompt, each) in enumerate(zip(listed, params, strict=True))
         ]
         return self._run(submissions, "Generating", use_tqdm=use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        concurrency_limit: int | None = None,
+        **unserved: Unpack[Unserved],
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt.
+
+        Args:
+            prompts: as for `generate`.
+            params: of the search, for all.
+            use_tqdm: show a bar with the rounds.
+            concurrency_limit: prompts whose beams run side by side; None for all.
+            **unserved: arguments of vLLM that are not served, such as `lora_request`: only None.
+
+        Returns:
+            One output a prompt, in the prompts' order.
+
+        Raises:
+            InvalidRequestError: a prompt can never be served, or leaves no room for `max_tokens`.
+        """
+        refuse_unserved("beam_search", unserved)
+        if not isinstance(params, BeamSearchParams):
+            raise InvalidRequestError("params", params, "a BeamSearchParams")
+        listed = [text_or_ids(prompt) for prompt in _as_prompts(prompts)]
+        size = len(listed) if concurrency_limit is None else concurrency_limit
+        if isinstance(size, bool) or not isinstance(size, int) or (listed and size < 1):
+            raise InvalidRequestError(
+                "concurrency_limit", size, "an integer of at least 1, or None"
+            )
+        searches = []
+        for prompt in listed:
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            if len(ids) + params.max_tokens > self.engine.max_model_len:
+                allowed = (
+                    f"at most {max(0, self.engine.max_model_len - len(ids))} after "
+                    f"{len(ids)} tokens of a prompt (max_model_len {self.engine.max_model_len})"
+                )
+                raise InvalidRequestError("max_tokens", params.max_tokens, allowed)
+            searches.append(BeamSearch(params, ids, self.engine.eos_token_ids))
+        num_rounds = params.max_tokens * -(-len(listed) // max(size, 1))
+        with tqdm(total=num_rounds, desc="Beam search", disable=not use_tqdm) as bar:
+            for first in range(0, len(searches), max(size, 1)):
+                search_all(searches[first : first + size], params, self._generate_quietly, bar)
+        return [search.result(self.tokenizer) for search in searches]
+
+    def _generate_quietly(
+        self, prompts: list[list[int]], params: SamplingParams
+    ) -> list[RequestOutput]:
+        return self.generate(prompts, params, use_tqdm=False)
 
     def embed(
         self,
@@ -322,6 +383,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
+        thinking_token_budget: int | None = None,
         priority: PriorityLike | Sequence[PriorityLike] | None = None,
         **unserved: Unpack[Unserved],
     ) -> list[RequestOutput]:
@@ -336,6 +398,8 @@ class LLM:
             tools: functions that the model may call, as OpenAI's API has them.
             tool_choice: "none", "auto" (also None), "required", or the function to call.
             parallel_tool_calls: whether a turn may make several calls; None is true.
+            thinking_token_budget: most tokens of a thought, which is then closed; None or -1 for no
+                limit.
 
         The other arguments are those of `generate`.
 
@@ -345,7 +409,8 @@ class LLM:
 
         Raises:
             InvalidRequestError: messages or tools that the template refuses, or a model without
-                one; tools, and a model that is not known to call any.
+                one; tools, and a model that is not known to call any; a budget, and a model whose
+                thoughts have no limit.
         """
         refuse_unserved("chat", unserved)
         one = bool(messages) and isinstance(messages[0], Mapping)
@@ -368,7 +433,8 @@ class LLM:
             as_sampling_params(each, "a SamplingParams, or a list of one for each conversation")
             for each in _for_each("sampling_params", sampling_params, len(texts))
         ]
-        plan = model_formats(self.engine.config, self.tokenizer).plan(use)
+        budget = check_thought_budget(thinking_token_budget)
+        plan = model_formats(self.engine.config, self.tokenizer).plan(use, budget)
         plans = [None if plan is None else plan.opened_by(text) for text in texts]
         params = [
             each if its_plan is None else its_plan.constrained(each, self.tokenizer)
@@ -379,6 +445,48 @@ class LLM:
         for output, each, its_plan in zip(outputs, params, plans, strict=True):
             set_messages(output, its_plan, self.tokenizer, each)
         return outputs
+
+    def get_metrics(self) -> list[Metric]:
+        """The engine's metrics at this moment: what `/metrics` shows of it, as typed values."""
+        return list(engine_metrics(self.engine.load()))
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix; true, as there is nothing that could keep it from that."""
+        self.engine.flush_prefix_cache()
+        return True
+
+    def sleep(self, level: int = 1) -> None:
+        """Gives back the memory of weights and KV pages, until `wake_up`. Cached prefixes are
+        forgotten; generating meanwhile raises `AsleepError`.
+
+        Args:
+            level: 1 keeps the weights in the host's memory, where those of a CPU are anyway; 2
+                keeps none, so that they are read again.
+
+        Raises:
+            InvalidRequestError: an unknown level.
+            InvalidConfigError: the engine is several replicas.
+        """
+        engine_of_this_process(self.engine, "sleep", level).sleep(level)
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Serves again, after `sleep`; does nothing otherwise.
+
+        Args:
+            tags: None alone: weights and pages come back together.
+
+        Raises:
+            InvalidRequestError: tags.
+            ModelLoadError: weights that were not kept cannot be read any more.
+        """
+        if tags is not None:
+            raise InvalidRequestError("tags", tags, "None: weights and pages come back together")
+        if isinstance(self.engine, Engine):
+            self.engine.wake_up()
+
+    def is_sleeping(self) -> bool:
+        """Whether it sleeps."""
+        return isinstance(self.engine, Engine) and self.engine.sleep_level > 0
 
     def _abandon(self, request_ids: list[str]) -> None:
         """Ends what an exception or an interrupt left in flight, so that the engine serves on."""

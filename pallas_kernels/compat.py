@@ -147,6 +147,12 @@ def has_memory_order(placement: Any) -> bool:
     return _layout is not None and isinstance(placement, _layout.Format)
 
 
+def placement_of(array: jax.Array) -> Any:
+    """Over which devices an array is laid, and in which order its numbers lie there, where JAX says
+    so: what `jax.device_put` takes to make another one like it."""
+    return getattr(array, "format", array.sharding)
+
+
 def laid_out_row_major(x: jax.Array) -> jax.Array:
     """x, which lies in the order of its dimensions inside a compiled program; or as XLA likes,
     where JAX cannot be told."""

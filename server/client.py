@@ -21,7 +21,7 @@ import grpc
 from google.protobuf.message import Message
 
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.output.outputs import Generated, RequestOutput
 from octavo.engine.pooling.outputs import EmbeddingRequestOutput
 from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
@@ -29,7 +29,7 @@ from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.models.pooling_config import Pooling
 from octavo.server.chat_request import chat_request, read_chat_response
 from octavo.server.embedding_message import pooling_fields, read_embed_response
-from octavo.server.output_message import OutputDecoder
+from octavo.server.output_message import OutputDecoder, generated_message
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.retries import NO_RETRIES, Attempts, RetryPolicy, check_timeout
 from octavo.server.sampling_message import sampling_params_to_message
@@ -63,6 +63,7 @@ def generate_request(
     ttft_target_ms: float | None = None,
     tpot_target_ms: float | None = None,
     e2e_target_ms: float | None = None,
+    generated: Sequence[Generated] = (),
 ) -> pb.GenerateRequest:
     """The message of one generation.
 
@@ -76,6 +77,8 @@ def generate_request(
         tenant, cache_salt: identity for fairness; prefix-cache isolation.
         ttft_target_ms, tpot_target_ms, e2e_target_ms: wanted time to the first token, per token
             after it, and to the last one.
+        generated: of each completion, what another server generated for the same prompt, parameters
+            and seed: the stream of deltas goes on after it.
 
     Raises:
         InvalidRequestError: a value that no message can carry.
@@ -91,6 +94,7 @@ def generate_request(
             ttft_target_ms=ttft_target_ms,
             tpot_target_ms=tpot_target_ms,
             e2e_target_ms=e2e_target_ms,
+            generated=map(generated_message, generated),
         )
         _set_prompt(message, prompt)
     return message

@@ -17,7 +17,7 @@ from octavo.engine.errors import EngineDeadError, InvalidRequestError, OctavoErr
 from octavo.engine.input.input_processor import Prompt
 from octavo.engine.input.targets import NO_TARGETS, Targets
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
-from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.output.outputs import Generated, RequestOutput
 from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
@@ -142,6 +142,7 @@ class Front:
         cache_salt: str = "",
         tokenization: Tokenization = AS_THE_MODEL_WANTS,
         pooling: PoolingParams | None = None,
+        generated: Sequence[Generated] = (),
     ) -> AsyncGenerator[RequestOutput, None]:
         """`AsyncEngine.generate` behind the door. Leaving the iteration early cancels the request.
 
@@ -175,6 +176,7 @@ class Front:
                 trace_parent=TRACE_PARENT.get() or "",
                 tokenization=tokenization,
                 pooling=pooling,
+                generated=generated,
             )
             self.num_inflight += 1
             try:

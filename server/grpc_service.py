@@ -27,14 +27,15 @@ from octavo.engine.errors import (
 )
 from octavo.engine.input.input_processor import POOLED
 from octavo.engine.input.targets import Targets
+from octavo.engine.output.outputs import Generated
 from octavo.engine.request import Priority
-from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.sampling_params import MAX_N, RequestOutputKind, SamplingParams
 from octavo.server.chat_message import ChatEncoder, prepare_chat
 from octavo.server.embedding_message import embed_response, pooling_params_from_message
 from octavo.server.front import Front
 from octavo.server.grpc_refusal import has_left, refuse
 from octavo.server.message_parts import num_parts
-from octavo.server.output_message import OutputEncoder
+from octavo.server.output_message import OutputEncoder, read_generated
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.request_stats import RequestStats
 from octavo.server.sampling_message import sampling_params_from_message
@@ -268,6 +269,7 @@ class OctavoService:
             _prompt(request, engine.max_model_len - 1),
             params,
             _request_id(request),
+            generated=_generated(request, engine.max_model_len),
             **_options(request, context),
         )
         encoder = _encoder(engine, params)
@@ -305,6 +307,21 @@ def _prompt(request: Prompted, most: int) -> str | list[int]:
         allowed = f"at most {most}, as max_model_len says"
         raise InvalidRequestError("prompt_token_ids", f"{len(ids)} tokens", allowed)
     return list(ids)
+
+
+def _generated(request: pb.GenerateRequest, most: int) -> list[Generated]:
+    """What another server generated; long lists are refused before they are read."""
+    if len(request.generated) > MAX_N:
+        given = f"{len(request.generated)} completions"
+        raise InvalidRequestError("generated", given, f"at most {MAX_N}")
+    for index, each in enumerate(request.generated):
+        if len(each.token_ids) > most:
+            given, allowed = (
+                f"{len(each.token_ids)} tokens",
+                f"at most {most}, as max_model_len says",
+            )
+            raise InvalidRequestError(f"generated[{index}].token_ids", given, allowed)
+    return [read_generated(each) for each in request.generated]
 
 
 def _request_id(request: Asked) -> str | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from octavo.engine.errors import InvalidRequestError
 from octavo.engine.output.outputs import (
     CompletionOutput,
+    Generated,
     Logprob,
     RequestMetrics,
     RequestOutput,
@@ -94,6 +96,38 @@ class OutputDecoder:
             metrics=read_timings(message.timings),
             num_cached_tokens=message.usage.cached_tokens,
         )
+
+
+def generated_message(generated: Generated) -> pb.Generated:
+    """The message of what was generated of a completion."""
+    message = pb.Generated(
+        token_ids=generated.token_ids,
+        num_chars=generated.num_chars,
+        cumulative_logprob=generated.cumulative_logprob,
+    )
+    if generated.finish_reason is not None:
+        message.finish_reason = FINISH_REASONS[generated.finish_reason]
+    return message
+
+
+def read_generated(message: pb.Generated) -> Generated:
+    """The same, read.
+
+    Raises:
+        InvalidRequestError: it ended in a way that is none.
+    """
+    reason = FINISH_NAMES.get(message.finish_reason)
+    is_wrong = reason is None and message.finish_reason != pb.FINISH_REASON_UNSPECIFIED
+    if is_wrong or reason == "tool_calls":  # how a chat's turn ends, not its completion
+        allowed = "unspecified, while it runs, or how it ended (1 to 5)"
+        raise InvalidRequestError("generated.finish_reason", message.finish_reason, allowed)
+    scored = message.HasField("cumulative_logprob")
+    return Generated(
+        token_ids=tuple(message.token_ids),
+        num_chars=message.num_chars,
+        cumulative_logprob=message.cumulative_logprob if scored else None,
+        finish_reason=reason,
+    )
 
 
 def _completion(completion: CompletionOutput) -> pb.Completion:

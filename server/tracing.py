@@ -28,6 +28,7 @@ from octavo.engine.clock import Clock
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
+from octavo.engine.scheduler.forced_tokens import Unblocked
 from octavo.engine.scheduler.step_plan import StepPlan, StepResult
 
 TRACE_PARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
@@ -97,7 +98,7 @@ class RequestTracer:
         self,
         plan: StepPlan | None,
         transfers: Sequence[TransferDone],
-        ready: Sequence[tuple[str, int]],
+        ready: Sequence[Unblocked],
         ended: Iterable[Request],
         now_s: float,
     ) -> None:

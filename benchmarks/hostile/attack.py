@@ -29,7 +29,7 @@ NICENESS = 10
 def all_cases() -> list[Case]:
     """The cases of every module of this folder that is there."""
     cases = list(CASES)
-    for name in ("call_cases", "text_cases"):
+    for name in ("call_cases", "text_cases", "tool_cases", "embed_cases"):
         if importlib.util.find_spec(f"benchmarks.hostile.{name}") is not None:
             cases += importlib.import_module(f"benchmarks.hostile.{name}").CASES
     return cases

@@ -46,6 +46,8 @@ LEAST_GAPS, LEAST_S = 20, 10.0
 GAP_MS, SHARED_GAP_MS = 100.0, 250.0
 MEMORY_SLACK = 1.05
 NAME_WIDTH = 50
+TEMPLATE = ROOT / "docs" / "hermes.jinja"
+"""That knows tools."""
 PACKAGED = ("--max-model-len", "2048", "--max-num-seqs", "16", "--num-kv-pages", "2000")
 
 
@@ -183,11 +185,12 @@ def hostile_server(tiny: bool) -> Iterator[tuple[Server, Path]]:
         (path / "tokens").write_text(TOKEN)
         args = ["--token-file", str(path / "tokens"), "--max-concurrent-requests", "64"]
         args += ["--record", str(path / "steps.jsonl"), "--trust-request-chat-template"]
+        args += ["--task", "both"]
         if tiny:
-            write_tiny_model(path)
+            write_tiny_model(path, template=TEMPLATE.read_text())
             args += ["--warm-up", "coarse", "--no-fail-on-compile"]  # is ready sooner
         else:
-            args += ["--model", "smollm2-135m", *PACKAGED]
+            args += ["--model", "smollm2-135m", *PACKAGED, "--chat-template", str(TEMPLATE)]
             args += ["--max-num-batched-tokens", "512"]
         with serving(path, args) as server:
             yield server, path

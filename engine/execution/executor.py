@@ -191,6 +191,7 @@ class DeviceExecutor:
         self._last_done_s: float | None = None
         self._num_in_flight = 0
         self._has_computed = False
+        self._has_put_weights_away = False
         self.page_copy_s: float | None = None
         """Seconds a page takes to or from the host tier, if there is one, as timed at warm-up."""
 
@@ -344,6 +345,28 @@ class DeviceExecutor:
         kv, ended = self._copier.poll(self._state.kv)
         self._state = replace(self._state, kv=kv)
         return ended
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Gives back the device's memory: KV pages and row state, and the weights.
+
+        Where weights lie in the host's memory, those that are kept stay where they are. Nothing may
+        be dispatched until `wake_up`.
+        """
+        if self._copier is not None:
+            self._copier.reset()
+        if not keep_weights or not self._setup.traits.in_host_memory:
+            self.weights.release(keep=keep_weights)
+            self._has_put_weights_away = keep_weights
+        self.__dict__.pop("_state", None)
+
+    def wake_up(self) -> None:
+        """Takes the memory again: weights that were kept, and pages that hold nothing. Weights that
+        were not kept must have been set."""
+        if self._has_put_weights_away:
+            self.weights.restore()
+            self._has_put_weights_away = False
+        self._last_done_s = None
+        self._state = self._fresh_state(self._make_state())
 
     def close(self) -> None:
         """Ends the threads behind. Nothing may be dispatched after it."""

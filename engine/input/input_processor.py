@@ -11,6 +11,7 @@ from octavo.engine.errors import DeadlineExceededError, InvalidRequestError
 from octavo.engine.input.request_ids import RequestIds
 from octavo.engine.input.targets import NO_TARGETS, Targets
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
+from octavo.engine.output.outputs import Generated
 from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.pooling.pooler import Pooler
 from octavo.engine.request import Priority, Request
@@ -60,25 +61,6 @@ def text_or_ids(prompt: PromptLike) -> Prompt:
         wanted = "a string" if names[0] == "prompt" else "a list of token ids"
         raise InvalidRequestError(names[0], value, wanted)
     return value  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """The part of a completion that its reader has.
-
-    Attributes:
-        token_ids: its tokens.
-        num_chars: length of their text. The newest tokens' may be missing, as it depends on those
-            to come.
-        cumulative_logprob: log-probability of its tokens, if it was asked for.
-        finish_reason, stop_reason: of a completion that has ended, how.
-    """
-
-    token_ids: tuple[int, ...]
-    num_chars: int
-    cumulative_logprob: float | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

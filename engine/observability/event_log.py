@@ -9,7 +9,8 @@ Lines, each with `t`, the time in seconds on the engine's clock:
     {"octavo_log": 1, "limits": …, "scheduler": …, …}   first of all
     {"t", "add": {request's fields}, "refused"?: error type}
     {"t", "cancel": id, "status", "found"}      {"t", "finish": id, "stop_reason", "found"}
-    {"t", "turn": plan or null, "transfers"?: [[id, ok, seconds]], "ready"?: [[id, tokens]],
+    {"t", "turn": plan or null, "transfers"?: [[id, ok, seconds]],
+     "ready"?: [[id, tokens] or [id, tokens, [forced token ids], how many of them were appended]],
      "ended"?: [[id, status]], "why"?: [[id, decision, reason, for whom, tokens, seconds]] of a
      scheduler that explains itself}
     {"t", "commit": step id, "rows": [[token ids]], "duration_s", "priced_s": what the step-time
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
+from octavo.engine.scheduler.forced_tokens import Unblocked
 from octavo.engine.scheduler.step_plan import StepLimits, StepPlan, StepResult
 
 if TYPE_CHECKING:
@@ -73,17 +75,17 @@ class EventLines:
         self,
         plan: StepPlan | None,
         transfers: Sequence[TransferDone],
-        ready: Sequence[tuple[str, int]],
+        ready: Sequence[Unblocked],
         ended: Iterable[Request],
         now_s: float,
     ) -> None:
-        """The scheduler was told of copies' ends, of requests that may go on from so many tokens,
-        and asked for a plan."""
+        """The scheduler was told of copies' ends, of requests that may go on from so many tokens
+        and what they must go on with, and asked for a plan."""
         extra: dict[str, Any] = {}
         if transfers:
             extra["transfers"] = [list(done) for done in transfers]
         if ready:
-            extra["ready"] = [list(item) for item in ready]
+            extra["ready"] = [list(item if item.forced else item[:2]) for item in ready]
         if ends := _ends(ended):
             extra["ended"] = ends
         if plan is not None and plan.reasons:

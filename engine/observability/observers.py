@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
+from octavo.engine.scheduler.forced_tokens import Unblocked
 from octavo.engine.scheduler.step_plan import StepPlan, StepResult
 
 
@@ -23,7 +24,7 @@ class Observer(Protocol):
         self,
         plan: StepPlan | None,
         transfers: Sequence[TransferDone],
-        ready: Sequence[tuple[str, int]],
+        ready: Sequence[Unblocked],
         ended: Iterable[Request],
         now_s: float,
     ) -> None: ...

@@ -10,6 +10,7 @@ from octavo.engine.executor import TransferDone
 from octavo.engine.observability.event_log import EventLines, request_record
 from octavo.engine.observability.schedule import Schedule, ScheduleReader
 from octavo.engine.request import Request
+from octavo.engine.scheduler.forced_tokens import Unblocked
 from octavo.engine.scheduler.step_plan import StepPlan
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class RecentSchedule(EventLines):
         self,
         plan: StepPlan | None,
         transfers: Sequence[TransferDone],
-        ready: Sequence[tuple[str, int]],
+        ready: Sequence[Unblocked],
         ended: Iterable[Request],
         now_s: float,
     ) -> None:

@@ -222,6 +222,9 @@ class ScheduleReader:
             request.waits_since_s = None
 
     def _turned(self, line: Mapping[str, Any], now_s: float) -> None:
+        for name, _, *forced in line.get("ready", ()):
+            if forced and (request := self._requests.get(name)):
+                request.num_output += forced[1]
         plan = line["turn"]
         if plan is None:
             return

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable, Iterable
 
 from octavo.engine.errors import StepFailedError
-from octavo.engine.input.input_processor import Generated, Submission
-from octavo.engine.output.outputs import Logprob, TokenLogprobs
+from octavo.engine.input.input_processor import Submission
+from octavo.engine.output.outputs import Generated, Logprob, TokenLogprobs
 from octavo.engine.output.transcript import Draft, Transcript
 from octavo.engine.pooling.pooler import Pooler
 from octavo.engine.request import Request, RequestStatus
@@ -80,19 +80,12 @@ class OutputProcessor:
             self._sequences[sequence.request.request_id] = (parent, sequence)
 
     def _resume(self, sequence: Draft, generated: Generated, min_tokens: int) -> None:
-        """Puts a sequence where another engine left it; its reader has what came so far."""
-        for token_id in generated.token_ids:
-            sequence.token_ids.append(token_id)
-            if sequence.detokenizer is not None:
-                self._append_text(sequence, sequence.detokenizer.append_one(token_id), min_tokens)
-        num_tokens = len(sequence.token_ids)
-        sequence.num_told_tokens, sequence.num_told_chars = num_tokens, generated.num_chars
-        if sequence.logprobs is not None:
-            sequence.logprobs += [{}] * num_tokens  # nobody reads them again
-            sequence.cumulative_logprob = generated.cumulative_logprob
-        sequence.finish_reason = generated.finish_reason
-        sequence.stop_reason = generated.stop_reason
-        sequence.told_end = generated.finish_reason is not None
+        """Puts a sequence where another engine left it."""
+        if sequence.detokenizer is not None:
+            for num_before, token_id in enumerate(generated.token_ids):
+                text = sequence.detokenizer.append_one(token_id)
+                self._append_text(sequence, text, num_before < min_tokens)
+        sequence.go_on_from(generated)
 
     def remove(self, request_id: str) -> tuple[Request, ...]:
         """Forgets a submission; returns its sequences."""
@@ -206,7 +199,8 @@ class OutputProcessor:
             if sequence.detokenizer is None or hidden:
                 continue
             text = sequence.detokenizer.append_one(token_id)
-            stop = self._append_text(sequence, text, parent.submission.params.min_tokens)
+            is_early = len(sequence.token_ids) <= parent.submission.params.min_tokens
+            stop = self._append_text(sequence, text, is_early)
             if stop is not None:
                 sequence.stop_reason = stop
                 sequence.finish_reason = RequestStatus.STOPPED.value
@@ -238,10 +232,11 @@ class OutputProcessor:
             request.status.value if stop is None else RequestStatus.STOPPED.value
         )
 
-    def _append_text(self, sequence: Draft, text: str, min_tokens: int) -> str | None:
-        """Adds the text of the newest token; returns the stop string it met, if any."""
-        if len(sequence.token_ids) <= min_tokens:
-            sequence.text += text  # no stop may come yet, by a string no more than by a token
+    def _append_text(self, sequence: Draft, text: str, is_early: bool) -> str | None:
+        """Adds the text of the newest token; returns the stop string it met, if any. None ends a
+        text that `min_tokens` keeps from ending: a string no more than a token."""
+        if is_early:
+            sequence.text += text
             return None
         return self._add_text(sequence, text)
 

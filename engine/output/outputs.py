@@ -96,6 +96,25 @@ class RequestMetrics:
         return (self.last_token_s - self.first_token_s) / (num_output_tokens - 1)
 
 
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The part of a completion that its reader has.
+
+    Attributes:
+        token_ids: its tokens.
+        num_chars: length of their text. The newest tokens' may be missing, as it depends on those
+            to come.
+        cumulative_logprob: log-probability of its tokens, if it was asked for.
+        finish_reason, stop_reason: of a completion that has ended, how.
+    """
+
+    token_ids: tuple[int, ...]
+    num_chars: int
+    cumulative_logprob: float | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
 @dataclass(slots=True)
 class RequestOutput:
     """The state of a request, as of one commit.

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.input.input_processor import Submission
-from octavo.engine.output.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from octavo.engine.output.outputs import CompletionOutput, Generated, RequestOutput, TokenLogprobs
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import RequestOutputKind
 from octavo.engine.text.detokenizer import IncrementalDetokenizer
@@ -36,6 +36,17 @@ class Draft:
     num_told_chars: int = 0
     num_told_tokens: int = 0
     told_end: bool = False
+
+    def go_on_from(self, generated: Generated) -> None:
+        """Takes up a completion where another engine left it: its reader has what came so far. The
+        text is for the caller to add."""
+        self.token_ids += generated.token_ids
+        self.num_told_tokens, self.num_told_chars = len(self.token_ids), generated.num_chars
+        if self.logprobs is not None:
+            self.logprobs += [{}] * len(self.token_ids)  # nobody reads them again
+            self.cumulative_logprob = generated.cumulative_logprob or 0.0
+        self.finish_reason, self.stop_reason = generated.finish_reason, generated.stop_reason
+        self.told_end = generated.finish_reason is not None
 
     @property
     def has_more(self) -> bool:

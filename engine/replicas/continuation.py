@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.engine.input.input_processor import Generated, Submission
-from octavo.engine.output.outputs import CompletionOutput, RequestOutput
+from octavo.engine.input.input_processor import Submission
+from octavo.engine.output.outputs import CompletionOutput, Generated, RequestOutput
 from octavo.engine.output.transcript import Draft, Transcript
 
 
@@ -77,4 +77,7 @@ def transcript_of(submission: Submission) -> Transcript:
         )
         for index, request in enumerate(submission.sequences)
     )
+    for draft, generated in zip(drafts, submission.generated, strict=False):
+        draft.text = " " * generated.num_chars  # whoever gave it has the text
+        draft.go_on_from(generated)
     return Transcript(submission, drafts)

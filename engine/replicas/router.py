@@ -1,36 +1,18 @@
-"""Which replica takes a request: the one with the least to do, what it has cached counted.
-
-Work is counted in tokens: those of a prompt that are to be computed, and those that are expected to
-be generated, which take a share of a step each and so count for more. A replica that holds the
-beginning of a prompt in its prefix cache has that much less to do for it: requests that begin alike
-meet where their prefix is, unless there is more to wait for there than it spares.
-Source of the idea: longest-prefix matching against load in SGLang's router and in llm-d.
-"""
+"""Which replica of one host takes a request: `engine/routing` as `ReplicatedEngine` uses it."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
-CHUNK_TOKENS = 64
-"""Prompts are compared by so many tokens at a time."""
-MAX_CHUNKS = 65_536
-"""Beginnings remembered of each replica: the oldest are forgotten first, as a cache would."""
-OUTPUT_WEIGHT = 3.0
-"""Prompt tokens that take as long as one generated token, about, in a full batch of decode rows."""
-FIRST_OUTPUT_LEN = 128
-"""Tokens that an answer is taken to have while none has ended."""
-LENGTH_SHARE = 0.05
-"""Of the newest answer in the running mean of lengths."""
+from octavo.engine.errors import OverloadedError
+from octavo.engine.routing import router as routing
+from octavo.engine.routing.policies import get_route_policy
+from octavo.engine.routing.prefixes import CHUNK_TOKENS, MAX_CHUNKS, prompt_chunks
+from octavo.engine.routing.request import Route, RouteRequest
 
+DEFAULT_POLICY = "least_work"
 
-@dataclass(slots=True)
-class _Taken:
-    """A request under way."""
-
-    replica: int
-    cost: float
+__all__ = ["CHUNK_TOKENS", "DEFAULT_POLICY", "MAX_CHUNKS", "Router"]
 
 
 class Router:
@@ -38,14 +20,14 @@ class Router:
 
     Args:
         num_replicas: how many there are.
+        policy: as for `get_route_policy`. It sees what was sent here and nothing that replicas
+            report, as they report too seldom for a policy that needs it.
     """
 
-    def __init__(self, num_replicas: int) -> None:
-        self._work = [0.0] * num_replicas
-        self._num_taken = [0] * num_replicas
-        self._known: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_replicas)]
-        self._taken: dict[str, _Taken] = {}
-        self._mean_output_len = float(FIRST_OUTPUT_LEN)
+    def __init__(self, num_replicas: int, policy: str = DEFAULT_POLICY) -> None:
+        self._router = routing.Router(
+            num_replicas, get_route_policy(policy), most_chunks=MAX_CHUNKS
+        )
 
     def choose(
         self,
@@ -70,21 +52,21 @@ class Router:
 
         Returns:
             The replica that has done with it first; of equals, the first.
+
+        Raises:
+            OverloadedError: the policy would have nobody take it.
         """
-        chunks = _chunks(prompt_token_ids, (tenant, cache_salt))
-        num_output = num_sequences * min(float(max_tokens), self._mean_output_len)
-
-        def cost(replica: int) -> float:
-            num_cached = CHUNK_TOKENS * self._num_known(replica, chunks)
-            return len(prompt_token_ids) - num_cached + OUTPUT_WEIGHT * num_output
-
-        costs = {replica: cost(replica) for replica in among}
-        chosen = min(sorted(among), key=lambda replica: self._work[replica] + costs[replica])
-        self._work[chosen] += costs[chosen]
-        self._num_taken[chosen] += 1
-        self._taken[request_id] = _Taken(chosen, costs[chosen])
-        self._remember(chosen, chunks)
-        return chosen
+        request = RouteRequest(
+            request_id=request_id,
+            num_prompt_tokens=len(prompt_token_ids),
+            chunks=prompt_chunks(prompt_token_ids, tenant=tenant, cache_salt=cache_salt),
+            max_tokens=max_tokens,
+            num_sequences=num_sequences,
+        )
+        choice = self._router.route(request, 0.0, among=among)
+        if not isinstance(choice, Route):
+            raise OverloadedError(choice.reason, choice.retry_after_s)
+        return choice.replica
 
     def ended(self, request_id: str, output_len: int | None = None) -> None:
         """A request is over, or taken back.
@@ -92,43 +74,12 @@ class Router:
         Args:
             output_len: tokens of its first answer; None where that tells nothing of others.
         """
-        taken = self._taken.pop(request_id, None)
-        if taken is not None:
-            self._num_taken[taken.replica] -= 1
-            left = self._work[taken.replica] - taken.cost
-            # Nothing under way is no work at all, whatever was lost in adding up.
-            self._work[taken.replica] = left if self._num_taken[taken.replica] else 0.0
-        if output_len is not None:
-            self._mean_output_len += LENGTH_SHARE * (output_len - self._mean_output_len)
+        self._router.ended(request_id, output_len)
 
     def forget(self, replica: int) -> None:
         """A replica has lost its prefix cache."""
-        self._known[replica].clear()
+        self._router.prefixes.forget(replica)
 
     def work(self, replica: int) -> float:
         """What a replica has to do, in tokens of prompts."""
-        return self._work[replica]
-
-    def _num_known(self, replica: int, chunks: Sequence[int]) -> int:
-        known = self._known[replica]
-        for place, chunk in enumerate(chunks):
-            if chunk not in known:
-                return place
-        return len(chunks)
-
-    def _remember(self, replica: int, chunks: Sequence[int]) -> None:
-        known = self._known[replica]
-        for chunk in reversed(chunks):  # a beginning outlives what follows it
-            known[chunk] = None
-            known.move_to_end(chunk)
-        while len(known) > MAX_CHUNKS:
-            known.popitem(last=False)
-
-
-def _chunks(token_ids: Sequence[int], salt: tuple[str, str]) -> list[int]:
-    """A hash of each whole chunk and all before it; a prompt's last token is always computed."""
-    chained, hashes = hash(salt), []
-    for start in range(0, len(token_ids) - CHUNK_TOKENS, CHUNK_TOKENS):
-        chained = hash((chained, *token_ids[start : start + CHUNK_TOKENS]))
-        hashes.append(chained)
-    return hashes
+        return float(self._router.view.own_work[replica])

@@ -334,6 +334,20 @@ class Committer:
             self._ended.append(news)
         return news
 
+    def append_forced(
+        self, entry: LiveRequest, token_ids: tuple[int, ...], now_s: float
+    ) -> Committed:
+        """Appends tokens that nothing computed, as far as the request may still generate; ends it
+        if it is over. If it runs and goes on, it computes them as a chunk.
+
+        Args:
+            entry: of a live request whose tokens are all committed.
+        """
+        request = entry.request
+        token_ids = token_ids[: request.max_tokens - len(request.output_token_ids)]
+        self._table.prefill_again(entry, len(token_ids))
+        return self._append(entry, RowTokens(token_ids), len(token_ids), None, now_s)
+
     def _end_pooled(self, entry: LiveRequest, now_s: float) -> Committed:
         """Ends a pooled request: its prompt is computed, which is all that it asked for."""
         request, metrics = entry.request, entry.request.metrics

@@ -67,6 +67,36 @@ class DecodePlanner:
         self._ones.flags.writeable = False
         self._no_rows = DecodeRows.of(())
 
+    def give_pages(self, snapshot: Snapshot) -> bool:
+        """Gives rows that have known tokens to compute again the pages for them; whether pages ran
+        short. Such a row is no row that decodes, and a prompt once it has them."""
+        table, kv, rows = self._table, self._kv, self._table.rows
+        table.renew(snapshot)
+        is_short = False
+        for entry in self._order.of(rows.lacking_pages, snapshot):
+            slot, pages, end = entry.request.slot, entry.pages, entry.prefill_end
+            if slot is None:
+                continue  # preempted for one before it
+            num_lacking = max(0, kv.needs.num_positions(end) - len(pages.page_ids))
+            num_pages = num_lacking * self._num_groups
+            is_short |= num_pages > kv.num_available
+            if not self._find_pages(entry, num_pages, snapshot.now_s):
+                continue
+            if num_lacking:
+                kv.grow(pages, end)
+                rows.pages.has_grown(slot, num_lacking)
+            rows.begin_prefill(entry)
+        return is_short
+
+    def _find_pages(self, entry: LiveRequest, num_pages: int, now_s: float) -> bool:
+        """Whether there are pages for a running request, if need be those of others."""
+        if num_pages <= self._kv.num_available:
+            return True
+        if self._table.rows.num_ending > 0:
+            return False  # some come back at a coming commit, as in `_make_room`
+        self._preemption.make_room(entry, now_s, num_pages)
+        return entry.request.slot is not None
+
     def select(self, snapshot: Snapshot) -> tuple[Rows, bool]:
         """Rows that decode, each with room for one more token; and whether pages ran short."""
         table, policy = self._table, self._table.places.policy
@@ -106,7 +136,7 @@ class DecodePlanner:
                 if can_wait:
                     stalled.add(entry.number)
                     continue
-                self._preemption.make_room(entry, snapshot.now_s)
+                self._preemption.make_room(entry, snapshot.now_s, self._num_groups)
             if entry.request.slot is not None:
                 self._grow(entry, 1)
         return self.still_running(rows, stalled)

@@ -45,7 +45,9 @@ class LiveRequest:
             does not hand them out again.
         pooled: of a pooled request, what it has summed so far.
         is_placed: whether the device row was told of this request since it was last admitted;
-            false while it waits.
+            false while it waits, and once forced tokens were appended.
+        goes_on: whether its known tokens are what its grammar forced after it had decoded: it is
+            no new prompt, and its row is served before those.
         place: where it stands among its tenant's while it waits: the policy's place when it began
             to.
         waiting_since_s: when it last began to wait.
@@ -89,6 +91,7 @@ class LiveRequest:
     num_scored_prompt_tokens: int = 0
     pooled: PooledSum = NOTHING_POOLED
     is_placed: bool = False
+    goes_on: bool = False
     waiting_since_s: float = 0.0
     is_pinned: bool = False
     is_demoted: bool = False

@@ -82,6 +82,7 @@ class Planner:
         self._pending.begin(snapshot)
         snapshot.now_s = now_s
 
+        lacks_pages = len(rows.lacking_pages) > 0 and self._decode.give_pages(snapshot)
         num_admissions = 0
         if len(table.waiting) or rows.num_prefilling:
             num_admissions = self._overdue_and_late(snapshot)
@@ -89,6 +90,7 @@ class Planner:
         decoding, is_short = NO_ROWS, False
         if decodes_beside:
             decoding, is_short = self._decode.select(snapshot)
+        is_short |= lacks_pages
 
         prompts = NO_PROMPTS
         if (num_admissions and not is_short) or rows.num_prefilling:
@@ -97,6 +99,7 @@ class Planner:
                 decoding = self._decode.still_running(decoding)
         if not decodes_beside and not prompts.rows:
             decoding, is_short = self._decode.select(snapshot)
+            is_short |= lacks_pages
 
         num_steps = 1
         if len(decoding) and not prompts.rows and not is_short:

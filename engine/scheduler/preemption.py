@@ -35,15 +35,13 @@ class Preemption:
         self._transfers = transfers
         self._builder = builder
 
-    def make_room(self, entry: LiveRequest, now_s: float) -> None:
-        """For a decode row in need of a page of each cache group: preempts until they are
-        available, or itself.
+    def make_room(self, entry: LiveRequest, now_s: float, num_pages: int) -> None:
+        """For a row in need of pages: preempts until so many are available, or itself.
 
         Whoever is chosen, somebody advances: the one in need goes last.
         """
         table = self._table
         snapshot = self._snapshot_of_all(now_s)
-        num_pages = self._kv.needs.num_groups
         for victim in table.places.policy.choose_victims(snapshot, entry.request, num_pages):
             chosen = table.live.entry(victim)
             if not table.rows.is_arriving(chosen):

@@ -123,7 +123,10 @@ class PrefillPlanner:
         order.below_quota.clear()
         preempted, advanced = self._builder.preempted_numbers, self._pending.advanced
         most_rows = self._limits.max_prefill_rows
+        left = self._limits.max_num_batched_tokens - len(decoding)
         for entry in order.candidates(snapshot):
+            if entry.goes_on and left > 0:
+                budget = max(budget, 1)  # as it would get if it decoded
             if budget <= 0 or len(prompts.rows) >= most_rows:
                 break
             if entry.request.slot is None:
@@ -138,6 +141,7 @@ class PrefillPlanner:
             prompts.entries.append(entry)
             advanced(entry, row)
             budget -= row.num_tokens
+            left -= row.num_tokens
             if entry.is_demoted:
                 self._pending.flush()  # whether it is still among the prompts may be asked
         return prompts

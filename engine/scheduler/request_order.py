@@ -44,8 +44,9 @@ class RequestOrder:
         return [live.entry(request) for request in ordered]
 
     def candidates(self, snapshot: Snapshot) -> Iterator[LiveRequest]:
-        """Running prompts and waiting requests, first to be served first: the first of each class
-        below its quota, then all by the policy and the tenants' turns.
+        """Running prompts and waiting requests, first to be served first: rows that decoded and
+        compute forced tokens, then the first of each class below its quota, then all by the policy
+        and the tenants' turns.
 
         Each is admitted or skipped before the next one is asked for, and nobody who waits comes
         any more once admission is over.
@@ -54,6 +55,10 @@ class RequestOrder:
         prefilling: Sequence[LiveRequest] = ()
         if self._table.rows.num_prefilling:
             prefilling = self.of(self._table.rows.prefilling, snapshot)
+            going_on = [entry for entry in prefilling if entry.goes_on]
+            if going_on:
+                yield from going_on
+                prefilling = [entry for entry in prefilling if not entry.goes_on]
         entries = queue.entries
         if not self.may_admit or not entries:
             yield from prefilling

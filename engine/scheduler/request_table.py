@@ -238,6 +238,21 @@ class RequestTable:
         if entry.request.slot is not None:
             self.rows.ready_position[entry.request.slot] = entry.ready_position
 
+    def prefill_again(self, entry: LiveRequest, num_new: int) -> None:
+        """Tokens that no step has made are about to be appended to a request.
+
+        A row that decoded has known tokens to compute again, for which it may lack pages. Its row
+        state is set anew with them: the device has not counted them.
+        """
+        request = entry.request
+        num_known = request.num_tokens + num_new
+        if request.slot is not None:
+            entry.num_committed_tokens = request.num_computed_tokens
+            entry.prefill_end = num_known
+            entry.is_placed = False
+            self.rows.end_decode_for_prefill(entry)
+        self.unblock(entry, num_known)
+
     def preempt(self, entry: LiveRequest, now_s: float) -> None:
         """Takes slot and pages from a running request; it waits where it stood before.
 

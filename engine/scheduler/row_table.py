@@ -1,8 +1,10 @@
 """The one table of the device's rows: who holds each, and what plans and policies read of them.
 
 A request takes a slot (`seat`), is entered under it (`enter`), computes its prompt, or waits for
-pages that arrive first, decodes (`begin_decode`), and leaves. Figures of the rows stand in columns,
-arrays over slots, so that a plan looks at hundreds of rows in a few calls.
+pages that arrive first, decodes (`begin_decode`), and leaves. Where a grammar forces tokens, it
+computes these as it did its prompt (`end_decode_for_prefill`, `begin_prefill`) and decodes on.
+Figures of the rows stand in columns, arrays over slots, so that a plan looks at hundreds of rows in
+a few calls.
 
 The module is long because every step of a row's life keeps columns, order and pages together.
 """
@@ -136,6 +138,7 @@ class RowTable:
         self.free_slots = list(range(num_slots - 1, -1, -1))
         self.num_changes = 0
         self._arriving: dict[int, LiveRequest] = {}
+        self._lacking: dict[int, LiveRequest] = {}
         self._prefilling: dict[int, LiveRequest] = {}
         self._decoding: dict[int, LiveRequest] = {}  # in turn: those that end are among them
         self._ending: dict[int, LiveRequest] = {}
@@ -155,7 +158,8 @@ class RowTable:
         return len(self.number) - len(self.free_slots)
 
     def __iter__(self) -> Iterator[LiveRequest]:
-        return chain(self._arriving.values(), self._prefilling.values(), self.decoding)
+        stages = (self._arriving, self._lacking, self._prefilling)
+        return chain(*[stage.values() for stage in stages], self.decoding)
 
     def in_order(self) -> tuple[Request, ...]:
         """Everybody's requests, in order of acceptance."""
@@ -174,6 +178,12 @@ class RowTable:
     @property
     def num_prefilling(self) -> int:
         return len(self._prefilling)
+
+    @property
+    def lacking_pages(self) -> list[LiveRequest]:
+        """Entries that decoded and have known tokens to compute again, which no plan has given
+        pages for these yet, in the order in which they came."""
+        return list(self._lacking.values())
 
     @property
     def decoding(self) -> list[LiveRequest]:
@@ -249,6 +259,7 @@ class RowTable:
         """All known tokens of an entry in prefill were planned: it decodes from now on."""
         number = entry.number
         self._decoding[number] = self._prefilling.pop(number)
+        entry.goes_on = False
         entry.turn = self._num_turns
         self._num_turns += 1
         if entry.prefill_end >= entry.last_position:
@@ -256,6 +267,20 @@ class RowTable:
             return
         self._going_on.insert(entry.turn, entry.request)
         self._rows = None
+
+    def end_decode_for_prefill(self, entry: LiveRequest) -> None:
+        """A row that decoded has known tokens to compute again: it lacks pages for them until
+        `begin_prefill`."""
+        number = entry.number
+        assert number not in self._ending, entry.request.request_id
+        self._lacking[number] = self._decoding.pop(number)
+        entry.goes_on = True
+        self._going_on.remove(entry.turn)
+        self._rows = None
+
+    def begin_prefill(self, entry: LiveRequest) -> None:
+        """An entry that lacked pages has them."""
+        self._prefilling[entry.number] = self._lacking.pop(entry.number)
 
     def begin_output(self, entry: LiveRequest) -> None:
         """The request's first token is known to have come; later ones are due from here."""
@@ -292,12 +317,12 @@ class RowTable:
         elif number in self._prefilling:
             del self._prefilling[number]
         else:
-            del self._arriving[number]
+            del (self._lacking if number in self._lacking else self._arriving)[number]
         request.counts = self.counts[:, slot].copy()
         self.number[slot] = -1
         self.paced_from_s[slot] = self.unpaced_s[slot] = -math.inf
         request.slot = None
-        entry.is_placed = False
+        entry.is_placed = entry.goes_on = False
         self.num_changes += 1
         self.free_slots.append(slot)
 
@@ -434,7 +459,7 @@ class RowTable:
     def check_integrity(self) -> None:
         """Asserts that each slot is free or held by exactly one entry, in one stage, and that order
         and columns say what the records say."""
-        numbers = [*self._arriving, *self._prefilling, *self._decoding]
+        numbers = [*self._arriving, *self._lacking, *self._prefilling, *self._decoding]
         assert len(set(numbers)) == len(numbers) == len(self)
         assert self._ending.keys() <= self._decoding.keys()
         holders = {entry.request.slot: entry for entry in self}
@@ -445,7 +470,7 @@ class RowTable:
             assert entry.request.status is RequestStatus.RUNNING
         for entry in self._arriving.values():
             assert entry.pages.arriving
-        for entry in self._prefilling.values():
+        for entry in (*self._lacking.values(), *self._prefilling.values()):
             assert not entry.pages.arriving
             assert entry.request.num_computed_tokens < entry.prefill_end
         going_on = []

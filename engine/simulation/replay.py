@@ -13,6 +13,7 @@ from octavo.engine.observability.event_log import FORMAT, plan_record
 from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.scheduler.forced_tokens import Unblocked
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import RowTokens, StepLimits, StepPlan, StepResult
 from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
@@ -132,11 +133,10 @@ class _Player:
         _same("finished", event["found"], found)
 
     def _turn(self, event: dict[str, Any], now_s: float) -> None:
+        ended = self._unblock(event.get("ready", ()), now_s)
         for transfer_id, ok, *seconds in event.get("transfers", ()):
             self.scheduler.complete_transfer(transfer_id, ok, now_s, *seconds)
-        for request_id, num_tokens in event.get("ready", ()):
-            self.scheduler.unblock(request_id, num_tokens)
-        ended = self.scheduler.expire(now_s)
+        ended += self.scheduler.expire(now_s)
         plan = self.scheduler.plan(now_s)
         ended += self.scheduler.take_ended()
         found = None if plan is None else plan_record(plan)
@@ -148,6 +148,20 @@ class _Player:
         if plan is not None:
             self.plans[plan.step_id] = plan
             self.num_plans += 1
+
+    def _unblock(self, ready: Iterable[list[Any]], now_s: float) -> list[Request]:
+        """Unblocks requests and offers what their grammars force; which of them end by that."""
+        offers, recorded = [], {}
+        for request_id, num_tokens, *forced in ready:
+            self.scheduler.unblock(request_id, num_tokens)
+            if forced:
+                offers.append(Unblocked(request_id, num_tokens, tuple(forced[0])))
+                recorded[request_id] = forced[1]
+        news = self.scheduler.append_forced(offers, now_s)
+        found = {item.request.request_id: len(item.new_token_ids) for item in news}
+        _same("appended", recorded, {name: found.get(name, 0) for name in recorded})
+        self.num_tokens += sum(found.values())
+        return [item.request for item in news if item.finished]
 
     def _commit(self, event: dict[str, Any], now_s: float) -> None:
         rows = tuple(RowTokens(tuple(token_ids)) for token_ids in event["rows"])
@@ -209,9 +223,11 @@ def arrivals_from_log(path: str | Path) -> list[Arrival]:
     for event in events:
         if "add" in event:
             added[event["add"]["request_id"]] = event["add"]
-        elif event.get("turn"):
-            plan = event["turn"]
-            plans[plan["step"]] = [row[0] for row in (*plan["decode"], *plan["prefill"])]
+        elif "turn" in event:
+            if plan := event["turn"]:
+                plans[plan["step"]] = [row[0] for row in (*plan["decode"], *plan["prefill"])]
+            for request_id, _, *forced in event.get("ready", ()):
+                num_output[request_id] = num_output.get(request_id, 0) + sum(forced[1:])
         elif "commit" in event:
             for request_id, row in zip(plans.pop(event["commit"]), event["rows"], strict=True):
                 num_output[request_id] = num_output.get(request_id, 0) + len(row)

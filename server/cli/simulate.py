@@ -3,7 +3,7 @@
 Without `--replay`, simulates a replica and prints how its requests fared. With it, feeds a
 recorded event log to the scheduler and checks that every decision is the same. With
 `--check-refusals`, puts each refused request into a log alone: its refusal was wrong if it would
-have been on time and made nobody else late.
+have been on time and made nobody else late. With `--replicas`, simulates a fleet behind routers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from octavo.server.cli.fleet_args import add_fleet_args, run_fleet
 from octavo.server.cli.pictures import Pictures, add_picture_args
 from octavo.server.cli.simulation_args import (
     add_setting_args,
@@ -57,10 +58,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_setting_args(parser)
+    add_fleet_args(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Simulates or replays; 1 if a replay decided otherwise."""
+    if args.replicas is not None:
+        return run_fleet(args)
     if args.replay is not None:
         return _replay(args)
     if args.check_refusals is not None:

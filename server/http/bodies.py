@@ -70,7 +70,7 @@ async def read_json(body: bytes) -> Any:
         InvalidRequestError: it has too many lists, objects and names.
     """
     if len(body) <= SMALL_BYTES:
-        return json.loads(body)
+        return _read_small(body)
     if _num_parts(body) > MAX_PARTS:
         found = 0
         for part in _SLICE.finditer(body):
@@ -87,3 +87,18 @@ async def read_json(body: bytes) -> Any:
 
 def _num_parts(text: bytes) -> int:
     return text.count(b"[") + text.count(b"{") + text.count(b":")
+
+
+def _read_small(body: bytes) -> Any:
+    """The value of a body, as Python reads it: with halves of surrogate pairs, too.
+
+    Raises:
+        json.JSONDecodeError: not JSON, not UTF-8, or deeper or of longer numbers than Python
+            reads.
+    """
+    try:
+        return json.loads(body)
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise json.JSONDecodeError(str(error), "", 0) from None

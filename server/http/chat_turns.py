@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from octavo.engine.input.input_processor import Prompt
 from octavo.engine.text.assistant.tool_request import ToolUse, read_tool_use
-from octavo.engine.text.assistant.turn_plan import TurnPlan, model_formats
+from octavo.engine.text.assistant.turn_plan import TurnPlan, check_thought_budget, model_formats
 from octavo.server.front import Front
 from octavo.server.http.answers import ChatAnswer
-from octavo.server.http.protocol import NO_BUDGET, ChatRequest
+from octavo.server.http.protocol import ChatRequest
 from octavo.server.http.sampling import (
     Ask,
     chat_ask,
@@ -60,8 +60,7 @@ def tool_use(body: ChatRequest) -> ToolUse | None:
 
 def thought_budget(body: ChatRequest) -> int | None:
     """Most tokens of a chat's thought; None for no limit."""
-    budget = body.thinking_token_budget
-    return None if budget == NO_BUDGET else budget
+    return check_thought_budget(body.thinking_token_budget)
 
 
 async def chat_text(

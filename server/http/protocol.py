@@ -24,6 +24,7 @@ from pydantic import (
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.sampling_params import MAX_LOGIT_BIASES
+from octavo.engine.text.assistant.turn_plan import MAX_BUDGET, NO_BUDGET
 from octavo.server.http.known_fields import unserved, without_neutral, without_null
 
 _STRINGS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
@@ -65,10 +66,6 @@ Choice = Annotated[
     ),
 ]
 Messages = Annotated[list[dict[str, Any]], FailFast()]
-
-
-NO_BUDGET, MAX_BUDGET = -1, 1_000_000
-"""Of a thought's tokens: no limit, as vLLM writes it, and the largest one."""
 MAX_FIELDS = 1_024
 """Of one object whose fields are known."""
 

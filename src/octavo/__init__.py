@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
+    from octavo.engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from octavo.engine.config import EngineConfig
     from octavo.engine.errors import (
+        AsleepError,
         DeadlineExceededError,
         EngineDeadError,
         InvalidConfigError,
@@ -52,6 +54,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "octavo.engine.llm": ("LLM",),
     "octavo.engine.async_engine": ("AsyncEngine",),
+    "octavo.engine.beam_search": ("BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence"),
     "octavo.engine.config": ("EngineConfig",),
     "octavo.engine.sampling_params": ("SamplingParams",),
     "octavo.engine.input.targets": ("Targets",),
@@ -69,6 +72,7 @@ _HOMES = {
     ),
     "octavo.engine.pooling.params": ("PoolingParams",),
     "octavo.engine.errors": (
+        "AsleepError",
         "DeadlineExceededError",
         "EngineDeadError",
         "InvalidConfigError",
@@ -91,8 +95,12 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "LLM",
+    "AsleepError",
     "AssistantMessage",
     "AsyncEngine",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",

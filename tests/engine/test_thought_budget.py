@@ -48,3 +48,20 @@ def test_thoughts_without_a_limit_are_refused_by_name() -> None:
         with pytest.raises(InvalidRequestError) as caught:
             formats.plan(None, 100)
         assert (caught.value.field, caught.value.value) == ("thinking_token_budget", 100)
+
+
+def test_a_chat_of_python_has_a_budget_too(make_llm: Callable[..., Any]) -> None:
+    pytest.importorskip("llguidance")
+    llm = make_llm(reasoning_parser="qwen3")
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>\n"
+    params = SamplingParams(max_tokens=30, seed=2)
+    for budget in (0, 5, -1, None):
+        [output] = llm.chat(
+            [{"role": "user", "content": "why?"}], params, chat_template=template,
+            thinking_token_budget=budget, use_tqdm=False,
+        )  # fmt: skip
+        text = output.outputs[0].text
+        assert ("</think>" in text) == (budget is not None and budget >= 0)
+    for wrong in (-2, 1.5, True):
+        with pytest.raises(InvalidRequestError, match="thinking_token_budget"):
+            llm.chat([{"role": "user", "content": "x"}], params, thinking_token_budget=wrong)

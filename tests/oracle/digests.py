@@ -14,6 +14,7 @@ from typing import Any
 from octavo.engine.executor import TransferDone
 from octavo.engine.observability.event_log import plan_record
 from octavo.engine.request import Request
+from octavo.engine.scheduler.forced_tokens import Unblocked
 from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.policy import Admission, Policy, Snapshot, admit_everyone
 from octavo.engine.scheduler.scheduler import Scheduler
@@ -76,7 +77,7 @@ class Decisions:
         self,
         plan: StepPlan | None,
         transfers: Sequence[TransferDone],
-        ready: Sequence[tuple[str, int]],
+        ready: Sequence[Unblocked],
         ended: Iterable[Request],
         now_s: float,
     ) -> None:

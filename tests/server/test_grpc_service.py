@@ -113,7 +113,7 @@ def test_every_field_of_a_request_reaches_the_engine(on_stand):
                 "prompt": [1, 2], "params": params, "id": "r", "priority": Priority.HIGH,
                 "timeout_s": None, "tenant": "t", "cache_salt": "s",
                 "targets": Targets(ttft_target_s=0.005, tpot_target_s=0.006, e2e_target_s=7.0),
-                "tokenization": AS_THE_MODEL_WANTS, "pooling": None,
+                "tokenization": AS_THE_MODEL_WANTS, "pooling": None, "generated": [],
             }
         ]  # fmt: skip
 

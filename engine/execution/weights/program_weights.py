@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from octavo.engine.execution.programs.compile_cache import CompileCache
 from octavo.engine.execution.step_spec import StepShape
+from octavo.engine.execution.weights.put_away import put_away, put_back
 from octavo.engine.execution.weights.weight_layout import abstract, lay_out, loop_compiler_options
 from octavo.engine.execution.weights.weight_variants import VariantName, WeightVariants
 from octavo.models.decoder import LOGIT_BOUNDS
@@ -73,6 +74,7 @@ class ProgramWeights:
             self.abstract_bounds = abstract_logit_bounds(weights, mesh)
         self._trees: dict[VariantName, Any | Future[Any]]
         self._bounds: Future[LogitBounds] | None = None
+        self._kept: Any = None
         if all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((weights, blocks))):
             self.set(weights, blocks)
 
@@ -101,6 +103,22 @@ class ProgramWeights:
         if self.variants.bounded_rows is not None:
             self._bounds = pool.submit(kept(logit_bounds), plain)
         pool.shutdown(wait=False)
+
+    def release(self, *, keep: bool) -> None:
+        """Takes the weights from the devices: to the host's memory, until `restore`, or, without
+        `keep`, away, until `set`. No program may be called meanwhile."""
+        trees = {name: _made(tree) for name, tree in self._trees.items()}
+        bounds = _made(self._bounds)
+        self._trees, self._bounds = {}, None
+        self._kept = put_away((trees, bounds)) if keep else None
+
+    def restore(self) -> None:
+        """Puts weights that were kept back on the devices."""
+        self._trees, bounds = put_back(self._kept)
+        self._kept = None
+        if bounds is not None:
+            self._bounds = Future()
+            self._bounds.set_result(bounds)
 
     def _marked(self, plain: Any) -> Trees:
         """The plain tree, and those of the same arrays, multiplied in another way."""
@@ -138,3 +156,8 @@ class ProgramWeights:
         """What the products and weights of the shape's program want of the compiler."""
         options = self.variants.compiler_options(shape)
         return options | loop_compiler_options(shape, self._device_kind)
+
+
+def _made(tree: Any) -> Any:
+    """What is made in the background, once it is there."""
+    return tree.result() if isinstance(tree, Future) else tree

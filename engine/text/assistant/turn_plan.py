@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from octavo.engine.text.tokenizer import Tokenizer
 
 NO_PARSER = "none"
+NO_BUDGET, MAX_BUDGET = -1, 1_000_000
+"""Of a thought's tokens: no limit, as vLLM writes it, and the largest one."""
 SHORT_IDS = frozenset({"mistral"})
 """Formats whose templates want ids of nine letters and digits."""
 _LENIENT: Mapping[str, Any] = {"x-guidance": {"lenient": True}}
@@ -223,6 +225,21 @@ class ModelFormats:
             why = f"thoughts in the format of this model ({self.reasoning.name}) have no limit"
         if why:
             raise InvalidRequestError("thinking_token_budget", budget, f"not given: {why}")
+
+
+def check_thought_budget(budget: int | None) -> int | None:
+    """Most tokens of a thought as a request gives it; None for no limit.
+
+    Raises:
+        InvalidRequestError: it is no number of tokens.
+    """
+    if budget is None or budget == NO_BUDGET:
+        return None
+    is_number = isinstance(budget, int) and not isinstance(budget, bool)
+    if not is_number or not 0 <= budget <= MAX_BUDGET:
+        allowed = f"an integer from 0 to {MAX_BUDGET}, or -1 for no limit"
+        raise InvalidRequestError("thinking_token_budget", budget, allowed)
+    return budget
 
 
 def set_messages(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.engine.input.input_processor import Generated, Submission
-from octavo.engine.output.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from octavo.engine.input.input_processor import Submission
+from octavo.engine.output.outputs import CompletionOutput, Generated, RequestMetrics, RequestOutput
 from octavo.engine.replicas.continuation import Narrator, transcript_of
 from octavo.engine.request import Request
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.committer import Committed
+from octavo.engine.scheduler.forced_tokens import Unblocked
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import (
     DecodeRow,
@@ -280,7 +281,24 @@ class Driver:
     def commit(self) -> list[Committed]:
         """Commits the oldest step."""
         plan, result = self.in_flight.popleft()
-        committed = self.scheduler.commit(plan, result, self.now_s)
+        return self._take(self.scheduler.commit(plan, result, self.now_s))
+
+    def unblock(self, request: Request, num_forced: int = 0) -> int:
+        """Lets a request with a grammar go on, and forces its next tokens: those that the device
+        would choose.
+
+        Returns:
+            How many were appended.
+        """
+        num_output = len(request.output_token_ids)
+        forced = tuple(oracle(request)[num_output : num_output + num_forced])
+        offer = Unblocked(request.request_id, request.num_tokens, forced)
+        self.scheduler.unblock(offer.request_id, offer.num_tokens)
+        news = self._take(self.scheduler.append_forced([offer] if forced else [], self.now_s))
+        return sum(len(item.new_token_ids) for item in news)
+
+    def _take(self, committed: Iterable[Committed]) -> list[Committed]:
+        committed = list(committed)
         for news in committed:
             request_id = news.request.request_id
             assert not self.num_ends[request_id], "news after the end"
@@ -294,7 +312,7 @@ class Driver:
             if news.finished:
                 self.ended(news.request)
         self.news += committed
-        return list(committed)
+        return committed
 
     def end_transfer(self, transfer_id: int, ok: bool = True) -> None:
         """Reports that a copy has ended."""

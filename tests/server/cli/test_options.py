@@ -15,7 +15,8 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.early_checks import check_cores
 from octavo.engine.errors import InvalidConfigError, InvalidRequestError
 from octavo.engine.sampling_params import SamplingParams
-from octavo.server.cli.chat import Conversation
+from octavo.engine.text.assistant.message import AssistantMessage, ToolCall
+from octavo.server.cli.conversation import Conversation
 from octavo.server.cli.engine_args import add_engine_args, engine_args
 from octavo.server.cli.main import COMMANDS, main
 from octavo.server.cli.prompts import add_prompt_args, read_prompts
@@ -154,23 +155,46 @@ def test_sizes_and_times_are_shown_in_the_unit_that_fits():
 class ByteTokenizer:
     """One token a character of the plain transcript."""
 
-    def encode_chat(self, messages):
-        return [ord(c) for m in messages for c in f"{m['role'][0]}{m['content']}"]
+    def apply_chat_template(self, messages):
+        return "".join(f"{message['role'][0]}{message['content']}" for message in messages)
+
+    def encode(self, text, *, add_special_tokens):
+        assert not add_special_tokens
+        return list(map(ord, text))
 
 
-def text_of(token_ids):
-    return "".join(map(chr, token_ids))
+def prompt_of(conversation, max_tokens):
+    text, token_ids = conversation.prompt(ByteTokenizer(), max_tokens, {})
+    assert text == "".join(map(chr, token_ids))
+    return text
 
 
 def test_a_conversation_forgets_its_oldest_turns_but_not_the_system_message():
     conversation = Conversation("S")
     for role, content in (("user", "aa"), ("assistant", "bb"), ("user", "cc")):
         conversation.say(role, content)
-    assert text_of(conversation.prompt(ByteTokenizer(), 11)) == "sSuaaabbucc"
-    assert text_of(conversation.prompt(ByteTokenizer(), 10)) == "sSucc"
+    assert prompt_of(conversation, 11) == "sSuaaabbucc"
+    assert prompt_of(conversation, 10) == "sSucc"
     conversation.reset()
     conversation.say("user", "d")
-    assert text_of(conversation.prompt(ByteTokenizer(), 10)) == "sSud"
+    assert prompt_of(conversation, 10) == "sSud"
+    conversation.system = None
+    assert prompt_of(conversation, 10) == "ud"
+
+
+def test_calls_and_their_results_are_forgotten_with_the_question_that_they_answer():
+    conversation = Conversation(None)
+    call = ToolCall("1", "f", "{}")
+    for _ in range(2):
+        conversation.say("user", "aa")
+        conversation.answer(AssistantMessage(content="b", tool_calls=(call,)))
+        conversation.tell_result(call, "c")
+        conversation.answer(AssistantMessage(content="d"))
+    assert prompt_of(conversation, 18) == "uaaabtcad" * 2
+    assert prompt_of(conversation, 17) == "uaaabtcad"
+    conversation.take_back()
+    conversation.say("user", "e")
+    assert prompt_of(conversation, 17) == "ue"
 
 
 def test_a_message_that_cannot_fit_leaves_the_conversation_as_it_was():
@@ -178,10 +202,10 @@ def test_a_message_that_cannot_fit_leaves_the_conversation_as_it_was():
     for role, content in (("user", "aa"), ("assistant", "bb"), ("user", "too long")):
         conversation.say(role, content)
     with pytest.raises(InvalidRequestError, match="at most 7 tokens"):
-        conversation.prompt(ByteTokenizer(), 7)
+        conversation.prompt(ByteTokenizer(), 7, {})
     conversation.take_back()
     conversation.say("user", "c")
-    assert text_of(conversation.prompt(ByteTokenizer(), 8)) == "uaaabbuc"
+    assert prompt_of(conversation, 8) == "uaaabbuc"
 
 
 @pytest.mark.parametrize(

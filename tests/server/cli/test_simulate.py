@@ -274,3 +274,42 @@ def test_goodput_takes_prompts_as_long_as_the_workload_has(
         row = json.loads(out)["results"][0]["rates"][0]
         assert row["attainment"]["mean"] == attained
         assert ("the replica takes 16384" in err) == bool(more)
+
+
+FLEET = [*DRAWN, "--policy", "slo", "--replicas", "2"]
+
+
+def test_a_fleet_goes_the_same_way_each_time_and_in_every_process(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "requests.jsonl"
+    options = ["--fronts", "2", "--report-loss", "0.2", "--disasters", "deaths=600,restart_s=1",
+               "--machine", "old:speed=0.5", "--machine", "new:share=2"]  # fmt: skip
+    first = simulate(capsys, *FLEET, *options, "--requests", str(path))
+    assert first == simulate(capsys, *FLEET, *options, "--processes", "2")
+    assert first["digest"] != simulate(capsys, *FLEET, *options, "--seed", "2")["digest"]
+    assert first["num_failed"] == first["num_unfinished"] == 0
+    assert first["num_continued"] > 0
+    places = [json.loads(line)["replicas"] for line in path.read_text().splitlines()]
+    assert {0, 1} == {at for found in places for at in found}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["--router", "magic"],
+        ["--replicas", "0"],
+        ["--users", "4"],
+        ["--record", "log"],
+        ["--report-age", "0"],
+        ["--fronts", "0"],
+        ["--machine", "old:speed=-1"],
+        ["--disasters", "deaths"],
+        ["--autoscale", "moods"],
+    ],
+)
+def test_a_fleet_that_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], wrong: list[str]
+) -> None:
+    assert main(["simulate", *FLEET, *wrong]) == 2
+    assert wrong[1].partition(":")[0] in capsys.readouterr().err

@@ -279,3 +279,25 @@ def test_after_all_this_nothing_is_held(http):
         assert time.monotonic() < end_s
     assert load["num_inflight"] == load["num_running"] == 0
     assert http.get("/health").status_code == http.get("/ready").status_code == 200
+
+
+UNREADABLE = {
+    "no UTF-8": b'{"query": "\xff"}',
+    "nested too deep": b'{"query": ' + b"[" * 30_000,
+    "a number too long": b'{"query": ' + b"1" * 5_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+def test_a_body_that_python_cannot_read_is_no_json_in_every_apis_shape(http, case):
+    for path in ("/v1/completions", "/v1/messages", "/v1/rerank"):
+        answer = http.post(path, content=UNREADABLE[case], headers=JSON)
+        assert answer.status_code == 400
+        body = answer.json()
+        assert "JSON" in body["error"]["message"], answer.text
+        if path == "/v1/messages":
+            assert body["type"] == "error"
+        elif path == "/v1/rerank":
+            assert body["message"] == body["detail"] == body["error"]["message"]
+        else:
+            assert body["error"]["param"] == "body"

@@ -1,0 +1,1 @@
+"""Many replicas under one virtual time, behind routers that see them late."""
