@@ -6,7 +6,7 @@ from typing import Literal
 
 import dspy
 
-from benchmarks.clients.place import CITIES, Place
+from benchmarks.clients.place import CITIES, Place, packaged_only
 
 
 class Classify(dspy.Signature):
@@ -23,7 +23,9 @@ def _lm(place: Place, **more: object) -> dspy.LM:
     )  # fmt: skip
 
 
+@packaged_only
 def check_json(place: Place) -> None:
+    """It asks a model that LiteLLM does not know for JSON in words alone."""
     with dspy.context(lm=_lm(place), adapter=dspy.JSONAdapter()):
         found = dspy.Predict(Classify)(question="How hot is it in Rome?")
     assert found.city in CITIES

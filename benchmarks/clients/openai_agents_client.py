@@ -28,11 +28,14 @@ class Capital(BaseModel):
     inhabitants: int = Field(ge=0, le=99_999_999)
 
 
-def _models(place: Place) -> list[Any]:
+KINDS = (OpenAIResponsesModel, OpenAIChatCompletionsModel)
+
+
+def _model(kind: Any, place: Place) -> Any:
+    """A model whose connections belong to the loop that runs."""
     client = AsyncOpenAI(base_url=place.v1, api_key="unused", max_retries=0, timeout=60)
     set_tracing_disabled(True)
-    kinds = (OpenAIResponsesModel, OpenAIChatCompletionsModel)
-    return [kind(model=place.model, openai_client=client) for kind in kinds]
+    return kind(model=place.model, openai_client=client)
 
 
 def check_a_tool_and_an_answer(place: Place) -> None:
@@ -45,8 +48,9 @@ def check_a_tool_and_an_answer(place: Place) -> None:
         asked.append(days)
         return "Sunny."
 
-    async def run(model: Any) -> None:
+    async def run(kind: Any) -> None:
         asked.clear()
+        model = _model(kind, place)
         agent = Agent(
             name="Weather", instructions="You are brief.", model=model, tools=[get_weather],
             tool_use_behavior="stop_on_first_tool",
@@ -67,19 +71,19 @@ def check_a_tool_and_an_answer(place: Place) -> None:
         last = await Runner.run(again, done.to_input_list())
         assert last.final_output
 
-    for model in _models(place):
-        asyncio.run(run(model))
+    for kind in KINDS:
+        asyncio.run(run(kind))
 
 
 def check_an_output_type(place: Place) -> None:
-    async def run(model: Any) -> None:
+    async def run(kind: Any) -> None:
         agent = Agent(
-            name="Capital", model=model, output_type=Capital,
+            name="Capital", model=_model(kind, place), output_type=Capital,
             model_settings=ModelSettings(temperature=0, max_tokens=400),
         )  # fmt: skip
         done = await Runner.run(agent, "Tell me of Paris.")
         assert isinstance(done.final_output, Capital)
         json.loads(done.final_output.model_dump_json())
 
-    for model in _models(place):
-        asyncio.run(run(model))
+    for kind in KINDS:
+        asyncio.run(run(kind))
