@@ -1,4 +1,8 @@
-"""Pydantic AI: its default output is a call of a tool."""
+"""Pydantic AI: its default output is a call of a tool.
+
+Its Messages are not tried: the newest one that goes with the openai that LangChain wants does not
+run with a current anthropic (a TypeError of its own).
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput, PromptedOutput, RunContext
 from pydantic_ai.capabilities import PrepareOutputTools
-from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
-from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.tools import ToolDefinition
 
@@ -21,15 +23,9 @@ SETTINGS: Any = {"temperature": 0.0, "max_tokens": 400}
 
 def _models(place: Place) -> dict[str, Any]:
     openai = OpenAIProvider(base_url=place.v1, api_key="unused")
-    from anthropic import AsyncAnthropic
-
-    client = AsyncAnthropic(base_url=place.url, api_key="unused", max_retries=0)
     return {
         "chat": OpenAIChatModel(place.model, provider=openai),
         "Responses": OpenAIResponsesModel(place.model, provider=openai),
-        "Messages": AnthropicModel(
-            place.model, provider=AnthropicProvider(anthropic_client=client)
-        ),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import threading
 from collections import OrderedDict
@@ -98,6 +99,11 @@ class GrammarCompiler:
 
     def _compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
         vocabulary = self._get_vocabulary()
+        if params.turn is not None and params.kind is not None:
+            # Alone, a text that nothing matches is refused; behind what may be empty, as the line
+            # breaks before a turn's text may, the library computes a mask for ever.
+            alone = dataclasses.replace(params, turn=None)
+            compile_grammar(alone, vocabulary, self._vocab_size)
         try:
             return compile_grammar(params, vocabulary, self._vocab_size)
         except InvalidRequestError:

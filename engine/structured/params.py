@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.structured.closed import closed
+from octavo.engine.structured.references import endless_reference
 from octavo.engine.structured.turn_grammar import MAX_CALLS_CHARS, TurnGrammar
 
 FIELD = "structured_outputs"
@@ -174,6 +175,9 @@ class StructuredOutputsParams:
         if not isinstance(schema, Mapping | bool):
             raise self._invalid("json", schema, "a JSON schema: an object")
         _check_depth(schema, too_deep)
+        if (reference := endless_reference(schema)) is not None:
+            allowed = "a schema without references that lead straight back to themselves"
+            raise self._invalid("json", f"one with the reference {reference}", allowed)
         return json.dumps(closed(schema)) if self.disable_additional_properties else text
 
 

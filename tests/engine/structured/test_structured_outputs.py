@@ -17,6 +17,7 @@ from octavo.engine.observability.event_log import start_log
 from octavo.engine.simulation.replay import replay
 from octavo.engine.structured import compiler
 from octavo.engine.structured.compiler import GrammarCompiler
+from octavo.engine.structured.turn_grammar import TurnGrammar
 
 PERSON = {
     "type": "object",
@@ -227,6 +228,8 @@ def test_cancelled_and_stopped_sequences_leave_no_matcher(llm: LLM) -> None:
         ({"choice": "ab"}, "structured_outputs.choice", "a list"),
         ({"grammar": "start: nothing"}, "structured_outputs.grammar", "compiled"),
         ({"grammar": "begin ::="}, "structured_outputs.grammar", "compiled"),
+        ({"grammar": "start: a\na: a"}, "structured_outputs.grammar", "compiled"),
+        ({"json": {"$ref": "#"}}, "structured_outputs.json", "straight back to themselves"),
         ({"regex": "a", "whitespace_pattern": 3}, "structured_outputs.whitespace_pattern", "1 to"),
     ],
 )
@@ -237,6 +240,16 @@ def test_a_bad_grammar_is_refused_by_name(
         llm.generate("x", params(structured), use_tqdm=False)
     assert caught.value.field == field
     assert reason in str(caught.value)
+
+
+def test_a_text_that_nothing_matches_is_refused_behind_what_may_be_empty(llm: LLM) -> None:
+    """The library computes the first mask of the whole for ever."""
+    turn = TurnGrammar(root="start: BREAKS answer\nBREAKS: /\\n*/\nanswer: @content")
+    asked = StructuredOutputsParams(grammar="start: a\na: a", turn=turn)
+    with pytest.raises(InvalidRequestError, match=r"structured_outputs\.grammar"):
+        llm.engine.grammars.compile(asked)
+    good = StructuredOutputsParams(grammar='start: "a"', turn=turn)
+    assert llm.engine.grammars.compile(good).first_mask.any()
 
 
 def test_deep_and_long_schemas_are_refused() -> None:

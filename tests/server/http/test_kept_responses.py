@@ -166,9 +166,11 @@ def test_a_conversation_whose_beginning_is_gone_is_refused_by_name(tenants):
 
 @dataclass
 class Kept:
-    """What a tenant was told, by id, and the conversation up to each."""
+    """What a tenant was told, by id, and the conversation up to each: its items, and how many
+    responses it has."""
 
     told: dict[str, Any] = field(default_factory=dict)
+    depth: dict[str | None, int] = field(default_factory=dict)
     items: dict[str, list[Any]] = field(default_factory=dict)
 
 
@@ -182,7 +184,7 @@ STEP = st.fixed_dictionaries(
 
 
 @given(steps=st.lists(STEP, min_size=4, max_size=12))
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 def test_any_order_of_asking_and_deleting_keeps_conversations_right(tenants, steps):
     known = {tenant: Kept() for tenant in tenants}
     for step in steps:
@@ -230,16 +232,20 @@ def test_any_order_of_asking_and_deleting_keeps_conversations_right(tenants, ste
             kept.told[told.id] = told
             kept.items[told.id] = [*whole, *[each.model_dump() for each in good]]
             assert client.responses.retrieve(told.id).model_dump() == told.model_dump()
-            assert len(listed(client, told.id)) == len(whole)
-        for tenant, others in known.items():
-            for response_id in others.told:
-                for who, each in tenants.items():
-                    try:
-                        found = each.responses.retrieve(response_id)
-                    except openai.NotFoundError:
-                        continue
-                    assert who == tenant
-                    assert found.model_dump() == others.told[response_id].model_dump()
+            kept.depth[told.id] = 1 + kept.depth.get(previous, 0)
+            num_items = len(listed(client, told.id))
+            # Beyond half of the store's entries a conversation may push out its own beginning.
+            is_whole = num_items == len(whole)
+            assert is_whole or (kept.depth[told.id] > 4 and 0 < num_items < len(whole))
+    for tenant, others in known.items():
+        for response_id in others.told:
+            for who, each in tenants.items():
+                try:
+                    found = each.responses.retrieve(response_id)
+                except openai.NotFoundError:
+                    continue
+                assert who == tenant
+                assert found.model_dump() == others.told[response_id].model_dump()
 
 
 BAD = {
