@@ -69,7 +69,7 @@ def main() -> None:
         args.model,
         progress=False,
         max_num_seqs=max(args.streams),
-        max_num_batched_tokens=128,
+        max_num_batched_tokens=64,
         max_model_len=512,
         warm_up="full",
     )
