@@ -75,6 +75,7 @@ def test_every_header_and_field_reaches_the_engine(on_stand):
             "targets": Targets(ttft_target_s=0.25, tpot_target_s=0.04, e2e_target_s=9.0),
             "tokenization": Tokenization(truncate_prompt_tokens=9, truncation_side="right"),
             "pooling": None,
+            "generated": (),
         }  # fmt: skip
         assert (params.top_k, params.min_p, params.repetition_penalty) == (3, 0.1, 1.2)
         assert (params.min_tokens, params.stop_token_ids, params.stop) == (1, (5,), ("a", "b"))
