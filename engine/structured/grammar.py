@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.errors import InvalidRequestError
+from octavo.engine.structured.lark_rules import endless_part
 from octavo.engine.structured.params import StructuredOutputsParams
 from octavo.engine.structured.turn_grammar import turn_source
 
@@ -116,9 +117,12 @@ def _content_source(params: StructuredOutputsParams) -> str:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, params.choice)))
     if params.grammar is not None:
         try:
-            return LLMatcher.grammar_from_lark(any_to_lark(params.grammar))
+            lark = any_to_lark(params.grammar)
         except Exception as error:  # it raises bare kinds of its own
             raise ValueError(str(error)) from None
+        if (part := endless_part(lark)) is not None:
+            raise ValueError(part)
+        return LLMatcher.grammar_from_lark(lark)
     schema = '{"type": "object"}' if params.json is None else str(params.json)
     if params.disable_any_whitespace:
         return LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_flexible": False})

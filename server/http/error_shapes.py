@@ -15,6 +15,9 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_THREAD = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""By this the `anthropic` client's loop over tools knows that no conversation is kept here, and
+sends all of it each time."""
 
 
 def shaped(path: str, status: int, content: dict[str, Any]) -> dict[str, Any]:
@@ -29,7 +32,11 @@ def shaped(path: str, status: int, content: dict[str, Any]) -> dict[str, Any]:
         Anthropic's object, `{"type": "error", "error": {"type", "message"}}`, for Messages;
         OpenAI's for all else.
     """
+    error: dict[str, Any]
     if path != MESSAGES_PATH and not path.startswith(f"{MESSAGES_PATH}/"):
         return content
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": content["error"]["message"]}}
+    error = {"type": kind, "message": content["error"]["message"]}
+    if content["error"].get("param") == "thread":
+        error["details"] = _THREAD
+    return {"type": "error", "error": error}

@@ -49,6 +49,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "inference_geo": _ABSENT,
     "mcp_servers": ([],),
     "speed": ("standard",),
+    "thread": _ABSENT,
     # vLLM.
     "documents": ([],),
     "early_stopping": (False,),

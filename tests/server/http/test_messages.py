@@ -365,6 +365,26 @@ def test_errors_are_anthropics(client, tools_live):
     assert (late.value.status_code, late.value.type) == (504, "timeout_error")
 
 
+def test_its_own_loop_over_tools_goes_on_without_a_kept_conversation(client):
+    """It asks for a thread, and sends the whole conversation once it is told that there is none."""
+    asked = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """Weather of a city."""
+        asked.append(city)
+        return "Sunny."
+
+    runner = client.beta.messages.tool_runner(
+        model="tiny", max_tokens=60, messages=ASK, tools=[get_weather], max_iterations=1,
+        tool_choice={"type": "tool", "name": "get_weather"},
+    )  # fmt: skip
+    [first] = list(runner)
+    runner.generate_tool_call_response()
+    assert first.stop_reason == "tool_use"
+    assert len(asked) == 1
+
+
 def test_the_example_runs(tools_live):
     [code] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
     code = code.replace("http://127.0.0.1:8000", tools_live.http)
