@@ -87,7 +87,6 @@ def check_its_own_loop_over_tools(place: Place) -> None:
             tool_choice={"type": "tool", "name": "get_days"}, extra_body=GREEDY,
         )  # fmt: skip
         [first] = list(runner)
-        runner.generate_tool_call_response()
     assert first.stop_reason == "tool_use"
     assert len(asked) == 1
     assert type(asked[0]) is int

@@ -370,17 +370,17 @@ def test_its_own_loop_over_tools_goes_on_without_a_kept_conversation(client):
     asked = []
 
     @anthropic.beta_tool
-    def get_weather(city: str) -> str:
-        """Weather of a city."""
-        asked.append(city)
+    def get_days(days: int) -> str:
+        """Weather of the next days."""
+        asked.append(days)
         return "Sunny."
 
     runner = client.beta.messages.tool_runner(
-        model="tiny", max_tokens=60, messages=ASK, tools=[get_weather], max_iterations=1,
-        tool_choice={"type": "tool", "name": "get_weather"},
+        model="tiny", max_tokens=400, messages=ASK, tools=[get_days], max_iterations=1,
+        tool_choice={"type": "tool", "name": "get_days"},
+        extra_body={"temperature": 0.0},
     )  # fmt: skip
     [first] = list(runner)
-    runner.generate_tool_call_response()
     assert first.stop_reason == "tool_use"
     assert len(asked) == 1
 
