@@ -7,6 +7,7 @@ thread for long.
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from octavo.engine.structured.params import StructuredOutputsParams
 from octavo.engine.structured.turn_grammar import turn_source
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_GRAMMAR_SIZE = 200_000
 """Symbols of a compiled grammar."""
@@ -69,19 +70,11 @@ def compile_grammar(
     """
     import llguidance
 
-    limits = llguidance.LLParserLimits(
-        initial_lexer_fuel=COMPILE_FUEL,
-        step_lexer_fuel=MASK_FUEL,
-        step_max_items=MASK_ITEMS,
-        max_lexer_states=MAX_LEXER_STATES,
-        max_grammar_size=MAX_GRAMMAR_SIZE,
-        verbose_errors=False,
-    )
     try:
         source = _source(params)
     except ValueError as error:
         raise _refused(params, str(error)) from None
-    matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=limits)
+    matcher = llguidance.LLMatcher(tokenizer, source, log_level=0, limits=_limits())
     if matcher.is_error():
         raise _refused(params, matcher.get_error())
     first_mask = np.zeros(-(-vocab_size // 32), np.uint32)
@@ -91,6 +84,20 @@ def compile_grammar(
     if not first_mask.any():
         raise _refused(params, "nothing matches it")
     return CompiledGrammar(matcher, first_mask)
+
+
+def _limits() -> LLParserLimits:
+    """What no grammar may go beyond."""
+    import llguidance
+
+    return llguidance.LLParserLimits(
+        initial_lexer_fuel=COMPILE_FUEL,
+        step_lexer_fuel=MASK_FUEL,
+        step_max_items=MASK_ITEMS,
+        max_lexer_states=MAX_LEXER_STATES,
+        max_grammar_size=MAX_GRAMMAR_SIZE,
+        verbose_errors=False,
+    )
 
 
 def fill_mask(matcher: LLMatcher, mask: Mask) -> None:
@@ -107,6 +114,25 @@ def _source(params: StructuredOutputsParams) -> str:
     return content
 
 
+@functools.cache
+def _bytes() -> LLTokenizer:
+    """The smallest vocabulary that has every text."""
+    import llguidance
+
+    return llguidance.LLTokenizer("byte")
+
+
+def is_empty_terminal(lark: str) -> bool:
+    """Whether no text matches a grammar of one terminal. A millisecond or two."""
+    from llguidance import LLMatcher
+
+    matcher = LLMatcher(_bytes(), LLMatcher.grammar_from_lark(lark), log_level=0, limits=_limits())
+    if matcher.is_error():
+        return False  # no grammar at all: whoever compiles the whole of it says so
+    fill_mask(matcher, np.zeros(-(-_bytes().vocab_size // 32), np.uint32))
+    return matcher.is_error()
+
+
 def _content_source(params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
@@ -120,7 +146,7 @@ def _content_source(params: StructuredOutputsParams) -> str:
             lark = any_to_lark(params.grammar)
         except Exception as error:  # it raises bare kinds of its own
             raise ValueError(str(error)) from None
-        if (part := endless_part(lark)) is not None:
+        if (part := endless_part(lark, is_empty_terminal)) is not None:
             raise ValueError(part)
         return LLMatcher.grammar_from_lark(lark)
     schema = '{"type": "object"}' if params.json is None else str(params.json)

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.engine.structured.lark_rules import MAX_READ, endless_part
+from octavo.engine.structured.grammar import is_empty_terminal
+from octavo.engine.structured.lark_rules import endless_part as find_endless_part
+
+pytest.importorskip("llguidance")
+
+
+def endless_part(grammar: str) -> str | None:
+    return find_endless_part(grammar, is_empty_terminal)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +30,10 @@ from octavo.engine.structured.lark_rules import MAX_READ, endless_part
         "?start: _a\n!_a: _a",
         'start[capture]: a\n// a: "x"\na: a',
         'start: a\na: "x" a\n  | a "|"',
+        "start: B C\nB: /\\n*/\nC: /[^\\s\\S]/",
+        "start: B C\nB: /\\n*/\nC: /a/ & /b/",
+        "start: B D\nB: /\\n*/\nC: /[^\\s\\S]/\nD: C\n  | C",
+        "start: B /[^\\s\\S]/\nB: /\\n*/",
     ],
 )
 def test_a_rule_that_no_text_matches_is_found(grammar: str) -> None:
@@ -85,4 +96,5 @@ def test_no_grammar_takes_long_to_read() -> None:
     shuffled = chain.splitlines()[::2] + chain.splitlines()[1::2]
     assert endless_part("\n".join(shuffled)) in (None, "its rules are too many to be followed")
     assert endless_part("start: " + "%lark { start: " * 4000) == "its brackets are nested too deep"
-    assert MAX_READ < 10**6
+    terminals = "\n".join(f"T{n}: /a{n}/" for n in range(1000))
+    assert endless_part(f"start: T0\n{terminals}") == "its terminals are too many to be tried"
