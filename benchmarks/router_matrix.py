@@ -17,6 +17,7 @@ import argparse
 import hashlib
 import json
 import math
+import multiprocessing
 import sys
 import time
 from collections.abc import Sequence
@@ -257,7 +258,12 @@ def _make(runs: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
     left = [run for run in runs if run.key not in kept][::-1]
     deadline_s = time.monotonic() + 60 * args.minutes
     args.output.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(args.workers) as pool, open(path, "a", encoding="utf-8") as file:
+    # Where JAX runs threads, a process may not be forked.
+    context = multiprocessing.get_context("spawn")
+    with (
+        ProcessPoolExecutor(args.workers, context) as pool,
+        open(path, "a", encoding="utf-8") as file,
+    ):
         under_way = {}
         while left or under_way:
             while left and len(under_way) < args.workers and time.monotonic() < deadline_s:

@@ -60,7 +60,9 @@ def test_figures_are_those_of_the_load(policy, asked, num_turns) -> None:
     prompts = sum(max(0, r.num_prompt_tokens - r.num_computed_tokens) for r in running)
     for priority in Priority:
         ahead = sum(r.num_missing_tokens for r in waiting if r.priority <= priority)
-        assert found.prompt_tokens[priority] >= ahead
+        # A token that the step in flight still computed for one that was preempted is not counted.
+        late = sum(r.metrics.num_preemptions > 0 for r in waiting if r.priority <= priority)
+        assert found.prompt_tokens[priority] >= ahead - late
     assert found.prompt_tokens[Priority.LOW] <= prompts + sum(r.num_tokens for r in live)
     paced = [r for r in running if r.tpot_target_s is not None]
     assert (found.least_pace_s < math.inf) == bool(paced)
