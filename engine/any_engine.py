@@ -5,9 +5,10 @@ from __future__ import annotations
 from octavo.engine.config import EngineConfig, of_one_engine
 from octavo.engine.early_checks import check_early
 from octavo.engine.engine import Engine
+from octavo.engine.replicas.replica_group import ReplicaGroup
 from octavo.engine.replicas.replicated_engine import ReplicatedEngine
 
-AnyEngine = Engine | ReplicatedEngine
+AnyEngine = Engine | ReplicaGroup
 
 
 def open_engine(config: EngineConfig, *, progress: bool = False) -> AnyEngine:

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar, Unpack
 
-from octavo.engine.any_engine import open_engine
+from octavo.engine.any_engine import AnyEngine, open_engine
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine_arguments import engine_config
 from octavo.engine.errors import EngineDeadError
@@ -70,15 +70,23 @@ class AsyncEngine(AsyncPooling):
     Args:
         config: engine arguments; None takes the defaults and `engine_args`.
         progress: show a bar while programs compile.
+        engine: one that is built already, and is this one's from now on; the others are not used.
         **engine_args: fields of `EngineConfig`, when no config is given.
 
     Raises: as for `Engine`.
     """
 
     def __init__(
-        self, config: EngineConfig | None = None, *, progress: bool = False, **engine_args: Any
+        self,
+        config: EngineConfig | None = None,
+        *,
+        progress: bool = False,
+        engine: AnyEngine | None = None,
+        **engine_args: Any,
     ) -> None:
-        self.engine = open_engine(config or engine_config(None, engine_args), progress=progress)
+        if engine is None:
+            engine = open_engine(config or engine_config(None, engine_args), progress=progress)
+        self.engine = engine
         self.config = self.engine.config
         self.tokenizer = self.engine.tokenizer
         self.model_name = self.engine.model_name

@@ -17,6 +17,8 @@ from octavo.engine.sampling_params import (
     SamplingParams,
 )
 from octavo.engine.structured.params import MAX_CHOICES, StructuredOutputsParams
+from octavo.engine.structured.turn_grammar import TurnGrammar
+from octavo.engine.text.assistant.tool_request import MAX_TOOLS
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
 REMEMBERED_BYTES, NUM_REMEMBERED = 256, 1024
@@ -75,6 +77,11 @@ def sampling_params_to_message(params: SamplingParams) -> pb.SamplingParams:
     if isinstance(params.structured_outputs, StructuredOutputsParams):
         given = params.structured_outputs.given()
         message.structured_outputs.CopyFrom(pb.StructuredOutputs(**given))
+        if (turn := params.structured_outputs.turn) is not None:
+            schemas = [pb.ToolSchema(field=name, schema=text) for name, text in turn.schemas]
+            message.structured_outputs.turn.CopyFrom(
+                pb.Turn(root=turn.root, calls=turn.calls, schemas=schemas)
+            )
     if params.allowed_token_ids is not None:
         message.allowed_token_ids.ids.extend(params.allowed_token_ids)
     return message
@@ -131,7 +138,19 @@ def _structured_outputs(message: pb.StructuredOutputs) -> StructuredOutputsParam
         values["choice"] = tuple(message.choice)
     for name in ("disable_any_whitespace", "disable_additional_properties"):
         values[name] = getattr(message, name)
+    if message.HasField("turn"):
+        values["turn"] = _turn(message.turn)
     return StructuredOutputsParams(**values)
+
+
+def _turn(message: pb.Turn) -> TurnGrammar:
+    _check_count("structured_outputs.turn.schemas", message.schemas, MAX_TOOLS)
+    return TurnGrammar(
+        root=message.root,
+        calls=message.calls if message.HasField("calls") else None,
+        schemas=tuple((each.field, each.schema) for each in message.schemas),
+        is_trusted=False,
+    )
 
 
 def _check_count(name: str, items: Sized, most: int) -> None:

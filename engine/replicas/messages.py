@@ -139,6 +139,22 @@ class News:
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """A submission that the replica has no more and did not end: another goes on with it.
+
+    Attributes:
+        request_id: of the submission.
+        cause: as a phrase.
+        has_died: whether the replica was lost with it, and it may be to blame; else it was refused,
+            as by a server that is going away.
+    """
+
+    request_id: str
+    cause: str
+    has_died: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """How busy the replica is.
 
@@ -185,4 +201,6 @@ class Broke:
     error: Exception
 
 
-Message = Beat | Building | Ready | NotBuilt | News | LoadReport | Answer | Logged | Broke
+Message = (
+    Beat | Building | Ready | NotBuilt | News | Returned | LoadReport | Answer | Logged | Broke
+)

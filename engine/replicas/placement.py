@@ -15,8 +15,8 @@ from octavo.engine.input.resumption import rest_of
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.output.transcript import Transcript
 from octavo.engine.replicas import messages
+from octavo.engine.replicas.any_replica import AnyReplica
 from octavo.engine.replicas.continuation import Narrator, transcript_of
-from octavo.engine.replicas.replica import Replica
 from octavo.engine.replicas.router import Router
 from octavo.engine.request import RequestStatus
 from octavo.engine.sampling_params import RequestOutputKind
@@ -57,7 +57,7 @@ class Placement:
         touched: whose transcripts have something to tell; whoever reads them empties it.
     """
 
-    def __init__(self, replicas: Sequence[Replica], clock: Clock) -> None:
+    def __init__(self, replicas: Sequence[AnyReplica], clock: Clock) -> None:
         self.touched: dict[Transcript, None] = {}
         self._replicas = replicas
         self._clock = clock
@@ -79,7 +79,7 @@ class Placement:
         """Ids of the submissions that have not ended."""
         return list(self._live)
 
-    def where(self, request_id: str) -> Replica | None:
+    def where(self, request_id: str) -> AnyReplica | None:
         """The replica that has a request; None where none has."""
         live = self._live.get(request_id)
         return None if live is None or live.where == _NO_LIFE else self._replicas[live.where[0]]
@@ -198,24 +198,37 @@ class Placement:
         """
         self._router.forget(where[0])
         for request_id, live in list(self._live.items()):
-            if live.where != where:
-                continue
-            self._router.ended(request_id)
-            live.where = _NO_LIFE
-            if live.ending is not None:
-                self._end(live, *live.ending)
-                continue
-            live.num_deaths += 1
-            if request_id == self._on_trial:
-                reason = f"{live.num_deaths} replicas died with request {request_id} ({cause})"
-                self._quarantine.put(live.submission.sequences[0], self._clock.now_s())
-                self._end(live, RequestStatus.FAILED, QuarantinedError(reason))
-                continue
-            if live.num_deaths < SUSPECT_DEATHS:
-                self._place(request_id, live)
-            else:
-                self._suspects.append(request_id)
+            if live.where == where:
+                self._lose(request_id, live, cause, has_died=True)
         self._try_next()
+
+    def take_again(self, returned: messages.Returned, where: tuple[int, int]) -> None:
+        """Gives what a replica returned to another; nothing, if that replica has it no more.
+
+        Args:
+            where: replica and life.
+        """
+        live = self._live.get(returned.request_id)
+        if live is not None and live.where == where:
+            self._lose(returned.request_id, live, returned.cause, has_died=returned.has_died)
+            self._try_next()
+
+    def _lose(self, request_id: str, live: _Live, cause: str, *, has_died: bool) -> None:
+        """A replica has a submission no more: another goes on with it, unless it is to blame."""
+        self._router.ended(request_id)
+        live.where = _NO_LIFE
+        if live.ending is not None:
+            self._end(live, *live.ending)
+            return
+        live.num_deaths += has_died
+        if has_died and request_id == self._on_trial:
+            reason = f"{live.num_deaths} replicas died with request {request_id} ({cause})"
+            self._quarantine.put(live.submission.sequences[0], self._clock.now_s())
+            self._end(live, RequestStatus.FAILED, QuarantinedError(reason))
+        elif live.num_deaths < SUSPECT_DEATHS or request_id == self._on_trial:
+            self._place(request_id, live)
+        else:
+            self._suspects.append(request_id)
 
     def _try_next(self) -> None:
         """Lets the next of those run that may have killed replicas, if none of them does."""

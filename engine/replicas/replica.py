@@ -51,6 +51,11 @@ class Died:
     error: Exception | None
 
 
+EventMessage = (
+    messages.Ready | messages.News | messages.Returned | messages.Building | messages.Answer | Died
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """What a replica has to say.
@@ -63,7 +68,7 @@ class Event:
 
     replica: int
     life: int
-    message: messages.Ready | messages.News | messages.Building | messages.Answer | Died
+    message: EventMessage
 
 
 class Replica:
@@ -260,10 +265,7 @@ class Replica:
             )
         self._socket = ours
 
-    def _tell(
-        self,
-        message: messages.Ready | messages.News | messages.Building | messages.Answer | Died,
-    ) -> None:
+    def _tell(self, message: EventMessage) -> None:
         self._events.put(Event(self.index, self.life, message))
 
 

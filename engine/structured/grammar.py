@@ -109,6 +109,10 @@ def _source(params: StructuredOutputsParams) -> str:
     """The grammar in the library's own form."""
     content = None if params.kind is None else _content_source(params)
     if params.turn is not None:
+        if not params.turn.is_trusted:
+            for grammar in (params.turn.root, params.turn.calls or ""):
+                if (part := endless_part(grammar, is_empty_terminal)) is not None:
+                    raise ValueError(part)
         return turn_source(params.turn, content)
     assert content is not None
     return content

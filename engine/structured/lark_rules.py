@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from octavo.engine.structured.references import endless_reference
 
-MAX_READ = 500_000
-"""Tokens of rules that are read, over and over: a grammar of 64 kB has some 20,000."""
+MAX_READ = 2_000_000
+"""Tokens of rules that are read, over and over, in a second or so. A grammar of 64 kB has some
+20,000; one of the calls of many tools, a megabyte, some 300,000."""
 MAX_TRIED_CHARS = 2_000_000
 """Of terminals that are tried, each with all that it may be made of."""
 _TOKEN = re.compile(

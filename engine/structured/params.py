@@ -68,6 +68,9 @@ class StructuredOutputsParams:
             names = ", ".join(KINDS)
             shown = given or "none"
             raise InvalidRequestError(self.asked_as or FIELD, shown, f"exactly one of {names}")
+        if self.turn is not None and len(self.turn.root) > MAX_GRAMMAR_CHARS:
+            allowed = f"at most {MAX_GRAMMAR_CHARS} characters of grammar"
+            raise InvalidRequestError("tools", "their turn", allowed)
         if self.turn is not None and len(self.turn.calls or "") > MAX_CALLS_CHARS:
             allowed = f"at most {MAX_CALLS_CHARS} characters of grammar"
             raise InvalidRequestError("tools", "their schemas", allowed)

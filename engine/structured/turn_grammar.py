@@ -13,18 +13,21 @@ CALLS, CONTENT = "calls", "content"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnGrammar:
-    """What stands before and beside the text that a request constrains. Made by the engine itself.
+    """What stands before and beside the text that a request constrains. Made by an engine itself.
 
     Attributes:
         root: Lark grammar of the turn, in which `@calls` and `@content` are these: grammars of
             their own, whose rules may have any names.
         calls: Lark grammar of calls, or of words and calls; None for a turn without any.
         schemas: (field, JSON schema) of each tool, for an error that names the one at fault.
+        is_trusted: whether this process made it; else its rules are followed before it is compiled,
+            as those of a user's grammar are.
     """
 
     root: str
     calls: str | None = None
     schemas: tuple[tuple[str, str], ...] = ()
+    is_trusted: bool = True
 
 
 def turn_source(turn: TurnGrammar, content: str | None) -> str:

@@ -22,6 +22,7 @@ COMMANDS = {
     "generate": "generate text from prompts",
     "chat": "talk to a model",
     "serve": "serve a model over gRPC and HTTP",
+    "route": "serve what other servers generate, and go on elsewhere if one dies",
     "compile": "fill the compile cache ahead, for images",
     "admin": "drain a server, flush its cache, profile it, trace its schedule",
     "convert": "write a checkpoint that opens faster",

@@ -16,8 +16,9 @@ from octavo.server.event_loop import new_event_loop
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
-    from octavo.server.cli.settings import Settings
+    from octavo.server.logs import LogConfig
     from octavo.server.serve import Addresses
+    from octavo.server.serve_config import ServeConfig
 
 _PREFIX = "setting_"
 _ALIASES = {"drain_timeout_s": ("--drain-timeout", "--drain-s")}
@@ -84,16 +85,17 @@ def run(args: argparse.Namespace) -> int:
         return engine
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_serve(make_engine, settings))
+        runner.run(serve_until_told(make_engine, settings.serve, settings.log))
     return 0
 
 
-async def _serve(make_engine: Callable[[], AsyncEngine], settings: Settings) -> None:
+async def serve_until_told(
+    make_engine: Callable[[], AsyncEngine], config: ServeConfig, log: LogConfig
+) -> None:
+    """Serves what `make_engine` makes until told to stop."""
     from octavo.server.serve import Ending, serve
 
-    ending = await serve(
-        make_engine, settings.serve, announce=_announce, log_prompts=settings.log.log_prompts
-    )
+    ending = await serve(make_engine, config, announce=_announce, log_prompts=log.log_prompts)
     if ending is not Ending.WHOLE:
         # A thread in a step or in the compiler would keep the interpreter from exiting, too.
         logging.shutdown()

@@ -1,0 +1,107 @@
+"""`octavo route`: a front over servers elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.server.cli.dataclass_args import add_dataclass_args, given_args
+
+if TYPE_CHECKING:
+    from octavo.engine.async_engine import AsyncEngine
+
+_PREFIX = "setting_"
+TIMEOUT_S = 10.0
+
+
+def add_parser(subparsers: Any) -> None:
+    """Adds the command's parser."""
+    from octavo.server.logs import LogConfig
+    from octavo.server.serve_config import ServeConfig
+
+    parser = subparsers.add_parser(
+        "route",
+        description="Serve over gRPC and HTTP what other Octavo servers generate. Each request "
+        "goes to the server that has done with it first, and on to another if that one dies or "
+        "goes away: its reader sees a pause.",
+    )  # fmt: skip
+    parser.add_argument(
+        "--backend", metavar="HOST:PORT", action="append", default=[], required=True,
+        help="gRPC address of a server; given once for each",
+    )  # fmt: skip
+    parser.add_argument(
+        "--model", metavar="DIR", required=True,
+        help="folder with the model's config.json and tokenizer; no weights are read",
+    )  # fmt: skip
+    parser.add_argument(
+        "--backend-token-file", metavar="FILE", help="its first line is shown to the servers"
+    )
+    parser.add_argument(
+        "--backend-ca", metavar="FILE",
+        help="certificates that sign the servers', PEM; without, they are spoken to in plain text",
+    )  # fmt: skip
+    parser.add_argument(
+        "--backend-timeout-s", metavar="S", type=float, default=TIMEOUT_S,
+        help=f"seconds without a word after which a server is taken for lost ({TIMEOUT_S:.0f})",
+    )  # fmt: skip
+    add_dataclass_args(parser.add_argument_group("serving"), ServeConfig, prefix=_PREFIX)
+    add_dataclass_args(parser.add_argument_group("logging"), LogConfig, prefix=_PREFIX)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serves until told to stop; 0."""
+    from octavo.server.cli.serve import serve_until_told
+    from octavo.server.event_loop import new_event_loop
+    from octavo.server.logs import LogConfig, start_logging
+    from octavo.server.route.backend import check_targets
+    from octavo.server.serve_config import ServeConfig
+
+    serve_config = ServeConfig(**given_args(args, ServeConfig, _PREFIX))
+    log_config = LogConfig(**given_args(args, LogConfig, _PREFIX))
+    targets = check_targets(args.backend)
+    token, ca = _first_line(args.backend_token_file), _file("backend_ca", args.backend_ca)
+    start_logging(log_config)
+
+    def make_engine() -> AsyncEngine:
+        import grpc
+
+        from octavo.engine.async_engine import AsyncEngine
+        from octavo.server.route.backend import Backend
+        from octavo.server.route.routed_engine import RoutedEngine
+
+        credentials = None if ca is None else grpc.ssl_channel_credentials(ca)
+        backends = [
+            Backend(target=target, token=token, credentials=credentials) for target in targets
+        ]
+        engine = RoutedEngine(args.model, backends, timeout_s=args.backend_timeout_s)
+        engine.prepare_grammars()
+        return AsyncEngine(engine=engine)
+
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(serve_until_told(make_engine, serve_config, log_config))
+    return 0
+
+
+def _file(name: str, path: str | None) -> bytes | None:
+    from octavo.engine.errors import InvalidConfigError
+
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise InvalidConfigError(name, path, f"a file that can be read ({error})") from None
+
+
+def _first_line(path: str | None) -> str | None:
+    from octavo.engine.errors import InvalidConfigError
+
+    found = _file("backend_token_file", path)
+    if found is None:
+        return None
+    lines = found.decode("utf-8", "replace").split()
+    if not lines:
+        raise InvalidConfigError("backend_token_file", path, "a file with a token")
+    return lines[0].rpartition(":")[2]

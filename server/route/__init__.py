@@ -1,0 +1,1 @@
+"""A front over servers elsewhere: `octavo route`."""

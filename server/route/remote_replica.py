@@ -1,0 +1,306 @@
+"""A server elsewhere as one of an engine's replicas.
+
+All of them live in one event loop, in a thread of its own. A request is a stream of the server's
+own `GenerateStream`; one that breaks off is returned, so that another server goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TypeVar
+
+import grpc
+from google.protobuf.message import Message
+
+from octavo.engine.errors import EngineDeadError, OctavoError
+from octavo.engine.input.input_processor import Submission
+from octavo.engine.observability.load import EngineLoad
+from octavo.engine.output.outputs import RequestMetrics, RequestOutput
+from octavo.engine.replicas import messages
+from octavo.engine.replicas.messages import PROBE_TOKENS
+from octavo.engine.replicas.replica import Event
+from octavo.engine.replicas.worker import ended
+from octavo.engine.request import Priority, RequestStatus
+from octavo.engine.scheduler.load import QueueLoad
+from octavo.server.output_message import OutputDecoder
+from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
+from octavo.server.route.backend import Backend
+from octavo.server.route.requests import request_of
+from octavo.server.status import DETAILS_KEY, error_of
+
+POLL_S = 0.25
+"""Between two looks at a server's load."""
+CALL_S = 2.0
+"""For an answer about load."""
+AGAIN_S = 0.5
+"""Between two attempts at a server that does not answer."""
+
+logger = logging.getLogger(__name__)
+_M = TypeVar("_M", bound=Message)
+_METHOD = "/octavo.v1.OctavoService/"
+MakeReady = Callable[[str, pb.GetModelInfoResponse, pb.GetServerInfoResponse], messages.Ready]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Call:
+    """A request under way, and the life that it was sent to."""
+
+    task: asyncio.Task[None]
+    submission: Submission
+    life: int
+
+
+class RemoteReplica:
+    """Keeps in touch with one server. `open`, `send` and `close` are for one thread.
+
+    Args:
+        index: its number, from 0 on.
+        backend: where it is.
+        loop: that runs in another thread.
+        events: where news go.
+        make_ready: from (address, what is served, what serves it); raises `OctavoError` where that
+            does not go with the other servers.
+        timeout_s: seconds without a word after which it is taken for lost.
+        now_s: the clock of requests.
+
+    Attributes: as those of `AnyReplica`.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        backend: Backend,
+        loop: asyncio.AbstractEventLoop,
+        events: SimpleQueue[Event | None],
+        make_ready: MakeReady,
+        *,
+        timeout_s: float,
+        now_s: Callable[[], float],
+    ) -> None:
+        self.index = index
+        self.life = 0
+        self.ready: messages.Ready | None = None
+        self.report: messages.LoadReport | None = None
+        self.is_lost = False
+        self.is_quiet = False
+        self.refused: OctavoError | None = None
+        """Why the server takes no part, if it answers and does not."""
+        self._backend = backend
+        self._loop = loop
+        self._events = events
+        self._make_ready = make_ready
+        self._timeout_s = timeout_s
+        self._now_s = now_s
+        self._channel: grpc.aio.Channel
+        self._calls: dict[str, _Call] = {}
+        self._watch: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Begins to look for the server; `Event`s tell of it."""
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def send(self, command: messages.Command) -> int:
+        """See `AnyReplica.send`."""
+        self._loop.call_soon_threadsafe(self._do, command, self.life)
+        return self.life
+
+    def close(self) -> None:
+        """Ends every call."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+
+    # Below runs in the loop.
+
+    def _begin(self) -> None:
+        self._channel = self._backend.channel()
+        self._watch = self._loop.create_task(self._keep_watch())
+
+    async def _end(self) -> None:
+        tasks = [call.task for call in self._calls.values()]
+        if self._watch is not None:
+            tasks.append(self._watch)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._channel.close()
+
+    def _tell(self, message: messages.News | messages.Returned | messages.Ready, life: int) -> None:
+        self._events.put(Event(self.index, life, message))
+
+    def _do(self, command: messages.Command, life: int) -> None:
+        match command:
+            case messages.Submit(submission):
+                task = self._loop.create_task(self._run(submission, life))
+                self._calls[submission.request_id] = _Call(task, submission, life)
+            case messages.Abort(request_id, status, error):
+                call = self._calls.pop(request_id, None)
+                if call is not None:
+                    call.task.cancel()
+                    self._tell(messages.News([ended(call.submission, status, error)]), call.life)
+
+    async def _run(self, submission: Submission, life: int) -> None:
+        """One request, until its stream ends."""
+        request_id = submission.request_id
+        try:
+            message = await self._stream(submission, life)
+        except Exception as error:
+            message = messages.News([ended(submission, RequestStatus.FAILED, _typed(error))])
+        self._calls.pop(request_id, None)
+        if message is not None:
+            self._tell(message, life)
+
+    async def _stream(
+        self, submission: Submission, life: int
+    ) -> messages.News | messages.Returned | None:
+        """Tells what comes of a request; what is left to be said of its end, if anything."""
+        first, request_id = submission.sequences[0], submission.request_id
+        metrics = dataclasses.replace(first.metrics)
+        timeout_s = None if first.deadline_s is None else first.deadline_s - self._now_s()
+        method = self._channel.unary_stream(
+            _METHOD + "GenerateStream",
+            request_serializer=pb.GenerateRequest.SerializeToString,
+            response_deserializer=pb.GenerateResponse.FromString,
+        )
+        decoder = OutputDecoder(None)
+        call = method(
+            request_of(submission, self._now_s()),
+            timeout=timeout_s,
+            metadata=self._backend.metadata,
+        )
+        try:
+            async for answer in call:
+                output = decoder.decode(answer)
+                self._place(output, metrics, request_id)
+                self._tell(messages.News([output]), life)
+                if output.finished:
+                    return None
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                failed = ended(submission, RequestStatus.FAILED, error_of(error))
+                return messages.News([failed])
+            self.ready = None  # until the watch finds that it serves
+            cause = f"the connection to {self._backend.target} broke: {error.details()}"
+            return messages.Returned(request_id, cause, has_died=not _answered(error))
+        return messages.Returned(
+            request_id, f"{self._backend.target} ended its stream", has_died=False
+        )
+
+    def _place(self, output: RequestOutput, metrics: RequestMetrics, request_id: str) -> None:
+        """Makes an output one of this front: its ids and its clock."""
+        now_s = self._now_s()
+        if metrics.first_token_s is None and any(each.token_ids for each in output.outputs):
+            metrics.first_token_s = now_s
+        metrics.last_token_s = now_s
+        if output.finished:
+            metrics.finished_s = now_s
+            metrics.num_preemptions += output.metrics.num_preemptions
+        output.metrics = dataclasses.replace(metrics)
+        output.engine_id, output.prompt_token_ids = request_id, []
+
+    async def _keep_watch(self) -> None:
+        """Looks at the server as long as the front lives."""
+        heard_s = time.monotonic()
+        while True:
+            try:
+                await self._look()
+                heard_s, self.is_quiet = time.monotonic(), False
+                await asyncio.sleep(POLL_S)
+                continue
+            except grpc.aio.AioRpcError as error:
+                cause = error_of(error)
+                if _answered(error):  # it is loading, or going away: what it has goes on
+                    heard_s, self.ready = time.monotonic(), None
+            except OctavoError as error:
+                if self.refused is None:
+                    logger.error("%s takes no part: %s", self._backend.target, error)
+                self.refused, cause = error, error
+            except Exception:
+                logger.exception("a look at %s failed", self._backend.target)
+                cause = EngineDeadError("a look at it failed")
+            silent_s = time.monotonic() - heard_s
+            self.is_quiet = True
+            if self.ready is not None and silent_s > min(4 * POLL_S, self._timeout_s):
+                logger.warning("%s does not answer: %s", self._backend.target, cause)
+                self.ready = None
+            if silent_s > self._timeout_s:
+                self._give_up(cause)
+            await asyncio.sleep(AGAIN_S)
+
+    async def _look(self) -> None:
+        """Asks for the load; the first time, and after a silence, also what is served.
+
+        Raises:
+            AioRpcError, TimeoutError: it does not answer.
+            OctavoError: it does not go with the others.
+        """
+        if self.ready is None:
+            info = await self._ask(
+                "GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse
+            )
+            server = await self._ask(
+                "GetServerInfo", pb.GetServerInfoRequest(), pb.GetServerInfoResponse
+            )
+            if server.draining:
+                raise EngineDeadError("it is going away")
+            ready = self._make_ready(self._backend.target, info, server)
+        one = await self._ask("GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse)
+        request = pb.GetLoadRequest(num_prompt_tokens=PROBE_TOKENS)
+        probe = await self._ask("GetLoad", request, pb.GetLoadResponse)
+        first_s = (one.predicted_ttft_s, probe.predicted_ttft_s)
+        self.report = messages.LoadReport(load_of(one), dict.fromkeys(Priority, first_s))
+        if self.ready is None:
+            self.ready, self.refused = ready, None
+            self.life += 1
+            logger.info("%s serves", self._backend.target)
+            self._tell(ready, self.life)
+
+    async def _ask(self, name: str, message: Message, kind: type[_M]) -> _M:
+        method = self._channel.unary_unary(
+            _METHOD + name,
+            request_serializer=type(message).SerializeToString,
+            response_deserializer=kind.FromString,
+        )
+        answer: _M = await method(message, timeout=CALL_S, metadata=self._backend.metadata)
+        return answer
+
+    def _give_up(self, cause: Exception) -> None:
+        """Returns all that the server has: nothing was heard of it for too long."""
+        calls, self._calls = self._calls, {}
+        for request_id, call in calls.items():
+            call.task.cancel()
+            silent = f"{self._backend.target} hangs: {cause}"
+            self._tell(messages.Returned(request_id, silent, has_died=True), call.life)
+
+
+def _answered(error: grpc.aio.AioRpcError) -> bool:
+    """Whether a server said so, and not the connection to it."""
+    return any(key == DETAILS_KEY for key, _ in error.trailing_metadata() or ())
+
+
+def _typed(error: BaseException) -> Exception:
+    if isinstance(error, OctavoError):
+        return error
+    return EngineDeadError(str(error) or type(error).__name__)
+
+
+def load_of(message: pb.GetLoadResponse) -> EngineLoad:
+    """A server's load as that of an engine; 0 for what it does not tell."""
+    names = {field.name for field in message.DESCRIPTOR.fields}
+    values = {
+        field.name: getattr(message, field.name) if field.name in names else 0
+        for field in dataclasses.fields(EngineLoad)
+        if field.name not in ("queues", "steps_by_tokens")
+    }
+    queues = {
+        Priority(queue.priority - 1): QueueLoad(
+            num_waiting=queue.num_waiting,
+            oldest_s=queue.oldest_s,
+            num_prompt_tokens=queue.num_prompt_tokens,
+        )
+        for queue in message.queues
+    }
+    return EngineLoad(**values, queues=queues, steps_by_tokens=())

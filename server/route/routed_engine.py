@@ -1,0 +1,191 @@
+"""`RoutedEngine`: servers elsewhere with the face of one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from octavo.engine.clock import MonotonicClock
+from octavo.engine.config import EngineConfig
+from octavo.engine.errors import (
+    EngineDeadError,
+    InvalidConfigError,
+    InvalidRequestError,
+    OverloadedError,
+)
+from octavo.engine.input.input_processor import Submission
+from octavo.engine.observability.schedule import Schedule
+from octavo.engine.replicas import messages
+from octavo.engine.replicas.replica import Event
+from octavo.engine.replicas.replica_group import ReplicaGroup
+from octavo.engine.scheduler.step_plan import StepLimits
+from octavo.engine.text.tokenizer import Tokenizer
+from octavo.models.loading.safetensors import read_config
+from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
+from octavo.server.route.backend import Backend
+from octavo.server.route.remote_replica import RemoteReplica
+
+LOOK_S = 10.0
+"""Between two lines of the log while no server answers."""
+RETRY_S = 1.0
+"""After how long a client comes back that no server could take."""
+
+logger = logging.getLogger(__name__)
+
+
+class RoutedEngine(ReplicaGroup):
+    """A front's engine: it reads prompts and keeps what readers have; servers generate.
+
+    A request whose server dies, hangs or goes away goes on at another from the tokens that its
+    reader has. Waits until a server answers.
+
+    Args:
+        model: folder with the model's `config.json` and tokenizer; no weights are read.
+        backends: the servers, of one model.
+        timeout_s: seconds without a word after which a server is taken for lost.
+        seed: seeds requests that bring none.
+
+    Raises:
+        ModelLoadError: the folder cannot be used.
+        InvalidConfigError: the first server that answers serves another model.
+    """
+
+    def __init__(
+        self, model: str, backends: Sequence[Backend], *, timeout_s: float, seed: int = 0
+    ) -> None:
+        clock = MonotonicClock()
+        self._model = read_config(Path(model))
+        self._tokenizer = Tokenizer.from_source(model)
+        self._common: pb.GetModelInfoResponse | None = None
+        events: SimpleQueue[Event | None] = SimpleQueue()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="octavo-route", daemon=True
+        )
+        self._thread.start()
+        self.servers = [
+            RemoteReplica(
+                index, backend, self._loop, events, self._make_ready,
+                timeout_s=timeout_s, now_s=clock.now_s,
+            )
+            for index, backend in enumerate(backends)
+        ]  # fmt: skip
+        for server in self.servers:
+            server.open()
+        try:
+            ready = self._first_ready(events)
+        except BaseException:
+            self._end()
+            raise
+        config = EngineConfig(model=model, served_model_name=ready.model_name, seed=seed)
+        super().__init__(config, self.servers, events, ready, clock=clock)
+
+    def _first_ready(self, events: SimpleQueue[Event | None]) -> messages.Ready:
+        """Waits for the first server."""
+        begun_s = time.monotonic()
+        while True:
+            try:
+                event = events.get(timeout=LOOK_S)
+            except Empty:
+                waited_s = time.monotonic() - begun_s
+                logger.warning("no server answers yet, after %.0f s", waited_s)
+                continue
+            finally:
+                refused = [server.refused for server in self.servers]
+                if all(refused):
+                    raise refused[0] or EngineDeadError("no server can be used")
+            if event is not None and isinstance(event.message, messages.Ready):
+                return event.message
+
+    def _make_ready(
+        self, target: str, info: pb.GetModelInfoResponse, server: pb.GetServerInfoResponse
+    ) -> messages.Ready:
+        """What a server serves, if that goes with this front's model and the other servers."""
+        common = self._common or info
+        for name in ("model", "vocab_size", "dtype"):
+            own, others = getattr(info, name), getattr(common, name)
+            if own != others:
+                raise InvalidConfigError("backend", target, f"of {name} {others!r}, not {own!r}")
+        if info.vocab_size != self._model.vocab_size:
+            raise InvalidConfigError(
+                "model", f"vocab_size {self._model.vocab_size}",
+                f"the folder of what {target} serves, of vocab_size {info.vocab_size}",
+            )  # fmt: skip
+        if self._common is not None and info.max_model_len < self._common.max_model_len:
+            allowed = f"of max_model_len {self._common.max_model_len} at least"
+            raise InvalidConfigError("backend", f"{target}: {info.max_model_len}", allowed)
+        self._common = common
+        rows = server.engine_args.get("max_num_seqs", "")
+        num_rows = int(rows) if rows.isdecimal() else 1
+        return messages.Ready(
+            platform=server.platform,
+            num_devices=server.num_devices,
+            model_config=self._model,
+            model_name=info.model,
+            dtype=info.dtype,
+            limits=StepLimits(
+                max_num_batched_tokens=common.max_model_len,
+                max_num_seqs=num_rows,
+                max_num_steps=1,
+                max_prefill_rows=num_rows,
+                max_pages_per_seq=common.max_model_len,
+                page_size=1,
+                num_pages=2,
+                max_model_len=common.max_model_len,
+                token_edges=(common.max_model_len,),
+            ),
+            tokenizer=self._tokenizer,
+            eos_token_ids=tuple(
+                dict.fromkeys((*self._tokenizer.eos_token_ids, *info.eos_token_ids))
+            ),
+            pooler=None,
+            generates=True,
+            compile_s={},
+        )
+
+    def submit(self, submission: Submission) -> None:
+        """Takes a checked submission. A server that refuses it tells so as its error.
+
+        Raises:
+            OverloadedError: no server takes requests at the moment.
+            QuarantinedError: servers died of its prompt a moment ago.
+        """
+        if all(server.ready is None for server in self.servers):
+            raise OverloadedError("no server takes requests", RETRY_S)
+        self._placement.submit(submission)
+
+    def flush_prefix_cache(self) -> tuple[int, int]:
+        """Refuses to: each server has an admin service of its own."""
+        allowed = "asked of each server's own admin service"
+        raise InvalidRequestError("flush_prefix_cache", "a front", allowed)
+
+    def schedules(self) -> list[Schedule]:
+        """Nothing: each server shows its own."""
+        return [Schedule()]
+
+    def check_integrity(self) -> None:
+        """Nothing: each server sees to its own pages."""
+
+    def wait_until_compiled(self) -> None:
+        """Nothing: each server compiles its own programs."""
+
+    def prepare_grammars(self) -> None:
+        """Makes ready for structured outputs, whose grammars are checked here."""
+        self.grammars.prepare()
+
+    def close(self) -> None:
+        """Ends every call and leaves the servers as they are."""
+        super().close()
+        self._end()
+
+    def _end(self) -> None:
+        for server in self.servers:
+            server.close()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
