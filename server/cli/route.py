@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
 
 _PREFIX = "setting_"
-TIMEOUT_S = 10.0
+CHAT_OPTIONS = ("chat_template", "tool_call_parser", "reasoning_parser")
+TIMEOUT_S, MOST_TIMEOUT_S = 10.0, 3600.0
 
 
 def add_parser(subparsers: Any) -> None:
@@ -32,9 +33,15 @@ def add_parser(subparsers: Any) -> None:
         help="gRPC address of a server; given once for each",
     )  # fmt: skip
     parser.add_argument(
-        "--model", metavar="DIR", required=True,
-        help="folder with the model's config.json and tokenizer; no weights are read",
+        "--model", metavar="MODEL", required=True,
+        help="folder with the model's config.json and tokenizer, a GGUF file, or the name of a "
+        "packaged model; no weights are read",
     )  # fmt: skip
+    for option in CHAT_OPTIONS:
+        words = option.replace("_", " ")
+        parser.add_argument(
+            f"--{option.replace('_', '-')}", metavar="NAME", help=f"{words}, as of `octavo serve`"
+        )
     parser.add_argument(
         "--backend-token-file", metavar="FILE", help="its first line is shown to the servers"
     )
@@ -52,6 +59,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until told to stop; 0."""
+    from octavo.engine.errors import InvalidConfigError
     from octavo.server.cli.serve import serve_until_told
     from octavo.server.event_loop import new_event_loop
     from octavo.server.logs import LogConfig, start_logging
@@ -61,6 +69,9 @@ def run(args: argparse.Namespace) -> int:
     serve_config = ServeConfig(**given_args(args, ServeConfig, _PREFIX))
     log_config = LogConfig(**given_args(args, LogConfig, _PREFIX))
     targets = check_targets(args.backend)
+    if not 0 < args.backend_timeout_s <= MOST_TIMEOUT_S:
+        allowed = f"more than 0, at most {MOST_TIMEOUT_S:.0f} seconds"
+        raise InvalidConfigError("backend_timeout_s", args.backend_timeout_s, allowed)
     token, ca = _first_line(args.backend_token_file), _file("backend_ca", args.backend_ca)
     start_logging(log_config)
 
@@ -75,7 +86,8 @@ def run(args: argparse.Namespace) -> int:
         backends = [
             Backend(target=target, token=token, credentials=credentials) for target in targets
         ]
-        engine = RoutedEngine(args.model, backends, timeout_s=args.backend_timeout_s)
+        chat = {name: getattr(args, name) for name in CHAT_OPTIONS}
+        engine = RoutedEngine(args.model, backends, timeout_s=args.backend_timeout_s, **chat)
         engine.prepare_grammars()
         return AsyncEngine(engine=engine)
 

@@ -303,4 +303,4 @@ def load_of(message: pb.GetLoadResponse) -> EngineLoad:
         )
         for queue in message.queues
     }
-    return EngineLoad(**values, queues=queues, steps_by_tokens=())
+    return EngineLoad(**values, queues=queues, steps_by_tokens=(0,))

@@ -24,8 +24,13 @@ from octavo.engine.replicas import messages
 from octavo.engine.replicas.replica import Event
 from octavo.engine.replicas.replica_group import ReplicaGroup
 from octavo.engine.scheduler.step_plan import StepLimits
+from octavo.engine.text.chat_template_file import read_chat_template
 from octavo.engine.text.tokenizer import Tokenizer
+from octavo.models.config import ModelConfig
+from octavo.models.loading.gguf import GGUFSource
+from octavo.models.loading.locate import locate
 from octavo.models.loading.safetensors import read_config
+from octavo.models.packaged import PACKAGED_MODELS
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.route.backend import Backend
 from octavo.server.route.remote_replica import RemoteReplica
@@ -45,22 +50,34 @@ class RoutedEngine(ReplicaGroup):
     reader has. Waits until a server answers.
 
     Args:
-        model: folder with the model's `config.json` and tokenizer; no weights are read.
+        model: folder with the model's `config.json` and tokenizer, a GGUF file, or the name of a
+            packaged model; no weights are read.
         backends: the servers, of one model.
         timeout_s: seconds without a word after which a server is taken for lost.
         seed: seeds requests that bring none.
+        **chat: those of `EngineConfig` that say how chats are written and read: `chat_template`,
+            `tool_call_parser`, `reasoning_parser`.
 
     Raises:
-        ModelLoadError: the folder cannot be used.
+        ModelLoadError: the model cannot be used.
         InvalidConfigError: the first server that answers serves another model.
     """
 
     def __init__(
-        self, model: str, backends: Sequence[Backend], *, timeout_s: float, seed: int = 0
+        self,
+        model: str,
+        backends: Sequence[Backend],
+        *,
+        timeout_s: float,
+        seed: int = 0,
+        **chat: str | None,
     ) -> None:
         clock = MonotonicClock()
-        self._model = read_config(Path(model))
-        self._tokenizer = Tokenizer.from_source(model)
+        self._model, self._tokenizer = _read_model(model)
+        given = {name: value for name, value in chat.items() if value is not None}
+        if "chat_template" in given:
+            template = read_chat_template(given["chat_template"])
+            self._tokenizer = self._tokenizer.with_chat_template(template)
         self._common: pb.GetModelInfoResponse | None = None
         events: SimpleQueue[Event | None] = SimpleQueue()
         self._loop = asyncio.new_event_loop()
@@ -82,7 +99,12 @@ class RoutedEngine(ReplicaGroup):
         except BaseException:
             self._end()
             raise
-        config = EngineConfig(model=model, served_model_name=ready.model_name, seed=seed)
+        config = EngineConfig(
+            model=model,
+            served_model_name=ready.model_name,
+            seed=seed,
+            **given,  # type: ignore[arg-type]
+        )
         super().__init__(config, self.servers, events, ready, clock=clock)
 
     def _first_ready(self, events: SimpleQueue[Event | None]) -> messages.Ready:
@@ -189,3 +211,11 @@ class RoutedEngine(ReplicaGroup):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _read_model(model: str) -> tuple[ModelConfig, Tokenizer]:
+    """What a front needs of a model."""
+    if model in PACKAGED_MODELS or model.endswith(".gguf"):
+        source = GGUFSource(locate(model)[0])
+        return source.config, Tokenizer.from_gguf_metadata(source.metadata)
+    return read_config(Path(model)), Tokenizer.from_source(model)

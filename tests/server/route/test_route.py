@@ -130,6 +130,11 @@ def test_completions_over_http_go_the_same_way(front: Process, servers: list[Pro
     assert told[0]["usage"] == told[1]["usage"]
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/health", "/v1/models", "/v1/schedule", "/"])
+def test_its_own_pages_are_there(front: Process, path: str) -> None:
+    assert httpx.get(f"{front.http}{path}", timeout=WAIT_S).status_code == 200
+
+
 def test_a_refusal_of_a_server_is_the_fronts(front: Process) -> None:
     with OctavoClient(front.grpc) as client, pytest.raises(InvalidRequestError) as refused:
         client.generate([5] * 10, GREEDY.replace(max_tokens=10_000))
