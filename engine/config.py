@@ -33,6 +33,8 @@ ATTENTION_BACKENDS = ("auto", "xla", "reference", "mosaic_tpu", "mosaic_gpu")
 WarmUp = Literal["early", "full", "coarse", "few"]
 """What is compiled before the engine is ready; see `EngineConfig.warm_up`."""
 
+Role = Literal["both", "prefill", "decode"]
+"""What a replica is for: prompts, decoding, or both."""
 
 Task = Literal["auto", "generate", "embed", "both"]
 """What requests ask for; see `EngineConfig.task`."""
@@ -102,6 +104,9 @@ class EngineConfig:
             host's cores, or with `tensor_parallel_size` GPUs, of its own. `max_num_seqs`, KV memory
             and the like are those of each. On a CPU, one for each core gives the most tokens a
             second, and each takes memory for weights of its own.
+        replica_roles: what each of several engines is for, separated by commas: "prefill" (prompts
+            alone), "decode" or "both"; with `host_kv_memory_bytes`, by way of which pages of keys
+            and values go from one to another. Empty is both for all.
         replica_timeout_s: seconds without a sign of life, or in one turn of its loop, after which a
             replica hangs: its process is killed and started again, and its requests go on
             elsewhere. Longer than any step.
@@ -149,6 +154,7 @@ class EngineConfig:
     overlap: bool = True
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
+    replica_roles: str = ""
     replica_timeout_s: float = 60.0
     seed: int = 0
     attention_backend: str = "auto"
@@ -194,6 +200,9 @@ class EngineConfig:
             names = (*_KV_CACHE_DTYPES, *KV_CACHE_ALIASES)
             raise InvalidConfigError("kv_cache_dtype", kv_cache_dtype, " or ".join(names))
         object.__setattr__(self, "kv_cache_dtype", kv_cache_dtype)
+        if set(self.roles) != {"both"} and not self.host_kv_memory_bytes:
+            allowed = "some bytes, by way of which pages move, where replica_roles says apart"
+            raise InvalidConfigError("host_kv_memory_bytes", 0, allowed)
         _check_policy(self.scheduling_policy)
         _check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.attention_backend not in ATTENTION_BACKENDS:
@@ -220,6 +229,26 @@ class EngineConfig:
             raise InvalidConfigError(
                 "trust_remote_code", True, "False: Octavo never runs a checkpoint's code"
             )
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """What each replica is for."""
+        if not self.replica_roles:
+            return ("both",) * self.data_parallel_size
+        known: dict[str, Role] = {name: name for name in get_args(Role)}
+        listed = [name.strip() for name in self.replica_roles.split(",")]
+        names: tuple[Role, ...] = tuple(known[name] for name in listed if name in known)
+        if not len(names) == len(listed) == self.data_parallel_size:
+            allowed = (
+                f"{', '.join(get_args(Role))}, one for each of {self.data_parallel_size} replicas "
+                "(data_parallel_size), separated by commas"
+            )
+            raise InvalidConfigError("replica_roles", self.replica_roles, allowed)
+        for need in ("prefill", "decode"):
+            if not {need, "both"} & set(names):
+                allowed = f"such that one takes {need}"
+                raise InvalidConfigError("replica_roles", self.replica_roles, allowed)
+        return names
 
     def with_token_budget(self, default: int) -> EngineConfig:
         """A copy whose token budget is set: its own, or else `default` and a token for each row."""

@@ -14,6 +14,7 @@ from octavo.engine.clock import Clock
 from octavo.engine.errors import OctavoError
 from octavo.engine.executor import StepExecutor
 from octavo.engine.faults.recovery import Recovery
+from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.observability.observers import Observer, Observers
 from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler.committer import Committed, News
@@ -137,6 +138,21 @@ class EngineCore:
         if request is not None:
             self._news.items.append(_ended(request))
         return request is not None
+
+    def bring_to_host(self, names: Sequence[PageHash]) -> int | None:
+        """As `Scheduler.bring_to_host`."""
+        now_s = self._clock.now_s()
+        transfer_id = self.scheduler.bring_to_host(names, now_s)
+        if self.log is not None:
+            self.log.pages_wanted(names, transfer_id, now_s)
+        return transfer_id
+
+    def take_in(self, names: Sequence[PageHash]) -> dict[PageHash, int]:
+        """As `Scheduler.take_in`."""
+        pages = self.scheduler.take_in(names)
+        if self.log is not None:
+            self.log.pages_came(names, pages.values(), self._clock.now_s())
+        return pages
 
     def finish(self, request: Request, stop_reason: str) -> None:
         """Ends a request whose text met a stop string; the caller tells of it."""

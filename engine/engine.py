@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 
 import jax
 from tqdm import tqdm
@@ -29,6 +31,8 @@ from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.execution.weights.weight_reading import WeightReading
 from octavo.engine.execution.weights.weight_variants import choose_weight_variants
 from octavo.engine.input.input_processor import InputProcessor, Submission
+from octavo.engine.kv.page_hash import PageHash
+from octavo.engine.kv_transfer.page_transfer import PageTransfer
 from octavo.engine.observability.load import EngineLoad
 from octavo.engine.observability.recent_schedule import RecentSchedule
 from octavo.engine.observability.schedule import Schedule
@@ -44,6 +48,7 @@ from octavo.engine.structured.masks import TokenMasks
 from octavo.engine.text.chat_template_file import read_chat_template
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.models.config import ModelConfig
+from octavo.models.loading.checkpoint_digest import checkpoint_digest
 from octavo.models.loading.load import OpenedModel, open_model
 from octavo.sharding.mesh import make_mesh, platform
 
@@ -120,7 +125,7 @@ class Engine:
             self.tokenizer = _tokenizer(self.config, model)
             self.executor.weights.set(*reading.result())
             self.scheduler = _scheduler(self.config, setup.limits)
-            self._build_loop()
+            self._build_loop(model)
             self._build_text(incarnation, task, model)
             self._warm_up(progress, on_program)
 
@@ -131,7 +136,7 @@ class Engine:
         self.dtype = str(model.dtype)
         self.platform, self.num_devices = platform(), jax.device_count()
 
-    def _build_loop(self) -> None:
+    def _build_loop(self, model: OpenedModel) -> None:
         self.core = EngineCore(
             self.scheduler,
             self.executor,
@@ -141,6 +146,16 @@ class Engine:
         )
         self.core.masks = self.masks
         self._recent: RecentSchedule | None = None
+        identity = partial(_identity, model.source, str(model.dtype), str(model.quantization))
+        self.transfer = (
+            PageTransfer(
+                self.core,
+                self.executor,
+                identity,
+            )
+            if self.scheduler.can_exchange_pages
+            else None
+        )
 
     def _build_text(self, incarnation: str | None, task: Task, model: OpenedModel) -> None:
         """The ways in and out: prompts to requests, tokens to texts and vectors."""
@@ -218,7 +233,12 @@ class Engine:
     def has_unfinished(self) -> bool:
         """Whether `step` has anything left to do: requests, steps on their way, or copies whose
         host memory is not free before their end was heard of."""
-        return self.core.has_work or len(self.outputs) > 0 or self.scheduler.num_transfers > 0
+        return (
+            self.core.has_work
+            or len(self.outputs) > 0
+            or self.scheduler.num_transfers > 0
+            or (self.transfer is not None and self.transfer.is_busy)
+        )
 
     def recover(self, error: Exception) -> None:
         """Starts over after an exception of the engine's own code outside of a step."""
@@ -268,6 +288,25 @@ class Engine:
             for request in self.outputs.requests_of(request_id)
         ]
         return any(ended)
+
+    def release(self, request_id: str) -> Transcript | None:
+        """Lets go of a live submission that another engine goes on with; its full pages stay
+        cached.
+
+        Returns:
+            What it has to tell until then; None if there is none with this id, the engine's own.
+        """
+        transcript = self.outputs.remove(request_id)
+        for sequence in () if transcript is None else transcript.sequences:
+            self.core.cancel(sequence.request.request_id)
+        return transcript
+
+    def page_names(self, request_id: str) -> list[PageHash]:
+        """Names of the full pages of a live submission's tokens, each once, for `PageTransfer`."""
+        names: dict[PageHash, None] = {}
+        for request in self.outputs.requests_of(request_id):
+            names |= dict.fromkeys(self.scheduler.page_names(request.request_id))
+        return [*names]
 
     def flush_prefix_cache(self) -> tuple[int, int]:
         """Forgets every cached prefix; running requests go on.
@@ -356,6 +395,8 @@ class Engine:
         self.masks.take()  # masks are made while texts are
         transcripts = self.outputs.take(news)
         self.masks.take()
+        if self.transfer is not None and self.transfer.is_busy:
+            self.transfer.poll()
         return transcripts
 
     def load(self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL) -> EngineLoad:
@@ -415,6 +456,11 @@ class Engine:
     def check_integrity(self) -> None:
         """Proves that every page and row is accounted for."""
         self.scheduler.check_integrity()
+
+
+def _identity(source: Path, dtype: str, quantization: str) -> str:
+    """What makes keys and values of two engines the same."""
+    return f"weights {checkpoint_digest(source)}, {dtype}, quantization {quantization}"
 
 
 def _of_this_engine(config: EngineConfig) -> EngineConfig:

@@ -153,6 +153,12 @@ class RequestTracer:
     def only(self, request_ids: Iterable[str] | None, now_s: float) -> None:
         """Some are tried apart: nothing to tell."""
 
+    def pages_wanted(self, names: object, transfer_id: int | None, now_s: float) -> None:
+        """Pages go to another engine: no request's matter."""
+
+    def pages_came(self, names: object, host_pages: object, now_s: float) -> None:
+        """Pages came from another engine: no request's matter."""
+
     def _end(self, request_id: str, now_s: float) -> None:
         traced = self._live.pop(request_id, None)
         if traced is None:

@@ -323,7 +323,7 @@ class DeviceExecutor:
     def page_bytes(self) -> int:
         """Bytes of a page of the host tier, all layers together."""
         assert self._copier is not None, "there is no host tier"
-        return int(self._copier.host[0].nbytes)
+        return self._copier.page_bytes
 
     def time_page_copies(self, num_pages: int) -> float:
         """Seconds, one way, to copy so many pages to the host tier and back; waits for them.
@@ -337,6 +337,22 @@ class DeviceExecutor:
             self._state = replace(self._state, kv=kv)
             best_s = min(best_s, seconds / 2)
         return best_s
+
+    @property
+    def host_page_layout(self) -> str:
+        """What `read_host_page` gives, in words: engines with the same can exchange pages."""
+        assert self._copier is not None, "there is no host tier"
+        return self._copier.page_layout
+
+    def read_host_page(self, page: int) -> bytes:
+        """What a page of the host tier holds, all layers together."""
+        assert self._copier is not None, "there is no host tier"
+        return self._copier.read(page)
+
+    def write_host_page(self, page: int, content: bytes) -> None:
+        """Fills a page of the host tier that no copy is at with what `read_host_page` gave."""
+        assert self._copier is not None, "there is no host tier"
+        self._copier.write(page, content)
 
     def poll_transfers(self) -> list[TransferDone]:
         """Copies to and from the host that ended."""

@@ -126,6 +126,30 @@ class PageCopier:
         self._pending.append(_Pending(copy, future, is_in=True))
 
     @property
+    def page_layout(self) -> str:
+        """Shapes and dtypes of what a host page holds, in the order of `read`."""
+        return ", ".join(f"{host.dtype}{list(host.shape[1:])}" for host in self.host)
+
+    @property
+    def page_bytes(self) -> int:
+        """Of what `read` gives."""
+        return sum(host[0].nbytes for host in self.host)
+
+    def read(self, page: int) -> bytes:
+        """What a host page holds: its part of each array, one after the other."""
+        return b"".join(host[page].tobytes() for host in self.host)
+
+    def write(self, page: int, content: bytes) -> None:
+        """Fills a host page that no copy is at with what `read` gave."""
+        assert len(content) == self.page_bytes, len(content)
+        start = 0
+        for host in self.host:
+            into = host[page]
+            end = start + into.nbytes
+            into[...] = np.frombuffer(content[start:end], host.dtype).reshape(into.shape)
+            start = end
+
+    @property
     def is_busy(self) -> bool:
         """Whether a copy is on its way."""
         return bool(self._pending)

@@ -81,6 +81,10 @@ class HostTier:
         """Whether an evicted prefix page is here."""
         return page_hash in self._page_of
 
+    def find(self, page_hash: PageHash) -> int | None:
+        """The cached page with this content; None if it is not here."""
+        return self._page_of.get(page_hash)
+
     def longest_match(self, hashes: Iterable[PageHash]) -> list[int]:
         """The cached pages with these contents, up to the first that is not known."""
         pages: list[int] = []

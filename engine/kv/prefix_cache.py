@@ -59,6 +59,10 @@ class PrefixCache:
         page = self._page_of.get(page_hash)
         return page is not None and not (self._given_up and page in self._given_up)
 
+    def find(self, page_hash: PageHash) -> int | None:
+        """The page with this content; None if none can be found."""
+        return self._page_of[page_hash] if self.knows(page_hash) else None
+
     def num_matching(self, hashes: Iterable[PageHash]) -> int:
         """How many pages `longest_match` finds."""
         return len(self.longest_match(hashes))

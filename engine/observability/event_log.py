@@ -17,6 +17,8 @@ Lines, each with `t`, the time in seconds on the engine's clock:
      model expected it to take, "ended"?: [[id, status]]}
     {"t", "fail": [ids of requests whose KV was not finite]}
     {"t", "only": [ids of requests on trial] or null}
+    {"t", "pages_wanted": [names of prefix pages, in hexadecimal], "copy": its number or null}
+    {"t", "pages_came": [names of prefix pages from another engine], "host_pages": those they got}
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from octavo.engine.executor import TransferDone
+from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.request import Request
 from octavo.engine.scheduler.forced_tokens import Unblocked
 from octavo.engine.scheduler.step_plan import StepLimits, StepPlan, StepResult
@@ -119,6 +122,19 @@ class EventLines:
     def only(self, request_ids: Iterable[str] | None, now_s: float) -> None:
         """Some requests are tried apart from all others; None ends it."""
         self._write(t=now_s, only=None if request_ids is None else list(request_ids))
+
+    def pages_wanted(
+        self, names: Iterable[PageHash], transfer_id: int | None, now_s: float
+    ) -> None:
+        """Prefix pages are to be copied to the host, for another engine."""
+        self._write(t=now_s, pages_wanted=[name.hex() for name in names], copy=transfer_id)
+
+    def pages_came(
+        self, names: Iterable[PageHash], host_pages: Iterable[int], now_s: float
+    ) -> None:
+        """Prefix pages came from another engine."""
+        named = [name.hex() for name in names]
+        self._write(t=now_s, pages_came=named, host_pages=list(host_pages))
 
     def _write(self, **line: Any) -> None:
         self._was_idle = False

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from octavo.engine.executor import TransferDone
+from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.request import Request
 from octavo.engine.scheduler.forced_tokens import Unblocked
 from octavo.engine.scheduler.step_plan import StepPlan, StepResult
@@ -36,6 +37,14 @@ class Observer(Protocol):
     def failed(self, broken: Iterable[str], now_s: float) -> None: ...
 
     def only(self, request_ids: Iterable[str] | None, now_s: float) -> None: ...
+
+    def pages_wanted(
+        self, names: Iterable[PageHash], transfer_id: int | None, now_s: float
+    ) -> None: ...
+
+    def pages_came(
+        self, names: Iterable[PageHash], host_pages: Iterable[int], now_s: float
+    ) -> None: ...
 
 
 class Observers:

@@ -87,14 +87,12 @@ class OutputProcessor:
                 self._append_text(sequence, text, num_before < min_tokens)
         sequence.go_on_from(generated)
 
-    def remove(self, request_id: str) -> tuple[Request, ...]:
-        """Forgets a submission; returns its sequences."""
+    def remove(self, request_id: str) -> Transcript | None:
+        """Forgets a live submission; returns what it had to tell, None if there is none."""
         parent = self._parents.pop(request_id, None)
-        if parent is None:
-            return ()
-        for sequence in parent.sequences:
+        for sequence in () if parent is None else parent.sequences:
             self._sequences.pop(sequence.request.request_id, None)
-        return parent.submission.sequences
+        return parent
 
     @property
     def live_ids(self) -> list[str]:

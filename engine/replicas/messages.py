@@ -14,6 +14,8 @@ from typing import Any
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.input.input_processor import Submission
+from octavo.engine.kv.page_hash import PageHash
+from octavo.engine.kv_transfer.page_batch import PageBatch
 from octavo.engine.observability.load import EngineLoad
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.pooling.pooler import Pooler
@@ -61,6 +63,35 @@ class Abort:
     error: Exception | None
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Has a replica let go of a submission, for another to go on with: answered by `Returned`, and
+    by nothing if it has ended."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GivePages:
+    """Asks for the pages of a submission: answered by `PagesGiven`, again and again, until there
+    are no more.
+
+    Attributes:
+        request_id: of the submission.
+        known: names of those that are not wanted.
+    """
+
+    request_id: str
+    known: frozenset[PageHash]
+
+
+@dataclass(frozen=True, slots=True)
+class TakePages:
+    """Gives pages to a replica. What it is sent later finds them."""
+
+    batch: PageBatch
+
+
 class Question(enum.Enum):
     """What an `Ask` is for: a method of `Engine` without arguments."""
 
@@ -83,7 +114,7 @@ class Stop:
     """Ends the process."""
 
 
-Command = Submit | Abort | Ask | Stop
+Command = Submit | Abort | Release | GivePages | TakePages | Ask | Stop
 
 # From a replica.
 
@@ -155,6 +186,19 @@ class Returned:
 
 
 @dataclass(frozen=True, slots=True)
+class PagesGiven:
+    """Pages of a submission that others asked for.
+
+    Attributes:
+        request_id: of the submission.
+        batch: the next of them; None if there are no more.
+    """
+
+    request_id: str
+    batch: PageBatch | None
+
+
+@dataclass(frozen=True, slots=True)
 class LoadReport:
     """How busy the replica is.
 
@@ -202,5 +246,6 @@ class Broke:
 
 
 Message = (
-    Beat | Building | Ready | NotBuilt | News | Returned | LoadReport | Answer | Logged | Broke
-)
+    Beat | Building | Ready | NotBuilt | News | Returned | PagesGiven | LoadReport | Answer | Logged
+    | Broke
+)  # fmt: skip

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.engine.clock import Clock
+from octavo.engine.config import Role
 from octavo.engine.errors import QuarantinedError
 from octavo.engine.faults.quarantine import Quarantine
 from octavo.engine.input.input_processor import Submission
@@ -17,6 +18,7 @@ from octavo.engine.output.transcript import Transcript
 from octavo.engine.replicas import messages
 from octavo.engine.replicas.any_replica import AnyReplica
 from octavo.engine.replicas.continuation import Narrator, transcript_of
+from octavo.engine.replicas.moves import Move, MovePrices
 from octavo.engine.replicas.router import Router
 from octavo.engine.request import RequestStatus
 from octavo.engine.sampling_params import RequestOutputKind
@@ -37,6 +39,7 @@ class _Live:
         where: replica and life; `_NO_LIFE` while none has it.
         num_deaths: replicas that died with it.
         ending: how it is to end, once its replica says so; None while nobody asked.
+        move: on its way to another replica, from where it goes on; None while it is not.
     """
 
     submission: Submission
@@ -44,6 +47,7 @@ class _Live:
     where: tuple[int, int] = _NO_LIFE
     num_deaths: int = 0
     ending: tuple[RequestStatus, Exception | None] | None = None
+    move: Move | None = None
 
 
 class Placement:
@@ -52,12 +56,18 @@ class Placement:
     Args:
         replicas: that take them.
         clock: where time comes from.
+        roles: of each replica; none means that each is for all.
 
     Attributes:
         touched: whose transcripts have something to tell; whoever reads them empties it.
+        prices: of moves.
     """
 
-    def __init__(self, replicas: Sequence[AnyReplica], clock: Clock) -> None:
+    def __init__(
+        self, replicas: Sequence[AnyReplica], clock: Clock, roles: Sequence[Role] = ()
+    ) -> None:
+        self.prices = MovePrices()
+        self._roles = roles or ("both",) * len(replicas)
         self.touched: dict[Transcript, None] = {}
         self._replicas = replicas
         self._clock = clock
@@ -135,6 +145,8 @@ class Placement:
         transcript = live.narrator.transcript
         self.touched[transcript] = None
         live.narrator.take(output)
+        if self._roles[where[0]] == "prefill" and transcript.sequences[0].token_ids:
+            self._hand_off(request_id, live)
         if transcript.finished:
             first = transcript.sequences[0]
             # Who left, or could not be served, says nothing of how long answers are.
@@ -168,6 +180,7 @@ class Placement:
             return
         # Those that are late with a sign of life may hang.
         among = [replica.index for replica in ready if not replica.is_quiet]
+        among = self._fit(live, among or [replica.index for replica in ready])
         first = live.submission.sequences[0]
         chosen = self._router.choose(
             request_id,
@@ -176,10 +189,91 @@ class Placement:
             num_sequences=len(live.submission.sequences),
             tenant=first.tenant,
             cache_salt=first.cache_salt,
-            among=among or [replica.index for replica in ready],
+            among=among,
         )
+        live.move = None
         rest = rest_of(live.submission, live.narrator.generated())
+        is_apart = self._roles[chosen] == "prefill" or bool(rest.generated)
+        if is_apart and rest.params.output_kind is RequestOutputKind.FINAL_ONLY:
+            # What comes here is a part: what another told is not told again.
+            params = rest.params.replace(output_kind=RequestOutputKind.DELTA)
+            rest = dataclasses.replace(rest, params=params)
         live.where = (chosen, self._replicas[chosen].send(messages.Submit(rest)))
+
+    def _fit(self, live: _Live, among: list[int]) -> list[int]:
+        """Of replicas that are ready, those that are for a submission as it stands: where it is
+        moved to, or where its prompt or its decoding belongs."""
+        if live.move is not None and self._is_there(live.move.target):
+            return [live.move.target[0]]
+        decoders = [index for index in among if self._roles[index] != "prefill"]
+        if live.narrator.generated() or not decoders:
+            return decoders or among
+        prefillers = [index for index in among if self._roles[index] != "decode"]
+        if len(prefillers) == len(among):
+            return among
+        decoder = self._replicas[self._least_busy(decoders)]
+        if not prefillers or decoder.report is None or decoder.ready is None:
+            return decoders
+        num_tokens = live.submission.sequences[0].num_prompt_tokens
+        page_size = decoder.ready.limits.page_size
+        is_apart = self.prices.is_better_apart(num_tokens, page_size, decoder.report)
+        return prefillers if is_apart else decoders
+
+    def _least_busy(self, among: Sequence[int]) -> int:
+        return min(among, key=self._router.work)
+
+    def _is_there(self, where: tuple[int, int]) -> bool:
+        """Whether a life of a replica takes requests."""
+        replica = self._replicas[where[0]]
+        return replica.ready is not None and replica.life == where[1] and not replica.is_quiet
+
+    def _hand_off(self, request_id: str, live: _Live) -> None:
+        """Moves a submission that has begun to speak to where it is decoded, if it can be."""
+        ready = [each.index for each in self._replicas if each.ready and not each.is_quiet]
+        decoders = [index for index in ready if self._roles[index] != "prefill"]
+        if decoders and not live.narrator.transcript.finished:
+            self.move(request_id, self._least_busy(decoders))
+
+    def move(self, request_id: str, replica: int) -> bool:
+        """Begins to move a submission to another replica, where it goes on; its reader sees a short
+        pause.
+
+        Returns:
+            Whether it is on its way now: it is under way, elsewhere, and that replica takes it.
+        """
+        live, target = self._live.get(request_id), self._replicas[replica]
+        if live is None or live.move is not None or live.ending is not None:
+            return False
+        if live.where == _NO_LIFE or live.where[0] == replica or request_id == self._on_trial:
+            return False
+        where = (replica, target.life)
+        if not self._is_there(where):
+            return False
+        live.move = Move(where, self._clock.now_s())
+        self._replicas[live.where[0]].send(messages.GivePages(request_id, frozenset()))
+        return True
+
+    def take_pages(self, given: messages.PagesGiven, where: tuple[int, int]) -> None:
+        """Passes on what a replica gives of a submission that is moved, and has it let go of it
+        once that is all.
+
+        Args:
+            where: replica and life.
+        """
+        live = self._live.get(given.request_id)
+        if live is None or live.where != where or live.move is None:
+            return
+        move, source = live.move, self._replicas[where[0]]
+        if not self._is_there(move.target):
+            live.move = None  # it stays
+        elif given.batch is not None:
+            move.take(given.batch.names)
+            self._replicas[move.target[0]].send(messages.TakePages(given.batch))
+        elif move.is_over():
+            self.prices.observe(move, self._clock.now_s())
+            source.send(messages.Release(given.request_id))
+        else:
+            source.send(messages.GivePages(given.request_id, frozenset(move.known)))
 
     def place_waiting(self) -> None:
         """Gives replicas what no replica could take before."""

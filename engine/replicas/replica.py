@@ -52,8 +52,9 @@ class Died:
 
 
 EventMessage = (
-    messages.Ready | messages.News | messages.Returned | messages.Building | messages.Answer | Died
-)
+    messages.Ready | messages.News | messages.Returned | messages.PagesGiven | messages.Building
+    | messages.Answer | Died
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

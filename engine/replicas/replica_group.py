@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 from octavo.engine.clock import Clock
-from octavo.engine.config import EngineConfig
+from octavo.engine.config import EngineConfig, Role
 from octavo.engine.errors import EngineDeadError
 from octavo.engine.input.input_processor import InputProcessor, Submission
 from octavo.engine.observability.load import EngineLoad
@@ -19,6 +19,7 @@ from octavo.engine.replicas import messages
 from octavo.engine.replicas.any_replica import AnyReplica
 from octavo.engine.replicas.merged_load import merge_loads
 from octavo.engine.replicas.messages import Question
+from octavo.engine.replicas.moves import MovePrices
 from octavo.engine.replicas.placement import Placement
 from octavo.engine.replicas.replica import Died, Event
 from octavo.engine.request import Priority, RequestStatus
@@ -41,6 +42,7 @@ class ReplicaGroup:
         ready: what a replica said when it was ready: what all have in common.
         clock: where time comes from.
         incarnation: begins the ids of requests, which all replicas share; see `RequestIds`.
+        roles: of each replica; none means that each is for all.
 
     Attributes: as those of `Engine`; `limits` are those of one replica.
     """
@@ -54,6 +56,7 @@ class ReplicaGroup:
         *,
         clock: Clock,
         incarnation: str | None = None,
+        roles: Sequence[Role] = (),
     ) -> None:
         self.config = config
         self.clock = clock
@@ -81,7 +84,7 @@ class ReplicaGroup:
             generates=ready.generates,
         )
         self.grammars = self.inputs.grammars
-        self._placement = Placement(replicas, self.clock)
+        self._placement = Placement(replicas, self.clock, roles)
         self._answers: dict[tuple[int, Question], messages.Answer] = {}
 
     @property
@@ -142,6 +145,19 @@ class ReplicaGroup:
         """
         return self._placement.end(request_id, status, error)
 
+    def move(self, request_id: str, replica: int) -> bool:
+        """Begins to move a live submission to another replica, where it goes on.
+
+        Returns:
+            Whether it is on its way now: it is under way, elsewhere, and that replica takes it.
+        """
+        return self._placement.move(request_id, replica)
+
+    @property
+    def moves(self) -> MovePrices:
+        """What moves took so far."""
+        return self._placement.prices
+
     def abort_all(self) -> None:
         """Ends every live submission, telling nobody."""
         for request_id in self._placement.live_ids:
@@ -187,6 +203,8 @@ class ReplicaGroup:
                     self._placement.tell(output, where)
             case messages.Returned():
                 self._placement.take_again(event.message, where)
+            case messages.PagesGiven():
+                self._placement.take_pages(event.message, where)
             case messages.Ready():
                 self._placement.place_waiting()
             case messages.Answer(question):

@@ -66,6 +66,7 @@ class ReplicatedEngine(ReplicaGroup):
             ready,
             clock=MonotonicClock(),
             incarnation=incarnation,
+            roles=config.roles,
         )
 
     def _build(

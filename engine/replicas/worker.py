@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo.engine.errors import InvalidConfigError, StepFailedError
+from octavo.engine.errors import InvalidConfigError, InvalidRequestError, StepFailedError
 from octavo.engine.input.input_processor import Submission
 from octavo.engine.output.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.engine.process.collector import leave_out_what_is_loaded
@@ -32,9 +32,12 @@ from octavo.engine.replicas import messages
 from octavo.engine.replicas.hang_watch import beat_period_s
 from octavo.engine.replicas.messages import Question
 from octavo.engine.request import Priority, RequestStatus
+from octavo.engine.sampling_params import RequestOutputKind
 
 if TYPE_CHECKING:
     from octavo.engine.engine import Engine, ProgramListener
+    from octavo.engine.kv.page_hash import PageHash
+    from octavo.engine.kv_transfer.page_batch import PageBatch
     from octavo.engine.output.transcript import Transcript
     from octavo.engine.structured.grammar import CompiledGrammar
 
@@ -141,6 +144,12 @@ class Worker:
                     self._take(submission)
                 case messages.Abort(request_id, status, error):
                     self._abort(request_id, status, error)
+                case messages.Release(request_id):
+                    self._release(request_id)
+                case messages.GivePages(request_id, known):
+                    self._give_pages(request_id, known)
+                case messages.TakePages(batch):
+                    self._take_pages(batch)
                 case messages.Ask(question) if question in APART:
                     self._threads.submit(self._answer, question)
                 case messages.Ask(question):
@@ -189,6 +198,36 @@ class Worker:
             self._engine.abort(request_id, status, error)
         else:
             self._end(submission, status, error)
+
+    def _release(self, request_id: str) -> None:
+        is_compiling = self._compiling.pop(request_id, None) is not None
+        transcript = self._engine.release(request_id)
+        if transcript is not None:
+            transcript.kind = RequestOutputKind.DELTA  # whoever goes on needs all there is
+            self._tell([transcript])
+            self._told_prompts.discard(request_id)
+        if transcript is not None or is_compiling:
+            self._voice.tell(messages.Returned(request_id, "it was moved", has_died=False))
+
+    def _give_pages(self, request_id: str, known: frozenset[PageHash]) -> None:
+        transfer = self._engine.transfer
+        names = () if transfer is None else self._engine.page_names(request_id)
+
+        def receive(batch: PageBatch | None) -> None:
+            self._voice.tell(messages.PagesGiven(request_id, batch))
+
+        if transfer is None:
+            receive(None)
+        else:
+            transfer.give([name for name in names if name not in known], receive)
+
+    def _take_pages(self, batch: PageBatch) -> None:
+        if self._engine.transfer is None:
+            return
+        try:
+            self._engine.transfer.take(batch)
+        except InvalidRequestError as error:
+            logger.warning("pages of another replica cannot be used: %s", error)
 
     def _end(self, submission: Submission, status: RequestStatus, error: Exception | None) -> None:
         """Tells the end of a submission that the engine never had."""
@@ -299,7 +338,7 @@ def build(start: messages.Start, on_program: ProgramListener | None = None) -> E
             "data_parallel_size", size, f"1 to {len(every_core)}, the number of cores there are"
         )
     return Engine(
-        start.config.replace(data_parallel_size=1),
+        start.config.replace(data_parallel_size=1, replica_roles=""),
         on_program=on_program,
         host_memory_bytes=start.host_memory_bytes,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -101,6 +102,42 @@ class Transfers:
         copy = self._begin(_Kind.SPILL, list(device_pages), host_pages, now_s, hashes=hashes)
         self._builder.copy_outs.append(copy)
         self.num_pages_out += len(host_pages)
+
+    def bring_to_host(self, names: Sequence[PageHash], now_s: float) -> int | None:
+        """Begins to copy out prefix pages that the device alone holds; it keeps them, too.
+
+        Returns:
+            The copy's number; None if the host has them all, or no room for the others.
+        """
+        kv = self._kv
+        lacking = [name for name in dict.fromkeys(names) if name not in kv.host]
+        found = [(page, name) for name in lacking if (page := kv.cache.find(name)) is not None]
+        host_pages = kv.host.allocate(len(found)) if found else None
+        if host_pages is None:
+            return None
+        device_pages, hashes = zip(*found, strict=True)
+        copy = self._begin(_Kind.SPILL, list(device_pages), host_pages, now_s, hashes=hashes)
+        self._builder.copy_outs.append(copy)
+        self.num_pages_out += len(host_pages)
+        return copy.transfer_id
+
+    def is_under_way(self, transfer_id: int) -> bool:
+        """Whether a copy has not been reported to have ended."""
+        return transfer_id in self._by_id
+
+    def take_in(self, names: Sequence[PageHash]) -> dict[PageHash, int]:
+        """Host pages for prefix pages that another engine computed: found by their names from now
+        on, so whoever asks writes their content before anything else.
+
+        Returns:
+            A page for each name that the host lacks; none at all where there is no room for them.
+        """
+        host = self._kv.host
+        lacking = [name for name in dict.fromkeys(names) if name not in host]
+        taken = dict(zip(lacking, host.allocate(len(lacking)) or (), strict=False))
+        for name, page in taken.items():
+            host.remember(page, name)
+        return taken
 
     def swap_in(self, entry: LiveRequest, num_matched: int, now_s: float) -> None:
         """Begins to bring back a swapped sequence that was just admitted.

@@ -124,6 +124,17 @@ class CheckedExecutor(SimulatedExecutor):
                     target.pop(page, None)
         return ended
 
+    def read_host_page(self, page: int) -> _Page:
+        """The tokens that a host page holds."""
+        return self._host_kv[page].copy()
+
+    def write_host_page(self, page: int, content: object) -> None:
+        """Fills a host page that no copy is at."""
+        assert isinstance(content, _Page)
+        for copy, is_in, _ in self._copies.values():
+            assert is_in or page not in copy.host_pages, "a copy fills the page"
+        self._host_kv[page] = content.copy()
+
     def reset(self) -> None:
         """The device's memory is lost; the host's is not."""
         super().reset()

@@ -105,7 +105,10 @@ class _Player:
         self.num_tokens = 0
 
     def play(self, event: dict[str, Any]) -> None:
-        for kind in ("add", "cancel", "finish", "turn", "commit", "fail", "only"):
+        for kind in (
+            "add", "cancel", "finish", "turn", "commit", "fail", "only", "pages_wanted",
+            "pages_came",
+        ):  # fmt: skip
             if kind in event:
                 getattr(self, f"_{kind}")(event, float(event["t"]))
                 return
@@ -131,6 +134,15 @@ class _Player:
             request, RequestStatus.STOPPED, event["stop_reason"], now_s
         )
         _same("finished", event["found"], found)
+
+    def _pages_wanted(self, event: dict[str, Any], now_s: float) -> None:
+        names = [bytes.fromhex(name) for name in event["pages_wanted"]]
+        _same("copy to the host", event["copy"], self.scheduler.bring_to_host(names, now_s))
+
+    def _pages_came(self, event: dict[str, Any], now_s: float) -> None:
+        del now_s
+        names = [bytes.fromhex(name) for name in event["pages_came"]]
+        _same("host pages", event["host_pages"], [*self.scheduler.take_in(names).values()])
 
     def _turn(self, event: dict[str, Any], now_s: float) -> None:
         ended = self._unblock(event.get("ready", ()), now_s)

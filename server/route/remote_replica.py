@@ -23,7 +23,7 @@ from octavo.engine.observability.load import EngineLoad
 from octavo.engine.output.outputs import RequestMetrics, RequestOutput
 from octavo.engine.replicas import messages
 from octavo.engine.replicas.messages import PROBE_TOKENS
-from octavo.engine.replicas.replica import Event
+from octavo.engine.replicas.replica import Event, EventMessage
 from octavo.engine.replicas.worker import ended
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.scheduler.load import QueueLoad
@@ -128,7 +128,7 @@ class RemoteReplica:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._channel.close()
 
-    def _tell(self, message: messages.News | messages.Returned | messages.Ready, life: int) -> None:
+    def _tell(self, message: EventMessage, life: int) -> None:
         self._events.put(Event(self.index, life, message))
 
     def _do(self, command: messages.Command, life: int) -> None:
@@ -136,6 +136,14 @@ class RemoteReplica:
             case messages.Submit(submission):
                 task = self._loop.create_task(self._run(submission, life))
                 self._calls[submission.request_id] = _Call(task, submission, life)
+            case messages.Release(request_id):
+                call = self._calls.pop(request_id, None)
+                if call is not None:
+                    call.task.cancel()
+                    moved = messages.Returned(request_id, "it was moved", has_died=False)
+                    self._tell(moved, call.life)
+            case messages.GivePages(request_id):
+                self._tell(messages.PagesGiven(request_id, None), life)
             case messages.Abort(request_id, status, error):
                 call = self._calls.pop(request_id, None)
                 if call is not None:

@@ -21,6 +21,7 @@ ARGUMENTS: dict[str, Any] = {
     "num_decode_steps": 2,
     "warm_up": "coarse",
     "block_size": 16,
+    "host_kv_memory_bytes": 8 << 20,
 }
 
 

@@ -1,0 +1,1 @@
+"""Prefix pages that go from one engine to another."""
