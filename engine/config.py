@@ -234,7 +234,8 @@ class EngineConfig:
     def roles(self) -> tuple[Role, ...]:
         """What each replica is for."""
         if not self.replica_roles:
-            return ("both",) * self.data_parallel_size
+            both: tuple[Role, ...] = ("both",)
+            return both * self.data_parallel_size
         known: dict[str, Role] = {name: name for name in get_args(Role)}
         listed = [name.strip() for name in self.replica_roles.split(",")]
         names: tuple[Role, ...] = tuple(known[name] for name in listed if name in known)
