@@ -20,7 +20,7 @@ from octavo.models.blocks.layer import FeedForward, Mixer, apply_layer
 from octavo.models.blocks.norms import Norms
 from octavo.models.cache_groups import CachePlace
 from octavo.models.config import ModelConfig
-from octavo.models.layers import rotary_tables, softcap
+from octavo.models.layers import Rotary, rotary_tables, softcap
 from octavo.pallas_kernels.linear_weight import LinearWeight, embedding_table, linear_weight
 
 Weights = Mapping[str, Any]
@@ -112,8 +112,10 @@ def unembed(weights: Weights, config: ModelConfig, hidden: jax.Array) -> jax.Arr
         [S, V] float32.
     """
     with jax.named_scope("unembed"):
-        normed = config.final_norm(hidden, weights["final_norm"])
+        normed = config.final_norm(hidden, weights, "final_norm")
         logits = _output_layer(weights).apply(normed, out_dtype=jnp.dtype(jnp.float32))
+        if config.logit_scale is not None:
+            logits = logits * jnp.float32(config.logit_scale)
         if config.final_logit_softcap is not None:
             logits = softcap(logits, config.final_logit_softcap)
         return logits
@@ -132,7 +134,7 @@ def greedy_token(
         Tokens int32 [S], and bool [S], whether they are certain: where not, `unembed` tells.
     """
     with jax.named_scope("bounded_argmax"):
-        normed = config.final_norm(hidden, weights["final_norm"])
+        normed = config.final_norm(hidden, weights, "final_norm")
         token, is_certain = weights[LOGIT_BOUNDS].argmax(normed, weights["embed"], active)
         return token, is_certain
 
@@ -148,7 +150,7 @@ def _output_layer(weights: Weights) -> LinearWeight:
 def _layer(
     weights: Weights,
     x: jax.Array,
-    rotary: tuple[jax.Array, jax.Array] | None,
+    rotary: Rotary | None,
     cache: Any,
     attend: Attend,
     *,

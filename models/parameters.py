@@ -93,9 +93,11 @@ class _WholeModel(nnx.Module):
             name="model.embed_tokens.weight", gguf="token_embd.weight", shape=(vocab, hidden)
         )
         self.embed = param((vocab, hidden), dtype, ("vocab", "embed"), Whole(table))
-        self.final_norm = config.final_norm.param(
-            hidden, "embed", name="model.norm.weight", gguf="output_norm.weight"
+        final_norm = config.final_norm.params(
+            "final_norm", hidden, "embed", stored="model.norm", gguf="output_norm"
         )
+        for name, value in final_norm.items():
+            setattr(self, name, value)
         if not config.tie_word_embeddings:
             head = Tensor(name="lm_head.weight", gguf="output.weight", shape=(vocab, hidden))
             self.lm_head = param(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,10 @@ from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
 from octavo.models.cache_spec import CacheSpec, SharedCache
 from octavo.models.checks import MAX_LAYERS, is_integer
+from octavo.models.layers import Rotary
 from octavo.models.parameters import ParamSpec, flatten
+from octavo.models.stored_names import COMMON, StoredNames
+from octavo.models.tensor_layouts import with_tensors
 
 Mixer = Attention
 """What mixes a layer's tokens; a union, once there is another."""
@@ -32,12 +36,14 @@ class LayerSpec:
         feed_forward: what computes each token by itself.
         norms: around both.
         cache_of: the earlier layer whose cache the mixer reads; None where it has its own.
+        stored: what its tensors are called on disk.
     """
 
     mixer: Mixer
     feed_forward: FeedForward
     norms: Norms
     cache_of: int | None = None
+    stored: StoredNames = COMMON
 
     def __post_init__(self) -> None:
         if self.cache_of is not None and not is_integer(self.cache_of, 0, MAX_LAYERS - 1):
@@ -56,10 +62,21 @@ class LayerSpec:
 
     def declare(self, hidden_size: int, dtype: jnp.dtype) -> dict[str, ParamSpec]:
         """The specs of its parameters by name."""
-        return {
+        specs = {
             **flatten(self.norms.parameters(hidden_size)),
             **flatten(self.mixer.parameters(hidden_size, dtype)),
             **flatten(self.feed_forward.parameters(hidden_size, dtype)),
+        }
+        if self.stored == COMMON:
+            return specs
+        stored = self.stored.resolve(
+            tensor for spec in specs.values() for tensor in spec.layout.tensors
+        )
+        return {
+            name: dataclasses.replace(
+                spec, layout=with_tensors(spec.layout, lambda tensor: stored[tensor.name])
+            )
+            for name, spec in specs.items()
         }
 
     def num_weights(self, hidden_size: int) -> int:
@@ -73,7 +90,7 @@ def apply_layer(
     norms: Norms,
     weights: Mapping[str, Any],
     x: jax.Array,
-    rotary: tuple[jax.Array, jax.Array] | None,
+    rotary: Rotary | None,
     cache: Any,
     attend: Attend,
 ) -> tuple[jax.Array, Any]:
@@ -83,7 +100,7 @@ def apply_layer(
         mixer, feed_forward, norms: of the layer's spec.
         weights: the layer's.
         x: [T, E].
-        rotary: cosines and sines for `mixer.rotary`.
+        rotary: tables for `mixer.rotary`.
         cache: the layer's, or the one it reads.
         attend: see `Attend`.
 
@@ -93,8 +110,9 @@ def apply_layer(
     with jax.named_scope("attention"):
         normed = norms.enter(x, weights, "attn")
         out, cache = mixer.apply(weights, normed, rotary, cache, attend)
-        x = x + norms.leave(out, weights, "attn")
+        mixed = x + norms.leave(out, weights, "attn")
     with jax.named_scope("mlp"):
-        normed = norms.enter(x, weights, "mlp")
-        x = x + norms.leave(feed_forward.apply(weights, normed), weights, "mlp")
+        if not norms.parallel:
+            normed = norms.enter(mixed, weights, "mlp")
+        x = mixed + norms.leave(feed_forward.apply(weights, normed), weights, "mlp")
     return x, cache

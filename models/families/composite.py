@@ -17,6 +17,7 @@ COMPOSITES = (
     "Gemma3ForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "LlavaForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
 )
 """Entries of `architectures` that stand for composite checkpoints."""
 
@@ -32,9 +33,12 @@ _OF_IMAGES = (
     "multimodal_projector_bias",
     "projector_hidden_act",
     "spatial_merge_size",
+    "video_token_id",
     "vision_config",
+    "vision_end_token_id",
     "vision_feature_layer",
     "vision_feature_select_strategy",
+    "vision_start_token_id",
 )
 """Fields that matter to images alone."""
 
@@ -43,6 +47,8 @@ IGNORED_TENSORS = (
     "multi_modal_projector.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
+    "visual.",
+    "model.visual.",
 )
 """How the names of an image encoder's tensors begin."""
 _PREFIXES = {
