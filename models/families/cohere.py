@@ -70,5 +70,12 @@ def _read(fields: ConfigFields, attention: list[Attention]) -> ModelConfig:
     )
 
 
-COHERE = family.Family(architecture="CohereForCausalLM", model_type="cohere", read=read_cohere)
-COHERE2 = family.Family(architecture="Cohere2ForCausalLM", model_type="cohere2", read=read_cohere2)
+COHERE = family.Family(
+    architecture="CohereForCausalLM", model_type="cohere", read=read_cohere, models="Command R"
+)
+COHERE2 = family.Family(
+    architecture="Cohere2ForCausalLM",
+    model_type="cohere2",
+    read=read_cohere2,
+    models="Command R7B, Command A",
+)

@@ -13,12 +13,15 @@ from typing import Any
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.families.config_fields import ConfigFields
 
-COMPOSITES = (
-    "Gemma3ForConditionalGeneration",
-    "Mistral3ForConditionalGeneration",
-    "LlavaForConditionalGeneration",
-    "Qwen3VLForConditionalGeneration",
-)
+WRAPPED = {
+    "gemma3_text": ("Gemma3ForConditionalGeneration",),
+    "llama": ("LlavaForConditionalGeneration",),
+    "mistral": ("Mistral3ForConditionalGeneration",),
+    "ministral3": ("Mistral3ForConditionalGeneration",),
+    "qwen3_vl_text": ("Qwen3VLForConditionalGeneration",),
+}
+"""`model_type` of a text model -> the composite checkpoints that it is usually found in."""
+COMPOSITES = tuple(dict.fromkeys(name for names in WRAPPED.values() for name in names))
 """Entries of `architectures` that stand for composite checkpoints."""
 
 _INHERITED = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")

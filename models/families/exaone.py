@@ -50,4 +50,6 @@ def _every(fields: ConfigFields, pattern: object) -> int:
     )
 
 
-EXAONE4 = family.Family(architecture="Exaone4ForCausalLM", model_type="exaone4", read=read)
+EXAONE4 = family.Family(
+    architecture="Exaone4ForCausalLM", model_type="exaone4", read=read, models="EXAONE 4"
+)

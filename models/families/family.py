@@ -42,6 +42,8 @@ class Family:
         architecture: the entry of `architectures` in a config.json.
         model_type: its `model_type`, for files that name no architecture.
         read: its fields -> the model. Fields that it leaves unread are refused by name.
+        models: what people know its models as.
+        real: a checkpoint of it that was served, and in which format; empty if none was.
         defaults: fields that a composite checkpoint's `text_config` may leave out.
         names_own_code: its files often name code of theirs (`auto_map`), which computes what the
             architecture's name stands for. It is never run; of other families it is refused.
@@ -54,6 +56,8 @@ class Family:
     architecture: str
     model_type: str
     read: Callable[[ConfigFields], ModelConfig]
+    models: str = ""
+    real: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     names_own_code: bool = False
     gguf: str | None = None

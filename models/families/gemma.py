@@ -162,12 +162,17 @@ _GGUF_KEYS = frozenset(
     {"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
 )
 GEMMA = family.Family(
-    architecture="GemmaForCausalLM", model_type="gemma", read=read_gemma, gguf="gemma"
+    architecture="GemmaForCausalLM",
+    model_type="gemma",
+    read=read_gemma,
+    models="Gemma 1",
+    gguf="gemma",
 )
 GEMMA2 = family.Family(
     architecture="Gemma2ForCausalLM",
     model_type="gemma2",
     read=read_gemma2,
+    models="Gemma 2",
     gguf="gemma2",
     gguf_keys=_GGUF_KEYS,
     gguf_fields=_gemma2_from_gguf,
@@ -176,6 +181,8 @@ GEMMA3 = family.Family(
     architecture="Gemma3ForCausalLM",
     model_type="gemma3_text",
     read=read_gemma3,
+    models="Gemma 3",
+    real="Gemma 3 270M (GGUF)",
     defaults={
         "vocab_size": 262208,
         "num_attention_heads": 8,

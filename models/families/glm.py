@@ -45,5 +45,12 @@ def _read(fields: ConfigFields, *, after: bool, stored: StoredNames) -> ModelCon
     return family.model(fields, [layer] * family.num_layers(fields), norms)
 
 
-GLM = family.Family(architecture="GlmForCausalLM", model_type="glm", read=read_glm)
-GLM4 = family.Family(architecture="Glm4ForCausalLM", model_type="glm4", read=read_glm4)
+GLM = family.Family(
+    architecture="GlmForCausalLM", model_type="glm", read=read_glm, models="GLM-4 9B (2024)"
+)
+GLM4 = family.Family(
+    architecture="Glm4ForCausalLM",
+    model_type="glm4",
+    read=read_glm4,
+    models="GLM-4 9B and 32B (2025), GLM-Z1",
+)

@@ -43,4 +43,6 @@ def _multiplier(fields: ConfigFields, name: str) -> float:
     return value
 
 
-GRANITE = family.Family(architecture="GraniteForCausalLM", model_type="granite", read=read)
+GRANITE = family.Family(
+    architecture="GraniteForCausalLM", model_type="granite", read=read, models="Granite 3"
+)

@@ -25,6 +25,8 @@ LLAMA = family.Family(
     architecture="LlamaForCausalLM",
     model_type="llama",
     read=read,
+    models="Llama 2 and 3, SmolLM2, TinyLlama, Vicuna",
+    real="SmolLM2-135M (GGUF)",
     defaults={
         "vocab_size": 32000,
         "hidden_size": 4096,

@@ -55,16 +55,21 @@ MISTRAL = family.Family(
     architecture="MistralForCausalLM",
     model_type="mistral",
     read=read,
+    models="Mistral, Mistral Small 3, Mistral Nemo",
     defaults=_DEFAULTS
     | {"vocab_size": 32000, "num_hidden_layers": 32, "max_position_embeddings": 131072},
 )
 MINISTRAL = family.Family(
-    architecture="MinistralForCausalLM", model_type="ministral", read=read_ministral
+    architecture="MinistralForCausalLM",
+    model_type="ministral",
+    read=read_ministral,
+    models="Ministral 8B (2024)",
 )
 MINISTRAL3 = family.Family(
     architecture="Ministral3ForCausalLM",
     model_type="ministral3",
     read=read_ministral3,
+    models="Ministral 3",
     defaults=_DEFAULTS
     | {
         "vocab_size": 131072,

@@ -31,5 +31,9 @@ def read(fields: ConfigFields) -> ModelConfig:
 
 
 PHI3 = family.Family(
-    architecture="Phi3ForCausalLM", model_type="phi3", read=read, names_own_code=True
+    architecture="Phi3ForCausalLM",
+    model_type="phi3",
+    read=read,
+    models="Phi-3, Phi-3.5, Phi-4, Phi-4-mini",
+    names_own_code=True,
 )

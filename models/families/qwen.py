@@ -68,14 +68,23 @@ def _read(fields: ConfigFields, attention: Attention) -> ModelConfig:
 
 
 QWEN2 = family.Family(
-    architecture="Qwen2ForCausalLM", model_type="qwen2", read=read_qwen2, gguf="qwen2"
+    architecture="Qwen2ForCausalLM",
+    model_type="qwen2",
+    read=read_qwen2,
+    models="Qwen 2 and 2.5",
+    gguf="qwen2",
 )
 QWEN3 = family.Family(
-    architecture="Qwen3ForCausalLM", model_type="qwen3", read=read_qwen3, gguf="qwen3"
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    read=read_qwen3,
+    models="Qwen 3, Qwen3-Embedding, Qwen3-Reranker",
+    gguf="qwen3",
 )
 QWEN3_VL = family.Family(
     architecture="Qwen3VLTextModel",
     model_type="qwen3_vl_text",
     read=read_qwen3_vl,
+    models="the text model of Qwen3-VL",
     defaults={"head_dim": 128},
 )

@@ -23,4 +23,6 @@ def read(fields: ConfigFields) -> ModelConfig:
     return family.model(fields, [layer] * family.num_layers(fields), norms)
 
 
-SEED_OSS = family.Family(architecture="SeedOssForCausalLM", model_type="seed_oss", read=read)
+SEED_OSS = family.Family(
+    architecture="SeedOssForCausalLM", model_type="seed_oss", read=read, models="Seed-OSS"
+)

@@ -58,4 +58,6 @@ def _rotated(fields: ConfigFields) -> list[bool]:
     return [bool(flag) for flag in flags]
 
 
-SMOLLM3 = family.Family(architecture="SmolLM3ForCausalLM", model_type="smollm3", read=read)
+SMOLLM3 = family.Family(
+    architecture="SmolLM3ForCausalLM", model_type="smollm3", read=read, models="SmolLM3"
+)

@@ -37,4 +37,6 @@ def read(fields: ConfigFields) -> ModelConfig:
     return family.model(fields, [layer] * family.num_layers(fields), norms, tied=True)
 
 
-STARCODER2 = family.Family(architecture="Starcoder2ForCausalLM", model_type="starcoder2", read=read)
+STARCODER2 = family.Family(
+    architecture="Starcoder2ForCausalLM", model_type="starcoder2", read=read, models="StarCoder 2"
+)
