@@ -136,6 +136,10 @@ class ModelConfig:
         """Numbers that a token's products multiply with, in all layers."""
         return sum(layer.num_weights(self.hidden_size) for layer in self.layers)
 
+    def num_idle_layer_weights(self) -> int:
+        """Numbers of the experts that a token does not go to, in all layers."""
+        return sum(layer.num_idle_weights(self.hidden_size) for layer in self.layers)
+
     def with_tensor_parallel(self, tensor_parallel_size: int) -> ModelConfig:
         """The same model with KV heads copied so that they divide over devices.
 

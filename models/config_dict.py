@@ -12,6 +12,7 @@ from typing import Any
 
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.experts import Experts, Router
 from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import LayerNorm, Norm, Norms, RMSNorm
@@ -21,7 +22,7 @@ from octavo.models.rope import Rope, RopeScaling, Temperature
 from octavo.models.stored_names import Fused, StoredNames
 
 MIXERS: dict[str, type[Any]] = {"attention": Attention}
-FEED_FORWARDS: dict[str, type[Any]] = {"mlp": MLP}
+FEED_FORWARDS: dict[str, type[Any]] = {"mlp": MLP, "experts": Experts}
 """Name on disk of each block that a layer may be made of -> its class."""
 
 NORMS: dict[str, type[Any]] = {"rms": RMSNorm, "layer": LayerNorm}
@@ -134,7 +135,8 @@ def _block(kinds: Mapping[str, type[Any]], values: Any) -> Any:
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or kind not in kinds:
         raise ModelLoadError(f"kind = {shorten(kind)} is not allowed: {' or '.join(kinds)}")
-    return _built(kinds[kind], fields, rope=_optional(rope_from_dict), qk_norm=_optional(_norm))
+    rope, router = _optional(rope_from_dict), partial(_built, Router)
+    return _built(kinds[kind], fields, rope=rope, qk_norm=_optional(_norm), router=router)
 
 
 def _scaling(values: Any) -> RopeScaling:

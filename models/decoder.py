@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from octavo.models.blocks.attention import Attend
+from octavo.models.blocks.experts import Experts, RunExperts
 from octavo.models.blocks.layer import FeedForward, Mixer, apply_layer
 from octavo.models.blocks.norms import Norms
 from octavo.models.cache_groups import CachePlace
@@ -54,6 +55,7 @@ def run_layers(
     attend: Attend | Sequence[Attend],
     caches: tuple[Any, ...],
     places: Sequence[CachePlace] | None = None,
+    run_experts: RunExperts | None = None,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     """All layers, one after another.
 
@@ -71,6 +73,8 @@ def run_layers(
         caches: pytrees.
         places: which of them each of `config.own_caches()` is, and which group's attention reads
             it; None if there is one for each, and one attention.
+        run_experts: multiplies tokens by their experts; a `jax.tree_util.Partial`, as for `attend`.
+            None does so plainly, and lets every token count.
 
     Returns:
         x [T, E] before the final norm, and the new caches.
@@ -95,6 +99,7 @@ def run_layers(
             rotary[layer.mixer.rotary],
             new_caches[array],
             by_group[group],
+            run_experts if isinstance(layer.feed_forward, Experts) else None,
             mixer=layer.mixer,
             feed_forward=layer.feed_forward,
             norms=layer.norms,
@@ -153,9 +158,10 @@ def _layer(
     rotary: Rotary | None,
     cache: Any,
     attend: Attend,
+    run_experts: RunExperts | None,
     *,
     mixer: Mixer,
     feed_forward: FeedForward,
     norms: Norms,
 ) -> tuple[jax.Array, Any]:
-    return apply_layer(mixer, feed_forward, norms, weights, x, rotary, cache, attend)
+    return apply_layer(mixer, feed_forward, norms, weights, x, rotary, cache, attend, run_experts)

@@ -58,6 +58,8 @@ class Tensor:
         order: of the heads that its rows are of; None if rows lie as they are.
         first_row: of a part of a stored tensor, where it begins there.
         stored_rows: of a part, all rows of the stored tensor; None if it is whole.
+        expert: which part it is of a GGUF's tensor, whose first dimension is the expert; None for
+            other tensors.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Tensor:
     order: HeadOrder | None = None
     first_row: int = 0
     stored_rows: int | None = None
+    expert: int | None = None
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -202,6 +205,34 @@ class Stacked:
             # A bias is its own transpose.
             part = tensor.read(source, prefix, (index[-1], *index[:-2]))
             out[..., row, :] = part.T
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrices:
+    """Linear weights [out, in] of experts as [X, in, out]."""
+
+    tensors: tuple[Tensor, ...]
+    num_interleaved = 1
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        out = _empty(index, dtype)
+        for row, tensor in enumerate(self.tensors[index[0]]):
+            out[row] = tensor.read(source, prefix, index[:0:-1]).T
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertVectors:
+    """Biases [out] of experts as [X, out]."""
+
+    tensors: tuple[Tensor, ...]
+    num_interleaved = 1
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        out = _empty(index, dtype)
+        for row, tensor in enumerate(self.tensors[index[0]]):
+            out[row] = tensor.read(source, prefix, index[1:])
         return out
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.attention import Attend, Attention
+from octavo.models.blocks.experts import Experts, RunExperts
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
 from octavo.models.cache_spec import CacheSpec, SharedCache
@@ -23,8 +24,8 @@ from octavo.models.tensor_layouts import with_tensors
 
 Mixer = Attention
 """What mixes a layer's tokens; a union, once there is another."""
-FeedForward = MLP
-"""What computes each token by itself; a union, once there is another."""
+FeedForward = MLP | Experts
+"""What computes each token by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,19 @@ class LayerSpec:
         """Numbers that a token's products multiply with."""
         return self.mixer.num_weights(hidden_size) + self.feed_forward.num_weights(hidden_size)
 
+    def num_idle_weights(self, hidden_size: int) -> int:
+        """Numbers that others' products multiply with: of the experts that a token passes by."""
+        if not isinstance(self.feed_forward, Experts):
+            return 0
+        return self.feed_forward.num_idle_weights(hidden_size)
+
+    @property
+    def chosen_share(self) -> float:
+        """Of its experts, those that a token goes to; 1 where there are none."""
+        if not isinstance(self.feed_forward, Experts):
+            return 1.0
+        return self.feed_forward.router.num_chosen / self.feed_forward.router.num_experts
+
 
 def apply_layer(
     mixer: Mixer,
@@ -93,6 +107,7 @@ def apply_layer(
     rotary: Rotary | None,
     cache: Any,
     attend: Attend,
+    run_experts: RunExperts | None = None,
 ) -> tuple[jax.Array, Any]:
     """One layer of the residual stream.
 
@@ -103,6 +118,7 @@ def apply_layer(
         rotary: tables for `mixer.rotary`.
         cache: the layer's, or the one it reads.
         attend: see `Attend`.
+        run_experts: see `Experts.apply`; None where the feed-forward has no experts.
 
     Returns:
         x [T, E], and the new cache.
@@ -114,5 +130,9 @@ def apply_layer(
     with jax.named_scope("mlp"):
         if not norms.parallel:
             normed = norms.enter(mixed, weights, "mlp")
-        x = mixed + norms.leave(feed_forward.apply(weights, normed), weights, "mlp")
+        if isinstance(feed_forward, Experts):
+            out = feed_forward.apply(weights, normed, run_experts)
+        else:
+            out = feed_forward.apply(weights, normed)
+        x = mixed + norms.leave(out, weights, "mlp")
     return x, cache

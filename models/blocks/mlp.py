@@ -49,10 +49,21 @@ class MLP:
                 f"{' or '.join(get_args(Activation))}"
             )
 
-    def parameters(self, hidden_size: int, dtype: jnp.dtype) -> nnx.Module:
+    def parameters(
+        self,
+        hidden_size: int,
+        dtype: jnp.dtype,
+        prefix: str = "mlp",
+        gguf: str = "ffn_{name}",
+    ) -> nnx.Module:
         """w_gate_up [E, 2, F] (w_up [E, F] if there is no gate) and w_down [F, E], with b_gate_up
-        [2, F] (b_up [F]) and b_down [E] if any."""
-        return _Parameters(self, hidden_size, dtype)
+        [2, F] (b_up [F]) and b_down [E] if any.
+
+        Args:
+            prefix: how its tensors' names begin.
+            gguf: what llama.cpp calls the linear layer `name`: gate, up or down.
+        """
+        return _Parameters(self, hidden_size, dtype, prefix, gguf)
 
     def num_weights(self, hidden_size: int) -> int:
         """Numbers that a token's products multiply with."""
@@ -78,11 +89,15 @@ class MLP:
 
 
 class _Parameters(nnx.Module):
-    def __init__(self, mlp: MLP, hidden: int, dtype: jnp.dtype) -> None:
+    def __init__(self, mlp: MLP, hidden: int, dtype: jnp.dtype, prefix: str, gguf: str) -> None:
         width = mlp.intermediate_size
 
         def tensor(name: str, kind: str, *shape: int) -> Tensor:
-            return Tensor(name=f"mlp.{name}_proj.{kind}", gguf=f"ffn_{name}.{kind}", shape=shape)
+            return Tensor(
+                name=f"{prefix}.{name}_proj.{kind}",
+                gguf=f"{gguf.format(name=name)}.{kind}",
+                shape=shape,
+            )
 
         def gate_and_up(kind: str, *shape: int) -> Stacked:
             return Stacked(tuple(tensor(name, kind, *shape) for name in ("gate", "up")))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.blocks.attention import Attention
-from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.layer import FeedForward, LayerSpec
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
 from octavo.models.checks import MAX_LAYERS
@@ -147,9 +147,11 @@ def need_head_dim(fields: ConfigFields) -> None:
         raise ModelLoadError(f"{fields.where} lacks head_dim")
 
 
-def layer(attention: Attention, mlp: MLP, norms: Norms, stored: StoredNames = COMMON) -> LayerSpec:
-    """A layer of attention and an MLP."""
-    return LayerSpec(mixer=attention, feed_forward=mlp, norms=norms, stored=stored)
+def layer(
+    attention: Attention, feed_forward: FeedForward, norms: Norms, stored: StoredNames = COMMON
+) -> LayerSpec:
+    """A layer of attention and a feed-forward."""
+    return LayerSpec(mixer=attention, feed_forward=feed_forward, norms=norms, stored=stored)
 
 
 def gated_mlp(fields: ConfigFields) -> MLP:

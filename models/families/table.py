@@ -21,9 +21,11 @@ from octavo.models.families.glm import GLM, GLM4
 from octavo.models.families.granite import GRANITE
 from octavo.models.families.llama import LLAMA
 from octavo.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
+from octavo.models.families.mixtral import MIXTRAL
 from octavo.models.families.olmo import OLMO2, OLMO3
 from octavo.models.families.phi import PHI3
 from octavo.models.families.qwen import QWEN2, QWEN3, QWEN3_VL
+from octavo.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from octavo.models.families.seed_oss import SEED_OSS
 from octavo.models.families.smollm3 import SMOLLM3
 from octavo.models.families.starcoder2 import STARCODER2
@@ -34,6 +36,7 @@ FAMILIES: tuple[Family, ...] = (
     *(GEMMA, GEMMA2, GEMMA3),
     *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE),
     *(COHERE, COHERE2, STARCODER2),
+    *(QWEN3_MOE, QWEN2_MOE, MIXTRAL),
 )
 
 ARCHITECTURES = {family.architecture: family for family in FAMILIES}
