@@ -7,9 +7,9 @@ because an engine is put together here, from its configuration to its programs.
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 import jax
 from tqdm import tqdm
@@ -146,7 +146,7 @@ class Engine:
         )
         self.core.masks = self.masks
         self._recent: RecentSchedule | None = None
-        identity = partial(_identity, model.source, str(model.dtype), str(model.quantization))
+        identity = partial(_identity, model, self.max_model_len)
         self.transfer = (
             PageTransfer(
                 self.core,
@@ -458,9 +458,15 @@ class Engine:
         self.scheduler.check_integrity()
 
 
-def _identity(source: Path, dtype: str, quantization: str) -> str:
-    """What makes keys and values of two engines the same."""
-    return f"weights {checkpoint_digest(source)}, {dtype}, quantization {quantization}"
+def _identity(model: OpenedModel, max_model_len: int) -> str:
+    """What makes keys and values of two engines the same. Of some models, whose rotary embedding
+    depends on the context that is served, it is a part."""
+    layers = model.config.for_context(max_model_len).layers
+    rotary = zlib.crc32(repr(dict.fromkeys(layer.mixer.rotary for layer in layers)).encode())
+    return (
+        f"weights {checkpoint_digest(model.source)}, {model.dtype}, "
+        f"quantization {model.quantization}, rotary {rotary:08x}"
+    )
 
 
 def _of_this_engine(config: EngineConfig) -> EngineConfig:

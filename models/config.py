@@ -22,7 +22,7 @@ from octavo.models.checks import (
 
 if TYPE_CHECKING:
     from octavo.models.blocks.layer import LayerSpec
-    from octavo.models.blocks.norms import RMSNorm
+    from octavo.models.blocks.norms import Norm
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ class ModelConfig:
         final_norm: of what the last layer returns.
         tie_word_embeddings: whether logits come from the embedding itself.
         embedding_scale: multiplies embeddings, rounded to their dtype first; None does not.
+        logit_scale: multiplies the last logits; None does not.
         final_logit_softcap: c in c · tanh(logit / c) of the last logits; None does not cap.
         max_position_embeddings: positions the model was made for.
         bos_token_id: of the beginning of a text, if there is one.
@@ -47,9 +48,10 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    final_norm: RMSNorm
+    final_norm: Norm
     tie_word_embeddings: bool = False
     embedding_scale: float | None = None
+    logit_scale: float | None = None
     final_logit_softcap: float | None = None
     max_position_embeddings: int = 2048
     bos_token_id: int | None = None
@@ -61,7 +63,7 @@ class ModelConfig:
             check_size(name, getattr(self, name))
         check_size("num_layers", len(self.layers), MAX_LAYERS)
         check_flag("tie_word_embeddings", self.tie_word_embeddings)
-        for name in ("final_logit_softcap", "embedding_scale"):
+        for name in ("final_logit_softcap", "logit_scale", "embedding_scale"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
         if not isinstance(self.checkpoint_dtype, str):
@@ -134,6 +136,10 @@ class ModelConfig:
         """Numbers that a token's products multiply with, in all layers."""
         return sum(layer.num_weights(self.hidden_size) for layer in self.layers)
 
+    def num_idle_layer_weights(self) -> int:
+        """Numbers of the experts that a token does not go to, in all layers."""
+        return sum(layer.num_idle_weights(self.hidden_size) for layer in self.layers)
+
     def with_tensor_parallel(self, tensor_parallel_size: int) -> ModelConfig:
         """The same model with KV heads copied so that they divide over devices.
 
@@ -150,6 +156,14 @@ class ModelConfig:
                 f"tensor_parallel_size = {tensor_parallel_size} is not allowed: at least 1"
             )
         return self._with_kv_heads(lambda heads: math.lcm(heads, tensor_parallel_size))
+
+    def for_context(self, num_tokens: int) -> ModelConfig:
+        """The same model, served with at most so many tokens; see `Rope.for_context`."""
+        resolved = {layer: _for_context(layer, num_tokens) for layer in dict.fromkeys(self.layers)}
+        if all(before is after for before, after in resolved.items()):
+            return self
+        layers = tuple(resolved[layer] for layer in self.layers)
+        return dataclasses.replace(self, layers=layers)
 
     def without_kv_head_copies(self) -> ModelConfig:
         """The same model with the checkpoint's own KV heads."""
@@ -174,3 +188,10 @@ class ModelConfig:
             for layer, place in zip(self.layers, places, strict=True)
         )
         return dataclasses.replace(self, layers=layers)
+
+
+def _for_context(layer: LayerSpec, num_tokens: int) -> LayerSpec:
+    rope = None if layer.mixer.rope is None else layer.mixer.rope.for_context(num_tokens)
+    if rope is layer.mixer.rope:
+        return layer
+    return dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, rope=rope))

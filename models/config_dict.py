@@ -12,16 +12,21 @@ from typing import Any
 
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.experts import Experts, Router
 from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.mlp import MLP
-from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.blocks.norms import LayerNorm, Norm, Norms, RMSNorm
 from octavo.models.checks import MAX_LAYERS, is_integer
 from octavo.models.config import ModelConfig
-from octavo.models.rope import Rope, RopeScaling
+from octavo.models.rope import Rope, RopeScaling, Temperature
+from octavo.models.stored_names import Fused, StoredNames
 
 MIXERS: dict[str, type[Any]] = {"attention": Attention}
-FEED_FORWARDS: dict[str, type[Any]] = {"mlp": MLP}
+FEED_FORWARDS: dict[str, type[Any]] = {"mlp": MLP, "experts": Experts}
 """Name on disk of each block that a layer may be made of -> its class."""
+
+NORMS: dict[str, type[Any]] = {"rms": RMSNorm, "layer": LayerNorm}
+"""Name on disk of each kind of norm; files without one mean the first."""
 
 _Build = Callable[[Any], Any]
 
@@ -36,7 +41,7 @@ def config_to_dict(config: ModelConfig) -> dict[str, Any]:
     }
     return fields | {
         "eos_token_ids": list(config.eos_token_ids),
-        "final_norm": dataclasses.asdict(config.final_norm),
+        "final_norm": _norm_to_dict(config.final_norm),
         "layer_specs": [_layer_to_dict(spec) for spec in specs],
         "layers": [specs.index(layer) for layer in config.layers],
     }
@@ -63,7 +68,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
             **fields
             | {
                 "layers": tuple(specs[index] for index in order),
-                "final_norm": _built(RMSNorm, fields.pop("final_norm")),
+                "final_norm": _norm(fields.pop("final_norm")),
                 "eos_token_ids": tuple(fields.pop("eos_token_ids", ())),
             }
         )
@@ -81,7 +86,8 @@ def malformed(error: Exception) -> ModelLoadError:
 
 def rope_from_dict(values: Any) -> Rope:
     """The inverse of `dataclasses.asdict`."""
-    return _built(Rope, values, scaling=_optional(_scaling))
+    temperature = _optional(lambda found: _built(Temperature, found))
+    return _built(Rope, values, scaling=_optional(_scaling), temperature=temperature)
 
 
 def _layer_to_dict(spec: LayerSpec) -> dict[str, Any]:
@@ -89,13 +95,39 @@ def _layer_to_dict(spec: LayerSpec) -> dict[str, Any]:
     values = dataclasses.asdict(spec)
     for part in ("mixer", "feed_forward"):
         values[part] = {"kind": names[type(getattr(spec, part))], **values[part]}
+    values["norms"]["norm"] = _norm_to_dict(spec.norms.norm)
+    if spec.mixer.qk_norm is not None:
+        values["mixer"]["qk_norm"] = _norm_to_dict(spec.mixer.qk_norm)
     return values
 
 
+def _norm_to_dict(norm: Norm) -> dict[str, Any]:
+    names = {kind: name for name, kind in NORMS.items()}
+    return {"kind": names[type(norm)], **dataclasses.asdict(norm)}
+
+
+def _norm(values: Any) -> Any:
+    fields = dict(values)
+    kind = fields.pop("kind", "rms")
+    if not isinstance(kind, str) or kind not in NORMS:
+        raise ModelLoadError(f"kind of norm = {shorten(kind)} is not allowed: {' or '.join(NORMS)}")
+    return _built(NORMS[kind], fields)
+
+
+def _stored_names(values: Any) -> StoredNames:
+    fused = lambda listed: tuple(_built(Fused, one, parts=tuple) for one in listed)  # noqa: E731
+    return _built(StoredNames, values, renamed=lambda pairs: tuple(map(tuple, pairs)), fused=fused)
+
+
 def _layer(values: Any) -> LayerSpec:
-    norms = lambda found: _built(Norms, found, norm=lambda norm: _built(RMSNorm, norm))  # noqa: E731
-    mixer, feed_forward = partial(_block, MIXERS), partial(_block, FEED_FORWARDS)
-    return _built(LayerSpec, values, mixer=mixer, feed_forward=feed_forward, norms=norms)
+    return _built(
+        LayerSpec,
+        values,
+        mixer=partial(_block, MIXERS),
+        feed_forward=partial(_block, FEED_FORWARDS),
+        norms=lambda found: _built(Norms, found, norm=_norm),
+        stored=_stored_names,
+    )
 
 
 def _block(kinds: Mapping[str, type[Any]], values: Any) -> Any:
@@ -103,12 +135,12 @@ def _block(kinds: Mapping[str, type[Any]], values: Any) -> Any:
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or kind not in kinds:
         raise ModelLoadError(f"kind = {shorten(kind)} is not allowed: {' or '.join(kinds)}")
-    qk_norm = _optional(lambda norm: _built(RMSNorm, norm))
-    return _built(kinds[kind], fields, rope=_optional(rope_from_dict), qk_norm=qk_norm)
+    rope, router = _optional(rope_from_dict), partial(_built, Router)
+    return _built(kinds[kind], fields, rope=rope, qk_norm=_optional(_norm), router=router)
 
 
 def _scaling(values: Any) -> RopeScaling:
-    return _built(RopeScaling, values, factors=tuple)
+    return _built(RopeScaling, values, factors=tuple, long_factors=tuple)
 
 
 def _built(kind: type[Any], values: Any, **builders: _Build) -> Any:

@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from octavo.models.blocks.attention import Attend
+from octavo.models.blocks.experts import Experts, RunExperts
 from octavo.models.blocks.layer import FeedForward, Mixer, apply_layer
 from octavo.models.blocks.norms import Norms
 from octavo.models.cache_groups import CachePlace
 from octavo.models.config import ModelConfig
-from octavo.models.layers import rotary_tables, softcap
+from octavo.models.layers import Rotary, rotary_tables, softcap
 from octavo.pallas_kernels.linear_weight import LinearWeight, embedding_table, linear_weight
 
 Weights = Mapping[str, Any]
@@ -54,6 +55,7 @@ def run_layers(
     attend: Attend | Sequence[Attend],
     caches: tuple[Any, ...],
     places: Sequence[CachePlace] | None = None,
+    run_experts: RunExperts | None = None,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     """All layers, one after another.
 
@@ -71,6 +73,8 @@ def run_layers(
         caches: pytrees.
         places: which of them each of `config.own_caches()` is, and which group's attention reads
             it; None if there is one for each, and one attention.
+        run_experts: multiplies tokens by their experts; a `jax.tree_util.Partial`, as for `attend`.
+            None does so plainly, and lets every token count.
 
     Returns:
         x [T, E] before the final norm, and the new caches.
@@ -95,6 +99,7 @@ def run_layers(
             rotary[layer.mixer.rotary],
             new_caches[array],
             by_group[group],
+            run_experts if isinstance(layer.feed_forward, Experts) else None,
             mixer=layer.mixer,
             feed_forward=layer.feed_forward,
             norms=layer.norms,
@@ -112,8 +117,10 @@ def unembed(weights: Weights, config: ModelConfig, hidden: jax.Array) -> jax.Arr
         [S, V] float32.
     """
     with jax.named_scope("unembed"):
-        normed = config.final_norm(hidden, weights["final_norm"])
+        normed = config.final_norm(hidden, weights, "final_norm")
         logits = _output_layer(weights).apply(normed, out_dtype=jnp.dtype(jnp.float32))
+        if config.logit_scale is not None:
+            logits = logits * jnp.float32(config.logit_scale)
         if config.final_logit_softcap is not None:
             logits = softcap(logits, config.final_logit_softcap)
         return logits
@@ -132,7 +139,7 @@ def greedy_token(
         Tokens int32 [S], and bool [S], whether they are certain: where not, `unembed` tells.
     """
     with jax.named_scope("bounded_argmax"):
-        normed = config.final_norm(hidden, weights["final_norm"])
+        normed = config.final_norm(hidden, weights, "final_norm")
         token, is_certain = weights[LOGIT_BOUNDS].argmax(normed, weights["embed"], active)
         return token, is_certain
 
@@ -148,12 +155,13 @@ def _output_layer(weights: Weights) -> LinearWeight:
 def _layer(
     weights: Weights,
     x: jax.Array,
-    rotary: tuple[jax.Array, jax.Array] | None,
+    rotary: Rotary | None,
     cache: Any,
     attend: Attend,
+    run_experts: RunExperts | None,
     *,
     mixer: Mixer,
     feed_forward: FeedForward,
     norms: Norms,
 ) -> tuple[jax.Array, Any]:
-    return apply_layer(mixer, feed_forward, norms, weights, x, rotary, cache, attend)
+    return apply_layer(mixer, feed_forward, norms, weights, x, rotary, cache, attend, run_experts)

@@ -24,6 +24,7 @@ from octavo.sharding.rules import DEFAULT_RULES, AxisRules, LogicalAxes
 
 Init = Literal["normal", "zeros", "ones"]
 INIT_STDDEV = 0.02
+_METADATA = ("logical_axes", "init", "layout", "num_inputs", "num_stacked")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class ParamSpec:
         layout: the checkpoint tensors that it is made of, and how they lie in it.
         num_inputs: of a linear layer's weight, leading dimensions that its product contracts; None
             for other parameters, which are never quantized.
+        num_stacked: dimensions before those, which say which of several such weights it is.
     """
 
     shape: tuple[int, ...]
@@ -46,6 +48,7 @@ class ParamSpec:
     init: Init
     layout: TensorLayout
     num_inputs: int | None = None
+    num_stacked: int = 0
 
     def sharding(self, mesh: Mesh, rules: AxisRules = DEFAULT_RULES) -> NamedSharding:
         """Where the parameter lives on `mesh`."""
@@ -60,6 +63,7 @@ def param(
     *,
     init: Init = "normal",
     num_inputs: int | None = None,
+    num_stacked: int = 0,
 ) -> nnx.Param[Any]:
     """One parameter of a block; arguments as the attributes of `ParamSpec`."""
     return nnx.Param(
@@ -68,6 +72,7 @@ def param(
         init=init,
         layout=layout,
         num_inputs=num_inputs,
+        num_stacked=num_stacked,
     )
 
 
@@ -79,7 +84,7 @@ def flatten(module: nnx.Module) -> dict[str, ParamSpec]:
         specs[str(name)] = ParamSpec(
             shape=tuple(variable.shape),
             dtype=jnp.dtype(variable.dtype),
-            **{key: metadata[key] for key in ("logical_axes", "init", "layout", "num_inputs")},
+            **{key: metadata[key] for key in _METADATA},
         )
     return specs
 
@@ -93,9 +98,11 @@ class _WholeModel(nnx.Module):
             name="model.embed_tokens.weight", gguf="token_embd.weight", shape=(vocab, hidden)
         )
         self.embed = param((vocab, hidden), dtype, ("vocab", "embed"), Whole(table))
-        self.final_norm = config.final_norm.param(
-            hidden, "embed", name="model.norm.weight", gguf="output_norm.weight"
+        final_norm = config.final_norm.params(
+            "final_norm", hidden, "embed", stored="model.norm", gguf="output_norm"
         )
+        for name, value in final_norm.items():
+            setattr(self, name, value)
         if not config.tie_word_embeddings:
             head = Tensor(name="lm_head.weight", gguf="output.weight", shape=(vocab, hidden))
             self.lm_head = param(

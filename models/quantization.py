@@ -28,7 +28,10 @@ from octavo.pallas_kernels.quantized_linear import (
 from octavo.sharding.rules import DEFAULT_RULES
 
 NUM_INPUTS = attention.NUM_INPUTS | mlp.NUM_INPUTS | {"lm_head": 1}
-"""Linear layer -> its leading dimensions that a product contracts, as its block declares it."""
+"""Linear layer -> its leading dimensions that a product contracts, as its block declares it. Stacks
+of experts are not among them: variants that know one weight alone leave them as they are."""
+EXPERTS = ("experts_gate", "experts_up", "experts_down")
+"""Stacks of linear layers, whose first dimension is the expert."""
 
 
 def check_quantization(name: str | None) -> Quantization | None:
@@ -48,7 +51,7 @@ def check_quantization(name: str | None) -> Quantization | None:
 def is_quantized(path: tuple[str | int, ...], config: ModelConfig) -> bool:
     """Whether the parameter at `path`, such as ("layers", 3, "wqkv"), is among the quantized."""
     name = str(path[-1])
-    return name in NUM_INPUTS or (name == "embed" and config.tie_word_embeddings)
+    return name in NUM_INPUTS or name in EXPERTS or (name == "embed" and config.tie_word_embeddings)
 
 
 def quantize_parameter(
@@ -125,27 +128,29 @@ def _quantizer(
     spec: ParamSpec, quantization: Quantization, mesh: Mesh
 ) -> tuple[Any, QuantizedWeight]:
     """A compiled array -> `QuantizedWeight`, and its shardings; one for all that are alike."""
-    axes, shape, num_inputs = spec.logical_axes, spec.shape, spec.num_inputs
-    if num_inputs is None:  # an embedding table: outputs first, already
-        order, inputs = tuple(range(len(shape))), 1
+    stacked = range(spec.num_stacked)
+    axes, shape = spec.logical_axes, spec.shape
+    first = spec.num_stacked  # of one weight's dimensions
+    if spec.num_inputs is None:  # an embedding table: outputs first, already
+        outputs, inputs = range(1), range(1, len(shape))
     else:
-        order, inputs = (*range(num_inputs, len(shape)), *range(num_inputs)), num_inputs
+        inputs = range(first, first + spec.num_inputs)
+        outputs = range(first + spec.num_inputs, len(shape))
 
     def sharding(dims: tuple[int, ...]) -> NamedSharding:
         return DEFAULT_RULES.sharding(mesh, [axes[i] for i in dims], [shape[i] for i in dims])
 
     shardings = QuantizedWeight(
-        values=sharding(order),  # type: ignore[arg-type]
-        scale=sharding(order[: len(shape) - inputs]),  # type: ignore[arg-type]
+        values=sharding((*stacked, *outputs, *inputs)),  # type: ignore[arg-type]
+        scale=sharding((*stacked, *outputs)),  # type: ignore[arg-type]
         dtype=spec.dtype,
     )
-    program = jax.jit(
-        partial(
-            quantize_weight,
-            quantization=quantization,
-            num_inputs=inputs,
-            inputs_first=num_inputs is not None,
-        ),
-        out_shardings=shardings,
+    quantize = partial(
+        quantize_weight,
+        quantization=quantization,
+        num_inputs=len(inputs),
+        inputs_first=spec.num_inputs is not None,
     )
-    return program, shardings
+    for _ in stacked:
+        quantize = jax.vmap(quantize)
+    return jax.jit(quantize, out_shardings=shardings), shardings

@@ -7,8 +7,10 @@ weights are [out, in], query heads of one KV head are adjacent. A GGUF's names s
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,22 +20,83 @@ Index = tuple[slice, ...]
 """One slice a dimension, with start and stop set and step 1."""
 
 
+@dataclass(frozen=True, slots=True)
+class HeadOrder:
+    """Where the rows of a head lie on disk.
+
+    In memory, row i of a head is rotated with row i + size / 2. Rows that are not rotated come last
+    in both halves, where rotary frequencies are zero.
+
+    Attributes:
+        size: rows of a head.
+        num_rotated: how many of them are rotated, which come first on disk.
+        pairs: on disk, rows that are rotated together lie side by side, not half of them apart.
+    """
+
+    size: int
+    num_rotated: int
+    pairs: bool
+
+    def stored_rows(self) -> np.ndarray:
+        """Which row on disk each row in memory is."""
+        rotated, rest = np.split(np.arange(self.size), [self.num_rotated])
+        halves = (rotated[::2], rotated[1::2]) if self.pairs else np.split(rotated, 2)
+        others = np.split(rest, 2)
+        return np.concatenate([halves[0], others[0], halves[1], others[1]])
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """One tensor of a checkpoint.
+    """One tensor of a checkpoint, or some rows of one.
 
     Attributes:
         name: Hugging Face's; in a layer, what follows "model.layers.N.".
         gguf: llama.cpp's; in a layer, what follows "blk.N.".
-        shape: on disk.
+        shape: on disk; of the rows that it has, if it is a part.
         rotary_dim: size of the heads that its rows are queries or keys of, which some GGUF files
             store for rotary embeddings of adjacent pairs; None for other tensors.
+        order: of the heads that its rows are of; None if rows lie as they are.
+        first_row: of a part of a stored tensor, where it begins there.
+        stored_rows: of a part, all rows of the stored tensor; None if it is whole.
+        expert: which part it is of a GGUF's tensor, whose first dimension is the expert; None for
+            other tensors.
     """
 
     name: str
     gguf: str
     shape: tuple[int, ...]
     rotary_dim: int | None = None
+    order: HeadOrder | None = None
+    first_row: int = 0
+    stored_rows: int | None = None
+    expert: int | None = None
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of what is stored under its name."""
+        return self.shape if self.stored_rows is None else (self.stored_rows, *self.shape[1:])
+
+    @property
+    def is_stored_as_it_is(self) -> bool:
+        """Whether nothing else is stored under its name, nor in another order."""
+        return self.stored_rows is None and self.order is None
+
+    def read(self, source: Source, prefix: str, index: Index) -> np.ndarray:
+        """A slice of it; of whole heads, if they have an order. It may view the file."""
+        if self.stored_rows is not None:
+            first, last = index[0].start + self.first_row, index[0].stop + self.first_row
+            index = (slice(first, last), *index[1:])
+        return self._ordered(source.read(prefix + self.name, index))
+
+    def of_stored(self, stored: np.ndarray) -> np.ndarray:
+        """Its rows, of all that are stored under its name."""
+        return self._ordered(stored[self.first_row : self.first_row + self.shape[0]])
+
+    def _ordered(self, rows: np.ndarray) -> np.ndarray:
+        if self.order is None:
+            return rows
+        heads = rows.reshape(-1, self.order.size, *rows.shape[1:])
+        return heads[:, self.order.stored_rows()].reshape(rows.shape)
 
 
 class Source(Protocol):
@@ -86,7 +149,7 @@ class Whole:
         return (self.tensor,)
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
-        return source.read(prefix + self.tensor.name, index).astype(dtype, copy=False)
+        return self.tensor.read(source, prefix, index).astype(dtype, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +172,7 @@ class NormWeight:
         offset = (
             np.zeros((), dtype) if source.norms_include_offset else np.asarray(self.offset, dtype)
         )
-        return source.read(prefix + self.tensor.name, index).astype(dtype) + offset
+        return self.tensor.read(source, prefix, index).astype(dtype) + offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +188,7 @@ class Transposed:
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         out = _empty(index, dtype)
-        out[...] = source.read(prefix + self.tensor.name, index[::-1]).T
+        out[...] = self.tensor.read(source, prefix, index[::-1]).T
         return out
 
 
@@ -140,8 +203,36 @@ class Stacked:
         out = _empty(index, dtype)
         for row, tensor in enumerate(self.tensors[index[-2]]):
             # A bias is its own transpose.
-            part = source.read(prefix + tensor.name, (index[-1], *index[:-2]))
+            part = tensor.read(source, prefix, (index[-1], *index[:-2]))
             out[..., row, :] = part.T
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMatrices:
+    """Linear weights [out, in] of experts as [X, in, out]."""
+
+    tensors: tuple[Tensor, ...]
+    num_interleaved = 1
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        out = _empty(index, dtype)
+        for row, tensor in enumerate(self.tensors[index[0]]):
+            out[row] = tensor.read(source, prefix, index[:0:-1]).T
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertVectors:
+    """Biases [out] of experts as [X, out]."""
+
+    tensors: tuple[Tensor, ...]
+    num_interleaved = 1
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        out = _empty(index, dtype)
+        for row, tensor in enumerate(self.tensors[index[0]]):
+            out[row] = tensor.read(source, prefix, index[1:])
         return out
 
 
@@ -181,7 +272,7 @@ class FusedHeads:
 
         def read(tensor: Tensor, first: int, last: int) -> np.ndarray:
             span = slice(first * self.head_dim, last * self.head_dim)
-            part = source.read(prefix + tensor.name, (span, *inputs))
+            part = tensor.read(source, prefix, (span, *inputs))
             return part.reshape(last - first, self.head_dim, *part.shape[1:])
 
         q = read(self.q, heads.start * self.num_queries, heads.stop * self.num_queries)
@@ -211,7 +302,7 @@ class HeadColumns:
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         width = self.num_queries * self.head_dim
         columns = slice(index[0].start * width, index[0].stop * width)
-        part = source.read(prefix + self.tensor.name, (index[3], columns))
+        part = self.tensor.read(source, prefix, (index[3], columns))
         full = part.reshape(part.shape[0], -1, self.num_queries, self.head_dim)
         out = _empty(index, dtype)
         out[...] = np.moveaxis(full, 0, -1)[:, index[1], index[2]]
@@ -232,9 +323,27 @@ class ByHead:
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         span = slice(index[0].start * self.num_queries, index[0].stop * self.num_queries)
-        part = source.read(prefix + self.tensor.name, (span,)).astype(dtype)
+        part = self.tensor.read(source, prefix, (span,)).astype(dtype)
         return part.reshape(-1, self.num_queries)[:, index[1]]
 
 
 def _empty(index: Index, dtype: Any) -> np.ndarray:
     return aligned_empty([part.stop - part.start for part in index], dtype)
+
+
+Layout = TypeVar("Layout")
+
+
+def with_tensors(layout: Layout, change: Callable[[Tensor], Tensor]) -> Layout:
+    """A layout whose tensors are other ones."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return change(value)
+        return tuple(map(changed, value)) if isinstance(value, tuple) else value
+
+    fields = {
+        field.name: changed(getattr(layout, field.name))
+        for field in dataclasses.fields(layout)  # type: ignore[arg-type]
+    }
+    return type(layout)(**fields)

@@ -34,6 +34,6 @@ def pool_hidden(
         row that pools it, and in no other.
     """
     with jax.named_scope("pool_hidden"):
-        normed = config.final_norm(hidden, weights["final_norm"]).astype(jnp.float32)
+        normed = config.final_norm(hidden, weights, "final_norm").astype(jnp.float32)
         sums = jnp.zeros((num_rows, normed.shape[1]), jnp.float32)
         return sums.at[pool_row].add(normed, mode="drop")

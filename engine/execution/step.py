@@ -22,6 +22,7 @@ from jax.sharding import Mesh
 
 from octavo.engine.execution.attend import attend_over_heads
 from octavo.engine.execution.pool_hidden import pool_hidden
+from octavo.engine.execution.run_experts import experts_over_mesh
 from octavo.engine.execution.sampling.logits import SamplingRows
 from octavo.engine.execution.sampling.logprobs import MAX_LOGPROBS
 from octavo.engine.execution.sampling.next_tokens import (
@@ -162,7 +163,7 @@ def _mixed(
     kv_lens = jnp.where(idle, 0, start + q_len)
     batches = _batches(tables, kv_lens, cu_q_lens, token_row, position, live, spec, fields)
     hidden, kv = _forward(
-        config, spec, mesh, backend, weights, state.kv, token_ids, position, batches
+        config, spec, mesh, backend, weights, state.kv, token_ids, position, live, batches
     )
     last = jnp.clip(cu_q_lens[1:] - 1, 0, num_tokens - 1)
     # A chunk that does not end at the last known token samples nothing.
@@ -231,6 +232,7 @@ def _decode(
             state.kv,
             state.last_token[slot],
             position,
+            live,
             batches,
         )
         state = replace(state, kv=kv)
@@ -325,11 +327,13 @@ def _forward(
     kv: tuple[PagedKV, ...],
     token_ids: jax.Array,
     position: jax.Array,
+    live: jax.Array,
     batches: tuple[RaggedBatch, ...],
 ) -> tuple[jax.Array, tuple[PagedKV, ...]]:
     """Hidden states [T, E] of the tokens, and the pools with their KV written.
 
     Args:
+        live: bool [T], of tokens that are no padding.
         batches: by cache group.
     """
     attend_all = attend_over_heads(
@@ -341,4 +345,5 @@ def _forward(
     attend = [jax.tree_util.Partial(attend_all, batch) for batch in batches]
     x = decoder.embed(weights, config, token_ids)
     places = config.cache_layout().places()
-    return decoder.run_layers(weights, config, x, position, attend, kv, places)
+    run_experts = jax.tree_util.Partial(experts_over_mesh(mesh), live)
+    return decoder.run_layers(weights, config, x, position, attend, kv, places, run_experts)

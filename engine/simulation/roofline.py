@@ -1,8 +1,9 @@
 """Step times of machines that are not here: what bandwidth and arithmetic allow, less what is lost.
 
 A step reads the weights once, reads the KV that its rows attend to, and computes two operations a
-weight and token plus attention; it takes the longer of the two, and a fixed cost. It is an
-estimate: a profile of the real machine is better wherever there is one.
+weight and token plus attention; it takes the longer of the two, and a fixed cost. Of routed experts
+it reads those that its tokens choose, as if by chance. It is an estimate: a profile of the real
+machine is better wherever there is one.
 
 Source: Williams, Waterman, Patterson 2009 (the roofline).
 """
@@ -76,7 +77,9 @@ class RooflineStepTime:
 
     Attributes:
         device: the chip.
-        num_weights: parameters read and multiplied by in a step.
+        num_weights: parameters that a token is multiplied by.
+        num_idle_weights: parameters of the experts that a token does not choose.
+        chosen_share: of the experts, those that a token chooses.
         num_layers, hidden_size: of the model.
         num_query_numbers: numbers of a token's queries, over all heads and layers.
         kv_bytes_per_token: over all caches.
@@ -92,6 +95,8 @@ class RooflineStepTime:
     hidden_size: int
     num_query_numbers: int
     kv_bytes_per_token: float
+    num_idle_weights: float = 0.0
+    chosen_share: float = 1.0
     weight_bytes: float = 2.0
     num_devices: int = 1
     bandwidth_share: float = 0.8
@@ -111,7 +116,9 @@ class RooflineStepTime:
         kv_read = work.decode_context + work.prefill_context + n
         flops = 2 * self.num_weights * n
         flops += 4 * self.num_query_numbers * pairs
-        num_bytes = self.weight_bytes * self.num_weights + self.kv_bytes_per_token * kv_read
+        passed_by = self.num_idle_weights * (1.0 - self.chosen_share) ** max(n - 1, 0)
+        num_read = self.num_weights + self.num_idle_weights - passed_by
+        num_bytes = self.weight_bytes * num_read + self.kv_bytes_per_token * kv_read
         bandwidth = self.device.bytes_per_s * self.bandwidth_share * self.num_devices
         rate = self.device.flops_per_s * self.flops_share * self.num_devices
         return self.fixed_s + max(num_bytes / bandwidth, flops / rate) + self._exchange_s(n)
@@ -146,16 +153,21 @@ def roofline(
     """
     device = get_device(device) if isinstance(device, str) else device
     num_weights = config.num_layer_weights() + config.vocab_size * config.hidden_size
-    if num_weights * weight_bytes > 0.95 * device.memory_bytes * num_devices:
+    # Layers with experts are alike in all models that exist.
+    num_idle_weights = config.num_idle_layer_weights()
+    num_stored = num_weights + num_idle_weights
+    if num_stored * weight_bytes > 0.95 * device.memory_bytes * num_devices:
         raise InvalidConfigError(
             "num_devices",
             num_devices,
-            f"enough {device.name} for {num_weights * weight_bytes / 1e9:.1f} GB of weights "
+            f"enough {device.name} for {num_stored * weight_bytes / 1e9:.1f} GB of weights "
             f"({device.memory_bytes / 1e9:.0f} GB each)",
         )
     return RooflineStepTime(
         device=device,
         num_weights=num_weights,
+        num_idle_weights=num_idle_weights,
+        chosen_share=min(layer.chosen_share for layer in config.layers),
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
         num_query_numbers=sum(
@@ -170,4 +182,5 @@ def roofline(
 def kv_capacity(model: RooflineStepTime, utilization: float = 0.9) -> int:
     """Tokens of KV that fit beside the weights."""
     memory = model.device.memory_bytes * model.num_devices * utilization
-    return int((memory - model.num_weights * model.weight_bytes) / model.kv_bytes_per_token)
+    weights = (model.num_weights + model.num_idle_weights) * model.weight_bytes
+    return int((memory - weights) / model.kv_bytes_per_token)

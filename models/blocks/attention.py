@@ -20,13 +20,20 @@ import jax.numpy as jnp
 from flax import nnx
 
 from octavo.engine.errors import ModelLoadError
-from octavo.models.blocks.norms import RMSNorm
+from octavo.models.blocks.norms import Norm
 from octavo.models.cache_spec import PagedKVCache
 from octavo.models.checks import check_flag, check_positive, check_size
-from octavo.models.layers import apply_rotary, linear, row_major
+from octavo.models.layers import Rotary, apply_rotary, linear, row_major
 from octavo.models.parameters import param
 from octavo.models.rope import Rope
-from octavo.models.tensor_layouts import ByHead, FusedHeads, HeadColumns, Tensor, Whole
+from octavo.models.tensor_layouts import (
+    ByHead,
+    FusedHeads,
+    HeadColumns,
+    HeadOrder,
+    Tensor,
+    Whole,
+)
 
 NUM_INPUTS = {"wqkv": 1, "wo": 3}
 """Linear layer -> leading dimensions of its weight that the product contracts."""
@@ -84,6 +91,7 @@ class Attention:
         scale: multiplies q · k; 0 stands for 1 / sqrt(head_dim).
         qkv_bias, out_bias: which linear layers add a bias.
         qk_norm: normalizes each head's query and key before the rotary embedding; None does not.
+        qk_norm_whole: it normalizes all heads' queries together, and so keys.
         sinks: each query head has a learned logit in the softmax's denominator (an attention sink),
             whose value is zero.
         shares_cache: the layer has no keys and values of its own and reads the cache of the layer
@@ -101,7 +109,8 @@ class Attention:
     scale: float = 0.0
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: RMSNorm | None = None
+    qk_norm: Norm | None = None
+    qk_norm_whole: bool = False
     sinks: bool = False
     shares_cache: bool = False
     kv_head_copies: int = 1
@@ -109,7 +118,7 @@ class Attention:
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "kv_head_copies"):
             check_size(name, getattr(self, name))
-        for name in ("qkv_bias", "out_bias", "sinks", "shares_cache"):
+        for name in ("qkv_bias", "out_bias", "qk_norm_whole", "sinks", "shares_cache"):
             check_flag(name, getattr(self, name))
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
@@ -158,6 +167,16 @@ class Attention:
         """Rotary embedding and size of what it rotates; None for none."""
         return None if self.rope is None else (self.rope, self.head_dim)
 
+    @property
+    def stored_order(self) -> HeadOrder | None:
+        """Where the rows of queries and keys lie on disk; None if it is as in memory."""
+        if self.rope is None:
+            return None
+        num_rotated = self.rope.rotary_dim(self.head_dim)
+        if num_rotated == self.head_dim and not self.rope.pairs:
+            return None
+        return HeadOrder(self.head_dim, num_rotated, self.rope.pairs)
+
     def cache(self) -> PagedKVCache:
         """What the layer keeps of its tokens; a shared one is kept once."""
         return PagedKVCache(
@@ -179,14 +198,15 @@ class Attention:
 
     def parameters(self, hidden_size: int, dtype: jnp.dtype) -> nnx.Module:
         """wqkv [E, Hkv, G + 2, D] (G where the cache is shared), wo [Hkv, G, D, E], and, if any,
-        their biases bqkv and bo, the norms q_norm and k_norm [D], and sinks [Hkv, G]."""
+        their biases bqkv and bo, the norms q_norm and k_norm [D] (or [Hq · D] and, copies not
+        counted, [Hkv · D]), and sinks [Hkv, G]."""
         return _Parameters(self, hidden_size, dtype)
 
     def apply(
         self,
         weights: Mapping[str, Any],
         x: jax.Array,
-        rotary: tuple[jax.Array, jax.Array] | None,
+        rotary: Rotary | None,
         cache: Any,
         attend: Attend,
     ) -> tuple[jax.Array, Any]:
@@ -195,7 +215,7 @@ class Attention:
         Args:
             weights: the layer's.
             x: [T, E], normalized.
-            rotary: cosines and sines [T, D / 2] for `rope`.
+            rotary: tables of `rope` for their positions.
             cache: the layer's, or the one it reads.
             attend: see `Attend`.
 
@@ -208,6 +228,8 @@ class Attention:
             qkv = qkv + weights["bqkv"][None]
         q = qkv[:, :, :group].reshape(num_tokens, self.num_heads, self.head_dim)
         q = self._placed(q, weights, "q_norm", rotary)
+        if rotary is not None and self.rope is not None and self.rope.temperature is not None:
+            q = q * rotary[2].astype(q.dtype)[:, None, None]
         k = v = None
         if not self.shares_cache:
             k = self._placed(qkv[:, :, group], weights, "k_norm", rotary)
@@ -225,12 +247,23 @@ class Attention:
         heads: jax.Array,
         weights: Mapping[str, Any],
         norm: str,
-        rotary: tuple[jax.Array, jax.Array] | None,
+        rotary: Rotary | None,
     ) -> jax.Array:
         """Queries or keys [T, H, D], normalized and rotated by their positions."""
-        if self.qk_norm is not None:
-            heads = self.qk_norm(heads, weights[norm])
-        return heads if rotary is None else apply_rotary(heads, *rotary)
+        if self.qk_norm is not None and self.qk_norm_whole:
+            heads = self._normalized_whole(self.qk_norm, heads, weights, norm)
+        elif self.qk_norm is not None:
+            heads = self.qk_norm(heads, weights, norm)
+        return heads if rotary is None else apply_rotary(heads, *rotary[:2])
+
+    def _normalized_whole(
+        self, norm: Norm, heads: jax.Array, weights: Mapping[str, Any], name: str
+    ) -> jax.Array:
+        """All heads [T, H, D] as one vector a token. Copies of heads change no mean."""
+        if name == "k_norm" and self.kv_head_copies > 1:
+            by_head = weights[name].reshape(-1, self.head_dim)
+            weights = {name: jnp.repeat(by_head, self.kv_head_copies, axis=0).reshape(-1)}
+        return norm(heads.reshape(len(heads), -1), weights, name).reshape(heads.shape)
 
 
 @partial(jax.jit, static_argnames=("old", "new"))
@@ -278,9 +311,9 @@ class _Parameters(nnx.Module):
         if a.qkv_bias:
             self.bqkv = param(outputs, dtype, axes, _fused(a, "bias"), init="zeros")
         if a.qk_norm is not None:
-            self.q_norm = _head_norm(a.qk_norm, dim, "q")
+            self._add_norm(a, a.qk_norm, "q", a.num_heads)
             if not a.shares_cache:
-                self.k_norm = _head_norm(a.qk_norm, dim, "k")
+                self._add_norm(a, a.qk_norm, "k", a.num_checkpoint_kv_heads)
         self.wo = param(
             (kv_heads, group, dim, hidden),
             dtype,
@@ -303,11 +336,17 @@ class _Parameters(nnx.Module):
                 (hidden,), dtype, ("embed",), Whole(_output("bias", hidden)), init="zeros"
             )
 
-
-def _head_norm(norm: RMSNorm, size: int, which: str) -> nnx.Param[Any]:
-    return norm.param(
-        size, "head_dim", name=f"self_attn.{which}_norm.weight", gguf=f"attn_{which}_norm.weight"
-    )
+    def _add_norm(self, a: Attention, norm: Norm, which: str, num_heads: int) -> None:
+        params = norm.params(
+            f"{which}_norm",
+            num_heads * a.head_dim if a.qk_norm_whole else a.head_dim,
+            None if a.qk_norm_whole else "head_dim",
+            stored=f"self_attn.{which}_norm",
+            gguf=f"attn_{which}_norm",
+            order=a.stored_order,
+        )
+        for name, value in params.items():
+            setattr(self, name, value)
 
 
 def _output(kind: str, *shape: int) -> Tensor:
@@ -321,6 +360,7 @@ def _fused(a: Attention, kind: str, *inputs: int) -> FusedHeads:
             gguf=f"attn_{name}.{kind}",
             shape=(num_heads * a.head_dim, *inputs),
             rotary_dim=None if name == "v" or a.rope is None else a.head_dim,
+            order=None if name == "v" else a.stored_order,
         )
 
     names = () if a.shares_cache else ("k", "v")

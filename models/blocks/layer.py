@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,16 +12,20 @@ import jax.numpy as jnp
 
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.attention import Attend, Attention
+from octavo.models.blocks.experts import Experts, RunExperts
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
 from octavo.models.cache_spec import CacheSpec, SharedCache
 from octavo.models.checks import MAX_LAYERS, is_integer
+from octavo.models.layers import Rotary
 from octavo.models.parameters import ParamSpec, flatten
+from octavo.models.stored_names import COMMON, StoredNames
+from octavo.models.tensor_layouts import with_tensors
 
 Mixer = Attention
 """What mixes a layer's tokens; a union, once there is another."""
-FeedForward = MLP
-"""What computes each token by itself; a union, once there is another."""
+FeedForward = MLP | Experts
+"""What computes each token by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +37,14 @@ class LayerSpec:
         feed_forward: what computes each token by itself.
         norms: around both.
         cache_of: the earlier layer whose cache the mixer reads; None where it has its own.
+        stored: what its tensors are called on disk.
     """
 
     mixer: Mixer
     feed_forward: FeedForward
     norms: Norms
     cache_of: int | None = None
+    stored: StoredNames = COMMON
 
     def __post_init__(self) -> None:
         if self.cache_of is not None and not is_integer(self.cache_of, 0, MAX_LAYERS - 1):
@@ -56,15 +63,39 @@ class LayerSpec:
 
     def declare(self, hidden_size: int, dtype: jnp.dtype) -> dict[str, ParamSpec]:
         """The specs of its parameters by name."""
-        return {
+        specs = {
             **flatten(self.norms.parameters(hidden_size)),
             **flatten(self.mixer.parameters(hidden_size, dtype)),
             **flatten(self.feed_forward.parameters(hidden_size, dtype)),
+        }
+        if self.stored == COMMON:
+            return specs
+        stored = self.stored.resolve(
+            tensor for spec in specs.values() for tensor in spec.layout.tensors
+        )
+        return {
+            name: dataclasses.replace(
+                spec, layout=with_tensors(spec.layout, lambda tensor: stored[tensor.name])
+            )
+            for name, spec in specs.items()
         }
 
     def num_weights(self, hidden_size: int) -> int:
         """Numbers that a token's products multiply with."""
         return self.mixer.num_weights(hidden_size) + self.feed_forward.num_weights(hidden_size)
+
+    def num_idle_weights(self, hidden_size: int) -> int:
+        """Numbers that others' products multiply with: of the experts that a token passes by."""
+        if not isinstance(self.feed_forward, Experts):
+            return 0
+        return self.feed_forward.num_idle_weights(hidden_size)
+
+    @property
+    def chosen_share(self) -> float:
+        """Of its experts, those that a token goes to; 1 where there are none."""
+        if not isinstance(self.feed_forward, Experts):
+            return 1.0
+        return self.feed_forward.router.num_chosen / self.feed_forward.router.num_experts
 
 
 def apply_layer(
@@ -73,9 +104,10 @@ def apply_layer(
     norms: Norms,
     weights: Mapping[str, Any],
     x: jax.Array,
-    rotary: tuple[jax.Array, jax.Array] | None,
+    rotary: Rotary | None,
     cache: Any,
     attend: Attend,
+    run_experts: RunExperts | None = None,
 ) -> tuple[jax.Array, Any]:
     """One layer of the residual stream.
 
@@ -83,9 +115,10 @@ def apply_layer(
         mixer, feed_forward, norms: of the layer's spec.
         weights: the layer's.
         x: [T, E].
-        rotary: cosines and sines for `mixer.rotary`.
+        rotary: tables for `mixer.rotary`.
         cache: the layer's, or the one it reads.
         attend: see `Attend`.
+        run_experts: see `Experts.apply`; None where the feed-forward has no experts.
 
     Returns:
         x [T, E], and the new cache.
@@ -93,8 +126,13 @@ def apply_layer(
     with jax.named_scope("attention"):
         normed = norms.enter(x, weights, "attn")
         out, cache = mixer.apply(weights, normed, rotary, cache, attend)
-        x = x + norms.leave(out, weights, "attn")
+        mixed = x + norms.leave(out, weights, "attn")
     with jax.named_scope("mlp"):
-        normed = norms.enter(x, weights, "mlp")
-        x = x + norms.leave(feed_forward.apply(weights, normed), weights, "mlp")
+        if not norms.parallel:
+            normed = norms.enter(mixed, weights, "mlp")
+        if isinstance(feed_forward, Experts):
+            out = feed_forward.apply(weights, normed, run_experts)
+        else:
+            out = feed_forward.apply(weights, normed)
+        x = mixed + norms.leave(out, weights, "mlp")
     return x, cache

@@ -1,4 +1,4 @@
-"""A gated multi-layer perceptron: down(activation(gate(x)) · up(x)).
+"""A multi-layer perceptron: down(activation(gate(x)) · up(x)), or down(activation(up(x))).
 
 Shape suffixes: T tokens, E hidden, F the MLP's width.
 """
@@ -19,70 +19,105 @@ from octavo.models.layers import Activation, activate, linear
 from octavo.models.parameters import param
 from octavo.models.tensor_layouts import Stacked, Tensor, Transposed, Whole
 
-NUM_INPUTS = {"w_gate_up": 1, "w_down": 1}
+NUM_INPUTS = {"w_gate_up": 1, "w_up": 1, "w_down": 1}
 """Linear layer -> leading dimensions of its weight that the product contracts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MLP:
-    """A gated MLP.
+    """An MLP.
 
     Attributes:
         intermediate_size: F.
-        activation: of the gate.
-        bias: all three linear layers add one.
+        activation: of the gate, or of what goes up if there is none.
+        bias: all linear layers add one.
+        gated: whether there is a gate.
     """
 
     intermediate_size: int
     activation: Activation = "silu"
     bias: bool = False
+    gated: bool = True
 
     def __post_init__(self) -> None:
         check_size("intermediate_size", self.intermediate_size)
         check_flag("mlp_bias", self.bias)
+        check_flag("gated", self.gated)
         if self.activation not in get_args(Activation):
             raise UnsupportedModelError(
                 f"activation = {shorten(self.activation)} is not supported: "
                 f"{' or '.join(get_args(Activation))}"
             )
 
-    def parameters(self, hidden_size: int, dtype: jnp.dtype) -> nnx.Module:
-        """w_gate_up [E, 2, F] and w_down [F, E], with b_gate_up [2, F] and b_down [E] if any."""
-        return _Parameters(self, hidden_size, dtype)
+    def parameters(
+        self,
+        hidden_size: int,
+        dtype: jnp.dtype,
+        prefix: str = "mlp",
+        gguf: str = "ffn_{name}",
+    ) -> nnx.Module:
+        """w_gate_up [E, 2, F] (w_up [E, F] if there is no gate) and w_down [F, E], with b_gate_up
+        [2, F] (b_up [F]) and b_down [E] if any.
+
+        Args:
+            prefix: how its tensors' names begin.
+            gguf: what llama.cpp calls the linear layer `name`: gate, up or down.
+        """
+        return _Parameters(self, hidden_size, dtype, prefix, gguf)
 
     def num_weights(self, hidden_size: int) -> int:
         """Numbers that a token's products multiply with."""
-        return 3 * hidden_size * self.intermediate_size
+        return (3 if self.gated else 2) * hidden_size * self.intermediate_size
 
     def apply(self, weights: Mapping[str, Any], x: jax.Array) -> jax.Array:
         """x [T, E] -> [T, E]."""
-        gate_up = linear(x, weights["w_gate_up"])  # [T, 2, F]
-        if self.bias:
-            gate_up = gate_up + weights["b_gate_up"][None]
-        hidden = activate(gate_up[:, 0], self.activation) * gate_up[:, 1]
+        hidden = self._hidden(weights, x)
         out = linear(hidden, weights["w_down"])
         if self.bias:
             out = out + weights["b_down"][None]
         return out
 
+    def _hidden(self, weights: Mapping[str, Any], x: jax.Array) -> jax.Array:
+        """What goes down: [T, F]."""
+        name = "gate_up" if self.gated else "up"
+        up = linear(x, weights[f"w_{name}"])  # [T, 2, F], or [T, F]
+        if self.bias:
+            up = up + weights[f"b_{name}"][None]
+        if not self.gated:
+            return activate(up, self.activation)
+        return activate(up[:, 0], self.activation) * up[:, 1]
+
 
 class _Parameters(nnx.Module):
-    def __init__(self, mlp: MLP, hidden: int, dtype: jnp.dtype) -> None:
+    def __init__(self, mlp: MLP, hidden: int, dtype: jnp.dtype, prefix: str, gguf: str) -> None:
         width = mlp.intermediate_size
 
         def tensor(name: str, kind: str, *shape: int) -> Tensor:
-            return Tensor(name=f"mlp.{name}_proj.{kind}", gguf=f"ffn_{name}.{kind}", shape=shape)
+            return Tensor(
+                name=f"{prefix}.{name}_proj.{kind}",
+                gguf=f"{gguf.format(name=name)}.{kind}",
+                shape=shape,
+            )
 
         def gate_and_up(kind: str, *shape: int) -> Stacked:
             return Stacked(tuple(tensor(name, kind, *shape) for name in ("gate", "up")))
 
-        self.w_gate_up = param(
-            (hidden, 2, width),
-            dtype,
-            ("embed", None, "mlp"),
-            gate_and_up("weight", width, hidden),
-            num_inputs=NUM_INPUTS["w_gate_up"],
-        )
+        if mlp.gated:
+            self.w_gate_up = param(
+                (hidden, 2, width),
+                dtype,
+                ("embed", None, "mlp"),
+                gate_and_up("weight", width, hidden),
+                num_inputs=NUM_INPUTS["w_gate_up"],
+            )
+        else:
+            self.w_up = param(
+                (hidden, width),
+                dtype,
+                ("embed", "mlp"),
+                Transposed(tensor("up", "weight", width, hidden)),
+                num_inputs=NUM_INPUTS["w_up"],
+            )
         self.w_down = param(
             (width, hidden),
             dtype,
@@ -90,10 +125,15 @@ class _Parameters(nnx.Module):
             Transposed(tensor("down", "weight", hidden, width)),
             num_inputs=NUM_INPUTS["w_down"],
         )
-        if mlp.bias:
+        if mlp.bias and mlp.gated:
             self.b_gate_up = param(
                 (2, width), dtype, (None, "mlp"), gate_and_up("bias", width), init="zeros"
             )
+        if mlp.bias and not mlp.gated:
+            self.b_up = param(
+                (width,), dtype, ("mlp",), Whole(tensor("up", "bias", width)), init="zeros"
+            )
+        if mlp.bias:
             self.b_down = param(
                 (hidden,), dtype, ("embed",), Whole(tensor("down", "bias", hidden)), init="zeros"
             )

@@ -1,4 +1,4 @@
-"""Root mean square norms, and where a layer has them."""
+"""Norms, and where a layer has them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,52 @@ from flax import nnx
 
 from octavo.engine.errors import ModelLoadError
 from octavo.models.checks import MAX_NUMBER, check_flag, check_number, check_positive
-from octavo.models.layers import rms_norm
+from octavo.models.layers import layer_norm, rms_norm
 from octavo.models.parameters import param
-from octavo.models.tensor_layouts import NormWeight, Tensor
+from octavo.models.tensor_layouts import HeadOrder, NormWeight, Tensor, Whole
+
+
+class _Norm:
+    """What all kinds of norms share."""
+
+    __slots__ = ()
+    offset: float
+    bias: bool
+
+    def params(
+        self,
+        name: str,
+        size: int,
+        axis: str | None,
+        *,
+        stored: str,
+        gguf: str,
+        order: HeadOrder | None = None,
+    ) -> dict[str, nnx.Param[Any]]:
+        """The parameters of a norm of `size` numbers: float32 always, because 1 + w loses w in
+        bfloat16.
+
+        Args:
+            name: of the multiplier; that of a bias ends in "_bias".
+            axis: logical.
+            stored, gguf: names on disk, without ".weight" and ".bias".
+            order: of the `Tensor`.
+        """
+
+        def tensor(kind: str) -> Tensor:
+            return Tensor(name=stored + kind, gguf=gguf + kind, shape=(size,), order=order)
+
+        float32 = jnp.dtype(jnp.float32)
+        weight = NormWeight(tensor(".weight"), self.offset)
+        params = {name: param((size,), float32, (axis,), weight, init="ones")}
+        if self.bias:
+            bias = Whole(tensor(".bias"))
+            params[name + "_bias"] = param((size,), float32, (axis,), bias, init="zeros")
+        return params
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RMSNorm:
+class RMSNorm(_Norm):
     """x / rms(x) · weight, in float32.
 
     Attributes:
@@ -29,39 +68,65 @@ class RMSNorm:
 
     eps: float = 1e-6
     offset: float = 0.0
+    bias = False
 
     def __post_init__(self) -> None:
         check_positive("rms_norm_eps", self.eps)
         check_number("norm_offset", self.offset, -MAX_NUMBER, MAX_NUMBER, "a finite number")
 
-    def param(self, size: int, axis: str, *, name: str, gguf: str) -> nnx.Param[Any]:
-        """A multiplier of `size` numbers: float32 always, because 1 + w loses w in bfloat16."""
-        tensor = Tensor(name=name, gguf=gguf, shape=(size,))
-        layout = NormWeight(tensor, self.offset)
-        return param((size,), jnp.dtype(jnp.float32), (axis,), layout, init="ones")
+    def __call__(self, x: jax.Array, weights: Mapping[str, Any], name: str) -> jax.Array:
+        """x [..., E] normalized over its last dimension, times weights[name] [E]."""
+        return rms_norm(x, weights[name], self.eps)
 
-    def __call__(self, x: jax.Array, weight: jax.Array) -> jax.Array:
-        """x [..., E] normalized over its last dimension, times weight [E]."""
-        return rms_norm(x, weight, self.eps)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorm(_Norm):
+    """(x - mean(x)) / std(x) · weight, plus a bias if there is one, in float32.
+
+    Attributes:
+        eps: added to the variance.
+        bias: whether there is one.
+    """
+
+    eps: float = 1e-5
+    bias: bool = False
+    offset = 0.0
+
+    def __post_init__(self) -> None:
+        check_positive("layer_norm_eps", self.eps)
+        check_flag("layer norm bias", self.bias)
+
+    def __call__(self, x: jax.Array, weights: Mapping[str, Any], name: str) -> jax.Array:
+        """As `RMSNorm` does; the bias is weights[name + "_bias"] [E]."""
+        bias = weights[name + "_bias"] if self.bias else None
+        return layer_norm(x, weights[name], bias, self.eps)
+
+
+Norm = RMSNorm | LayerNorm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norms:
-    """The norms around a layer's mixer and around its feed-forward.
+    """The norms around a layer's mixer and around its feed-forward, and what becomes of both.
 
     Attributes:
         norm: all of them.
         before: what mixer and feed-forward take is normalized.
         after: what they return is normalized, before the residual sum.
+        parallel: the feed-forward takes what the mixer takes, and not what comes of it.
+        residual_scale: multiplies what either adds to the residual stream.
     """
 
-    norm: RMSNorm
+    norm: Norm
     before: bool = True
     after: bool = False
+    parallel: bool = False
+    residual_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        check_flag("norms before", self.before)
-        check_flag("norms after", self.after)
+        for name in ("before", "after", "parallel"):
+            check_flag(f"norms {name}", getattr(self, name))
+        check_positive("residual_scale", self.residual_scale)
         if not self.before and not self.after:
             raise ModelLoadError("norms = none is not allowed: before, after or both")
 
@@ -71,25 +136,33 @@ class Norms:
 
     def enter(self, x: jax.Array, weights: Mapping[str, Any], name: str) -> jax.Array:
         """What a part takes, of the residual stream x [T, E]; `name` is "attn" or "mlp"."""
-        return self.norm(x, weights[f"{name}_norm"]) if self.before else x
+        return self.norm(x, weights, f"{name}_norm") if self.before else x
 
     def leave(self, out: jax.Array, weights: Mapping[str, Any], name: str) -> jax.Array:
         """What is added to the residual stream, of what a part returned [T, E]."""
-        return self.norm(out, weights[f"post_{name}_norm"]) if self.after else out
+        if self.after:
+            out = self.norm(out, weights, f"post_{name}_norm")
+        if self.residual_scale == 1.0:
+            return out
+        return out * jnp.asarray(self.residual_scale, out.dtype)
 
 
 class _Parameters(nnx.Module):
     """Names on disk depend on which norms a layer has."""
 
     def __init__(self, norms: Norms, hidden_size: int) -> None:
-        def norm(name: str, gguf: str) -> nnx.Param[Any]:
-            return norms.norm.param(
-                hidden_size, "embed", name=f"{name}_layernorm.weight", gguf=f"{gguf}.weight"
+        def declare(name: str, stored: str, gguf: str) -> None:
+            params = norms.norm.params(
+                name, hidden_size, "embed", stored=stored + "_layernorm", gguf=gguf
             )
+            for each, value in params.items():
+                setattr(self, each, value)
 
         if norms.before:
-            self.attn_norm = norm("input", "attn_norm")
-            self.mlp_norm = norm("pre_feedforward" if norms.after else "post_attention", "ffn_norm")
+            declare("attn_norm", "input", "attn_norm")
+        if norms.before and not norms.parallel:
+            second = "pre_feedforward" if norms.after else "post_attention"
+            declare("mlp_norm", second, "ffn_norm")
         if norms.after:
-            self.post_attn_norm = norm("post_attention", "post_attention_norm")
-            self.post_mlp_norm = norm("post_feedforward", "post_ffw_norm")
+            declare("post_attn_norm", "post_attention", "post_attention_norm")
+            declare("post_mlp_norm", "post_feedforward", "post_ffw_norm")

@@ -13,11 +13,15 @@ from typing import Any
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.families.config_fields import ConfigFields
 
-COMPOSITES = (
-    "Gemma3ForConditionalGeneration",
-    "Mistral3ForConditionalGeneration",
-    "LlavaForConditionalGeneration",
-)
+WRAPPED = {
+    "gemma3_text": ("Gemma3ForConditionalGeneration",),
+    "llama": ("LlavaForConditionalGeneration",),
+    "mistral": ("Mistral3ForConditionalGeneration",),
+    "ministral3": ("Mistral3ForConditionalGeneration",),
+    "qwen3_vl_text": ("Qwen3VLForConditionalGeneration",),
+}
+"""`model_type` of a text model -> the composite checkpoints that it is usually found in."""
+COMPOSITES = tuple(dict.fromkeys(name for names in WRAPPED.values() for name in names))
 """Entries of `architectures` that stand for composite checkpoints."""
 
 _INHERITED = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
@@ -32,9 +36,12 @@ _OF_IMAGES = (
     "multimodal_projector_bias",
     "projector_hidden_act",
     "spatial_merge_size",
+    "video_token_id",
     "vision_config",
+    "vision_end_token_id",
     "vision_feature_layer",
     "vision_feature_select_strategy",
+    "vision_start_token_id",
 )
 """Fields that matter to images alone."""
 
@@ -43,6 +50,8 @@ IGNORED_TENSORS = (
     "multi_modal_projector.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
+    "visual.",
+    "model.visual.",
 )
 """How the names of an image encoder's tensors begin."""
 _PREFIXES = {

@@ -21,6 +21,8 @@ HARMLESS = frozenset(
         "diversity_penalty",
         "do_sample",
         "early_stopping",
+        "embd_pdrop",
+        "embedding_dropout",
         "finetuning_task",
         "hidden_dropout",
         "id2label",
@@ -43,6 +45,8 @@ HARMLESS = frozenset(
         "pretraining_tp",
         "problem_type",
         "repetition_penalty",
+        "resid_pdrop",
+        "residual_dropout",
         "return_dict",
         "sep_token_id",
         "task_specific_params",
@@ -61,6 +65,8 @@ HARMLESS = frozenset(
 )
 """Fields that say nothing about the mathematics of inference."""
 
+MAX_LISTED = 4096
+"""Longest list of numbers: one for each frequency of the widest head, or each layer."""
 _MISSING: Any = object()
 
 
@@ -84,6 +90,29 @@ class ConfigFields:
     def ignore(self, name: str) -> None:
         """Count a field as read whose value is known not to matter here."""
         self._read.add(name)
+
+    def only(self, name: str, allowed: Any) -> None:
+        """Refuse any value of a field but the one that is implemented; absent and null are it, too.
+
+        Raises:
+            UnsupportedModelError: naming the field.
+        """
+        value = self.raw(name)
+        if value is not None and value != allowed:
+            raise UnsupportedModelError(
+                f"{self.where}: {name} = {shorten(value)} is not supported: {shorten(allowed)}"
+            )
+
+    def numbers(self, name: str) -> tuple[float, ...]:
+        """A list of numbers.
+
+        Raises:
+            ModelLoadError: anything else.
+        """
+        listed = self._value(name, _MISSING)
+        if not isinstance(listed, list) or len(listed) > MAX_LISTED:
+            raise self._malformed(name, listed, f"a list of at most {MAX_LISTED} numbers")
+        return tuple(self._number(name, value) for value in listed)
 
     def integer(self, name: str, default: Any = _MISSING) -> Any:
         """An integer; `default` when absent or null.
@@ -117,14 +146,7 @@ class ConfigFields:
             self._read.add(name)
             return absent
         value = self._value(name, default)
-        if value is default:
-            return value
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            # Compared before it is converted: an integer of 400 digits is no float.
-            if -MAX_NUMBER <= value <= MAX_NUMBER:
-                return float(value)
-            raise self._malformed(name, value, "a number that float32 holds")
-        raise self._malformed(name, value, "a number")
+        return value if value is default else self._number(name, value)
 
     def boolean(self, name: str, default: bool) -> bool:
         """A boolean; `default` when absent or null.
@@ -186,6 +208,14 @@ class ConfigFields:
         if default is _MISSING:
             raise ModelLoadError(f"{self.where} lacks {name}")
         return default
+
+    def _number(self, name: str, value: Any) -> float:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            # Compared before it is converted: an integer of 400 digits is no float.
+            if -MAX_NUMBER <= value <= MAX_NUMBER:
+                return float(value)
+            raise self._malformed(name, value, "a number that float32 holds")
+        raise self._malformed(name, value, "a number")
 
     def _malformed(self, name: str, value: Any, allowed: str) -> ModelLoadError:
         return ModelLoadError(f"{self.where}: {name} = {shorten(value)} is not allowed: {allowed}")

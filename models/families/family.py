@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.blocks.attention import Attention
-from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.layer import FeedForward, LayerSpec
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
 from octavo.models.checks import MAX_LAYERS
 from octavo.models.config import ModelConfig
 from octavo.models.families.config_fields import ConfigFields
 from octavo.models.layers import Activation
+from octavo.models.stored_names import COMMON, StoredNames
 
 if TYPE_CHECKING:
     from octavo.models.families.gguf_metadata import Metadata
@@ -41,7 +42,11 @@ class Family:
         architecture: the entry of `architectures` in a config.json.
         model_type: its `model_type`, for files that name no architecture.
         read: its fields -> the model. Fields that it leaves unread are refused by name.
+        models: what people know its models as.
+        real: a checkpoint of it that was served, and in which format; empty if none was.
         defaults: fields that a composite checkpoint's `text_config` may leave out.
+        names_own_code: its files often name code of theirs (`auto_map`), which computes what the
+            architecture's name stands for. It is never run; of other families it is refused.
         gguf: `general.architecture` of its GGUF files; None where none are read.
         gguf_keys: keys of such files beyond the common ones, without the architecture's prefix.
         gguf_fields: from a GGUF's metadata, and the config.json fields that follow from the common
@@ -51,7 +56,10 @@ class Family:
     architecture: str
     model_type: str
     read: Callable[[ConfigFields], ModelConfig]
+    models: str = ""
+    real: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    names_own_code: bool = False
     gguf: str | None = None
     gguf_keys: frozenset[str] = frozenset()
     gguf_fields: Callable[[Metadata, Mapping[str, Any]], dict[str, Any]] = _no_more_fields
@@ -74,8 +82,14 @@ def heads(fields: ConfigFields) -> dict[str, Any]:
     }
 
 
-def activation(fields: ConfigFields, default: Activation = "silu") -> Activation:
+def activation(
+    fields: ConfigFields, default: Activation = "silu", more: Mapping[str, Activation] | None = None
+) -> Activation:
     """The nonlinearity of the MLP's gate.
+
+    Args:
+        default: what an absent field means.
+        more: further names that the family has.
 
     Raises:
         UnsupportedModelError: another one, by name.
@@ -84,17 +98,17 @@ def activation(fields: ConfigFields, default: Activation = "silu") -> Activation
     name = fields.text("hidden_act", default=None) if name is None else name
     if name is None:
         return default
-    if name not in _ACTIVATIONS:
+    known = _ACTIVATIONS | dict(more or {})
+    if name not in known:
         raise UnsupportedModelError(
-            f"{fields.where}: hidden_act = {shorten(name)} is not supported: "
-            f"{', '.join(_ACTIVATIONS)}"
+            f"{fields.where}: hidden_act = {shorten(name)} is not supported: {', '.join(known)}"
         )
-    return _ACTIVATIONS[name]
+    return known[name]
 
 
-def epsilon(fields: ConfigFields) -> float:
+def epsilon(fields: ConfigFields, default: float = 1e-6) -> float:
     """Of the norms."""
-    value: float = fields.number("rms_norm_eps", default=1e-6)
+    value: float = fields.number("rms_norm_eps", default=default)
     return value
 
 
@@ -133,9 +147,20 @@ def need_head_dim(fields: ConfigFields) -> None:
         raise ModelLoadError(f"{fields.where} lacks head_dim")
 
 
-def layer(attention: Attention, mlp: MLP, norms: Norms) -> LayerSpec:
-    """A layer of attention and a gated MLP."""
-    return LayerSpec(mixer=attention, feed_forward=mlp, norms=norms)
+def layer(
+    attention: Attention, feed_forward: FeedForward, norms: Norms, stored: StoredNames = COMMON
+) -> LayerSpec:
+    """A layer of attention and a feed-forward."""
+    return LayerSpec(mixer=attention, feed_forward=feed_forward, norms=norms, stored=stored)
+
+
+def gated_mlp(fields: ConfigFields) -> MLP:
+    """The MLP of most families."""
+    return MLP(
+        intermediate_size=fields.size("intermediate_size"),
+        activation=activation(fields),
+        bias=fields.boolean("mlp_bias", default=False),
+    )
 
 
 def model(
@@ -145,6 +170,7 @@ def model(
     *,
     tied: bool = False,
     embedding_scale: float | None = None,
+    logit_scale: float | None = None,
     final_logit_softcap: float | None = None,
 ) -> ModelConfig:
     """The model of these layers, and of what every family says in the same words.
@@ -152,7 +178,7 @@ def model(
     Args:
         norms: of the layers; the final norm is like them.
         tied: what an absent `tie_word_embeddings` means.
-        embedding_scale, final_logit_softcap: of `ModelConfig`.
+        embedding_scale, logit_scale, final_logit_softcap: of `ModelConfig`.
     """
     dtype = fields.text("dtype", default=None) or fields.text("torch_dtype", default=None)
     return ModelConfig(
@@ -162,6 +188,7 @@ def model(
         final_norm=norms.norm,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=tied),
         embedding_scale=embedding_scale,
+        logit_scale=logit_scale,
         final_logit_softcap=final_logit_softcap,
         max_position_embeddings=fields.size("max_position_embeddings"),
         bos_token_id=fields.token_id("bos_token_id"),

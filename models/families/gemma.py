@@ -1,4 +1,5 @@
-"""Gemma 2 and Gemma 3: norms on both sides, scaled embeddings, layers with and without a window."""
+"""Gemma 1 to 3: scaled embeddings; from Gemma 2 on norms on both sides, and layers with and without
+a window."""
 
 from __future__ import annotations
 
@@ -20,6 +21,27 @@ from octavo.models.rope import Rope
 
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
 GEMMA3_GLOBAL_EVERY = 6
+GLOBAL_THETA = 1_000_000.0
+
+
+def read_gemma(fields: ConfigFields) -> ModelConfig:
+    """A Gemma 1 of a config.json's fields, whose "gelu" has always been its approximation."""
+    activation = family.activation(fields, "gelu_tanh", {"gelu": "gelu_tanh"})
+    fields.ignore("hidden_act")  # `hidden_activation` is the one in force, if there are both
+    bias = fields.boolean("attention_bias", default=False)
+    family.need_head_dim(fields)
+    attention = Attention(
+        **family.heads(fields), rope=read_rope(fields), qkv_bias=bias, out_bias=bias
+    )
+    mlp = MLP(intermediate_size=fields.size("intermediate_size"), activation=activation)
+    norms = Norms(norm=RMSNorm(eps=family.epsilon(fields), offset=1.0))
+    return family.model(
+        fields,
+        [family.layer(attention, mlp, norms)] * family.num_layers(fields),
+        norms,
+        tied=True,
+        embedding_scale=math.sqrt(fields.size("hidden_size")),
+    )
 
 
 def read_gemma2(fields: ConfigFields) -> ModelConfig:
@@ -39,7 +61,7 @@ def read_gemma3(fields: ConfigFields) -> ModelConfig:
     every = fields.size("sliding_window_pattern", default=every)
     return _read(
         fields,
-        rope=read_rope_by_kind(fields),
+        rope=read_rope_by_kind(fields, GLOBAL_THETA),
         slides=family.slides(fields, lambda layer: (layer + 1) % every != 0),
         logit_softcap=fields.number("attn_logit_softcapping", default=None),
         final_logit_softcap=fields.number("final_logit_softcapping", default=None),
@@ -139,10 +161,18 @@ def _gguf_pattern(metadata: Metadata, num_layers: int) -> dict[str, Any]:
 _GGUF_KEYS = frozenset(
     {"attention.sliding_window", "attn_logit_softcapping", "final_logit_softcapping"}
 )
+GEMMA = family.Family(
+    architecture="GemmaForCausalLM",
+    model_type="gemma",
+    read=read_gemma,
+    models="Gemma 1",
+    gguf="gemma",
+)
 GEMMA2 = family.Family(
     architecture="Gemma2ForCausalLM",
     model_type="gemma2",
     read=read_gemma2,
+    models="Gemma 2",
     gguf="gemma2",
     gguf_keys=_GGUF_KEYS,
     gguf_fields=_gemma2_from_gguf,
@@ -151,6 +181,8 @@ GEMMA3 = family.Family(
     architecture="Gemma3ForCausalLM",
     model_type="gemma3_text",
     read=read_gemma3,
+    models="Gemma 3",
+    real="Gemma 3 270M (GGUF)",
     defaults={
         "vocab_size": 262208,
         "num_attention_heads": 8,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from octavo.models.blocks.attention import Attention
-from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.config import ModelConfig
 from octavo.models.families import family
@@ -17,13 +16,8 @@ def read(fields: ConfigFields) -> ModelConfig:
     attention = Attention(
         **family.heads(fields), rope=read_rope(fields), qkv_bias=bias, out_bias=bias
     )
-    mlp = MLP(
-        intermediate_size=fields.size("intermediate_size"),
-        activation=family.activation(fields),
-        bias=fields.boolean("mlp_bias", default=False),
-    )
     norms = Norms(norm=RMSNorm(eps=family.epsilon(fields)))
-    layers = [family.layer(attention, mlp, norms)] * family.num_layers(fields)
+    layers = [family.layer(attention, family.gated_mlp(fields), norms)] * family.num_layers(fields)
     return family.model(fields, layers, norms)
 
 
@@ -31,6 +25,8 @@ LLAMA = family.Family(
     architecture="LlamaForCausalLM",
     model_type="llama",
     read=read,
+    models="Llama 2 and 3, SmolLM2, TinyLlama, Vicuna",
+    real="SmolLM2-135M (GGUF)",
     defaults={
         "vocab_size": 32000,
         "hidden_size": 4096,

@@ -1,9 +1,12 @@
-"""Mistral: Llama whose layers may all have a sliding window."""
+"""Mistral: Llama whose layers may have a sliding window; Ministral, where some of them have one;
+Ministral 3, whose queries grow with their positions."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 from octavo.models.blocks.attention import Attention
-from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.config import ModelConfig
 from octavo.models.families import family
@@ -13,30 +16,77 @@ from octavo.models.families.rope_fields import read_rope
 
 def read(fields: ConfigFields) -> ModelConfig:
     """A Mistral of a config.json's fields."""
-    attention = Attention(
-        **family.heads(fields),
-        rope=read_rope(fields),
-        sliding_window=fields.size("sliding_window", default=None),
+    return _read(fields, lambda: [True] * family.num_layers(fields))
+
+
+def read_ministral(fields: ConfigFields) -> ModelConfig:
+    """A Ministral of a config.json's fields."""
+    return _read(fields, lambda: family.slides(fields, lambda layer: True))
+
+
+def read_ministral3(fields: ConfigFields) -> ModelConfig:
+    """A Ministral 3 of a config.json's fields."""
+    slides = lambda: [True] * family.num_layers(fields)  # noqa: E731
+    return _read(fields, slides, has_temperature=True)
+
+
+def _read(
+    fields: ConfigFields, slides: Callable[[], list[bool]], has_temperature: bool = False
+) -> ModelConfig:
+    """What they share; `slides` says which layers have the window, if there is one."""
+    plain = Attention(
+        **family.heads(fields), rope=read_rope(fields, has_temperature=has_temperature)
     )
-    mlp = MLP(
-        intermediate_size=fields.size("intermediate_size"), activation=family.activation(fields)
-    )
+    window = fields.size("sliding_window", default=None)
+    sliding = dataclasses.replace(plain, sliding_window=window)
+    mlp = family.gated_mlp(fields)
     norms = Norms(norm=RMSNorm(eps=family.epsilon(fields)))
-    layers = [family.layer(attention, mlp, norms)] * family.num_layers(fields)
+    layers = [family.layer(sliding if slide else plain, mlp, norms) for slide in slides()]
     return family.model(fields, layers, norms)
 
 
+_DEFAULTS = {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
 MISTRAL = family.Family(
     architecture="MistralForCausalLM",
     model_type="mistral",
     read=read,
-    defaults={
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131072,
+    models="Mistral, Mistral Small 3, Mistral Nemo",
+    defaults=_DEFAULTS
+    | {"vocab_size": 32000, "num_hidden_layers": 32, "max_position_embeddings": 131072},
+)
+MINISTRAL = family.Family(
+    architecture="MinistralForCausalLM",
+    model_type="ministral",
+    read=read_ministral,
+    models="Ministral 8B (2024)",
+)
+MINISTRAL3 = family.Family(
+    architecture="Ministral3ForCausalLM",
+    model_type="ministral3",
+    read=read_ministral3,
+    models="Ministral 3",
+    defaults=_DEFAULTS
+    | {
+        "vocab_size": 131072,
+        "num_hidden_layers": 34,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1_000_000.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 16384,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale_all_dim": 1.0,
+            "mscale": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
     },
 )

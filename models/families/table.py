@@ -11,21 +11,40 @@ from typing import Any
 
 from octavo.engine.errors import UnsupportedModelError, shorten
 from octavo.models.config import ModelConfig
+from octavo.models.families.cohere import COHERE, COHERE2
 from octavo.models.families.composite import COMPOSITES, text_fields
 from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.exaone import EXAONE4
 from octavo.models.families.family import Family
-from octavo.models.families.gemma import GEMMA2, GEMMA3
+from octavo.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from octavo.models.families.glm import GLM, GLM4
+from octavo.models.families.granite import GRANITE
 from octavo.models.families.llama import LLAMA
-from octavo.models.families.mistral import MISTRAL
-from octavo.models.families.qwen import QWEN2, QWEN3
+from octavo.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
+from octavo.models.families.mixtral import MIXTRAL
+from octavo.models.families.olmo import OLMO2, OLMO3
+from octavo.models.families.phi import PHI3
+from octavo.models.families.qwen import QWEN2, QWEN3, QWEN3_VL
+from octavo.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from octavo.models.families.seed_oss import SEED_OSS
+from octavo.models.families.smollm3 import SMOLLM3
+from octavo.models.families.starcoder2 import STARCODER2
 
-FAMILIES: tuple[Family, ...] = (LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3)
+FAMILIES: tuple[Family, ...] = (
+    *(LLAMA, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3),
+    *(QWEN2, QWEN3, QWEN3_VL),
+    *(GEMMA, GEMMA2, GEMMA3),
+    *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE),
+    *(COHERE, COHERE2, STARCODER2),
+    *(QWEN3_MOE, QWEN2_MOE, MIXTRAL),
+)
 
 ARCHITECTURES = {family.architecture: family for family in FAMILIES}
 """The entry of `architectures` in a config.json -> its family."""
 _CLASSIFIERS = {
     family.architecture.replace("ForCausalLM", "ForSequenceClassification"): family.architecture
     for family in FAMILIES
+    if family.architecture.endswith("ForCausalLM")
 }
 """Architectures with a classification head in place of an output layer -> those with one."""
 _BASES = _CLASSIFIERS | {
@@ -48,7 +67,7 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
             each by name.
         ModelLoadError: a field that is missing or malformed.
     """
-    if values.get("auto_map"):
+    if values.get("auto_map") and not _names_own_code(values):
         raise UnsupportedModelError(
             "config.json: auto_map is not supported: Octavo never runs a checkpoint's code"
         )
@@ -62,9 +81,16 @@ def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:
         fields = ConfigFields({**family.defaults, **text}, where="config.json: text_config")
     else:
         family, fields = _family(values), ConfigFields(values)
+    if family.names_own_code:
+        fields.ignore("auto_map")
     config = family.read(fields)
     fields.refuse_unread()
     return config
+
+
+def _names_own_code(values: Mapping[str, Any]) -> bool:
+    family = ARCHITECTURES.get(str(_named(values)))
+    return family is not None and family.names_own_code
 
 
 def is_base(values: Mapping[str, Any]) -> bool:

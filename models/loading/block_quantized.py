@@ -7,6 +7,7 @@ numbers. A parameter whose tensors are not all made of blocks has no block-quant
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from octavo.models.loading.aligned import aligned_empty
 from octavo.models.loading.gguf import GGUFSource
 from octavo.models.loading.tensors import layer_prefix
 from octavo.models.parameters import ParamSpec, declare
+from octavo.models.tensor_layouts import Tensor
 from octavo.models.weight_variants.tree import VariantTree
 from octavo.pallas_kernels.cpu.block_quantized_linear import (
     BlockQuantizedWeight,
@@ -63,7 +65,10 @@ class BlockQuantizedReader:
         """Reads them onto the device."""
 
         def one(spec: ParamSpec, names: tuple[str, ...], kind: BlockType) -> BlockQuantizedWeight:
-            parts = [self._source.read_blocks(tensor).held_as(kind) for tensor in names]
+            parts = [
+                _rows_of(tensor, self._source.read_blocks(name)).held_as(kind)
+                for tensor, name in zip(spec.layout.tensors, names, strict=True)
+            ]
             fused = _fused(spec, parts)
             weight: BlockQuantizedWeight = jax.tree.map(
                 lambda x: jax.device_put(x, self._sharding),
@@ -97,6 +102,18 @@ class BlockQuantizedReader:
         # A tied embedding is the output layer, outputs first.
         head = specs["embed" if self._config.tie_word_embeddings else "lm_head"]
         return {**made({"lm_head": head}, ""), "layers": layers}
+
+
+def _rows_of(tensor: Tensor, stored: Blocks) -> Blocks:
+    """The blocks of one tensor, of all that are stored under its name."""
+    if tensor.is_stored_as_it_is:
+        return stored
+    return replace(
+        stored,
+        codes=tensor.of_stored(stored.codes),
+        scale=tensor.of_stored(stored.scale),
+        minimum=None if stored.minimum is None else tensor.of_stored(stored.minimum),
+    )
 
 
 def _outputs(spec: ParamSpec) -> tuple[int, ...]:

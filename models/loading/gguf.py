@@ -62,8 +62,20 @@ class GGUFSource:
         )
         architecture = self.file.metadata["general.architecture"]
         expected = expected_tensors(self.config)
-        canonical = {gguf: name for name, (_, gguf) in expected.items()}
-        self._tensors = {canonical.get(name, name): tensor for name, tensor in tensors.items()}
+        self._tensors: dict[str, GGUFTensor] = {}
+        # Which part of its tensor each expert's is, where there is one for each.
+        self._experts: dict[str, int] = {}
+        canonical: dict[str, list[str]] = {}
+        for name, (_, gguf) in expected.items():
+            canonical.setdefault(gguf, []).append(name)
+        for stored, tensor in tensors.items():
+            names = canonical.get(stored, [stored])
+            if not self._tensors.keys().isdisjoint(names):
+                raise ModelLoadError(f"{path} holds a tensor twice, under two names")
+            self._tensors |= dict.fromkeys(names, tensor)
+            if tensor.shape[0] == len(names):
+                parts = ((name, expected[name][0].expert) for name in names if name in expected)
+                self._experts |= {name: part for name, part in parts if part is not None}
         self._rotary_dims: dict[str, int] = {}
         if architecture in _INTERLEAVED_ARCHITECTURES:
             self._rotary_dims = {
@@ -71,14 +83,17 @@ class GGUFSource:
                 for name, (tensor, _) in expected.items()
                 if tensor.rotary_dim is not None
             }
-        if len(self._tensors) < len(tensors):
-            raise ModelLoadError(f"{path} holds a tensor twice, under two names")
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: tensor.shape for name, tensor in self._tensors.items()}
+        return {
+            name: tensor.shape[1:] if name in self._experts else tensor.shape
+            for name, tensor in self._tensors.items()
+        }
 
     def read(self, name: str, index: Index) -> np.ndarray:
         tensor = self._tensors[name]
+        if name in self._experts:
+            tensor, index = self._expert(tensor, self._experts[name], index)
         rows = self._dequantized(tensor, index[0])
         if name in self._rotary_dims:
             rows = _halves_from_pairs(rows, self._rotary_dims[name])
@@ -101,6 +116,14 @@ class GGUFSource:
             scale=_halves_from_pairs(blocks.scale, head_dim),
             minimum=None if minimum is None else _halves_from_pairs(minimum, head_dim),
         )
+
+    @staticmethod
+    def _expert(tensor: GGUFTensor, expert: int, index: Index) -> tuple[GGUFTensor, Index]:
+        """A slice of an expert's part, as one of all experts' rows end to end."""
+        num_experts, num_rows, width = tensor.shape
+        first = expert * num_rows
+        rows = slice(first + index[0].start, first + index[0].stop)
+        return replace(tensor, shape=(num_experts * num_rows, width)), (rows, index[1])
 
     def _rope_factors(self, tensor: GGUFTensor) -> tuple[float, ...]:
         if math.prod(tensor.shape) > MAX_ROPE_FACTORS:

@@ -18,7 +18,9 @@ from octavo.models.config import ModelConfig
 from octavo.models.families.composite import is_composite, text_tensor
 from octavo.models.families.config_fields import ConfigFields
 from octavo.models.families.table import config_from_hf, is_classifier
+from octavo.models.loading.fused_experts import FusedPart, fused_parts
 from octavo.models.loading.json_file import read_json
+from octavo.models.loading.tensors import expected_tensors
 from octavo.models.tensor_layouts import Index
 
 CONFIG_FILE = "config.json"
@@ -55,6 +57,7 @@ class SafetensorsSource:
         values = read_json(directory / CONFIG_FILE)
         self._files: dict[str, Any] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._parts: dict[str, FusedPart] = {}
         dtypes = [self._open(shard) for shard in _shard_paths(directory)]
         self._check_index(directory)
         largest = max(dtypes, default={}, key=len)
@@ -63,17 +66,24 @@ class SafetensorsSource:
             values = values | {"dtype": DTYPES[max(set(found), key=found.count)]}
         self.config: ModelConfig = _with_generation_eos(config_from_hf(values), directory)
         self._stored = self._stored_names(directory, is_composite(values))
+        self._parts = fused_parts(self.shapes(), expected_tensors(self.config))
         self.head: ClassificationHead | None = None
         if is_classifier(values):
             self.head = self._read_head(directory, values)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        return {name: self._shapes[stored] for name, stored in self._stored.items()}
+        fused = {part.stored for part in self._parts.values()}
+        stored = {name: s for name, s in self._stored.items() if name not in fused}
+        shapes = {name: self._shapes[s] for name, s in stored.items()}
+        return shapes | {name: part.shape for name, part in self._parts.items()}
 
     def read(self, name: str, index: Index) -> np.ndarray:
+        part = self._parts.get(name)
+        if part is not None:
+            name, index = part.stored, part.index(index)
         stored = self._stored[name]
         tensor: np.ndarray = self._files[stored].get_slice(stored)[index]
-        return tensor
+        return tensor if part is None else tensor[0]
 
     def _stored_names(self, directory: Path, is_composite: bool) -> dict[str, str]:
         """Name of each tensor of the text model -> what it is stored as."""

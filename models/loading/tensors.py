@@ -65,7 +65,7 @@ def _tensors(specs: Mapping[str, Any]) -> list[Tensor]:
 
 def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Name and shape of every tensor a checkpoint of `config` must hold."""
-    return {name: tensor.shape for name, (tensor, _) in expected_tensors(config).items()}
+    return {name: tensor.stored_shape for name, (tensor, _) in expected_tensors(config).items()}
 
 
 def read_output_rows(

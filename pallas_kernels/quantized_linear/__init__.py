@@ -14,6 +14,7 @@ from octavo.pallas_kernels.quantized_linear.product import (
     Formulation,
     formulations,
     quantized_linear,
+    ragged_quantized_linear,
 )
 from octavo.pallas_kernels.quantized_linear.reference import quantized_linear_reference
 from octavo.pallas_kernels.quantized_linear.rounding import QUANTIZATIONS, Quantization, quantize
@@ -29,4 +30,5 @@ __all__ = [
     "quantize_weight",
     "quantized_linear",
     "quantized_linear_reference",
+    "ragged_quantized_linear",
 ]

@@ -83,6 +83,45 @@ def quantized_linear(
     return out.astype(x.dtype if out_dtype is None else out_dtype)
 
 
+def ragged_quantized_linear(
+    x: jax.Array, weight: QuantizedWeight, sizes: jax.Array, of_row: jax.Array
+) -> jax.Array:
+    """Groups of rows by a stack of weights, each group by its own: `quantized_linear` of each.
+
+    Args:
+        x: [R, K], float32 or bfloat16, rows of a group side by side.
+        weight: of values [X, N, K] and scale [X, N].
+        sizes: int32 [X], the groups' rows.
+        of_row: int32 [R], each row's group; X or more behind the last.
+
+    Returns:
+        [R, N] in x's dtype; behind the last group, anything.
+    """
+    values, row_scale = quantize(x, weight.quantization, -1)
+    table = formulations()
+    branches = {name: partial(_ragged, how) for name, how in table.items() if name != "default"}
+    default = partial(_ragged, table["default"])
+    out = jax.lax.platform_dependent(values, weight.values, sizes, default=default, **branches)
+    scale = jnp.take(weight.scale, of_row, axis=0, mode="clip")
+    return (out.astype(jnp.float32) * (row_scale[:, None] * scale)).astype(x.dtype)
+
+
+def _ragged(how: Formulation, x: jax.Array, weight: jax.Array, sizes: jax.Array) -> jax.Array:
+    """[R, N] of values x [R, K] and weight [X, N, K], int32 or float32."""
+    accumulator = jnp.int32 if weight.dtype == jnp.int8 else jnp.float32
+    if weight.dtype != jnp.int8 and how.widen_fp8:
+        x, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
+    dims = jax.lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((1,), (2,)), ((), ())),
+        lhs_ragged_dimensions=[0],
+        rhs_group_dimensions=[0],
+    )
+    out: jax.Array = jax.lax.ragged_dot_general(
+        x, weight, sizes, dims, preferred_element_type=accumulator
+    )
+    return out
+
+
 def _product(
     how: Formulation, x: jax.Array, row_scale: jax.Array, weight: jax.Array, scale: jax.Array
 ) -> jax.Array:

@@ -1,4 +1,4 @@
-"""`octavo models`: packaged models, and the architectures that can be read."""
+"""`octavo models`: packaged models, and the families that can be read."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 
 def add_parser(subparsers: Any) -> None:
     """Adds the command's parser."""
-    parser = subparsers.add_parser(
-        "models", description="List packaged models and supported architectures."
-    )
+    parser = subparsers.add_parser("models", description="List packaged models and model families.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -28,21 +26,41 @@ def run(args: argparse.Namespace) -> int:
         }
         for model in PACKAGED_MODELS.values()
     ]
+    listed = families()
     if args.json:
-        print(json.dumps({"packaged": packaged, "architectures": list(_architectures())}))
+        names = [name for family in listed for name in family["architectures"]]
+        print(json.dumps({"packaged": packaged, "architectures": names, "families": listed}))
         return 0
     print("Packaged models (--model NAME):")
     for model in packaged:
         state = "installed" if model["installed"] else model["install"]
         print(f"  {model['name']:<14} {model['description']} [{state}]")
-    print("Architectures (--model PATH: a Hugging Face directory, a GGUF file, or converted):")
-    for name in _architectures():
-        print(f"  {name}")
+    print("Families (--model PATH: a Hugging Face directory, a GGUF file, or converted):")
+    for family in listed:
+        print(f"  {family['models']}")
+        print(f"      {', '.join(family['architectures'])}")
+        print(f"      {_tested(family)}")
     return 0
 
 
-def _architectures() -> tuple[str, ...]:
-    from octavo.models.families.composite import COMPOSITES
-    from octavo.models.families.table import ARCHITECTURES
+def families() -> list[dict[str, Any]]:
+    """What is read: names of models and of architectures, formats, and what was tested."""
+    from octavo.models.families.composite import WRAPPED
+    from octavo.models.families.table import FAMILIES
 
-    return (*ARCHITECTURES, *COMPOSITES)
+    return [
+        {
+            "models": family.models or family.architecture,
+            "architectures": [family.architecture, *WRAPPED.get(family.model_type, ())],
+            "gguf": family.gguf,
+            "parity": "tiny random models",
+            "real": family.real or None,
+        }
+        for family in FAMILIES
+    ]
+
+
+def _tested(family: dict[str, Any]) -> str:
+    formats = "safetensors" if family["gguf"] is None else f"safetensors, GGUF ({family['gguf']})"
+    real = family["real"] or "no real checkpoint"
+    return f"{formats}; logits as transformers' of {family['parity']}; served: {real}"

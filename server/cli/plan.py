@@ -123,6 +123,7 @@ def plan_report(args: argparse.Namespace, config: ModelConfig, dtype: str) -> di
         "model": args.model,
         "dtype": dtype,
         "num_parameters": num_parameters(specs),
+        "num_idle_parameters": config.num_idle_layer_weights(),
         "weight_bytes": capacity.weight_bytes,
         "kv_bytes_per_token": capacity.kv_bytes_per_token * len(capacity.windows),
         "windows": list(capacity.windows),
@@ -154,7 +155,7 @@ def _print(report: dict[str, Any]) -> None:
     context = report["context_tokens"]
     rows = [
         ("model", f"{Path(report['model']).name} in {report['dtype']}"),
-        ("weights", f"{show_bytes(report['weight_bytes'])}, {report['num_parameters']:,} numbers"),
+        ("weights", _show_weights(report)),
         ("KV per token", show_bytes(report["kv_bytes_per_token"])),
         (f"KV per page of {report['page_size']}", show_bytes(report["kv_bytes_per_page"])),
         ("cache groups", _show_windows(report["windows"])),
@@ -170,6 +171,13 @@ def _print(report: dict[str, Any]) -> None:
         print(f"{name:<{width}}  {value}")
     if report["kv_pool_bytes"] == 0:
         print("The weights alone do not fit this memory.")
+
+
+def _show_weights(report: dict[str, Any]) -> str:
+    """All weights, and with experts how many of them a token is multiplied by."""
+    number, idle = report["num_parameters"], report["num_idle_parameters"]
+    active = f", {number - idle:,} active" if idle else ""
+    return f"{show_bytes(report['weight_bytes'])}, {number:,} numbers{active}"
 
 
 def _show_windows(windows: list[int | None]) -> str:

@@ -66,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from octavo.engine.process.own_process import prepare_to_compute
+    from octavo.models.blocks.mlp import MLP
     from octavo.models.weight_variants.logit_bounds import can_bound_logits
     from octavo.pallas_kernels import tuning
     from octavo.pallas_kernels.compat import multiplies_bfloat16
@@ -117,7 +118,13 @@ def run(args: argparse.Namespace) -> int:
     products = []
     if "products" in parts and has_products:
         config = _config(args)
-        width = config.common(lambda layer: layer.feed_forward.intermediate_size)
+        width = config.common(
+            lambda layer: (
+                layer.feed_forward.intermediate_size
+                if isinstance(layer.feed_forward, MLP)
+                else None
+            )
+        )
         if width is None:
             raise InvalidConfigError("model", args.model, "one whose layers have MLPs of one width")
         size = ModelSize(

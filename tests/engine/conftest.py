@@ -17,11 +17,14 @@ HIDDEN, MLP, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 32, 64, 2, 8, 4, 8
 CONTEXT = 512
 
 
-def write_tiny_model(directory: Path, seed: int = 0, is_tied: bool = False) -> Path:
+def write_tiny_model(
+    directory: Path, seed: int = 0, is_tied: bool = False, num_experts: int = 0
+) -> Path:
     """Writes config, weights and a byte-level tokenizer; greedy texts do not repeat at once.
 
     Args:
         is_tied: whether the output layer is the embedding table.
+        num_experts: of each layer, two a token; 0 is a Llama, without any.
     """
     rng = np.random.default_rng(seed)
     config = {
@@ -43,6 +46,15 @@ def write_tiny_model(directory: Path, seed: int = 0, is_tied: bool = False) -> P
         "hidden_act": "silu",
         "torch_dtype": "float32",
     }
+    if num_experts:
+        config |= {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "num_experts": num_experts,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": MLP,
+            "norm_topk_prob": True,
+        }
     (directory / "config.json").write_text(json.dumps(config))
 
     def normal(*shape: int) -> np.ndarray:
@@ -62,12 +74,22 @@ def write_tiny_model(directory: Path, seed: int = 0, is_tied: bool = False) -> P
             prefix + "self_attn.k_proj.weight": normal(KV_HEADS * HEAD_DIM, HIDDEN) * 2,
             prefix + "self_attn.v_proj.weight": normal(KV_HEADS * HEAD_DIM, HIDDEN) * 2,
             prefix + "self_attn.o_proj.weight": normal(HIDDEN, HEADS * HEAD_DIM) * 2,
-            prefix + "mlp.gate_proj.weight": normal(MLP, HIDDEN),
-            prefix + "mlp.up_proj.weight": normal(MLP, HIDDEN),
-            prefix + "mlp.down_proj.weight": normal(HIDDEN, MLP),
             prefix + "input_layernorm.weight": np.ones(HIDDEN, np.float32),
             prefix + "post_attention_layernorm.weight": np.ones(HIDDEN, np.float32),
         }
+        experts = [f"mlp.experts.{expert}." for expert in range(num_experts)]
+        for mlp in experts or ["mlp."]:
+            tensors |= {
+                prefix + mlp + "gate_proj.weight": normal(MLP, HIDDEN),
+                prefix + mlp + "up_proj.weight": normal(MLP, HIDDEN),
+                prefix + mlp + "down_proj.weight": normal(HIDDEN, MLP),
+            }
+        if experts:
+            tensors |= {
+                prefix + "mlp.gate.weight": normal(num_experts, HIDDEN) * 4,
+                prefix + "self_attn.q_norm.weight": np.ones(HEAD_DIM, np.float32) * 2,
+                prefix + "self_attn.k_norm.weight": np.ones(HEAD_DIM, np.float32) * 2,
+            }
     save_file(tensors, str(directory / "model.safetensors"))
     _tokenizer().save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(
@@ -140,6 +162,12 @@ SMALL = {
 
 A program takes seconds, and most of the time that these tests take. A test of what the finer
 programs compute says so: `warm_up="full"`."""
+
+
+@pytest.fixture(scope="session")
+def tiny_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer Qwen 3 with eight experts a layer."""
+    return write_tiny_model(tmp_path_factory.mktemp("tiny_experts"), num_experts=8)
 
 
 @pytest.fixture

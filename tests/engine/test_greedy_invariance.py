@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,13 +31,12 @@ def tokens(llm: Any, params: SamplingParams = PARAMS) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.fixture(scope="module")
-def alone(tiny_model: Any) -> list[list[int]]:
+def one_by_one(model: Path) -> list[list[int]]:
     """Each prompt served by itself, one step a dispatch, nothing overlapped, shared or split."""
     from octavo import LLM
 
     llm = LLM(
-        str(tiny_model),
+        str(model),
         progress=False,
         max_num_seqs=1,
         max_num_batched_tokens=256,
@@ -52,6 +52,16 @@ def alone(tiny_model: Any) -> list[list[int]]:
     assert len({tuple(ids) for ids in found}) == NUM_PROMPTS  # different prompts, different texts
     assert all(len(set(ids)) > 5 for ids in found)  # and no text that says one thing for ever
     return found
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_model: Path) -> list[list[int]]:
+    return one_by_one(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def alone_with_experts(tiny_experts: Path) -> list[list[int]]:
+    return one_by_one(tiny_experts)
 
 
 # All programs of a lattice serve "batched" and "whole prompts", the coarse ones alone the others.
@@ -84,6 +94,18 @@ def test_tokens_are_those_of_the_request_alone(
     if setting == "batched":
         assert llm.engine.load().prefix_cache_hits > 0
         assert tokens(llm) == alone  # again, now that every prompt is in the prefix cache
+
+
+@pytest.mark.parametrize("setting", ["batched", "four devices"])
+def test_tokens_of_a_model_with_experts_are_those_of_the_request_alone(
+    setting: str,
+    make_llm: Callable[..., Any],
+    tiny_experts: Path,
+    alone_with_experts: list[list[int]],
+) -> None:
+    llm = make_llm(model=str(tiny_experts), **SETTINGS[setting] | {"warm_up": "coarse"})
+    assert tokens(llm) == alone_with_experts
+    assert tokens(llm) == alone_with_experts  # now that prompts are in the prefix cache
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -25,12 +25,12 @@ from octavo.engine.scheduler.policies import POLICIES
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.mlp import MLP
-from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.blocks.norms import LayerNorm, Norms, RMSNorm
 from octavo.models.cache_spec import PagedKVCache, SharedCache
 from octavo.models.config import ModelConfig
 from octavo.models.loading import orbax
 from octavo.models.parameters import declare, is_spec
-from octavo.models.rope import Rope
+from octavo.models.rope import Rope, Temperature
 from octavo.sharding.mesh import make_mesh
 
 VOCAB, HIDDEN, NUM_TOKENS = 272, 32, 24
@@ -45,6 +45,11 @@ WINDOW = Attention(
     qk_norm=NORM, logit_softcap=9.0, sinks=True,
 )  # fmt: skip
 WHOLE = Attention(num_heads=8, num_kv_heads=4, head_dim=8, rope=Rope(), qkv_bias=True, scale=0.5)
+# Its one KV head has copies where two devices share it.
+PARTLY_ROTATED = Attention(
+    num_heads=4, num_kv_heads=1, head_dim=16, qk_norm=NORM, qk_norm_whole=True,
+    rope=Rope(theta=300.0, fraction=0.5, amplitude=1.2, temperature=Temperature(beta=0.4, span=8)),
+)  # fmt: skip
 CONFIG = ModelConfig(
     vocab_size=VOCAB,
     hidden_size=HIDDEN,
@@ -72,8 +77,14 @@ CONFIG = ModelConfig(
             norms=BEFORE,
             cache_of=0,
         ),
+        LayerSpec(
+            mixer=PARTLY_ROTATED,
+            feed_forward=MLP(intermediate_size=40, activation="gelu_tanh", bias=True, gated=False),
+            norms=Norms(norm=LayerNorm(bias=True), parallel=True, residual_scale=0.7),
+        ),
     ),
     final_norm=NORM,
+    logit_scale=0.6,
     max_position_embeddings=512,
     bos_token_id=0,
     eos_token_ids=(1,),
@@ -120,15 +131,32 @@ def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * weight
 
 
+def layer_normed(x: np.ndarray, w: Any, name: str) -> np.ndarray:
+    centred = x - x.mean(-1, keepdims=True)
+    return centred / np.sqrt(x.var(-1, keepdims=True) + 1e-5) * w[name] + w[f"{name}_bias"]
+
+
 def rotated(heads: np.ndarray, rope: Rope | None) -> np.ndarray:
-    """[T, D], by position."""
+    """[T, D], by position; of the two halves, the first dimensions."""
     if rope is None:
         return heads
     length, size = heads.shape
-    angles = np.arange(length)[:, None] * rope.theta ** (-np.arange(0, size, 2) / size)
-    first, second = heads[:, : size // 2], heads[:, size // 2 :]
-    cos, sin = np.cos(angles), np.sin(angles)
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+    num_rotated = int(size * rope.fraction)
+    frequencies = rope.theta ** (-np.arange(0, num_rotated, 2) / num_rotated)
+    turned = np.arange(length)[:, None] * frequencies
+    cos, sin = rope.amplitude * np.cos(turned), rope.amplitude * np.sin(turned)
+    out, half, count = heads.copy(), size // 2, num_rotated // 2
+    first, second = heads[:, :count], heads[:, half : half + count]
+    out[:, :count] = first * cos - second * sin
+    out[:, half : half + count] = second * cos + first * sin
+    return out
+
+
+def warmed(queries: np.ndarray, rope: Rope | None) -> np.ndarray:
+    if rope is None or rope.temperature is None:
+        return queries
+    spans = np.arange(len(queries)) // rope.temperature.span
+    return queries * (1 + rope.temperature.beta * np.log(1 + spans))[:, None]
 
 
 def attention(a: Attention, w: Any, x: np.ndarray, kept: list[Any] | None) -> tuple[Any, list[Any]]:
@@ -140,13 +168,18 @@ def attention(a: Attention, w: Any, x: np.ndarray, kept: list[Any] | None) -> tu
         rows = np.einsum("te,egd->gtd", x, w["wqkv"][:, head])
         if a.qkv_bias:
             rows = rows + w["bqkv"][head][:, None]
+        if a.qk_norm_whole:  # of a layer with one KV head
+            whole = np.concatenate(rows[:group], -1)
+            rows[:group] = np.split(normed(whole, w["q_norm"]), group, -1)
+            rows[group] = normed(rows[group], w["k_norm"])
+        norms_heads = a.qk_norm is not None and not a.qk_norm_whole
         if kept is None:
-            key = normed(rows[group], w["k_norm"]) if a.qk_norm else rows[group]
+            key = normed(rows[group], w["k_norm"]) if norms_heads else rows[group]
             own.append((rotated(key, a.rope), rows[group + 1]))
         keys, values = own[head] if kept is None else kept[head]
         for query in range(group):
-            q = normed(rows[query], w["q_norm"]) if a.qk_norm else rows[query]
-            scores = rotated(q, a.rope) @ keys.T * a.scale
+            q = normed(rows[query], w["q_norm"]) if norms_heads else rows[query]
+            scores = warmed(rotated(q, a.rope), a.rope) @ keys.T * a.scale
             if a.logit_softcap:
                 scores = a.logit_softcap * np.tanh(scores / a.logit_softcap)
             scores = np.where(seen, scores, -np.inf)
@@ -159,9 +192,12 @@ def attention(a: Attention, w: Any, x: np.ndarray, kept: list[Any] | None) -> tu
 
 
 def mlp(m: MLP, w: Any, x: np.ndarray) -> np.ndarray:
-    gate, up = np.einsum("te,ecf->ctf", x, w["w_gate_up"])
-    if m.bias:
-        gate, up = gate + w["b_gate_up"][0], up + w["b_gate_up"][1]
+    if m.gated:
+        gate, up = np.einsum("te,ecf->ctf", x, w["w_gate_up"])
+        if m.bias:
+            gate, up = gate + w["b_gate_up"][0], up + w["b_gate_up"][1]
+    else:
+        gate, up = x @ w["w_up"] + w["b_up"], 1
     if m.activation == "silu":
         gate = gate / (1 + np.exp(-gate))
     else:
@@ -173,6 +209,12 @@ def next_logits(w: Any, ids: list[int]) -> np.ndarray:
     x, kept = w["embed"][ids], []
     for spec, layer in zip(CONFIG.layers, w["layers"], strict=True):
         before, after = spec.norms.before, spec.norms.after
+        if spec.norms.parallel:
+            taken = layer_normed(x, layer, "attn_norm")
+            out, own = attention(spec.mixer, layer, taken, None)
+            x = x + spec.norms.residual_scale * (out + mlp(spec.feed_forward, layer, taken))
+            kept.append(own)
+            continue
         shared = None if spec.cache_of is None else kept[spec.cache_of]
         taken = normed(x, layer["attn_norm"]) if before else x
         out, own = attention(spec.mixer, layer, taken, shared)
@@ -180,7 +222,7 @@ def next_logits(w: Any, ids: list[int]) -> np.ndarray:
         kept.append(own)
         out = mlp(spec.feed_forward, layer, normed(x, layer["mlp_norm"]) if before else x)
         x = x + (normed(out, layer["post_mlp_norm"]) if after else out)
-    return normed(x[-1], w["final_norm"]) @ w["lm_head"]
+    return normed(x[-1], w["final_norm"]) @ w["lm_head"] * CONFIG.logit_scale
 
 
 @pytest.fixture(scope="module")
@@ -256,13 +298,14 @@ def test_each_own_cache_has_a_pool_of_its_shape_and_a_shared_one_has_none(
         SharedCache(1),
         PagedKVCache(num_kv_heads=1, key_size=24, value_size=24),
         SharedCache(0),
+        PagedKVCache(num_kv_heads=1, key_size=16, value_size=16),
     )
-    assert CONFIG.cache_places() == (0, 1, 1, 2, 0)
+    assert CONFIG.cache_places() == (0, 1, 1, 2, 0, 3)
     llm = make_llm(model=str(checkpoint))
     pools = llm.engine.executor._state.kv
     heads = [(pool.num_kv_heads, pool.head_dim) for pool in pools]
-    assert heads == [(4, 8), (2, 16), (1, 24)]
-    numbers = 2 * (4 * 8 + 2 * 16 + 1 * 24)
+    assert heads == [(4, 8), (2, 16), (1, 24), (1, 16)]
+    numbers = 2 * (4 * 8 + 2 * 16 + 1 * 24 + 1 * 16)
     assert kv_bytes_per_token(CONFIG, jnp.dtype("float32")) == 4 * numbers
     held = sum(pool.pages.nbytes for pool in pools)
     assert held == 4 * numbers * llm.engine.limits.page_size * llm.engine.limits.num_pages

@@ -8,6 +8,7 @@ needs torch and octavo's own dependencies. Weights are not stored: `tiny_weights
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import tiny_weights
 import torch
 import transformers
+from safetensors.numpy import save_file
 
 from octavo.models.families.table import config_from_hf
 from octavo.models.loading.tensors import expected_shapes
@@ -26,17 +28,16 @@ def reference_model(values: dict[str, Any]) -> torch.nn.Module:
     """A tiny model in transformers, with the weights of `tiny_weights`."""
     config = config_from_hf(values)
     model_class = getattr(transformers, values["architectures"][0])
-    fields = {name: value for name, value in values.items() if name != "architectures"}
-    reference_config = model_class.config_class(**fields)
-    reference_config._attn_implementation = "eager"
-    model = model_class(reference_config).eval()
     weights = tiny_weights.tensors(expected_shapes(config), config.final_norm.offset)
-    state = {name: torch.from_numpy(tensor) for name, tensor in weights.items()}
-    result = model.load_state_dict(state, strict=False)
-    assert not result.unexpected_keys, result.unexpected_keys
-    tied = ["lm_head.weight"] if config.tie_word_embeddings else []
-    assert result.missing_keys in ([], tied), result.missing_keys
-    return model
+    # From a checkpoint: transformers has its own names for some tensors, of experts above all.
+    with tempfile.TemporaryDirectory() as directory:
+        save_file(weights, Path(directory) / "model.safetensors", metadata={"format": "pt"})
+        (Path(directory) / "config.json").write_text(json.dumps(values), encoding="utf-8")
+        model, found = model_class.from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+    assert not any(found.values()), found
+    return model.eval()
 
 
 def reference_logits(values: dict[str, Any]) -> np.ndarray:

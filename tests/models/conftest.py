@@ -52,10 +52,21 @@ def tiny_name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+class TinyValues:
+    """The tiny models' config.json files, by name."""
+
+    def __call__(self, name: str) -> dict[str, Any]:
+        values: dict[str, Any] = json.loads(json.dumps(TINY[name]))
+        return values
+
+    def all(self) -> dict[str, dict[str, Any]]:
+        return {name: self(name) for name in TINY}
+
+
 @pytest.fixture
-def tiny_values() -> Callable[[str], dict[str, Any]]:
+def tiny_values() -> TinyValues:
     """Name -> its config.json."""
-    return lambda name: json.loads(json.dumps(TINY[name]))
+    return TinyValues()
 
 
 @pytest.fixture

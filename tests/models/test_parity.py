@@ -25,7 +25,8 @@ def our_logits(tiny_name, tiny_checkpoint, run_model, tokens):
     """[T, V] in float32, computed once for all tests that compare it."""
     if tiny_name not in _computed:
         model = load_model(tiny_checkpoint(tiny_name), "float32")
-        _computed[tiny_name] = run_model(model.config, model.weights, tokens, PROMPT_LENGTH)
+        config = model.config.for_context(len(tokens))
+        _computed[tiny_name] = run_model(config, model.weights, tokens, PROMPT_LENGTH)
     return _computed[tiny_name]
 
 

@@ -23,11 +23,12 @@ def leaves(weights: Any) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in found]
 
 
+@pytest.mark.parametrize("name", ["gemma3", "mixtral"])
 @pytest.mark.parametrize("quantization", ["int8", "fp8"])
 def test_logits_stay_near_those_of_the_whole_model(
-    tiny_checkpoint: Any, tokens: np.ndarray, run_model: Any, quantization: str
+    tiny_checkpoint: Any, tokens: np.ndarray, run_model: Any, quantization: str, name: str
 ) -> None:
-    directory = tiny_checkpoint("gemma3")
+    directory = tiny_checkpoint(name)
     whole = load_model(directory, "float32")
     small = load_model(directory, "float32", quantization=quantization)
     want = run_model(whole.config, whole.weights, tokens[:8], 8)
@@ -39,7 +40,8 @@ def test_logits_stay_near_those_of_the_whole_model(
 
 
 def test_linear_layers_are_rounded_and_nothing_else(tiny_checkpoint: Any) -> None:
-    for name in ("qwen2", "gemma3"):
+    of_experts = {"experts_gate", "experts_up", "experts_down"}
+    for name in ("qwen2", "gemma3", "qwen2_moe"):
         model = load_model(tiny_checkpoint(name), "float32", quantization="int8")
         is_tied = model.config.tie_word_embeddings
         head = "embed" if is_tied else "lm_head"
@@ -48,7 +50,8 @@ def test_linear_layers_are_rounded_and_nothing_else(tiny_checkpoint: Any) -> Non
             for path, leaf in leaves(model.weights)
             if isinstance(leaf, QuantizedWeight)
         }
-        assert rounded == {"wqkv", "wo", "w_gate_up", "w_down", head}
+        experts = of_experts if name == "qwen2_moe" else set()
+        assert rounded == {"wqkv", "wo", "w_gate_up", "w_down", head} | experts
 
 
 @pytest.mark.parametrize("quantization", ["int8", "fp8"])

@@ -40,7 +40,7 @@ class EngineSetup:
     """What executor and scheduler are made from. Plain data, but for the mesh.
 
     Attributes:
-        model: as sharded over the mesh.
+        model: as sharded over the mesh, for the context that is served.
         mesh: the device mesh.
         limits: what plans may ask for.
         num_slots: rows that the device's state has places for, as many as another engine's whose
@@ -92,6 +92,7 @@ def decide_setup(
     """
     traits = traits_of(mesh)
     max_model_len = _max_model_len(config, model)
+    model = model.for_context(max_model_len)
     page_size = config.block_size or default_page_size(mesh.devices.flat[0].platform)
     pages_per_seq = -(-max_model_len // page_size)
     config = config.with_token_budget(SERVING_BATCHED_TOKENS)

@@ -52,7 +52,7 @@ def plain_hidden_states(model: Path) -> Hidden:
         caches = (None,) * len(config.own_caches())
         x = decoder.embed(weights, config, ids)
         x, _ = decoder.run_layers(weights, config, x, positions, _dense, caches)
-        return config.final_norm(x, weights["final_norm"])
+        return config.final_norm(x, weights, "final_norm")
 
     def hidden(token_ids: list[int]) -> NDArray[np.float64]:
         padded = np.zeros(LENGTH, np.int32)

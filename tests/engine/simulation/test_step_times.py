@@ -17,7 +17,13 @@ from octavo.engine.simulation.roofline import DEVICES, kv_capacity, roofline
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, StepWork, step_work
 from octavo.engine.simulation.workloads.traffic import Arrival, make_request
+from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.experts import Experts, Router
+from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.config import ModelConfig
 from octavo.models.flat_config import flat_config
+from octavo.models.rope import Rope
 
 LLAMA_8B = flat_config(
     vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_layers=32, num_heads=32,
@@ -84,6 +90,30 @@ def test_an_h100_decodes_llama_8b_in_about_7_milliseconds() -> None:
     assert model.kv_bytes_per_token == 131_072
     assert 6e-3 < model.seconds(StepWork(1, decode_context=100)) < 8e-3
     assert 300_000 < kv_capacity(model) < 500_000
+
+
+def test_experts_are_stored_whole_read_as_they_are_chosen_and_multiplied_by_few() -> None:
+    # Qwen3-30B-A3B: 128 experts of 768, 8 a token.
+    experts = Experts(router=Router(num_experts=128, num_chosen=8), intermediate_size=768)
+    attention = Attention(num_heads=32, num_kv_heads=4, head_dim=128, rope=Rope())
+    norms = Norms(norm=RMSNorm())
+    layer = LayerSpec(mixer=attention, feed_forward=experts, norms=norms)
+    config = ModelConfig(
+        vocab_size=151_936, hidden_size=2048, layers=(layer,) * 48, final_norm=norms.norm
+    )
+    model = replace(roofline("h200", config), fixed_s=0.0)
+    stored = model.num_weights + model.num_idle_weights
+    assert model.num_weights == pytest.approx(3.0e9, rel=0.05)
+    assert stored == pytest.approx(30.2e9, rel=0.02)
+    one, many = StepWork(1), StepWork(512)
+    read_s = 2 / (0.8 * 4.8e12)
+    assert model.seconds(one) == pytest.approx(model.num_weights * read_s, rel=0.01)
+    assert model.seconds(many) == pytest.approx(stored * read_s, rel=0.01)
+    two = model.num_weights + model.num_idle_weights * 8 / 128
+    assert model.seconds(StepWork(2)) == pytest.approx(two * read_s, rel=0.01)
+    with pytest.raises(InvalidConfigError, match=r"enough h100 for 60\.\d GB"):
+        roofline(replace(DEVICES["h100"], memory_bytes=60e9), config)
+    assert kv_capacity(model) == int((0.9 * 141e9 - 2 * stored) / model.kv_bytes_per_token)
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:

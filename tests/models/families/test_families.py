@@ -5,13 +5,29 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
+import transformers
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError
 from octavo.models.config_dict import config_from_dict, config_to_dict
-from octavo.models.families.table import ARCHITECTURES, config_from_hf
+from octavo.models.families.qwen import QWEN3_VL
+from octavo.models.families.table import ARCHITECTURES, FAMILIES, config_from_hf, is_base
 from octavo.models.flat_config import flat_config
+from octavo.models.layers import rotary_frequencies
 from octavo.models.rope import Rope
+
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 16,
+}
+
+
+NEGATIVE_BETA = {
+    "rope_parameters": {"llama_4_scaling_beta": -1, "original_max_position_embeddings": 4}
+}
 
 
 def windows(config):
@@ -19,8 +35,20 @@ def windows(config):
 
 
 def test_a_tiny_model_exists_for_every_architecture(tiny_values):
-    names = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3")
-    assert {tiny_values(name)["architectures"][0] for name in names} == set(ARCHITECTURES)
+    tiny = {values["architectures"][0] for values in tiny_values.all().values()}
+    # The text model of a composite checkpoint, whose tiny model is one of Qwen 3.
+    assert tiny == set(ARCHITECTURES) - {QWEN3_VL.architecture}
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architecture)
+def test_the_config_that_transformers_writes_by_default_is_read(family):
+    kind = transformers.CONFIG_MAPPING[family.model_type]
+    # Those of StarCoder 2 lie outside of its default vocabulary.
+    values = kind(bos_token_id=1, eos_token_id=2).to_dict()
+    config = config_from_hf(values | {"architectures": None})
+    assert config.num_layers == values["num_hidden_layers"]
+    named = config_from_hf(values | {"architectures": [family.architecture]})
+    assert config == named or is_base({"architectures": [family.architecture]})
 
 
 def test_gemma_3_reads_windows_norms_and_two_rotary_bases(tiny_values):
@@ -47,6 +75,84 @@ def test_gemma_2_alternates_and_caps(tiny_values):
     assert {layer.mixer.logit_softcap for layer in off.layers} == {None}
 
 
+def test_longrope_takes_the_factors_of_the_context_that_is_served(tiny_values):
+    config = config_from_hf(tiny_values("llama") | {"rope_scaling": LONG})
+    plain = rotary_frequencies(Rope(), 16)
+    for num_tokens, factor in ((16, 1.0), (17, 2.0), (64, 2.0)):
+        served = config.for_context(num_tokens)
+        frequencies = rotary_frequencies(*served.layers[0].mixer.rotary)
+        np.testing.assert_allclose(frequencies, plain / factor, rtol=1e-6)
+        assert served.for_context(num_tokens) is served
+    # A caller that says no context is served the whole of it.
+    whole = rotary_frequencies(*config.layers[0].mixer.rotary)
+    np.testing.assert_allclose(whole, plain / 2.0, rtol=1e-6)
+
+
+def test_the_frequencies_that_turn_most_are_kept_by_yarn(tiny_values):
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+    values = tiny_values("llama") | {"rope_scaling": scaling, "max_position_embeddings": 16384}
+    rope, head_dim = config_from_hf(values).layers[0].mixer.rotary
+    assert rope.amplitude == 0.1 * math.log(4.0) + 1.0
+    ratio = rotary_frequencies(Rope(), head_dim) / rotary_frequencies(rope, head_dim)
+    assert ratio[0] == 1.0
+    np.testing.assert_allclose(ratio[-1], 4.0, rtol=1e-6)
+    assert np.all(np.diff(ratio) >= -1e-6)
+
+
+def test_old_names_of_longrope_mean_it_in_phi_3(tiny_values):
+    values = tiny_values("phi3_short")
+    for old in ("su", "yarn"):
+        renamed = values | {"rope_scaling": values["rope_scaling"] | {"type": old}}
+        assert config_from_hf(renamed) == config_from_hf(values)
+
+
+def test_files_of_phi_name_code_that_is_not_run(tiny_values):
+    values, code = tiny_values("phi3"), {"AutoConfig": "configuration_phi3.Phi3Config"}
+    assert config_from_hf(values | {"auto_map": code}) == config_from_hf(values)
+
+
+def test_layers_rotate_nothing_where_their_family_says_so(tiny_values):
+    rotates = {
+        name: [layer.mixer.rope is not None for layer in config_from_hf(tiny_values(name)).layers]
+        for name in ("smollm3", "exaone4", "exaone4_whole", "cohere2")
+    }
+    assert rotates == {
+        "smollm3": [True, False, True],
+        "exaone4": [True, True, True, False],
+        "exaone4_whole": [True, True],
+        "cohere2": [True, True, True, False],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("smollm3", {"no_rope_layers": [1, 2, 0]}, "no_rope_layers = [1, 2, 0] is not allowed"),
+        ("smollm3", {"no_rope_layers": [1]}, "3 flags"),
+        ("exaone4", {"sliding_window_pattern": "LGLG", "layer_types": None}, "'LGLG'"),
+        ("cohere", {"use_qk_norm": True}, "use_qk_norm = True is not supported"),
+        ("cohere2", {"order_of_interleaved_layers": "global_attn_first"}, "global_attn_first"),
+        ("starcoder2", {"norm_type": "rms_norm"}, "norm_type = 'rms_norm'"),
+        ("granite", {"residual_multiplier": -1.0}, "residual_multiplier = -1.0"),
+        ("glm", {"partial_rotary_factor": 0.3}, "partial_rotary_factor = 0.3"),
+        ("glm", {"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5"),
+        ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("phi3", {"attention_bias": True}, "attention_bias = True is not supported"),
+        ("ministral3", NEGATIVE_BETA, "beta = -1.0"),
+    ],
+)
+def test_a_family_refuses_what_it_does_not_compute(tiny_values, name, changes, words):
+    with pytest.raises(ModelLoadError) as caught:
+        config_from_hf(tiny_values(name) | changes)
+    assert words in str(caught.value)
+
+
+def test_a_pattern_says_which_layers_slide_where_types_are_absent(tiny_values):
+    for name, pattern in (("exaone4", "LLLG"), ("exaone4", 4), ("cohere2", 4)):
+        values = tiny_values(name) | {"layer_types": None, "sliding_window_pattern": pattern}
+        assert windows(config_from_hf(values)) == [5, 5, 5, None]
+
+
 def test_a_config_without_architectures_goes_by_its_model_type(tiny_values):
     values = tiny_values("qwen2")
     del values["architectures"]
@@ -70,8 +176,9 @@ def test_qwen_2_slides_from_max_window_layers_on_when_asked_to(tiny_values):
         ({"hidden_act": "relu2"}, "hidden_act = 'relu2'"),
         ({"rope_interleaved": True}, "rope_interleaved = True"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type = 'yarn'"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type = 'longrope'"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor = 0.5"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0, "beta": 2}}, "rope scaling: beta = 2"),
+        ({"rope_scaling": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta = 0.1"),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "mscale": 1.5}},
             "rope scaling: mscale = 1.5",
@@ -103,6 +210,14 @@ def test_a_chunked_layer_type_is_refused_by_name(tiny_values):
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings = 'yes'"),
         ({"eos_token_id": ["x"]}, "eos_token_id"),
         ({"rope_scaling": {"rope_type": "linear"}}, "lacks factor"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "lacks short_factor"),
+        ({"rope_scaling": LONG | {"long_factor": [1.0]}}, "long factors = 1 numbers"),
+        ({"rope_scaling": LONG | {"short_factor": [1.0] * 7}}, "long factors = 8 numbers"),
+        ({"rope_scaling": LONG | {"short_factor": "a"}}, "short_factor = 'a' is not allowed"),
+        ({"rope_scaling": LONG | {"original_max_position_embeddings": 1}}, "at least 2"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": -1.0}}, "factor = -1.0"),
+        ({"rope_scaling": {"rope_type": "yarn", "mscale": 1, "mscale_all_dim": -1}}, "mscale_all"),
+        ({"rope_scaling": {"rope_type": "yarn"}, "rope_theta": 1.0}, "above 1, for yarn"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 0.0}}, "factor = 0.0"),
         ({"rope_scaling": "linear"}, "rope scaling"),
         ({"rope_theta": -5}, "rope theta = -5.0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import gguf
 import numpy as np
 import pytest
 
+from octavo.models.blocks.experts import Experts
 from octavo.models.families.table import config_from_hf
 
 _ARCHITECTURES = {
@@ -20,6 +22,7 @@ _ARCHITECTURES = {
     "qwen3": "qwen3",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
+    "qwen3_moe": "qwen3moe",
 }
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -35,6 +38,10 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
 }
 
 
@@ -53,10 +60,28 @@ def _gguf_name(name: str, has_post_norms: bool) -> str:
     return f"blk.{layer}.{(_NAMES | norms)[part]}.{kind}"
 
 
+def _with_experts_stacked(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """One tensor for all experts of a layer."""
+    stacks: dict[str, list[np.ndarray]] = {}
+    for name, tensor in tensors.items():
+        stacks.setdefault(re.sub(r"experts\.\d+\.", "experts.", name), []).append(tensor)
+    return {
+        name: np.stack(parts) if ".experts." in name else parts[0] for name, parts in stacks.items()
+    }
+
+
 def _pairs_from_halves(tensor: np.ndarray, head_dim: int) -> np.ndarray:
     """The order llama's GGUF files store Q and K rows in."""
     halves = tensor.reshape(-1, 2, head_dim // 2, *tensor.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(tensor.shape))
+
+
+def _add_widths(writer: gguf.GGUFWriter, feed_forward: Any) -> None:
+    writer.add_feed_forward_length(feed_forward.intermediate_size)
+    if isinstance(feed_forward, Experts):
+        writer.add_expert_count(feed_forward.router.num_experts)
+        writer.add_expert_used_count(feed_forward.router.num_chosen)
+        writer.add_expert_feed_forward_length(feed_forward.intermediate_size)
 
 
 @pytest.fixture
@@ -76,7 +101,7 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
         layer = next(one for one in config.layers if one.mixer.sliding_window is None)
         windows = {one.mixer.sliding_window for one in config.layers} - {None}
         attention, rope = layer.mixer, layer.mixer.rope
-        writer.add_feed_forward_length(layer.feed_forward.intermediate_size)
+        _add_widths(writer, layer.feed_forward)
         writer.add_head_count(attention.num_heads)
         writer.add_head_count_kv(attention.num_kv_heads)
         writer.add_key_length(attention.head_dim)
@@ -96,7 +121,7 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
         writer.add_token_list([f"<{token}>" for token in range(config.vocab_size)])
         if extra is not None:
             extra(writer)
-        for tensor_name, tensor in tiny_tensors(name).items():
+        for tensor_name, tensor in _with_experts_stacked(tiny_tensors(name)).items():
             offset = np.float32(config.final_norm.offset)
             stored = tensor + offset if "norm" in tensor_name else tensor
             if architecture == "llama" and ("q_proj" in tensor_name or "k_proj" in tensor_name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from octavo.models.loading.load import load_model
 WRAPPERS = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "mistral": "Mistral3ForConditionalGeneration",
+    "ministral3": "Mistral3ForConditionalGeneration",
     "llama": "LlavaForConditionalGeneration",
+    "qwen3": "Qwen3VLForConditionalGeneration",
 }
 OLD = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
 NEW = {"model.": "model.language_model.", "lm_head.": "lm_head."}
@@ -25,6 +28,11 @@ VISION = {"vision_config": {"hidden_size": 8}, "image_token_index": 95}
 def composite(name, values, **more):
     """A config.json around another's fields."""
     text = {key: value for key, value in values.items() if key != "architectures"}
+    if name == "qwen3":  # whose text model is one that rotates by three positions
+        text["model_type"] = "qwen3_vl_text"
+        text["rope_scaling"] = {
+            "rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2],
+        }  # fmt: skip
     return {"architectures": [WRAPPERS[name]], "text_config": text, **VISION, **more}
 
 
@@ -50,12 +58,35 @@ def write(tmp_path, tiny_values, tiny_tensors):
 def test_the_text_model_says_what_it_says_by_itself(
     name, prefixes, write, run_model, tokens, golden_logits
 ):
-    towers = ("vision_tower.", "multi_modal_projector.")
+    towers = ("vision_tower.", "multi_modal_projector.", "visual.")
     begin = "model." if prefixes is NEW else ""
     images = {f"{begin}{tower}x.weight": np.ones((2, 2), np.float32) for tower in towers}
     model = load_model(write(name, prefixes, tensors=images), "float32")
     logits = run_model(model.config, model.weights, tokens, 12)
     np.testing.assert_allclose(logits, golden_logits[name], rtol=0, atol=1e-4)
+
+
+def test_qwen_3_vl_says_of_a_text_what_its_text_model_says(
+    tiny_values, tiny_tensors, golden_logits, tokens
+):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    values = composite("qwen3", tiny_values("qwen3"))
+    vision = {"depth": 1, "hidden_size": 8, "num_heads": 1, "intermediate_size": 8}
+    vision |= {"out_hidden_size": 32, "deepstack_visual_indexes": [0]}
+    kind = transformers.Qwen3VLConfig
+    config = kind(text_config=values["text_config"], vision_config=vision)
+    model = transformers.Qwen3VLForConditionalGeneration(config).eval()
+    renamed = {
+        re.sub(r"^model\.", NEW["model."], name): torch.from_numpy(tensor)
+        for name, tensor in tiny_tensors("qwen3").items()
+    }
+    result = model.load_state_dict(renamed, strict=False)
+    assert not result.unexpected_keys
+    assert all("visual" in name for name in result.missing_keys)
+    with torch.no_grad():
+        logits = model(torch.from_numpy(tokens)[None].long()).logits[0].numpy()
+    np.testing.assert_allclose(logits, golden_logits["qwen3"], rtol=0, atol=1e-4)
 
 
 def test_tensors_that_are_not_of_images_are_not_ignored(write):

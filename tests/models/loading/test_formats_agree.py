@@ -28,7 +28,9 @@ def assert_same_weights(found, expected, atol=0.0):
         )
 
 
-@pytest.mark.parametrize("name", ["llama", "smollm2", "qwen2", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "smollm2", "qwen2", "qwen3", "gemma2", "gemma3", "qwen3_moe"]
+)
 def test_gguf_and_safetensors_hold_the_same_model(name, tiny_gguf, tiny_checkpoint):
     from_hf = load_model(tiny_checkpoint(name), "float32")
     from_gguf = load_model(tiny_gguf(name), "float32")
@@ -64,7 +66,7 @@ def test_gguf_may_list_the_sliding_layers_of_gemma_3(tiny_gguf):
     assert [layer.mixer.rope.theta == 10000.0 for layer in layers] == slides
 
 
-@pytest.mark.parametrize("name", ["llama_biased", "gemma3"])
+@pytest.mark.parametrize("name", ["llama_biased", "gemma3", "qwen2_moe"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_orbax_checkpoint_restores_the_same_bits(name, dtype, tiny_checkpoint, tmp_path):
     loaded = load_model(tiny_checkpoint(name), dtype)

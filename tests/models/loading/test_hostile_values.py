@@ -106,7 +106,9 @@ def add_tokenizer(directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", ["llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3"])
+@pytest.mark.parametrize(
+    "name", ["llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4_long", "ministral3"]
+)
 def test_a_config_with_any_value_anywhere(openings, tiny_checkpoint, name):
     opened, refused = openings(add_tokenizer(tiny_checkpoint(name)), "config.json")
     assert opened > 20  # much may be said of what changes nothing

@@ -105,8 +105,13 @@ def test_models_lists_the_default_model_and_architectures(capsys):
     listed = json.loads(capsys.readouterr().out)
     assert "smollm2-135m" in [model["name"] for model in listed["packaged"]]
     assert "LlamaForCausalLM" in listed["architectures"]
+    [phi] = [each for each in listed["families"] if each["architectures"] == ["Phi3ForCausalLM"]]
+    assert (phi["gguf"], phi["real"]) == (None, None)
     assert main(["models"]) == 0
-    assert "smollm2-135m" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "smollm2-135m" in out
+    assert "Phi-3, Phi-3.5, Phi-4, Phi-4-mini\n      Phi3ForCausalLM\n" in out
+    assert "served: SmolLM2-135M (GGUF)" in out
 
 
 def test_converted_checkpoints_hold_a_tokenizer_that_transformers_opens(

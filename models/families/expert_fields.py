@@ -1,0 +1,60 @@
+"""Fields of a config.json that say which layers have routed experts, and how many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.engine.errors import ModelLoadError, shorten
+from octavo.models.blocks.experts import MAX_EXPERTS, Router
+from octavo.models.checks import is_integer
+from octavo.models.families import family
+from octavo.models.families.config_fields import ConfigFields
+
+_OF_TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_CHOSEN = ("num_experts_per_tok", "moe_k")
+
+
+def router(fields: ConfigFields, **others: Any) -> Router:
+    """A router between as many experts as the file says.
+
+    Args:
+        others: of its attributes.
+
+    Raises:
+        ModelLoadError: a count is missing or malformed, or two names of it disagree.
+    """
+    for name in _OF_TRAINING:
+        fields.ignore(name)
+    return Router(
+        num_experts=_one_of(fields, _COUNTS), num_chosen=_one_of(fields, _CHOSEN), **others
+    )
+
+
+def sparse_layers(fields: ConfigFields) -> list[bool]:
+    """Which layers have experts: every `decoder_sparse_step`-th but those of `mlp_only_layers`.
+
+    Raises:
+        ModelLoadError: a field that is malformed.
+    """
+    number = family.num_layers(fields)
+    step = fields.size("decoder_sparse_step", default=1)
+    dense: Any = fields.raw("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(is_integer(one, 0, number - 1) for one in dense):
+        raise ModelLoadError(
+            f"{fields.where}: mlp_only_layers = {shorten(dense)} is not allowed: a list of layers "
+            f"from 0 to {number - 1}"
+        )
+    return [(layer + 1) % step == 0 and layer not in dense for layer in range(number)]
+
+
+def _one_of(fields: ConfigFields, names: tuple[str, ...]) -> int:
+    """A count that goes by several names."""
+    found = {name: fields.size(name, default=None, high=MAX_EXPERTS) for name in names}
+    values = set(found.values()) - {None}
+    if not values:
+        raise ModelLoadError(f"{fields.where} lacks {names[0]}")
+    if len(values) > 1:
+        named = " and ".join(f"{name} = {value}" for name, value in found.items() if value)
+        raise ModelLoadError(f"{fields.where}: {named} is not allowed: one number")
+    return int(values.pop())

@@ -1,0 +1,56 @@
+"""OLMo 2: norms of what attention and MLP return, and of all queries and all keys together; OLMo 3,
+of whose layers three of four slide."""
+
+from __future__ import annotations
+
+from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.config import ModelConfig
+from octavo.models.families import family
+from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.rope_fields import read_rope, read_rope_by_kind
+from octavo.models.rope import Rope
+
+OLMO3_THETA = 500_000.0
+
+
+def read_olmo2(fields: ConfigFields) -> ModelConfig:
+    """An OLMo 2 of a config.json's fields."""
+    return _read(fields, (read_rope(fields),) * 2, [False] * family.num_layers(fields))
+
+
+def read_olmo3(fields: ConfigFields) -> ModelConfig:
+    """An OLMo 3 of a config.json's fields: its longer context is one of global layers."""
+    ropes = read_rope_by_kind(fields, OLMO3_THETA, default_local_theta=None)
+    return _read(fields, ropes, family.slides(fields, lambda layer: (layer + 1) % 4 != 0))
+
+
+def _read(fields: ConfigFields, ropes: tuple[Rope, Rope], slides: list[bool]) -> ModelConfig:
+    """What the two share. `ropes` are those of global and of sliding layers."""
+    bias = fields.boolean("attention_bias", default=False)
+    norm = RMSNorm(eps=family.epsilon(fields, 1e-5))
+    norms = Norms(norm=norm, before=False, after=True)
+    window = fields.size("sliding_window", default=4096) if any(slides) else None
+    by_kind = {
+        slide: Attention(
+            **family.heads(fields),
+            rope=ropes[slide],
+            sliding_window=window if slide else None,
+            qkv_bias=bias,
+            out_bias=bias,
+            qk_norm=norm,
+            qk_norm_whole=True,
+        )
+        for slide in (False, True)
+    }
+    mlp = family.gated_mlp(fields)
+    layers = [family.layer(by_kind[slide], mlp, norms) for slide in slides]
+    return family.model(fields, layers, norms)
+
+
+OLMO2 = family.Family(
+    architecture="Olmo2ForCausalLM", model_type="olmo2", read=read_olmo2, models="OLMo 2"
+)
+OLMO3 = family.Family(
+    architecture="Olmo3ForCausalLM", model_type="olmo3", read=read_olmo3, models="OLMo 3"
+)

@@ -1,0 +1,42 @@
+"""StarCoder 2: norms that subtract the mean, an MLP without a gate, biases everywhere."""
+
+from __future__ import annotations
+
+from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.mlp import MLP
+from octavo.models.blocks.norms import LayerNorm, Norms
+from octavo.models.config import ModelConfig
+from octavo.models.families import family
+from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.rope_fields import read_rope
+from octavo.models.stored_names import StoredNames
+
+_STORED = StoredNames(renamed=(("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")))
+
+
+def read(fields: ConfigFields) -> ModelConfig:
+    """A StarCoder 2 of a config.json's fields."""
+    bias = fields.boolean("use_bias", default=True)
+    attention = Attention(
+        **family.heads(fields),
+        rope=read_rope(fields),
+        sliding_window=fields.size("sliding_window", default=None),
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    for name, implemented in (("norm_type", "layer_norm"), ("mlp_type", "default")):
+        fields.only(name, implemented)
+    mlp = MLP(
+        intermediate_size=fields.size("intermediate_size"),
+        activation=family.activation(fields, "gelu_tanh"),
+        bias=bias,
+        gated=False,
+    )
+    norms = Norms(norm=LayerNorm(eps=fields.number("norm_epsilon", default=1e-5), bias=True))
+    layer = family.layer(attention, mlp, norms, _STORED)
+    return family.model(fields, [layer] * family.num_layers(fields), norms, tied=True)
+
+
+STARCODER2 = family.Family(
+    architecture="Starcoder2ForCausalLM", model_type="starcoder2", read=read, models="StarCoder 2"
+)

@@ -1,0 +1,62 @@
+"""docs/models.md, written from the table of families.
+
+Run `python -m octavo.server.cli.models_reference > docs/models.md` after changing it.
+"""
+
+from __future__ import annotations
+
+from octavo.server.cli.models import families
+
+_HEAD = """# Models
+
+Octavo reads the families below from a Hugging Face directory with safetensors files, and some of
+them from GGUF files, too. `octavo convert` writes any of them as an Orbax checkpoint. `octavo
+models` prints the same list.
+
+What was tested, and how:
+
+- **Logits** of tiny models with random weights are those of `transformers`, within 1e-4 in
+  float32, in prefill and in decode. This holds for every family. It shows that the mathematics
+  are right, and nothing about a checkpoint's size, tokenizer or chat template.
+- **Served** names a real checkpoint that was. Where there is none, nobody has tried a real one
+  here.
+
+GGUF files of Mistral and SmolLM2 say that they are `llama`, and are read so.
+"""
+_TAIL = """## What a configuration may say
+A field of config.json that changes the mathematics and is not implemented is refused by name, in
+every family. So nothing is ignored silently.
+
+| rotary embedding | read |
+|---|---|
+| `default`, `linear`, `llama3`, `yarn` | in every family, in the words of transformers 4 and 5 |
+| `longrope` | in every family; the served context decides between its two sets of factors |
+| `partial_rotary_factor` | in Phi and GLM |
+| `dynamic` | refused |
+
+Longrope's long factors are used if `max_model_len` is above the context that the model was first
+trained on (`original_max_position_embeddings`), and its short ones if not, whatever a request's
+length. `transformers` decides by the longest sequence of a call: a sequence that grows past the
+original context then has keys of both kinds in its cache.
+
+Checkpoints of a text model and an encoder of images are served as their text model. Their other
+tensors are not read.
+
+A model that is not here: [add a family](walkthroughs/add-a-model-family.md).
+"""
+
+
+def render() -> str:
+    """The page."""
+    lines = [_HEAD, "## Families", "", "| models | architecture | GGUF | logits | served |"]
+    lines.append("|---|---|---|---|---|")
+    for family in families():
+        names = ", ".join(f"`{name}`" for name in family["architectures"])
+        gguf = f"`{family['gguf']}`" if family["gguf"] else "no"
+        real = family["real"] or "none"
+        lines.append(f"| {family['models']} | {names} | {gguf} | {family['parity']} | {real} |")
+    return "\n".join([*lines, "", _TAIL])
+
+
+if __name__ == "__main__":
+    print(render(), end="")

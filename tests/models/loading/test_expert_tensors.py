@@ -1,0 +1,111 @@
+"""Experts as checkpoints hold them: a tensor each, or all of a layer's in one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from octavo.engine.errors import ModelLoadError
+from octavo.models.loading.load import load_model
+from octavo.sharding.mesh import make_mesh
+
+PREFIX = "model.layers.0.mlp.experts."
+
+
+def fused(tensors: dict[str, np.ndarray], num_layers: int, num_experts: int) -> dict[str, Any]:
+    """The same tensors, gates and ups of all of a layer's experts in one."""
+    tensors = dict(tensors)
+    for layer in range(num_layers):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        parts = {
+            which: np.stack(
+                [tensors.pop(f"{prefix}{e}.{which}_proj.weight") for e in range(num_experts)]
+            )
+            for which in ("gate", "up", "down")
+        }
+        tensors[prefix + "gate_up_proj"] = np.concatenate([parts["gate"], parts["up"]], axis=1)
+        tensors[prefix + "down_proj"] = parts["down"]
+    return tensors
+
+
+@pytest.mark.parametrize("num_devices", [1, 4, 3])
+def test_fused_experts_are_the_same_experts(
+    num_devices: int, tiny_checkpoint: Any, tiny_tensors: Any
+) -> None:
+    whole = load_model(tiny_checkpoint("qwen3_moe"), "float32")
+    tensors = fused(tiny_tensors("qwen3_moe"), 2, 8)
+    model = load_model(tiny_checkpoint("qwen3_moe", tensors), "float32", make_mesh(num_devices))
+    experts = model.weights["layers"][0]["experts_up"]
+    local = {1: (8, 32, 24), 4: (2, 32, 24), 3: (8, 32, 8)}[num_devices]
+    assert experts.addressable_shards[0].data.shape == local
+    for one, other in zip(
+        jax.tree.leaves(model.weights["layers"][0]),
+        jax.tree.leaves(whole.weights["layers"][0]),
+        strict=True,
+    ):
+        if num_devices == 1 or one is experts:
+            np.testing.assert_array_equal(one, other)
+
+
+def refused(path: Any, *words: str) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        load_model(path)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_an_expert_that_a_shard_lacks_is_named(
+    tiny_checkpoint: Any, tiny_tensors: Any, tiny_values: Any, tmp_path: Any
+) -> None:
+    directory = tmp_path / "sharded"
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(tiny_values("qwen3_moe")))
+    tensors, lost = tiny_tensors("qwen3_moe"), PREFIX + "5.up_proj.weight"
+    weight_map = {}
+    for shard, names in enumerate((sorted(tensors)[::2], sorted(tensors)[1::2])):
+        filename = f"model-{shard + 1:05}-of-00002.safetensors"
+        kept = {name: tensors[name] for name in names if name != lost}
+        save_file(kept, directory / filename)
+        weight_map |= dict.fromkeys(kept, filename)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    refused(directory, f"lacks '{lost}'")
+    weight_map[lost] = "model-00001-of-00002.safetensors"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    refused(directory, lost, "does not hold it")
+
+
+def test_more_experts_than_the_configuration_says_are_named(
+    tiny_checkpoint: Any, tiny_tensors: Any
+) -> None:
+    tensors = tiny_tensors("qwen3_moe")
+    tensors[PREFIX + "8.up_proj.weight"] = tensors[PREFIX + "7.up_proj.weight"].copy()
+    refused(tiny_checkpoint("qwen3_moe", tensors), "does not explain", PREFIX + "8.up_proj")
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [("gate_up_proj", np.s_[:7]), ("gate_up_proj", np.s_[:, :24]), ("down_proj", np.s_[:, :, :8])],
+    ids=["experts", "rows", "columns"],
+)
+def test_fused_experts_of_another_shape_are_not_taken_for_them(
+    name: str, cut: Any, tiny_checkpoint: Any, tiny_tensors: Any
+) -> None:
+    tensors = fused(tiny_tensors("qwen3_moe"), 2, 8)
+    tensors[PREFIX + name] = np.ascontiguousarray(tensors[PREFIX + name][cut])
+    first = "gate" if name == "gate_up_proj" else "down"
+    refused(tiny_checkpoint("qwen3_moe", tensors), f"lacks '{PREFIX}0.{first}_proj.weight'")
+
+
+def test_a_gguf_with_fewer_experts_than_it_says_is_refused(tiny_gguf: Any) -> None:
+    path = tiny_gguf("qwen3_moe", lambda writer: None)
+    data = path.read_bytes()
+    key = b"qwen3moe.expert_count"
+    at = data.index(key) + len(key) + 4
+    path.write_bytes(data[:at] + (16).to_bytes(4, "little") + data[at + 4 :])
+    refused(path, "mlp.experts.0.down_proj.weight = (8, 32, 24) is not allowed: (32, 24)")
