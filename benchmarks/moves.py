@@ -47,7 +47,7 @@ class Driver:
 
     def __init__(self, **arguments: Any) -> None:
         config: dict[str, Any] = {
-            "model": "smollm2-135m", "data_parallel_size": 2, "max_num_seqs": 32, "warm_up": "full",
+            "model": "smollm2-135m", "data_parallel_size": 2, "max_num_seqs": 32, "warm_up": "early",
             "host_kv_memory_bytes": HOST_BYTES, "kv_cache_memory_bytes": 1 << 30,
         }  # fmt: skip
         self.engine = ReplicatedEngine(EngineConfig(**config | arguments), progress=True)
@@ -58,7 +58,7 @@ class Driver:
     def submit(self, prompt: list[int], params: SamplingParams, **about: Any) -> str:
         """Hands over a request; its id."""
         now_s = self.engine.clock.now_s()
-        submission = self.engine.inputs.process("", prompt, params, now_s=now_s, **about)
+        submission = self.engine.inputs.process(None, prompt, params, now_s=now_s, **about)
         self.streams[submission.request_id] = Stream(now_s)
         self.live.add(submission.request_id)
         self.engine.submit(submission)

@@ -68,7 +68,7 @@ class WeightVariants:
     def of(self, shape: StepShape) -> VariantName:
         """What the shape's program reads."""
         if shape.block_quantized:
-            return "block_quantized" if shape.num_rows == 1 else "panels"
+            return "block_quantized" if shape.num_tokens == 1 else "panels"
         if _is_within(shape.num_tokens, self.int8_split_tokens):
             return "int8_split"
         # Quick programs are to compile soon.
@@ -81,7 +81,7 @@ class WeightVariants:
     def reads_bounds(self, shape: StepShape) -> bool:
         """Whether the shape's program finds greedy tokens by bounds of logits."""
         # Quick programs are compiled before there are any; one row reads fewer bytes in blocks.
-        is_one_row = shape.block_quantized and shape.num_rows == 1
+        is_one_row = shape.block_quantized and shape.num_tokens == 1
         if shape.quick or is_one_row or not _is_within(shape.num_rows, self.bounded_rows):
             return False
         # Bounds want YNNPACK; turned for Eigen all the same, a prompt's products lose more.

@@ -211,12 +211,21 @@ def test_few_rows_read_block_quantized_weights_once_their_program_is_there(
     )  # fmt: skip
     assert [(shape.num_rows, shape.block_quantized) for shape in lattice.decode] == wanted
     # What readiness waits for compiles as fast as ever.
-    assert not any(shape.block_quantized for shape in (*lattice.coarse, *lattice.mixed))
+    assert not any(shape.block_quantized for shape in lattice.coarse)
     plan = make_plan([decode_row(0, 3)], [], num_steps=4)
     first = lattice.choose(plan, "general", set(lattice.coarse).__contains__)
     assert first == lattice.decode[-1]
     everything = lattice.choose(plan, "general", set(lattice.shapes).__contains__)
     assert everything == StepShape(1, 1, 4, block_quantized=True)
+    # A few tokens of a prompt, too.
+    found = [(shape.num_tokens, shape.block_quantized) for shape in lattice.mixed]
+    assert found == [(8, True), (16, True), (32, False), (128, False)]
+    few = PrefillRow(
+        request=make_request("p", [1] * 100), slot=0, start=93, num_tokens=7, samples=True,
+        is_new=True,
+    )  # fmt: skip
+    small = lattice.choose(make_plan([], [few]), "general", set(lattice.shapes).__contains__)
+    assert small == StepShape(8, min(8, max_num_seqs), 0, block_quantized=True)
 
 
 @pytest.mark.parametrize(
@@ -249,7 +258,7 @@ def test_the_program_that_compiles_soonest_serves_until_a_faster_one_is_there(
     assert lattice.coarse == (quick_prompts, quick)
     assert not any(shape.quick for shape in lattice.fine)
     assert set(lattice.full) == set(lattice.fine)
-    assert lattice.token_edges == (32, 128)
+    assert lattice.token_edges == ((8, 16, 32, 128) if has_blocks else (32, 128))
     row = PrefillRow(
         request=make_request("p", [1] * 100), slot=0, start=0, num_tokens=100, samples=False,
         is_new=True,
