@@ -11,7 +11,8 @@ MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 4096
 """Most layers of a model: far above any that exists, and little to build in vain."""
 MAX_TENSORS = 16 * MAX_LAYERS
-"""Most tensors of a checkpoint: no layer has more than sixteen."""
+"""Most tensors of a checkpoint: sixteen for each layer without experts, or three for each of 256
+experts in 85 layers."""
 MAX_EOS_TOKENS = 24
 """Most ids that end a text: a row on a device has room for as many."""
 MIN_NUMBER, MAX_NUMBER = 2.0**-126, 3.4028234663852886e38

@@ -223,6 +223,46 @@ class ExpertMatrices:
 
 
 @dataclass(frozen=True, slots=True)
+class EverySecond:
+    """Of a tensor's last dimension, every second number.
+
+    Attributes:
+        first: 0 or 1.
+    """
+
+    tensor: Tensor
+    first: int
+    num_interleaved = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        *others, last = index
+        both = (*others, slice(2 * last.start, 2 * last.stop))
+        out = _empty(index, dtype)
+        out[...] = self.tensor.read(source, prefix, both)[..., self.first :: 2]
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Reshaped:
+    """A tensor as one dimension, whatever it has on disk."""
+
+    tensor: Tensor
+    num_interleaved = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        whole = tuple(slice(0, size, 1) for size in self.tensor.shape)
+        return self.tensor.read(source, prefix, whole).reshape(-1)[index[0]].astype(dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertVectors:
     """Biases [out] of experts as [X, out]."""
 

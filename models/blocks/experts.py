@@ -19,8 +19,10 @@ from octavo.models.checks import check_flag, check_positive, check_size, is_inte
 from octavo.models.layers import Activation, activate, linear
 from octavo.models.parameters import param
 from octavo.models.tensor_layouts import (
+    EverySecond,
     ExpertMatrices,
     ExpertVectors,
+    Reshaped,
     Tensor,
     TensorLayout,
     Transposed,
@@ -32,7 +34,7 @@ from octavo.pallas_kernels.routed_experts.weights import ExpertWeights
 Scores = Literal["softmax", "sigmoid"]
 MAX_EXPERTS = 4096
 """Most experts of a layer: far above any that exists, and few enough to name each in vain."""
-_ALPHA = 1.702
+ALPHA = 1.702
 """Of a clamped gate: gate · sigmoid(alpha · gate)."""
 
 
@@ -68,7 +70,7 @@ class Gate:
         """gate and up [..., F] -> [..., F]."""
         if self.limit is None:
             return activate(gate, self.activation) * up
-        limit, alpha = (jnp.asarray(each, gate.dtype) for each in (self.limit, _ALPHA))
+        limit, alpha = (jnp.asarray(each, gate.dtype) for each in (self.limit, ALPHA))
         gate = jnp.minimum(gate, limit)
         up = jnp.clip(up, -limit, limit) + jnp.ones((), up.dtype)
         return gate * jax.nn.sigmoid(gate * alpha) * up
@@ -169,6 +171,8 @@ class _Names:
         experts: how the names of experts' tensors begin, before their numbers.
         gate, up, down: of an expert, after its number.
         shared: how the names of the shared expert's tensors begin.
+        in_turn: a layer's experts are one tensor, inputs before outputs, of which gates and ups
+            come in turn.
     """
 
     router: str = "mlp.gate"
@@ -178,9 +182,9 @@ class _Names:
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "mlp.shared_experts"
+    in_turn: bool = False
 
 
-_W1_W2_W3 = {"gate": "w1", "up": "w3", "down": "w2"}
 _NAMES = {
     "glm": _Names(),
     "qwen": _Names(shared="mlp.shared_expert"),
@@ -189,8 +193,11 @@ _NAMES = {
         router="block_sparse_moe.gate",
         correction="block_sparse_moe.e_score_correction_bias",
         experts="block_sparse_moe.experts",
-        **_W1_W2_W3,
+        gate="w1",
+        up="w3",
+        down="w2",
     ),
+    "gpt_oss": _Names(router="mlp.router", in_turn=True),
 }
 
 
@@ -305,19 +312,10 @@ class _Parameters(nnx.Module):
             bias = Tensor(name=f"{names.router}.bias", gguf="ffn_gate_inp.bias", shape=(number,))
             self.router_bias = param((number,), float32, (None,), Whole(bias), init="zeros")
         if router.corrects:
-            added = Tensor(name=names.correction, gguf="exp_probs_b.bias", shape=(number,))
-            self.router_correction = param((number,), float32, (None,), Whole(added))
-
-        def stacked(which: str, kind: str, *shape: int) -> tuple[Tensor, ...]:
-            return tuple(
-                Tensor(
-                    name=f"{names.experts}.{expert}.{getattr(names, which)}.{kind}",
-                    gguf=f"ffn_{which}_exps.{kind}",
-                    shape=shape,
-                    expert=expert,
-                )
-                for expert in range(number)
-            )
+            # ERNIE's files have a dimension of one before it.
+            shape = (1, number) if experts.names == "ernie" else (number,)
+            added = Tensor(name=names.correction, gguf="exp_probs_b.bias", shape=shape)
+            self.router_correction = param((number,), float32, (None,), Reshaped(added))
 
         sides = {
             "gate": ("embed", hidden, "mlp", width),
@@ -325,20 +323,19 @@ class _Parameters(nnx.Module):
             "down": ("mlp", width, "embed", hidden),
         }
         for which, (inputs, num_inputs, outputs, num_outputs) in sides.items():
-            layout: TensorLayout = ExpertMatrices(stacked(which, "weight", num_outputs, num_inputs))
             matrices = param(
                 (number, num_inputs, num_outputs),
                 dtype,
                 ("expert", inputs, outputs),
-                layout,
+                _layout(names, which, number, "weight", num_outputs, num_inputs),
                 num_inputs=1,
                 num_stacked=1,
             )
             setattr(self, f"experts_{which}", matrices)
             if experts.bias:
-                layout = ExpertVectors(stacked(which, "bias", num_outputs))
-                bias_axes = ("expert", outputs)
-                vectors = param((number, num_outputs), dtype, bias_axes, layout, init="zeros")
+                layout = _layout(names, which, number, "bias", num_outputs)
+                axes = ("expert", outputs)
+                vectors = param((number, num_outputs), dtype, axes, layout, init="zeros")
                 setattr(self, f"experts_{which}_bias", vectors)
         shared = experts.shared
         if shared is None:
@@ -354,3 +351,34 @@ class _Parameters(nnx.Module):
                 shape=(1, hidden),
             )
             self.shared_gate = param((hidden, 1), dtype, ("embed", None), Transposed(gate))
+
+
+def _layout(names: _Names, which: str, number: int, kind: str, *shape: int) -> TensorLayout:
+    """Of all experts' weights [out, in] as [X, in, out], or biases [out] as [X, out].
+
+    Args:
+        which: gate, up or down.
+        number: of experts.
+        kind: "weight" or "bias".
+        shape: of one expert's.
+    """
+    gguf = f"ffn_{which}_exps.{kind}"
+    if not names.in_turn:
+        tensors = tuple(
+            Tensor(
+                name=f"{names.experts}.{expert}.{getattr(names, which)}.{kind}",
+                gguf=gguf,
+                shape=shape,
+                expert=expert,
+            )
+            for expert in range(number)
+        )
+        return ExpertMatrices(tensors) if kind == "weight" else ExpertVectors(tensors)
+    suffix = "_bias" if kind == "bias" else ""
+    if which == "down":
+        name = f"{names.experts}.{names.down}{suffix}"
+        return Whole(Tensor(name=name, gguf=gguf, shape=(number, *shape[::-1])))
+    *inputs, outputs = shape[::-1]
+    name = f"{names.experts}.gate_up_proj{suffix}"
+    both = Tensor(name=name, gguf=gguf, shape=(number, *inputs, 2 * outputs))
+    return EverySecond(both, ("gate", "up").index(which))

@@ -12,7 +12,15 @@ from octavo.models.families.config_fields import ConfigFields
 
 _OF_TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "moe_k")
+_CHOSEN = ("num_experts_per_tok", "moe_k", "experts_per_token")
+NEXT_TOKENS = (
+    "num_nextn_predict_layers",
+    "num_mtp_layers",
+    "num_mtp_modules",
+    "mtp_transformer_layers",
+    "use_mtp",
+)
+"""Fields of layers behind the last that guess tokens beyond the next one."""
 
 
 def router(fields: ConfigFields, **others: Any) -> Router:
@@ -46,6 +54,27 @@ def sparse_layers(fields: ConfigFields) -> list[bool]:
             f"from 0 to {number - 1}"
         )
     return [(layer + 1) % step == 0 and layer not in dense for layer in range(number)]
+
+
+def num_dense_layers(fields: ConfigFields) -> int:
+    """How many layers have no experts, before the others.
+
+    Raises:
+        ModelLoadError: no number of layers.
+    """
+    number: int = fields.integer("first_k_dense_replace", default=1)
+    if not is_integer(number, 0, family.num_layers(fields)):
+        raise ModelLoadError(
+            f"{fields.where}: first_k_dense_replace = {number} is not allowed: "
+            f"0 to {family.num_layers(fields)}, by num_hidden_layers"
+        )
+    return number
+
+
+def ignore_next_tokens(fields: ConfigFields) -> None:
+    """Layers that guess tokens beyond the next one are not served, nor are they read."""
+    for name in NEXT_TOKENS:
+        fields.ignore(name)
 
 
 def _one_of(fields: ConfigFields, names: tuple[str, ...]) -> int:

@@ -1,17 +1,41 @@
 """OLMo 2: norms of what attention and MLP return, and of all queries and all keys together; OLMo 3,
-of whose layers three of four slide."""
+of whose layers three of four slide; OLMoE, with routed experts and norms before them."""
 
 from __future__ import annotations
 
 from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.config import ModelConfig
-from octavo.models.families import family
+from octavo.models.families import expert_fields, family
 from octavo.models.families.config_fields import ConfigFields
 from octavo.models.families.rope_fields import read_rope, read_rope_by_kind
 from octavo.models.rope import Rope
 
 OLMO3_THETA = 500_000.0
+
+
+def read_olmoe(fields: ConfigFields) -> ModelConfig:
+    """An OLMoE of a config.json's fields."""
+    norm = RMSNorm(eps=family.epsilon(fields, 1e-5))
+    bias = fields.boolean("attention_bias", default=False)
+    attention = Attention(
+        **family.heads(fields),
+        rope=read_rope(fields),
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm=norm,
+        qk_norm_whole=True,
+    )
+    normalizes = fields.boolean("norm_topk_prob", default=False)
+    experts = Experts(
+        router=expert_fields.router(fields, normalizes=normalizes),
+        intermediate_size=fields.size("intermediate_size"),
+        activation=family.activation(fields),
+    )
+    norms = Norms(norm=norm)
+    layers = [family.layer(attention, experts, norms)] * family.num_layers(fields)
+    return family.model(fields, layers, norms)
 
 
 def read_olmo2(fields: ConfigFields) -> ModelConfig:
@@ -53,4 +77,10 @@ OLMO2 = family.Family(
 )
 OLMO3 = family.Family(
     architecture="Olmo3ForCausalLM", model_type="olmo3", read=read_olmo3, models="OLMo 3"
+)
+OLMOE = family.Family(
+    architecture="OlmoeForCausalLM",
+    model_type="olmoe",
+    read=read_olmoe,
+    models="OLMoE 1B-7B",
 )

@@ -91,12 +91,16 @@ def _from_gguf(metadata: Metadata, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 QWEN2_MOE = family.Family(
-    architecture="Qwen2MoeForCausalLM", model_type="qwen2_moe", read=read_qwen2_moe
+    architecture="Qwen2MoeForCausalLM",
+    model_type="qwen2_moe",
+    read=read_qwen2_moe,
+    models="Qwen1.5-MoE, Qwen2-57B-A14B",
 )
 QWEN3_MOE = family.Family(
     architecture="Qwen3MoeForCausalLM",
     model_type="qwen3_moe",
     read=read_qwen3_moe,
+    models="Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
     gguf="qwen3moe",
     gguf_keys=frozenset({"expert_count", "expert_used_count", "expert_feed_forward_length"}),
     gguf_fields=_from_gguf,

@@ -14,15 +14,18 @@ from octavo.models.config import ModelConfig
 from octavo.models.families.cohere import COHERE, COHERE2
 from octavo.models.families.composite import COMPOSITES, text_fields
 from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.ernie import ERNIE4_5_MOE
 from octavo.models.families.exaone import EXAONE4
 from octavo.models.families.family import Family
 from octavo.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from octavo.models.families.glm import GLM, GLM4
+from octavo.models.families.glm_moe import GLM4_MOE
+from octavo.models.families.gpt_oss import GPT_OSS
 from octavo.models.families.granite import GRANITE
 from octavo.models.families.llama import LLAMA
 from octavo.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
-from octavo.models.families.mixtral import MIXTRAL
-from octavo.models.families.olmo import OLMO2, OLMO3
+from octavo.models.families.mixtral import MINIMAX_M2, MIXTRAL
+from octavo.models.families.olmo import OLMO2, OLMO3, OLMOE
 from octavo.models.families.phi import PHI3
 from octavo.models.families.qwen import QWEN2, QWEN3, QWEN3_VL
 from octavo.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
@@ -36,7 +39,7 @@ FAMILIES: tuple[Family, ...] = (
     *(GEMMA, GEMMA2, GEMMA3),
     *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE),
     *(COHERE, COHERE2, STARCODER2),
-    *(QWEN3_MOE, QWEN2_MOE, MIXTRAL),
+    *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, MINIMAX_M2, OLMOE, GLM4_MOE, ERNIE4_5_MOE, GPT_OSS),
 )
 
 ARCHITECTURES = {family.architecture: family for family in FAMILIES}

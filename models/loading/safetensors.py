@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,17 @@ from octavo.models.classification_head import ClassificationHead
 from octavo.models.config import ModelConfig
 from octavo.models.families.composite import is_composite, text_tensor
 from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.expert_fields import NEXT_TOKENS
 from octavo.models.families.table import config_from_hf, is_classifier
 from octavo.models.loading.fused_experts import FusedPart, fused_parts
 from octavo.models.loading.json_file import read_json
+from octavo.models.loading.mxfp4 import (
+    SUFFIXES,
+    PackedTensor,
+    blocks_of,
+    dequantized,
+    packed_tensors,
+)
 from octavo.models.loading.tensors import expected_tensors
 from octavo.models.tensor_layouts import Index
 
@@ -28,12 +37,15 @@ GENERATION_CONFIG_FILE = "generation_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+PACKED = "U8"
+"""Of what is no number by itself."""
 PREFIX = "model."
 """How the names of nearly all tensors begin; of a model without an output layer, none does."""
 HEAD = "score.weight"
 MAX_CLASSES = 4096
 MAX_HEADER_BYTES = 1 << 24
 """Longest header that is parsed: 256 bytes for each of `MAX_TENSORS` tensors."""
+_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 
 
@@ -58,32 +70,49 @@ class SafetensorsSource:
         self._files: dict[str, Any] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._parts: dict[str, FusedPart] = {}
+        self._packed: dict[str, PackedTensor] = {}
         dtypes = [self._open(shard) for shard in _shard_paths(directory)]
         self._check_index(directory)
         largest = max(dtypes, default={}, key=len)
-        if values.get("dtype") is None and values.get("torch_dtype") is None and largest:
-            found = list(largest.values())
+        found = [dtype for dtype in largest.values() if dtype in DTYPES]
+        if values.get("dtype") is None and values.get("torch_dtype") is None and found:
             values = values | {"dtype": DTYPES[max(set(found), key=found.count)]}
         self.config: ModelConfig = _with_generation_eos(config_from_hf(values), directory)
         self._stored = self._stored_names(directory, is_composite(values))
+        if any(values.get(name) for name in NEXT_TOKENS):
+            kept = _without_next_tokens(self._stored, self.config.num_layers)
+            self._stored = {name: self._stored[name] for name in kept}
+        stored = {name: self._shapes[stored] for name, stored in self._stored.items()}
+        self._packed = packed_tensors(stored, str(directory))
         self._parts = fused_parts(self.shapes(), expected_tensors(self.config))
         self.head: ClassificationHead | None = None
         if is_classifier(values):
             self.head = self._read_head(directory, values)
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        fused = {part.stored for part in self._parts.values()}
-        stored = {name: s for name, s in self._stored.items() if name not in fused}
-        shapes = {name: self._shapes[s] for name, s in stored.items()}
-        return shapes | {name: part.shape for name, part in self._parts.items()}
+        taken = {part.stored for part in self._parts.values()}
+        for packed in self._packed.values():
+            taken |= {packed.blocks, packed.scales}
+        shapes = {
+            name: self._shapes[stored] for name, stored in self._stored.items() if name not in taken
+        }
+        shapes |= {name: part.shape for name, part in self._parts.items()}
+        return shapes | {name: packed.shape for name, packed in self._packed.items()}
 
     def read(self, name: str, index: Index) -> np.ndarray:
-        part = self._parts.get(name)
-        if part is not None:
-            name, index = part.stored, part.index(index)
+        if name in self._parts:
+            part = self._parts[name]
+            return self._slice(part.stored, part.index(index))[0]
+        if name in self._packed:
+            packed, (at, within) = self._packed[name], blocks_of(index)
+            blocks, scales = self._slice(packed.blocks, at), self._slice(packed.scales, at)
+            return dequantized(blocks, scales, name)[within].swapaxes(1, 2)
+        return self._slice(name, index)
+
+    def _slice(self, name: str, index: Index) -> np.ndarray:
         stored = self._stored[name]
         tensor: np.ndarray = self._files[stored].get_slice(stored)[index]
-        return tensor if part is None else tensor[0]
+        return tensor
 
     def _stored_names(self, directory: Path, is_composite: bool) -> dict[str, str]:
         """Name of each tensor of the text model -> what it is stored as."""
@@ -137,7 +166,9 @@ class SafetensorsSource:
             dtypes[name] = view.get_dtype()
             self._files[name], self._shapes[name] = shard, tuple(view.get_shape())
         for name, dtype in dtypes.items():
-            if dtype not in DTYPES and not name.endswith((".attn.bias", ".masked_bias")):
+            is_harmless = name.endswith((".attn.bias", ".masked_bias"))
+            is_known = dtype == PACKED if name.endswith(SUFFIXES) else dtype in DTYPES
+            if not is_known and not is_harmless:
                 raise ModelLoadError(
                     f"{path}: the dtype of {shorten(name)} = {dtype} is not allowed: "
                     f"{', '.join(DTYPES)}"
@@ -153,6 +184,18 @@ class SafetensorsSource:
                     f"{directory / INDEX_FILE} places {shorten(name)} in {shorten(shard)}, "
                     "which does not hold it"
                 )
+
+
+def _without_next_tokens(names: Iterable[str], num_layers: int) -> list[str]:
+    """The names without those of layers that guess tokens beyond the next one."""
+
+    def guesses(name: str) -> bool:
+        layer = _LAYER.match(name)
+        return name.startswith("model.mtp_") or (
+            layer is not None and int(layer.group(1)) >= num_layers
+        )
+
+    return [name for name in names if not guesses(name)]
 
 
 def _labels(values: Mapping[str, Any], num_classes: int) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ every family. So nothing is ignored silently.
 |---|---|
 | `default`, `linear`, `llama3`, `yarn` | in every family, in the words of transformers 4 and 5 |
 | `longrope` | in every family; the served context decides between its two sets of factors |
-| `partial_rotary_factor` | in Phi and GLM |
+| `partial_rotary_factor` | in Phi, GLM and MiniMax |
 | `dynamic` | refused |
 
 Longrope's long factors are used if `max_model_len` is above the context that the model was first

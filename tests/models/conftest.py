@@ -128,7 +128,6 @@ def dense_attention(
     def attend(
         q: jax.Array, k: jax.Array, v: jax.Array, cache: Any, attention: LayerAttention, sinks: Any
     ) -> tuple[jax.Array, Any]:
-        assert sinks is None
         keys, values = cache[0].at[positions].set(k), cache[1].at[positions].set(v)
         group = q.shape[1] // k.shape[1]
         scores = jnp.einsum(
@@ -144,7 +143,11 @@ def dense_attention(
         seen = distance >= 0
         if attention.sliding_window is not None:
             seen &= distance < attention.sliding_window
-        weights = jax.nn.softmax(jnp.where(seen[None], scores, -jnp.inf), axis=-1)
+        scores = jnp.where(seen[None], scores, -jnp.inf)
+        if sinks is not None:
+            sink = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
+            scores = jnp.concatenate([scores, sink], axis=-1)
+        weights = jax.nn.softmax(scores, axis=-1)[..., :length]
         out = jnp.einsum(
             "hqk,khd->qhd",
             weights,

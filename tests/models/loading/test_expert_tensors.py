@@ -102,6 +102,18 @@ def test_fused_experts_of_another_shape_are_not_taken_for_them(
     refused(tiny_checkpoint("qwen3_moe", tensors), f"lacks '{PREFIX}0.{first}_proj.weight'")
 
 
+@pytest.mark.parametrize("prefix", ["model.layers.3.", "model.mtp_block.0."])
+def test_layers_that_guess_further_tokens_are_not_read(
+    prefix: str, tiny_checkpoint: Any, tiny_tensors: Any
+) -> None:
+    tensors = tiny_tensors("glm4_moe")
+    tensors[prefix + "eh_proj.weight"] = np.ones((4, 4), np.float32)
+    whole = load_model(tiny_checkpoint("glm4_moe", tensors), "float32")
+    assert len(whole.weights["layers"]) == 3
+    without = tiny_checkpoint("glm4_moe", tensors, num_nextn_predict_layers=0)
+    refused(without, "does not explain", prefix + "eh_proj.weight")
+
+
 def test_a_gguf_with_fewer_experts_than_it_says_is_refused(tiny_gguf: Any) -> None:
     path = tiny_gguf("qwen3_moe", lambda writer: None)
     data = path.read_bytes()

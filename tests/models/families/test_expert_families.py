@@ -1,0 +1,96 @@
+"""What families with experts read of their files, and what of it they refuse, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError
+from octavo.models.blocks.experts import Experts
+from octavo.models.families.table import config_from_hf
+
+
+def sparse(config: Any) -> list[bool]:
+    return [isinstance(layer.feed_forward, Experts) for layer in config.layers]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("qwen3_moe", {"num_hidden_layers": 6, "decoder_sparse_step": 2}, "-X-X-X"),
+        ("qwen3_moe", {"num_hidden_layers": 4, "mlp_only_layers": [0, 3]}, "-XX-"),
+        ("glm4_moe", {"num_hidden_layers": 4, "first_k_dense_replace": 3}, "---X"),
+        ("glm4_moe", {"first_k_dense_replace": 0}, "XXX"),
+        ("ernie4_5_moe", {"num_hidden_layers": 4, "moe_layer_end_index": -1}, "-XXX"),
+        ("ernie4_5_moe", {"num_hidden_layers": 6, "moe_layer_interval": 2,
+                          "moe_layer_start_index": 2, "moe_layer_end_index": 4}, "---X--"),
+    ],
+)  # fmt: skip
+def test_layers_have_experts_where_the_file_says(
+    name: str, changes: dict[str, Any], expected: str, tiny_values: Any
+) -> None:
+    config = config_from_hf(tiny_values(name) | changes)
+    assert sparse(config) == [letter == "X" for letter in expected]
+
+
+def test_a_gpt_oss_without_a_rotary_embedding_has_that_of_all_there_are(tiny_values: Any) -> None:
+    values = tiny_values("gpt_oss")
+    del values["rope_scaling"]
+    rope = config_from_hf(values).layers[0].mixer.rope
+    assert (rope.theta, rope.scaling.kind, rope.scaling.factor) == (150_000.0, "yarn", 32.0)
+    assert rope.scaling.original_max_position == 4096
+    assert not rope.scaling.truncate
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window is not supported"),
+        ("qwen3_moe", {"n_group": 2}, "n_group = 2 is not supported"),
+        ("mixtral", {"hidden_act": "relu2"}, "hidden_act = 'relu2'"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
+        ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
+        ("minimax_m2", {"attn_type_list": [1, 0]}, "attn_type_list = [1, 0] is not supported"),
+        ("ernie4_5_moe", {"moe_gate": "expert_choice"}, "moe_gate = 'expert_choice'"),
+        ("ernie4_5_moe", {"moe_norm_min": 0.5}, "moe_norm_min = 0.5"),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha = 1.0"),
+        ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "'awq'"),
+        ("gpt_oss", {"hidden_act": "gelu_new"}, "hidden_act = 'gelu_new'"),
+    ],
+)
+def test_mathematics_that_are_not_implemented_are_refused_by_name(
+    name: str, changes: dict[str, Any], words: str, tiny_values: Any
+) -> None:
+    with pytest.raises(UnsupportedModelError) as caught:
+        config_from_hf(tiny_values(name) | changes)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("qwen3_moe", {"num_experts": None}, "lacks num_experts"),
+        ("qwen3_moe", {"num_experts_per_tok": None}, "lacks num_experts_per_tok"),
+        ("qwen3_moe", {"num_experts": 0}, "num_experts = 0 is not allowed: an integer from 1"),
+        ("qwen3_moe", {"num_local_experts": 4}, "num_experts = 8 and num_local_experts = 4"),
+        ("qwen3_moe", {"num_experts_per_tok": 9}, "num_chosen = 9 is not allowed"),
+        ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step = 0"),
+        ("qwen3_moe", {"mlp_only_layers": [2]}, "mlp_only_layers = [2] is not allowed"),
+        ("qwen3_moe", {"mlp_only_layers": 1}, "mlp_only_layers = 1 is not allowed"),
+        ("qwen3_moe", {"moe_intermediate_size": None}, "lacks moe_intermediate_size"),
+        ("glm4_moe", {"n_group": 3}, "num_groups = 3 is not allowed: a divisor of num_experts (8)"),
+        ("glm4_moe", {"topk_group": 5}, "num_chosen_groups = 5 is not allowed"),
+        ("glm4_moe", {"topk_group": 1}, "num_chosen = 3 is not allowed: at most 2"),
+        ("glm4_moe", {"first_k_dense_replace": 4}, "first_k_dense_replace = 4 is not allowed"),
+        ("glm4_moe", {"routed_scaling_factor": -1.0}, "routed scale = -1.0"),
+        ("minimax_m2", {"rotary_dim": 24}, "partial_rotary_factor = 1.5"),
+        ("gpt_oss", {"swiglu_limit": 0.0}, "gate_limit = 0.0"),
+    ],
+)
+def test_a_field_that_makes_no_sense_is_refused_with_its_value(
+    name: str, changes: dict[str, Any], words: str, tiny_values: Any
+) -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        config_from_hf(tiny_values(name) | changes)
+    assert words in str(caught.value)
