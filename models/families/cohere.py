@@ -56,18 +56,20 @@ def _attention(fields: ConfigFields, default_theta: float) -> Attention:
 def _read(fields: ConfigFields, attention: list[Attention]) -> ModelConfig:
     for name, implemented in _IMPLEMENTED.items():
         fields.only(name, implemented)
-    for name in ("use_parallel_embedding", "model_max_length"):
-        fields.ignore(name)  # how weights were split in training; of the tokenizer
+    fields.ignore("use_parallel_embedding")  # how weights were split in training
     norm = LayerNorm(eps=fields.number("layer_norm_eps", default=1e-5))
     norms = Norms(norm=norm, parallel=True)
     mlp = family.gated_mlp(fields)
-    return family.model(
+    model = family.model(
         fields,
         [family.layer(each, mlp, norms) for each in attention],
         norms,
         tied=True,
         logit_scale=fields.number("logit_scale", default=0.0625),
     )
+    # Command R's `max_position_embeddings` is smaller than the context that it was trained on.
+    longest = fields.size("model_max_length", default=model.max_position_embeddings)
+    return dataclasses.replace(model, max_position_embeddings=longest)
 
 
 COHERE = family.Family(

@@ -45,6 +45,16 @@ class Metadata:
             )
         return value
 
+    def decimal(self, key: str, default: float | None = None) -> float | None:
+        """A float32, read as the short decimal that it was written from: 1e-5, not
+        9.99999974738e-06; `default` when absent.
+
+        Raises:
+            ModelLoadError: of another type.
+        """
+        value = self.get(key, float)
+        return default if value is None else float(f"{value:.7g}")
+
     def need(self, key: str, kind: type) -> Any:
         """A value of one type.
 

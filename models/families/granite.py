@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.checks import check_positive
 from octavo.models.config import ModelConfig
 from octavo.models.families import family
 from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.gguf_metadata import Metadata
 from octavo.models.families.rope_fields import read_rope
 
 
@@ -43,6 +48,24 @@ def _multiplier(fields: ConfigFields, name: str) -> float:
     return value
 
 
+def _from_gguf(metadata: Metadata, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention_multiplier": metadata.decimal(
+            "attention.scale", 1.0 / math.sqrt(fields["head_dim"])
+        ),
+        "embedding_multiplier": metadata.decimal("embedding_scale"),
+        "residual_multiplier": metadata.decimal("residual_scale"),
+        "logits_scaling": metadata.decimal("logit_scale"),
+    }
+
+
 GRANITE = family.Family(
-    architecture="GraniteForCausalLM", model_type="granite", read=read, models="Granite 3"
+    architecture="GraniteForCausalLM",
+    model_type="granite",
+    read=read,
+    models="Granite 3",
+    gguf="granite",
+    gguf_pairs=True,
+    gguf_keys=frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
+    gguf_fields=_from_gguf,
 )

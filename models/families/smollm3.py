@@ -59,5 +59,10 @@ def _rotated(fields: ConfigFields) -> list[bool]:
 
 
 SMOLLM3 = family.Family(
-    architecture="SmolLM3ForCausalLM", model_type="smollm3", read=read, models="SmolLM3"
+    architecture="SmolLM3ForCausalLM",
+    model_type="smollm3",
+    read=read,
+    models="SmolLM3",
+    gguf="smollm3",  # whose files say nothing of layers: every fourth rotates nothing
+    gguf_pairs=True,
 )

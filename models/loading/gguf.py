@@ -12,6 +12,7 @@ from gguf.quants import dequantize
 
 from octavo.engine.errors import ModelLoadError
 from octavo.models.config import ModelConfig
+from octavo.models.families.table import GGUF_ARCHITECTURES
 from octavo.models.loading.aligned import aligned_empty
 from octavo.models.loading.gguf_blocks import BLOCK_TYPES, read_blocks
 from octavo.models.loading.gguf_config import config_from_gguf
@@ -25,9 +26,6 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 MAX_ROPE_FACTORS = 1 << 12
 """Most divisors that are read to compare them with the heads: half of the widest head."""
-_INTERLEAVED_ARCHITECTURES = ("llama",)
-"""Their Q and K rows are stored for rotary embeddings of adjacent pairs, not of halves."""
-
 _CHUNK_BYTES = 1 << 18
 """Bytes converted at a time: enough to amortize the call, few enough to stay in cache."""
 
@@ -77,7 +75,7 @@ class GGUFSource:
                 parts = ((name, expected[name][0].expert) for name in names if name in expected)
                 self._experts |= {name: part for name, part in parts if part is not None}
         self._rotary_dims: dict[str, int] = {}
-        if architecture in _INTERLEAVED_ARCHITECTURES:
+        if GGUF_ARCHITECTURES[architecture].gguf_pairs:
             self._rotary_dims = {
                 name: tensor.rotary_dim
                 for name, (tensor, _) in expected.items()

@@ -91,6 +91,7 @@ def config_from_gguf(
 
 def _common(keys: Metadata) -> dict[str, Any]:
     """What every architecture says in the same keys, as fields of a config.json."""
+    keys.need("attention.layer_norm_rms_epsilon", float)
     hidden, num_heads = keys.size("embedding_length"), keys.size("attention.head_count")
     head_dim = keys.size("attention.key_length", max(hidden // num_heads, 1))
     for key in ("attention.value_length", "rope.dimension_count"):
@@ -106,7 +107,7 @@ def _common(keys: Metadata) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.size("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "rms_norm_eps": _decimal(keys.need("attention.layer_norm_rms_epsilon", float)),
+        "rms_norm_eps": keys.decimal("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.size("context_length"),
         "rope_theta": keys.get("rope.freq_base", float, 10000.0),
     }
@@ -142,11 +143,6 @@ def _with_factors(config: ModelConfig, theta: float, factors: tuple[float, ...])
             layer = dataclasses.replace(layer, mixer=mixer)
         layers.append(layer)
     return dataclasses.replace(config, layers=tuple(layers))
-
-
-def _decimal(value: float) -> float:
-    """A float32 read as the short decimal it was written from: 1e-5, not 9.99999974738e-06."""
-    return float(f"{value:.7g}")
 
 
 def _token_id(metadata: Mapping[str, Any], key: str, where: str) -> int | None:

@@ -114,10 +114,11 @@ def test_files_of_phi_name_code_that_is_not_run(tiny_values):
 def test_layers_rotate_nothing_where_their_family_says_so(tiny_values):
     rotates = {
         name: [layer.mixer.rope is not None for layer in config_from_hf(tiny_values(name)).layers]
-        for name in ("smollm3", "exaone4", "exaone4_whole", "cohere2")
+        for name in ("smollm3", "smollm3_sliding", "exaone4", "exaone4_whole", "cohere2")
     }
     assert rotates == {
-        "smollm3": [True, False, True],
+        "smollm3": [True, True, True, False],
+        "smollm3_sliding": [True, False, True],
         "exaone4": [True, True, True, False],
         "exaone4_whole": [True, True],
         "cohere2": [True, True, True, False],
@@ -127,8 +128,12 @@ def test_layers_rotate_nothing_where_their_family_says_so(tiny_values):
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("smollm3", {"no_rope_layers": [1, 2, 0]}, "no_rope_layers = [1, 2, 0] is not allowed"),
-        ("smollm3", {"no_rope_layers": [1]}, "3 flags"),
+        (
+            "smollm3_sliding",
+            {"no_rope_layers": [1, 2, 0]},
+            "no_rope_layers = [1, 2, 0]",
+        ),
+        ("smollm3_sliding", {"no_rope_layers": [1]}, "3 flags"),
         ("exaone4", {"sliding_window_pattern": "LGLG", "layer_types": None}, "'LGLG'"),
         ("cohere", {"use_qk_norm": True}, "use_qk_norm = True is not supported"),
         ("cohere2", {"order_of_interleaved_layers": "global_attn_first"}, "global_attn_first"),
@@ -145,6 +150,11 @@ def test_a_family_refuses_what_it_does_not_compute(tiny_values, name, changes, w
     with pytest.raises(ModelLoadError) as caught:
         config_from_hf(tiny_values(name) | changes)
     assert words in str(caught.value)
+
+
+def test_command_r_says_its_context_in_a_field_of_its_own(tiny_values):
+    values = tiny_values("cohere") | {"model_max_length": 131072}
+    assert config_from_hf(values).max_position_embeddings == 131072
 
 
 def test_a_pattern_says_which_layers_slide_where_types_are_absent(tiny_values):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from octavo.models.blocks.experts import Experts
-from octavo.models.families.table import config_from_hf
+from octavo.models.families.table import GGUF_ARCHITECTURES, config_from_hf
 
 _ARCHITECTURES = {
     "llama": "llama",
@@ -20,6 +20,9 @@ _ARCHITECTURES = {
     "llama3": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "gemma": "gemma",
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "qwen3_moe": "qwen3moe",
@@ -116,6 +119,11 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
         if architecture == "gemma2":
             writer.add_attn_logit_softcapping(attention.logit_softcap)
             writer.add_final_logit_softcapping(config.final_logit_softcap)
+        if architecture == "granite":
+            writer.add_attention_scale(attention.scale)
+            writer.add_embedding_scale(config.embedding_scale)
+            writer.add_residual_scale(layer.norms.residual_scale)
+            writer.add_logit_scale(1.0 / config.logit_scale)
         writer.add_bos_token_id(config.bos_token_id)
         writer.add_eos_token_id(config.eos_token_ids[0])
         writer.add_token_list([f"<{token}>" for token in range(config.vocab_size)])
@@ -124,7 +132,9 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
         for tensor_name, tensor in _with_experts_stacked(tiny_tensors(name)).items():
             offset = np.float32(config.final_norm.offset)
             stored = tensor + offset if "norm" in tensor_name else tensor
-            if architecture == "llama" and ("q_proj" in tensor_name or "k_proj" in tensor_name):
+            if GGUF_ARCHITECTURES[architecture].gguf_pairs and (
+                "q_proj" in tensor_name or "k_proj" in tensor_name
+            ):
                 stored = _pairs_from_halves(tensor, attention.head_dim)
             writer.add_tensor(_gguf_name(tensor_name, layer.norms.after), stored)
         writer.write_header_to_file()

@@ -29,7 +29,11 @@ def assert_same_weights(found, expected, atol=0.0):
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "smollm2", "qwen2", "qwen3", "gemma2", "gemma3", "qwen3_moe"]
+    "name",
+    [
+        *("llama", "smollm2", "smollm3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
+        *("granite", "qwen3_moe"),
+    ],
 )
 def test_gguf_and_safetensors_hold_the_same_model(name, tiny_gguf, tiny_checkpoint):
     from_hf = load_model(tiny_checkpoint(name), "float32")
