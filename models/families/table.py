@@ -14,6 +14,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.families.cohere import COHERE, COHERE2
 from octavo.models.families.composite import COMPOSITES, text_fields
 from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.ernie4_5 import ERNIE4_5
 from octavo.models.families.exaone import EXAONE4
 from octavo.models.families.family import Family
 from octavo.models.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -34,7 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     *(LLAMA, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3),
     *(QWEN2, QWEN3, QWEN3_VL),
     *(GEMMA, GEMMA2, GEMMA3),
-    *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE),
+    *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE, ERNIE4_5),
     *(COHERE, COHERE2, STARCODER2),
     *(QWEN3_MOE, QWEN2_MOE, MIXTRAL),
 )

@@ -70,7 +70,7 @@ def test_gguf_may_list_the_sliding_layers_of_gemma_3(tiny_gguf):
     assert [layer.mixer.rope.theta == 10000.0 for layer in layers] == slides
 
 
-@pytest.mark.parametrize("name", ["llama_biased", "gemma3", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["llama_biased", "gemma3", "qwen2_moe", "phi4_long", "starcoder2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_orbax_checkpoint_restores_the_same_bits(name, dtype, tiny_checkpoint, tmp_path):
     loaded = load_model(tiny_checkpoint(name), dtype)
@@ -137,6 +137,25 @@ def test_weights_read_onto_a_wider_mesh_give_the_same_logits(
     assert split == {2: 1, 3: 2, 4: 1}[size]
     assert layer["w_down"].addressable_shards[0].data.shape[0] == 48 // size
     logits = run_model(model.config, model.weights, tokens, 12)
+    np.testing.assert_allclose(logits, golden_logits[name], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    # Fused and partly rotated; in pairs; one norm of all queries; biases in pairs; no gate.
+    [
+        *(("phi4_long", 2), ("phi4_long", 4), ("glm4", 2), ("olmo3", 2), ("olmo3", 4)),
+        *(("cohere2", 3), ("starcoder2", 3)),
+    ],
+)
+def test_tensors_that_lie_otherwise_on_disk_are_read_onto_a_wider_mesh(
+    name, size, tiny_checkpoint, run_model, tokens, golden_logits
+):
+    model = load_model(tiny_checkpoint(name), "float32", make_mesh(size))
+    split = model.weights["layers"][0]["wqkv"].addressable_shards[0].data.shape[1]
+    assert split == model.config.layers[0].mixer.num_kv_heads // size
+    config = model.config.for_context(len(tokens))
+    logits = run_model(config, model.weights, tokens, 12)
     np.testing.assert_allclose(logits, golden_logits[name], rtol=0, atol=1e-4)
 
 
