@@ -24,6 +24,7 @@ def read(fields: ConfigFields) -> ModelConfig:
         qkv_bias=bias,
         out_bias=bias,
     )
+    fields.ignore("max_window_layers")  # read by nothing: flags say which layers slide
     rotated = _rotated(fields)
     window = fields.size("sliding_window", default=None)
     if not fields.boolean("use_sliding_window", default=False):

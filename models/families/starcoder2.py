@@ -11,6 +11,14 @@ from octavo.models.families.config_fields import ConfigFields
 from octavo.models.families.rope_fields import read_rope
 from octavo.models.stored_names import StoredNames
 
+_IMPLEMENTED = {
+    "attention_softmax_in_fp32": True,
+    "mlp_type": "default",
+    "norm_type": "layer_norm",
+    "scale_attention_softmax_in_fp32": True,
+    "scale_attn_weights": True,
+}
+"""Fields of published files that have one value."""
 _STORED = StoredNames(renamed=(("mlp.up_proj", "mlp.c_fc"), ("mlp.down_proj", "mlp.c_proj")))
 
 
@@ -24,8 +32,10 @@ def read(fields: ConfigFields) -> ModelConfig:
         qkv_bias=bias,
         out_bias=bias,
     )
-    for name, implemented in (("norm_type", "layer_norm"), ("mlp_type", "default")):
+    for name, implemented in _IMPLEMENTED.items():
         fields.only(name, implemented)
+    for name in ("activation_function", "layer_norm_epsilon"):
+        fields.ignore(name)  # `hidden_act` and `norm_epsilon` are in force
     mlp = MLP(
         intermediate_size=fields.size("intermediate_size"),
         activation=family.activation(fields, "gelu_tanh"),

@@ -22,6 +22,7 @@ from octavo.models.tensor_layouts import Index
 from octavo.pallas_kernels.cpu.block_quantized_linear import Blocks, BlockType
 
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """One divisor a rotary frequency; part of the configuration here, not a weight."""
 
 MAX_ROPE_FACTORS = 1 << 12
@@ -49,13 +50,17 @@ class GGUFSource:
         self.file = GGUFFile(path)
         self.metadata = self.file.metadata
         tensors = dict(self.file.tensors)
-        factors = tensors.pop(ROPE_FACTORS, None)
+        factors, long_factors, short_factors = (
+            self._rope_factors(tensors.pop(name, None))
+            for name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+        )
         self.config: ModelConfig = config_from_gguf(
             self.file.metadata,
             where=str(path),
             vocab_rows=_num_rows(tensors.get("token_embd.weight")),
             tied="output.weight" not in tensors,
-            rope_factors=() if factors is None else self._rope_factors(factors),
+            rope_factors=factors,
+            longrope=(short_factors, long_factors),
             checkpoint_dtype=_checkpoint_dtype(tensors),
         )
         architecture = self.file.metadata["general.architecture"]
@@ -123,10 +128,12 @@ class GGUFSource:
         rows = slice(first + index[0].start, first + index[0].stop)
         return replace(tensor, shape=(num_experts * num_rows, width)), (rows, index[1])
 
-    def _rope_factors(self, tensor: GGUFTensor) -> tuple[float, ...]:
+    def _rope_factors(self, tensor: GGUFTensor | None) -> tuple[float, ...]:
+        if tensor is None:
+            return ()
         if math.prod(tensor.shape) > MAX_ROPE_FACTORS:
             raise ModelLoadError(
-                f"{self.file.path}: {ROPE_FACTORS} of shape {tensor.shape} is not allowed: "
+                f"{self.file.path}: {tensor.name} of shape {tensor.shape} is not allowed: "
                 f"at most {MAX_ROPE_FACTORS} numbers"
             )
         return tuple(self._dequantized(tensor).reshape(-1).tolist())

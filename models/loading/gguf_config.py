@@ -48,6 +48,7 @@ def config_from_gguf(
     vocab_rows: int,
     tied: bool,
     rope_factors: tuple[float, ...] = (),
+    longrope: tuple[tuple[float, ...], tuple[float, ...]] = ((), ()),
     checkpoint_dtype: str = "bfloat16",
 ) -> ModelConfig:
     """The model that a GGUF file describes.
@@ -58,6 +59,7 @@ def config_from_gguf(
         vocab_rows: rows of its embedding.
         tied: whether it has no output matrix of its own.
         rope_factors: its divisors of rotary frequencies, if it has them.
+        longrope: those of short and of long contexts, if it has them.
         checkpoint_dtype: see `ModelConfig`.
 
     Raises:
@@ -73,15 +75,17 @@ def config_from_gguf(
     family = GGUF_ARCHITECTURES[architecture]
     keys = Metadata(metadata, architecture, where)
     keys.refuse_unknown(_COMMON_KEYS | family.gguf_keys)
-    common = _common(keys) | {
+    common = _common(keys, has_partial_rotation="rope.dimension_count" in family.gguf_keys) | {
         "vocab_size": vocab_rows,
         "tie_word_embeddings": tied,
         "bos_token_id": _token_id(metadata, "tokenizer.ggml.bos_token_id", where),
         "eos_token_id": list(_eos_token_ids(metadata, where)),
         "dtype": checkpoint_dtype,
     }
-    scaling = _linear_factor(keys, has_factors=bool(rope_factors))
-    if scaling is not None:
+    scaling = _linear_factor(keys, has_factors=bool(rope_factors or any(longrope)))
+    if any(longrope):
+        common["rope_scaling"] = _longrope(keys, *longrope)
+    elif scaling is not None:
         common["rope_scaling"] = {"rope_type": "linear", "factor": scaling}
     fields = ConfigFields(common | family.gguf_fields(keys, common), where=where)
     config = family.read(fields)
@@ -89,12 +93,12 @@ def config_from_gguf(
     return _with_factors(config, common["rope_theta"], rope_factors) if rope_factors else config
 
 
-def _common(keys: Metadata) -> dict[str, Any]:
+def _common(keys: Metadata, has_partial_rotation: bool) -> dict[str, Any]:
     """What every architecture says in the same keys, as fields of a config.json."""
     keys.need("attention.layer_norm_rms_epsilon", float)
     hidden, num_heads = keys.size("embedding_length"), keys.size("attention.head_count")
     head_dim = keys.size("attention.key_length", max(hidden // num_heads, 1))
-    for key in ("attention.value_length", "rope.dimension_count"):
+    for key in ("attention.value_length", "rope.dimension_count")[: 2 - has_partial_rotation]:
         if keys.get(key, int, head_dim) != head_dim:
             raise UnsupportedModelError(
                 f"{keys.where}: {keys.architecture}.{key} = {keys.get(key, int)} is not supported: "
@@ -110,6 +114,17 @@ def _common(keys: Metadata) -> dict[str, Any]:
         "rms_norm_eps": keys.decimal("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": keys.size("context_length"),
         "rope_theta": keys.get("rope.freq_base", float, 10000.0),
+    }
+
+
+def _longrope(keys: Metadata, short: tuple[float, ...], long: tuple[float, ...]) -> dict[str, Any]:
+    """A `rope_scaling` of a config.json."""
+    return {
+        "rope_type": "longrope",
+        "short_factor": list(short),
+        "long_factor": list(long),
+        "original_max_position_embeddings": keys.size("rope.scaling.original_context_length"),
+        "attention_factor": keys.decimal("rope.scaling.attn_factor"),
     }
 
 

@@ -99,6 +99,48 @@ def test_the_frequencies_that_turn_most_are_kept_by_yarn(tiny_values):
     assert np.all(np.diff(ratio) >= -1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "published", "refused"),
+    [
+        (
+            "phi4_long",
+            {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
+            {"full_attn_mod": 2},
+        ),
+        ("smollm3", {"max_window_layers": 28, "pretraining_tp": 2, "rope_scaling": None}, {}),
+        (
+            "starcoder2",
+            {
+                "norm_type": "layer_norm", "mlp_type": "default", "layer_norm_epsilon": 1e-05,
+                "attention_softmax_in_fp32": True, "scale_attention_softmax_in_fp32": True,
+                "scale_attn_weights": True,
+            },
+            {"scale_attn_weights": False},
+        ),
+        (
+            "cohere2",
+            {
+                "cache_implementation": "hybrid", "layer_switch": 4, "rotary_pct": 1.0,
+                "order_of_interleaved_layers": "local_attn_first", "use_embedding_sharing": True,
+                "position_embedding_type": "rope_gptj", "use_gated_activation": True,
+                "use_parallel_block": True, "use_parallel_embedding": True, "use_qk_norm": False,
+            },
+            {"rotary_pct": 0.5},
+        ),
+        ("exaone4_whole", {"sliding_window_pattern": None}, {}),
+        ("seed_oss", {"use_cache": True, "attention_dropout": 0.1}, {"use_sliding_window": True}),
+    ],
+)  # fmt: skip
+def test_what_published_files_say_beyond_the_defaults_is_known(
+    tiny_values, name, published, refused
+):
+    values = tiny_values(name)
+    assert config_from_hf(values | published) == config_from_hf(values)
+    for field, value in refused.items():
+        with pytest.raises(UnsupportedModelError, match=field):
+            config_from_hf(values | {field: value})
+
+
 def test_old_names_of_longrope_mean_it_in_phi_3(tiny_values):
     values = tiny_values("phi3_short")
     for old in ("su", "yarn"):

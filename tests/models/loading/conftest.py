@@ -26,6 +26,8 @@ _ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "qwen3_moe": "qwen3moe",
+    "phi3": "phi3",
+    "phi4_long": "phi3",
 }
 _NAMES = {
     "model.embed_tokens": "token_embd",
@@ -36,6 +38,8 @@ _NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.qkv_proj": "attn_qkv",
+    "mlp.gate_up_proj": "ffn_up",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
@@ -92,7 +96,10 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
     """Name -> a GGUF file in float32 (or with matrices of another type where rows allow)."""
 
     def write(
-        name: str, extra: Callable[[gguf.GGUFWriter], None] | None = None, path: Path | None = None
+        name: str,
+        extra: Callable[[gguf.GGUFWriter], None] | None = None,
+        path: Path | None = None,
+        kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     ) -> Path:
         config = config_from_hf(tiny_values(name))
         architecture = _ARCHITECTURES[name]
@@ -101,7 +108,8 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
         writer.add_block_count(config.num_layers)
         writer.add_context_length(config.max_position_embeddings)
         writer.add_embedding_length(config.hidden_size)
-        layer = next(one for one in config.layers if one.mixer.sliding_window is None)
+        whole = [one for one in config.layers if one.mixer.sliding_window is None]
+        layer = (whole or config.layers)[0]
         windows = {one.mixer.sliding_window for one in config.layers} - {None}
         attention, rope = layer.mixer, layer.mixer.rope
         _add_widths(writer, layer.feed_forward)
@@ -114,8 +122,18 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
         if rope.scaling is not None and rope.scaling.kind == "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
             writer.add_rope_scaling_factor(rope.scaling.factor)
-        for window in windows:
+        for window in windows or ({0} if architecture == "phi3" else set()):
             writer.add_sliding_window(window)
+        if rope.fraction != 1.0:
+            writer.add_rope_dimension_count(rope.rotary_dim(attention.head_dim))
+        if rope.scaling is not None and rope.scaling.kind == "longrope":
+            writer.add_rope_scaling_orig_ctx_len(rope.scaling.original_max_position)
+            writer.add_rope_scaling_attn_factors(rope.amplitude)
+            for which, factors in (
+                ("short", rope.scaling.factors), ("long", rope.scaling.long_factors)
+            ):  # fmt: skip
+                factors = np.asarray(factors, np.float32)
+                writer.add_tensor(f"rope_factors_{which}.weight", factors)
         if architecture == "gemma2":
             writer.add_attn_logit_softcapping(attention.logit_softcap)
             writer.add_final_logit_softcapping(config.final_logit_softcap)
@@ -136,7 +154,10 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
                 "q_proj" in tensor_name or "k_proj" in tensor_name
             ):
                 stored = _pairs_from_halves(tensor, attention.head_dim)
-            writer.add_tensor(_gguf_name(tensor_name, layer.norms.after), stored)
+            has_blocks = stored.ndim == 2 and stored.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+            of_kind = kind if has_blocks else gguf.GGMLQuantizationType.F32
+            stored_name = _gguf_name(tensor_name, layer.norms.after)
+            writer.add_tensor(stored_name, gguf.quants.quantize(stored, of_kind), raw_dtype=of_kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()

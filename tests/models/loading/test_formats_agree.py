@@ -32,7 +32,7 @@ def assert_same_weights(found, expected, atol=0.0):
     "name",
     [
         *("llama", "smollm2", "smollm3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
-        *("granite", "qwen3_moe"),
+        *("granite", "qwen3_moe", "phi3"),
     ],
 )
 def test_gguf_and_safetensors_hold_the_same_model(name, tiny_gguf, tiny_checkpoint):
@@ -58,6 +58,21 @@ def test_llama_3_rotary_factors_of_a_gguf_file_mean_its_scaling(
     from_gguf = load_model(tiny_gguf("llama3", add_factors), "float32").config
     for layer in from_gguf.layers:
         np.testing.assert_allclose(rotary_frequencies(*layer.mixer.rotary), scaled, rtol=1e-6)
+
+
+def test_longrope_of_a_gguf_file_is_that_of_its_config(tiny_gguf, tiny_checkpoint):
+    from_hf = load_model(tiny_checkpoint("phi4_long"), "float32")
+    from_gguf = load_model(tiny_gguf("phi4_long"), "float32")
+    assert_same_weights(from_gguf.weights, from_hf.weights)
+    for context in (8, 9):
+        found, expected = (
+            model.config.for_context(context).layers[0].mixer.rotary
+            for model in (from_gguf, from_hf)
+        )
+        frequencies = (rotary_frequencies(*found), rotary_frequencies(*expected))
+        np.testing.assert_allclose(*frequencies, rtol=1e-6)
+        assert found[0].rotary_dim(16) == expected[0].rotary_dim(16) == 12
+        np.testing.assert_allclose(found[0].amplitude, expected[0].amplitude, rtol=1e-6)
 
 
 def test_gguf_may_list_the_sliding_layers_of_gemma_3(tiny_gguf):
