@@ -19,7 +19,7 @@ from octavo.models.families.exaone import EXAONE4
 from octavo.models.families.family import Family
 from octavo.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from octavo.models.families.glm import GLM, GLM4
-from octavo.models.families.granite import GRANITE
+from octavo.models.families.granite import GRANITE, GRANITE_HYBRID
 from octavo.models.families.llama import LLAMA
 from octavo.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from octavo.models.families.mixtral import MIXTRAL
@@ -35,7 +35,7 @@ FAMILIES: tuple[Family, ...] = (
     *(LLAMA, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3),
     *(QWEN2, QWEN3, QWEN3_VL),
     *(GEMMA, GEMMA2, GEMMA3),
-    *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE, ERNIE4_5),
+    *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE, GRANITE_HYBRID, ERNIE4_5),
     *(COHERE, COHERE2, STARCODER2),
     *(QWEN3_MOE, QWEN2_MOE, MIXTRAL),
 )

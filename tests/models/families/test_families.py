@@ -30,6 +30,10 @@ NEGATIVE_BETA = {
 }
 
 
+NOT_DEFAULT = {"granitemoehybrid": {"layer_types": ["full_attention"] * 32, "num_local_experts": 0}}
+"""Of a family that is read in part, fields of the part."""
+
+
 def windows(config):
     return [layer.mixer.sliding_window for layer in config.layers]
 
@@ -44,7 +48,7 @@ def test_a_tiny_model_exists_for_every_architecture(tiny_values):
 def test_the_config_that_transformers_writes_by_default_is_read(family):
     kind = transformers.CONFIG_MAPPING[family.model_type]
     # Those of StarCoder 2 lie outside of its default vocabulary.
-    values = kind(bos_token_id=1, eos_token_id=2).to_dict()
+    values = kind(bos_token_id=1, eos_token_id=2).to_dict() | NOT_DEFAULT.get(family.model_type, {})
     config = config_from_hf(values | {"architectures": None})
     assert config.num_layers == values["num_hidden_layers"]
     named = config_from_hf(values | {"architectures": [family.architecture]})
@@ -156,11 +160,19 @@ def test_files_of_phi_name_code_that_is_not_run(tiny_values):
 def test_layers_rotate_nothing_where_their_family_says_so(tiny_values):
     rotates = {
         name: [layer.mixer.rope is not None for layer in config_from_hf(tiny_values(name)).layers]
-        for name in ("smollm3", "smollm3_sliding", "exaone4", "exaone4_whole", "cohere2")
+        for name in (
+            "smollm3",
+            "smollm3_sliding",
+            "granite4",
+            "exaone4",
+            "exaone4_whole",
+            "cohere2",
+        )
     }
     assert rotates == {
         "smollm3": [True, True, True, False],
         "smollm3_sliding": [True, False, True],
+        "granite4": [True, True],
         "exaone4": [True, True, True, False],
         "exaone4_whole": [True, True],
         "cohere2": [True, True, True, False],
@@ -181,6 +193,8 @@ def test_layers_rotate_nothing_where_their_family_says_so(tiny_values):
         ("cohere2", {"order_of_interleaved_layers": "global_attn_first"}, "global_attn_first"),
         ("starcoder2", {"norm_type": "rms_norm"}, "norm_type = 'rms_norm'"),
         ("granite", {"residual_multiplier": -1.0}, "residual_multiplier = -1.0"),
+        ("granite4", {"layer_types": ["attention", "mamba"]}, "'mamba'] is not supported"),
+        ("granite4", {"num_local_experts": 8}, "num_local_experts = 8 is not supported: 0"),
         ("glm", {"partial_rotary_factor": 0.3}, "partial_rotary_factor = 0.3"),
         ("glm", {"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
