@@ -31,5 +31,9 @@ def read(fields: ConfigFields) -> ModelConfig:
 
 
 ERNIE4_5 = family.Family(
-    architecture="Ernie4_5ForCausalLM", model_type="ernie4_5", read=read, models="ERNIE 4.5 (dense)"
+    architecture="Ernie4_5ForCausalLM",
+    model_type="ernie4_5",
+    read=read,
+    models="ERNIE 4.5 (dense)",
+    gguf="ernie4_5",
 )

@@ -83,6 +83,25 @@ class Metadata:
             )
         return int(value)
 
+    def layer_types(self, num_layers: int, every: int | None) -> dict[str, Any]:
+        """Which layers slide, as fields of a config.json: flags layer by layer, or how often one is
+        global; `every` where the key is absent.
+
+        Raises:
+            ModelLoadError: anything else.
+        """
+        key = "attention.sliding_window_pattern"
+        pattern = self.raw(key, every)
+        if isinstance(pattern, list) and len(pattern) == num_layers:
+            names = ("full_attention", "sliding_attention")
+            return {"layer_types": [names[bool(slides)] for slides in pattern]}
+        if pattern is not None and not is_integer(pattern, 1, MAX_SIZE):
+            raise ModelLoadError(
+                f"{self.where}: {self.architecture}.{key} = {shorten(pattern)} is not allowed: an "
+                f"integer of at least 1, or {num_layers} flags"
+            )
+        return {"sliding_window_pattern": pattern}
+
     def refuse_unknown(self, known: frozenset[str]) -> None:
         """Refuse any key of the architecture that is not known and not off.
 

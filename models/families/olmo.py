@@ -49,7 +49,11 @@ def _read(fields: ConfigFields, ropes: tuple[Rope, Rope], slides: list[bool]) ->
 
 
 OLMO2 = family.Family(
-    architecture="Olmo2ForCausalLM", model_type="olmo2", read=read_olmo2, models="OLMo 2"
+    architecture="Olmo2ForCausalLM",
+    model_type="olmo2",
+    read=read_olmo2,
+    models="OLMo 2",
+    gguf="olmo2",
 )
 OLMO3 = family.Family(
     architecture="Olmo3ForCausalLM", model_type="olmo3", read=read_olmo3, models="OLMo 3"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import LayerNorm, Norms
 from octavo.models.config import ModelConfig
 from octavo.models.families import family
 from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.gguf_metadata import Metadata
 from octavo.models.families.rope_fields import read_rope
 from octavo.models.stored_names import StoredNames
 
+PUBLISHED_WINDOW = 4096
 _IMPLEMENTED = {
     "attention_softmax_in_fp32": True,
     "mlp_type": "default",
@@ -42,11 +47,25 @@ def read(fields: ConfigFields) -> ModelConfig:
         bias=bias,
         gated=False,
     )
-    norms = Norms(norm=LayerNorm(eps=fields.number("norm_epsilon", default=1e-5), bias=True))
+    epsilon = fields.number("layer_norm_eps", default=1e-5)  # of a GGUF file
+    epsilon = fields.number("norm_epsilon", default=epsilon)
+    norms = Norms(norm=LayerNorm(eps=epsilon, bias=True))
     layer = family.layer(attention, mlp, norms, _STORED)
     return family.model(fields, [layer] * family.num_layers(fields), norms, tied=True)
 
 
+def _from_gguf(metadata: Metadata, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Files leave the window out, which all of its models have."""
+    del fields
+    return {"sliding_window": metadata.size("attention.sliding_window", PUBLISHED_WINDOW)}
+
+
 STARCODER2 = family.Family(
-    architecture="Starcoder2ForCausalLM", model_type="starcoder2", read=read, models="StarCoder 2"
+    architecture="Starcoder2ForCausalLM",
+    model_type="starcoder2",
+    read=read,
+    models="StarCoder 2",
+    gguf="starcoder2",
+    gguf_keys=frozenset({"attention.sliding_window"}),
+    gguf_fields=_from_gguf,
 )

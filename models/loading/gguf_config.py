@@ -27,6 +27,7 @@ _COMMON_KEYS = frozenset(
         "attention.head_count_kv",
         "attention.key_length",
         "attention.value_length",
+        "attention.layer_norm_epsilon",
         "attention.layer_norm_rms_epsilon",
         "rope.freq_base",
         "rope.dimension_count",
@@ -95,7 +96,9 @@ def config_from_gguf(
 
 def _common(keys: Metadata, has_partial_rotation: bool) -> dict[str, Any]:
     """What every architecture says in the same keys, as fields of a config.json."""
-    keys.need("attention.layer_norm_rms_epsilon", float)
+    epsilon = keys.decimal("attention.layer_norm_epsilon")
+    if epsilon is None:
+        keys.need("attention.layer_norm_rms_epsilon", float)
     hidden, num_heads = keys.size("embedding_length"), keys.size("attention.head_count")
     head_dim = keys.size("attention.key_length", max(hidden // num_heads, 1))
     for key in ("attention.value_length", "rope.dimension_count")[: 2 - has_partial_rotation]:
@@ -112,6 +115,7 @@ def _common(keys: Metadata, has_partial_rotation: bool) -> dict[str, Any]:
         "num_key_value_heads": keys.size("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
         "rms_norm_eps": keys.decimal("attention.layer_norm_rms_epsilon"),
+        "layer_norm_eps": epsilon,
         "max_position_embeddings": keys.size("context_length"),
         "rope_theta": keys.get("rope.freq_base", float, 10000.0),
     }

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from octavo.models.blocks.experts import Experts
+from octavo.models.blocks.norms import LayerNorm
 from octavo.models.families.table import GGUF_ARCHITECTURES, config_from_hf
 
 _ARCHITECTURES = {
@@ -26,6 +27,12 @@ _ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3": "gemma3",
     "qwen3_moe": "qwen3moe",
+    "ernie4_5": "ernie4_5",
+    "olmo2": "olmo2",
+    "exaone4": "exaone4",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "starcoder2": "starcoder2",
     "phi3": "phi3",
     "phi4_long": "phi3",
 }
@@ -38,6 +45,8 @@ _NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
     "self_attn.qkv_proj": "attn_qkv",
     "mlp.gate_up_proj": "ffn_up",
     "self_attn.q_norm": "attn_q_norm",
@@ -111,13 +120,17 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
         whole = [one for one in config.layers if one.mixer.sliding_window is None]
         layer = (whole or config.layers)[0]
         windows = {one.mixer.sliding_window for one in config.layers} - {None}
-        attention, rope = layer.mixer, layer.mixer.rope
+        attention = layer.mixer
+        rope = next(one.mixer.rope for one in (layer, *config.layers) if one.mixer.rope is not None)
         _add_widths(writer, layer.feed_forward)
         writer.add_head_count(attention.num_heads)
         writer.add_head_count_kv(attention.num_kv_heads)
         writer.add_key_length(attention.head_dim)
         writer.add_value_length(attention.head_dim)
-        writer.add_layer_norm_rms_eps(config.final_norm.eps)
+        if isinstance(config.final_norm, LayerNorm):
+            writer.add_layer_norm_eps(config.final_norm.eps)
+        else:
+            writer.add_layer_norm_rms_eps(config.final_norm.eps)
         writer.add_rope_freq_base(rope.theta)
         if rope.scaling is not None and rope.scaling.kind == "linear":
             writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
@@ -137,6 +150,11 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
         if architecture == "gemma2":
             writer.add_attn_logit_softcapping(attention.logit_softcap)
             writer.add_final_logit_softcapping(config.final_logit_softcap)
+        if architecture == "exaone4" and windows:
+            slides = [one.mixer.sliding_window is not None for one in config.layers]
+            writer.add_sliding_window_pattern(slides)
+        if architecture in ("command-r", "cohere2"):
+            writer.add_logit_scale(config.logit_scale)
         if architecture == "granite":
             writer.add_attention_scale(attention.scale)
             writer.add_embedding_scale(config.embedding_scale)

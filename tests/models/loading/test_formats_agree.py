@@ -32,7 +32,8 @@ def assert_same_weights(found, expected, atol=0.0):
     "name",
     [
         *("llama", "smollm2", "smollm3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
-        *("granite", "qwen3_moe", "phi3"),
+        *("granite", "qwen3_moe", "phi3", "ernie4_5", "olmo2", "exaone4"),
+        *("cohere", "cohere2", "starcoder2"),
     ],
 )
 def test_gguf_and_safetensors_hold_the_same_model(name, tiny_gguf, tiny_checkpoint):
@@ -157,7 +158,7 @@ def test_weights_read_onto_a_wider_mesh_give_the_same_logits(
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    # Fused and partly rotated; in pairs; one norm of all queries; biases in pairs; no gate.
+    # Fused and partly rotated; in pairs; one norm of all queries; biases; no gate.
     [
         *(("phi4_long", 2), ("phi4_long", 4), ("glm4", 2), ("olmo3", 2), ("olmo3", 4)),
         *(("cohere2", 3), ("starcoder2", 3)),
