@@ -4,13 +4,15 @@ Ministral 3, whose queries grow with their positions."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.config import ModelConfig
 from octavo.models.families import family
 from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.gguf_metadata import Metadata
 from octavo.models.families.rope_fields import read_rope
 
 
@@ -45,6 +47,14 @@ def _read(
     return family.model(fields, layers, norms)
 
 
+def _ministral3_from_gguf(metadata: Metadata, fields: Mapping[str, Any]) -> dict[str, Any]:
+    beta = metadata.decimal("attention.temperature_scale")
+    scaling = fields["rope_scaling"]
+    if not beta or scaling is None:
+        return {}
+    return {"rope_scaling": {**scaling, "llama_4_scaling_beta": beta}}
+
+
 _DEFAULTS = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -70,6 +80,10 @@ MINISTRAL3 = family.Family(
     model_type="ministral3",
     read=read_ministral3,
     models="Ministral 3",
+    gguf="mistral3",
+    gguf_pairs=True,
+    gguf_keys=frozenset({"attention.temperature_scale"}),
+    gguf_fields=_ministral3_from_gguf,
     defaults=_DEFAULTS
     | {
         "vocab_size": 131072,

@@ -54,7 +54,7 @@ _BASES = _CLASSIFIERS | {
 """Architectures without an output layer, as embedding models are often saved, too."""
 _MODEL_TYPES = {family.model_type: family for family in FAMILIES}
 GGUF_ARCHITECTURES = {family.gguf: family for family in FAMILIES if family.gguf is not None}
-"""`general.architecture` of a GGUF file -> its family."""
+"""`general.architecture` of a GGUF file -> its family (of two that share it, the one for both)."""
 
 
 def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:

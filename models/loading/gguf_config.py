@@ -41,6 +41,15 @@ _COMMON_KEYS = frozenset(
     }
 )
 
+_YARN_KEYS = frozenset(
+    {
+        "rope.scaling.yarn_attn_factor",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_log_multiplier",
+    }
+)
+
 
 def config_from_gguf(
     metadata: Mapping[str, Any],
@@ -75,7 +84,8 @@ def config_from_gguf(
         )
     family = GGUF_ARCHITECTURES[architecture]
     keys = Metadata(metadata, architecture, where)
-    keys.refuse_unknown(_COMMON_KEYS | family.gguf_keys)
+    of_yarn = _YARN_KEYS if keys.raw("rope.scaling.type") == "yarn" else frozenset()
+    keys.refuse_unknown(_COMMON_KEYS | family.gguf_keys | of_yarn)
     common = _common(keys, has_partial_rotation="rope.dimension_count" in family.gguf_keys) | {
         "vocab_size": vocab_rows,
         "tie_word_embeddings": tied,
@@ -83,11 +93,8 @@ def config_from_gguf(
         "eos_token_id": list(_eos_token_ids(metadata, where)),
         "dtype": checkpoint_dtype,
     }
-    scaling = _linear_factor(keys, has_factors=bool(rope_factors or any(longrope)))
-    if any(longrope):
-        common["rope_scaling"] = _longrope(keys, *longrope)
-    elif scaling is not None:
-        common["rope_scaling"] = {"rope_type": "linear", "factor": scaling}
+    if not rope_factors:  # which say the whole scaling
+        common["rope_scaling"] = _rope_scaling(keys, longrope)
     fields = ConfigFields(common | family.gguf_fields(keys, common), where=where)
     config = family.read(fields)
     fields.refuse_unread()
@@ -121,29 +128,38 @@ def _common(keys: Metadata, has_partial_rotation: bool) -> dict[str, Any]:
     }
 
 
-def _longrope(keys: Metadata, short: tuple[float, ...], long: tuple[float, ...]) -> dict[str, Any]:
-    """A `rope_scaling` of a config.json."""
-    return {
-        "rope_type": "longrope",
-        "short_factor": list(short),
-        "long_factor": list(long),
-        "original_max_position_embeddings": keys.size("rope.scaling.original_context_length"),
-        "attention_factor": keys.decimal("rope.scaling.attn_factor"),
-    }
-
-
-def _linear_factor(keys: Metadata, has_factors: bool) -> float | None:
-    """The divisor of all rotary frequencies; None where there is none, or factors replace it."""
+def _rope_scaling(
+    keys: Metadata, longrope: tuple[tuple[float, ...], tuple[float, ...]]
+) -> dict[str, Any] | None:
+    """A `rope_scaling` of a config.json; None where there is none."""
     kind = keys.get("rope.scaling.type", str, "none")
-    factor = keys.get("rope.scaling.factor", float) or keys.get("rope.scale_linear", float)
-    if has_factors:
-        return None
+    factor = keys.decimal("rope.scaling.factor") or keys.decimal("rope.scale_linear")
+    original = {"original_max_position_embeddings": "rope.scaling.original_context_length"}
+    if any(longrope):
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(longrope[0]),
+            "long_factor": list(longrope[1]),
+            "attention_factor": keys.decimal("rope.scaling.attn_factor"),
+        } | {field: keys.size(key) for field, key in original.items()}
     if kind == "linear" or (kind == "none" and factor not in (None, 1.0)):
-        return factor or 1.0
-    if kind != "none":
+        return {"rope_type": "linear", "factor": factor or 1.0}
+    if kind == "yarn":
+        # A scale of all dimensions stands beside one of rotated ones, which is 1.
+        of_all = keys.decimal("rope.scaling.yarn_log_multiplier")
+        return {
+            "rope_type": "yarn",
+            "factor": factor,
+            "attention_factor": keys.decimal("rope.scaling.yarn_attn_factor"),
+            "beta_fast": keys.decimal("rope.scaling.yarn_beta_fast"),
+            "beta_slow": keys.decimal("rope.scaling.yarn_beta_slow"),
+            "mscale": 1.0 if of_all else None,
+            "mscale_all_dim": of_all,
+        } | {field: keys.size(key) for field, key in original.items()}
+    if kind not in ("none", "longrope"):
         raise UnsupportedModelError(
             f"{keys.where}: {keys.architecture}.rope.scaling.type = {shorten(kind)} "
-            "is not supported: none or linear"
+            "is not supported: none, linear, yarn or longrope"
         )
     return None
 

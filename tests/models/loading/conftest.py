@@ -28,7 +28,9 @@ _ARCHITECTURES = {
     "gemma3": "gemma3",
     "qwen3_moe": "qwen3moe",
     "ernie4_5": "ernie4_5",
+    "ministral3": "mistral3",
     "olmo2": "olmo2",
+    "olmo3": "olmo2",
     "exaone4": "exaone4",
     "cohere": "command-r",
     "cohere2": "cohere2",
@@ -100,6 +102,21 @@ def _add_widths(writer: gguf.GGUFWriter, feed_forward: Any) -> None:
         writer.add_expert_feed_forward_length(feed_forward.intermediate_size)
 
 
+def _add_yarn(writer: gguf.GGUFWriter, values: dict[str, Any]) -> None:
+    scaling = values.get("rope_parameters") or values["rope_scaling"]
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(scaling["factor"])
+    writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
+    writer.add_rope_scaling_yarn_beta_slow(scaling["beta_slow"])
+    if "attention_factor" in scaling:
+        writer.add_rope_scaling_yarn_attn_factor(scaling["attention_factor"])
+    if "mscale_all_dim" in scaling:
+        writer.add_rope_scaling_yarn_log_mul(scaling["mscale_all_dim"])
+    if "llama_4_scaling_beta" in scaling:
+        writer.add_attn_temperature_scale(scaling["llama_4_scaling_beta"])
+
+
 @pytest.fixture
 def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[..., Path]:
     """Name -> a GGUF file in float32 (or with matrices of another type where rows allow)."""
@@ -139,6 +156,8 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
             writer.add_sliding_window(window)
         if rope.fraction != 1.0:
             writer.add_rope_dimension_count(rope.rotary_dim(attention.head_dim))
+        if rope.scaling is not None and rope.scaling.kind == "yarn":
+            _add_yarn(writer, tiny_values(name))
         if rope.scaling is not None and rope.scaling.kind == "longrope":
             writer.add_rope_scaling_orig_ctx_len(rope.scaling.original_max_position)
             writer.add_rope_scaling_attn_factors(rope.amplitude)
@@ -150,7 +169,7 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
         if architecture == "gemma2":
             writer.add_attn_logit_softcapping(attention.logit_softcap)
             writer.add_final_logit_softcapping(config.final_logit_softcap)
-        if architecture == "exaone4" and windows:
+        if architecture in ("exaone4", "olmo2") and windows:
             slides = [one.mixer.sliding_window is not None for one in config.layers]
             writer.add_sliding_window_pattern(slides)
         if architecture in ("command-r", "cohere2"):

@@ -32,8 +32,8 @@ def assert_same_weights(found, expected, atol=0.0):
     "name",
     [
         *("llama", "smollm2", "smollm3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
-        *("granite", "qwen3_moe", "phi3", "ernie4_5", "olmo2", "exaone4"),
-        *("cohere", "cohere2", "starcoder2"),
+        *("granite", "qwen3_moe", "phi3", "ernie4_5", "olmo2", "olmo3", "exaone4"),
+        *("cohere", "cohere2", "starcoder2", "ministral3"),
     ],
 )
 def test_gguf_and_safetensors_hold_the_same_model(name, tiny_gguf, tiny_checkpoint):
