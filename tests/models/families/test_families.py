@@ -152,6 +152,17 @@ def test_old_names_of_longrope_mean_it_in_phi_3(tiny_values):
         assert config_from_hf(renamed) == config_from_hf(values)
 
 
+def test_a_ministral_3_that_says_no_rotary_embedding_has_that_of_published_ones(tiny_values):
+    values = tiny_values("ministral3")
+    del values["rope_parameters"]
+    rope = config_from_hf(values).layers[0].mixer.rope
+    written = transformers.Ministral3Config(num_hidden_layers=1).to_dict()
+    expected = config_from_hf(written | {"architectures": ["Ministral3ForCausalLM"]})
+    assert rope == expected.layers[0].mixer.rope
+    plain = values | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    assert config_from_hf(plain).layers[0].mixer.rope.scaling.kind == "linear"
+
+
 def test_files_of_phi_name_code_that_is_not_run(tiny_values):
     values, code = tiny_values("phi3"), {"AutoConfig": "configuration_phi3.Phi3Config"}
     assert config_from_hf(values | {"auto_map": code}) == config_from_hf(values)
