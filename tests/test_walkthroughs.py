@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,9 @@ from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.simulate import simulate
 from octavo.engine.simulation.step_time import ConstantStepTime
 from octavo.engine.simulation.workloads.traffic import Arrival
+from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.ernie4_5 import ERNIE4_5
+from octavo.models.families.table import FAMILIES, config_from_hf
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ROOT / "docs" / "walkthroughs"
@@ -50,6 +54,23 @@ def test_the_kernel_computes_what_its_reference_does(dtype) -> None:
     assert got.dtype == x.dtype
     np.testing.assert_array_equal(got, names["bias_silu_reference"](x, bias))
     assert np.abs(np.asarray(got - x, np.float32)).max() > 0.1
+
+
+def test_the_family_is_the_one_file_that_the_page_shows() -> None:
+    page = (PAGES / "add-a-model-family.md").read_text("utf-8")
+    [shown] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert shown == (ROOT / "models/families/ernie4_5.py").read_text("utf-8")
+    assert FAMILIES.count(ERNIE4_5) == 1
+    elsewhere = [
+        path.name
+        for folder in ("engine", "models", "server")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"\bernie4_5\b", path.read_text("utf-8"), re.IGNORECASE)
+    ]
+    assert sorted(elsewhere) == ["ernie4_5.py", "table.py"]
+    tiny = json.loads((ROOT / "tests/golden/tiny_configs.json").read_text("utf-8"))
+    layers = code_of("add-a-model-family.md")["read"](ConfigFields(tiny["ernie4_5"])).layers
+    assert layers == config_from_hf(tiny["ernie4_5"]).layers
 
 
 def test_the_field_is_in_every_place_of_the_table_and_in_the_tests() -> None:

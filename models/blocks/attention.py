@@ -359,7 +359,7 @@ def _fused(a: Attention, kind: str, *inputs: int) -> FusedHeads:
             name=f"self_attn.{name}_proj.{kind}",
             gguf=f"attn_{name}.{kind}",
             shape=(num_heads * a.head_dim, *inputs),
-            rotary_dim=None if name == "v" or a.rope is None else a.head_dim,
+            rotary_dim=None if name == "v" else a.head_dim,
             order=None if name == "v" else a.stored_order,
         )
 

@@ -3,6 +3,9 @@ slide, the others rotate nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from octavo.engine.errors import UnsupportedModelError, shorten
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.norms import Norms, RMSNorm
@@ -10,7 +13,10 @@ from octavo.models.checks import MAX_SIZE, is_integer
 from octavo.models.config import ModelConfig
 from octavo.models.families import family
 from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.gguf_metadata import Metadata
 from octavo.models.families.rope_fields import read_rope
+
+DEFAULT_EVERY = 4
 
 
 def read(fields: ConfigFields) -> ModelConfig:
@@ -39,7 +45,7 @@ def read(fields: ConfigFields) -> ModelConfig:
 def _every(fields: ConfigFields, pattern: object) -> int:
     """Of so many layers the last is global, of a file that does not say it layer by layer."""
     if pattern is None:
-        return 4
+        return DEFAULT_EVERY
     if isinstance(pattern, str) and pattern and pattern == "L" * (len(pattern) - 1) + "G":
         return len(pattern)
     if isinstance(pattern, int) and is_integer(pattern, 1, MAX_SIZE):
@@ -50,6 +56,19 @@ def _every(fields: ConfigFields, pattern: object) -> int:
     )
 
 
+def _from_gguf(metadata: Metadata, fields: Mapping[str, Any]) -> dict[str, Any]:
+    window = metadata.get("attention.sliding_window", int) or None
+    every = None if window is None else DEFAULT_EVERY
+    types = metadata.layer_types(fields["num_hidden_layers"], every)
+    return {"sliding_window": window, **types}
+
+
 EXAONE4 = family.Family(
-    architecture="Exaone4ForCausalLM", model_type="exaone4", read=read, models="EXAONE 4"
+    architecture="Exaone4ForCausalLM",
+    model_type="exaone4",
+    read=read,
+    models="EXAONE 4",
+    gguf="exaone4",
+    gguf_keys=frozenset({"attention.sliding_window", "attention.sliding_window_pattern"}),
+    gguf_fields=_from_gguf,
 )

@@ -48,6 +48,7 @@ class Family:
         names_own_code: its files often name code of theirs (`auto_map`), which computes what the
             architecture's name stands for. It is never run; of other families it is refused.
         gguf: `general.architecture` of its GGUF files; None where none are read.
+        gguf_pairs: such files store queries and keys for rotary embeddings of adjacent pairs.
         gguf_keys: keys of such files beyond the common ones, without the architecture's prefix.
         gguf_fields: from a GGUF's metadata, and the config.json fields that follow from the common
             keys, to the further ones that `read` reads.
@@ -61,6 +62,7 @@ class Family:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     names_own_code: bool = False
     gguf: str | None = None
+    gguf_pairs: bool = False
     gguf_keys: frozenset[str] = frozenset()
     gguf_fields: Callable[[Metadata, Mapping[str, Any]], dict[str, Any]] = _no_more_fields
 

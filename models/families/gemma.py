@@ -7,11 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.engine.errors import ModelLoadError, shorten
+from octavo.engine.errors import ModelLoadError
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
-from octavo.models.checks import MAX_SIZE, is_integer
 from octavo.models.config import ModelConfig
 from octavo.models.families import family
 from octavo.models.families.config_fields import ConfigFields
@@ -140,22 +139,8 @@ def _gemma3_from_gguf(metadata: Metadata, fields: Mapping[str, Any]) -> dict[str
         "rope_local_base_freq": metadata.get("rope.freq_base_swa", float, 10000.0),
         "attn_logit_softcapping": metadata.get("attn_logit_softcapping", float),
         "final_logit_softcapping": metadata.get("final_logit_softcapping", float),
-        **_gguf_pattern(metadata, fields["num_hidden_layers"]),
+        **metadata.layer_types(fields["num_hidden_layers"], GEMMA3_GLOBAL_EVERY),
     }
-
-
-def _gguf_pattern(metadata: Metadata, num_layers: int) -> dict[str, Any]:
-    """Every sixth layer is global, unless a key says how often or, layer by layer, which."""
-    pattern = metadata.raw("attention.sliding_window_pattern", GEMMA3_GLOBAL_EVERY)
-    if isinstance(pattern, list) and len(pattern) == num_layers:
-        names = ("full_attention", "sliding_attention")
-        return {"layer_types": [names[bool(slides)] for slides in pattern]}
-    if not is_integer(pattern, 1, MAX_SIZE):
-        raise ModelLoadError(
-            f"{metadata.where}: gemma3.attention.sliding_window_pattern = {shorten(pattern)} "
-            f"is not allowed: an integer of at least 1, or {num_layers} flags"
-        )
-    return {"sliding_window_pattern": pattern}
 
 
 _GGUF_KEYS = frozenset(

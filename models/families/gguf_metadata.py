@@ -45,6 +45,16 @@ class Metadata:
             )
         return value
 
+    def decimal(self, key: str, default: float | None = None) -> float | None:
+        """A float32, read as the short decimal that it was written from: 1e-5, not
+        9.99999974738e-06; `default` when absent.
+
+        Raises:
+            ModelLoadError: of another type.
+        """
+        value = self.get(key, float)
+        return default if value is None else float(f"{value:.7g}")
+
     def need(self, key: str, kind: type) -> Any:
         """A value of one type.
 
@@ -72,6 +82,25 @@ class Metadata:
                 f"an integer from 1 to {high}"
             )
         return int(value)
+
+    def layer_types(self, num_layers: int, every: int | None) -> dict[str, Any]:
+        """Which layers slide, as fields of a config.json: flags layer by layer, or how often one is
+        global; `every` where the key is absent.
+
+        Raises:
+            ModelLoadError: anything else.
+        """
+        key = "attention.sliding_window_pattern"
+        pattern = self.raw(key, every)
+        if isinstance(pattern, list) and len(pattern) == num_layers:
+            names = ("full_attention", "sliding_attention")
+            return {"layer_types": [names[bool(slides)] for slides in pattern]}
+        if pattern is not None and not is_integer(pattern, 1, MAX_SIZE):
+            raise ModelLoadError(
+                f"{self.where}: {self.architecture}.{key} = {shorten(pattern)} is not allowed: an "
+                f"integer of at least 1, or {num_layers} flags"
+            )
+        return {"sliding_window_pattern": pattern}
 
     def refuse_unknown(self, known: frozenset[str]) -> None:
         """Refuse any key of the architecture that is not known and not off.

@@ -36,4 +36,5 @@ LLAMA = family.Family(
         "max_position_embeddings": 2048,
     },
     gguf="llama",
+    gguf_pairs=True,
 )

@@ -4,45 +4,65 @@ Ministral 3, whose queries grow with their positions."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
 
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.config import ModelConfig
 from octavo.models.families import family
 from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.gguf_metadata import Metadata
 from octavo.models.families.rope_fields import read_rope
+from octavo.models.rope import Rope
 
 
 def read(fields: ConfigFields) -> ModelConfig:
     """A Mistral of a config.json's fields."""
-    return _read(fields, lambda: [True] * family.num_layers(fields))
+    return _read(fields, read_rope(fields), [True] * family.num_layers(fields))
 
 
 def read_ministral(fields: ConfigFields) -> ModelConfig:
     """A Ministral of a config.json's fields."""
-    return _read(fields, lambda: family.slides(fields, lambda layer: True))
+    return _read(fields, read_rope(fields), family.slides(fields, lambda layer: True))
 
 
 def read_ministral3(fields: ConfigFields) -> ModelConfig:
     """A Ministral 3 of a config.json's fields."""
-    slides = lambda: [True] * family.num_layers(fields)  # noqa: E731
-    return _read(fields, slides, has_temperature=True)
+    rope = read_rope(fields, default=_YARN, has_temperature=True)
+    return _read(fields, rope, [True] * family.num_layers(fields))
 
 
-def _read(
-    fields: ConfigFields, slides: Callable[[], list[bool]], has_temperature: bool = False
-) -> ModelConfig:
+def _read(fields: ConfigFields, rope: Rope, slides: list[bool]) -> ModelConfig:
     """What they share; `slides` says which layers have the window, if there is one."""
-    plain = Attention(
-        **family.heads(fields), rope=read_rope(fields, has_temperature=has_temperature)
-    )
+    plain = Attention(**family.heads(fields), rope=rope)
     window = fields.size("sliding_window", default=None)
     sliding = dataclasses.replace(plain, sliding_window=window)
     mlp = family.gated_mlp(fields)
     norms = Norms(norm=RMSNorm(eps=family.epsilon(fields)))
-    layers = [family.layer(sliding if slide else plain, mlp, norms) for slide in slides()]
+    layers = [family.layer(sliding if slide else plain, mlp, norms) for slide in slides]
     return family.model(fields, layers, norms)
+
+
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+"""The rotary embedding of a Ministral 3 that says none."""
+
+
+def _ministral3_from_gguf(metadata: Metadata, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Files of Mistral Small 3 say that they are Ministral 3, too, and have none of this."""
+    beta = metadata.decimal("attention.temperature_scale")
+    scaling = fields.get("rope_scaling") or {"rope_type": "default"}
+    return {"rope_scaling": {**scaling, "llama_4_scaling_beta": beta}}
 
 
 _DEFAULTS = {
@@ -70,6 +90,10 @@ MINISTRAL3 = family.Family(
     model_type="ministral3",
     read=read_ministral3,
     models="Ministral 3",
+    gguf="mistral3",
+    gguf_pairs=True,
+    gguf_keys=frozenset({"attention.temperature_scale"}),
+    gguf_fields=_ministral3_from_gguf,
     defaults=_DEFAULTS
     | {
         "vocab_size": 131072,
@@ -77,16 +101,5 @@ MINISTRAL3 = family.Family(
         "head_dim": 128,
         "max_position_embeddings": 262144,
         "rms_norm_eps": 1e-5,
-        "rope_parameters": {
-            "rope_type": "yarn",
-            "rope_theta": 1_000_000.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 16384,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "mscale_all_dim": 1.0,
-            "mscale": 1.0,
-            "llama_4_scaling_beta": 0.1,
-        },
     },
 )

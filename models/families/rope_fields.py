@@ -24,6 +24,7 @@ def read_rope(
     fields: ConfigFields,
     default_theta: float = DEFAULT_THETA,
     *,
+    default: Mapping[str, Any] | None = None,
     fraction: float | None = None,
     pairs: bool = False,
     has_temperature: bool = False,
@@ -34,6 +35,7 @@ def read_rope(
 
     Args:
         default_theta: what an absent `rope_theta` means.
+        default: what is said where neither `rope_parameters` nor `rope_scaling` are there.
         fraction: what an absent `partial_rotary_factor` means; None if it must be 1.
         pairs: of `Rope`.
         has_temperature: whether the family's attention has one, by position.
@@ -52,7 +54,8 @@ def read_rope(
     else:
         fraction = fields.number("partial_rotary_factor", default=fraction)
     reader = _Reader(fields, theta, fraction, pairs, has_temperature, renamed or {}, ignored)
-    return reader.read(parameters if parameters is not None else scaling)
+    said = parameters if parameters is not None else scaling
+    return reader.read(default if said is None else said)
 
 
 def read_rope_by_kind(

@@ -24,6 +24,7 @@ def read(fields: ConfigFields) -> ModelConfig:
         qkv_bias=bias,
         out_bias=bias,
     )
+    fields.ignore("max_window_layers")  # read by nothing: flags say which layers slide
     rotated = _rotated(fields)
     window = fields.size("sliding_window", default=None)
     if not fields.boolean("use_sliding_window", default=False):
@@ -59,5 +60,10 @@ def _rotated(fields: ConfigFields) -> list[bool]:
 
 
 SMOLLM3 = family.Family(
-    architecture="SmolLM3ForCausalLM", model_type="smollm3", read=read, models="SmolLM3"
+    architecture="SmolLM3ForCausalLM",
+    model_type="smollm3",
+    read=read,
+    models="SmolLM3",
+    gguf="smollm3",  # whose files say nothing of layers: every fourth rotates nothing
+    gguf_pairs=True,
 )

@@ -15,13 +15,14 @@ from octavo.models.families.cohere import COHERE, COHERE2
 from octavo.models.families.composite import COMPOSITES, text_fields
 from octavo.models.families.config_fields import ConfigFields
 from octavo.models.families.ernie import ERNIE4_5_MOE
+from octavo.models.families.ernie4_5 import ERNIE4_5
 from octavo.models.families.exaone import EXAONE4
 from octavo.models.families.family import Family
 from octavo.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from octavo.models.families.glm import GLM, GLM4
 from octavo.models.families.glm_moe import GLM4_MOE
 from octavo.models.families.gpt_oss import GPT_OSS
-from octavo.models.families.granite import GRANITE
+from octavo.models.families.granite import GRANITE, GRANITE_HYBRID
 from octavo.models.families.llama import LLAMA
 from octavo.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from octavo.models.families.mixtral import MINIMAX_M2, MIXTRAL
@@ -37,7 +38,7 @@ FAMILIES: tuple[Family, ...] = (
     *(LLAMA, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3),
     *(QWEN2, QWEN3, QWEN3_VL),
     *(GEMMA, GEMMA2, GEMMA3),
-    *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE),
+    *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE, GRANITE_HYBRID, ERNIE4_5),
     *(COHERE, COHERE2, STARCODER2),
     *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, MINIMAX_M2, OLMOE, GLM4_MOE, ERNIE4_5_MOE, GPT_OSS),
 )
@@ -56,7 +57,7 @@ _BASES = _CLASSIFIERS | {
 """Architectures without an output layer, as embedding models are often saved, too."""
 _MODEL_TYPES = {family.model_type: family for family in FAMILIES}
 GGUF_ARCHITECTURES = {family.gguf: family for family in FAMILIES if family.gguf is not None}
-"""`general.architecture` of a GGUF file -> its family."""
+"""`general.architecture` of a GGUF file -> its family (of two that share it, the one for both)."""
 
 
 def config_from_hf(values: Mapping[str, Any]) -> ModelConfig:

@@ -12,6 +12,7 @@ from gguf.quants import dequantize
 
 from octavo.engine.errors import ModelLoadError
 from octavo.models.config import ModelConfig
+from octavo.models.families.table import GGUF_ARCHITECTURES
 from octavo.models.loading.aligned import aligned_empty
 from octavo.models.loading.gguf_blocks import BLOCK_TYPES, read_blocks
 from octavo.models.loading.gguf_config import config_from_gguf
@@ -21,13 +22,11 @@ from octavo.models.tensor_layouts import Index
 from octavo.pallas_kernels.cpu.block_quantized_linear import Blocks, BlockType
 
 ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """One divisor a rotary frequency; part of the configuration here, not a weight."""
 
 MAX_ROPE_FACTORS = 1 << 12
 """Most divisors that are read to compare them with the heads: half of the widest head."""
-_INTERLEAVED_ARCHITECTURES = ("llama",)
-"""Their Q and K rows are stored for rotary embeddings of adjacent pairs, not of halves."""
-
 _CHUNK_BYTES = 1 << 18
 """Bytes converted at a time: enough to amortize the call, few enough to stay in cache."""
 
@@ -51,13 +50,17 @@ class GGUFSource:
         self.file = GGUFFile(path)
         self.metadata = self.file.metadata
         tensors = dict(self.file.tensors)
-        factors = tensors.pop(ROPE_FACTORS, None)
+        factors, long_factors, short_factors = (
+            self._rope_factors(tensors.pop(name, None))
+            for name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
+        )
         self.config: ModelConfig = config_from_gguf(
             self.file.metadata,
             where=str(path),
             vocab_rows=_num_rows(tensors.get("token_embd.weight")),
             tied="output.weight" not in tensors,
-            rope_factors=() if factors is None else self._rope_factors(factors),
+            rope_factors=factors,
+            longrope=(short_factors, long_factors),
             checkpoint_dtype=_checkpoint_dtype(tensors),
         )
         architecture = self.file.metadata["general.architecture"]
@@ -77,7 +80,7 @@ class GGUFSource:
                 parts = ((name, expected[name][0].expert) for name in names if name in expected)
                 self._experts |= {name: part for name, part in parts if part is not None}
         self._rotary_dims: dict[str, int] = {}
-        if architecture in _INTERLEAVED_ARCHITECTURES:
+        if GGUF_ARCHITECTURES[architecture].gguf_pairs:
             self._rotary_dims = {
                 name: tensor.rotary_dim
                 for name, (tensor, _) in expected.items()
@@ -125,10 +128,12 @@ class GGUFSource:
         rows = slice(first + index[0].start, first + index[0].stop)
         return replace(tensor, shape=(num_experts * num_rows, width)), (rows, index[1])
 
-    def _rope_factors(self, tensor: GGUFTensor) -> tuple[float, ...]:
+    def _rope_factors(self, tensor: GGUFTensor | None) -> tuple[float, ...]:
+        if tensor is None:
+            return ()
         if math.prod(tensor.shape) > MAX_ROPE_FACTORS:
             raise ModelLoadError(
-                f"{self.file.path}: {ROPE_FACTORS} of shape {tensor.shape} is not allowed: "
+                f"{self.file.path}: {tensor.name} of shape {tensor.shape} is not allowed: "
                 f"at most {MAX_ROPE_FACTORS} numbers"
             )
         return tuple(self._dequantized(tensor).reshape(-1).tolist())

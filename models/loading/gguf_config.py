@@ -27,6 +27,7 @@ _COMMON_KEYS = frozenset(
         "attention.head_count_kv",
         "attention.key_length",
         "attention.value_length",
+        "attention.layer_norm_epsilon",
         "attention.layer_norm_rms_epsilon",
         "rope.freq_base",
         "rope.dimension_count",
@@ -40,6 +41,15 @@ _COMMON_KEYS = frozenset(
     }
 )
 
+_YARN_KEYS = frozenset(
+    {
+        "rope.scaling.yarn_attn_factor",
+        "rope.scaling.yarn_beta_fast",
+        "rope.scaling.yarn_beta_slow",
+        "rope.scaling.yarn_log_multiplier",
+    }
+)
+
 
 def config_from_gguf(
     metadata: Mapping[str, Any],
@@ -48,6 +58,7 @@ def config_from_gguf(
     vocab_rows: int,
     tied: bool,
     rope_factors: tuple[float, ...] = (),
+    longrope: tuple[tuple[float, ...], tuple[float, ...]] = ((), ()),
     checkpoint_dtype: str = "bfloat16",
 ) -> ModelConfig:
     """The model that a GGUF file describes.
@@ -58,6 +69,7 @@ def config_from_gguf(
         vocab_rows: rows of its embedding.
         tied: whether it has no output matrix of its own.
         rope_factors: its divisors of rotary frequencies, if it has them.
+        longrope: those of short and of long contexts, if it has them.
         checkpoint_dtype: see `ModelConfig`.
 
     Raises:
@@ -72,28 +84,31 @@ def config_from_gguf(
         )
     family = GGUF_ARCHITECTURES[architecture]
     keys = Metadata(metadata, architecture, where)
-    keys.refuse_unknown(_COMMON_KEYS | family.gguf_keys)
-    common = _common(keys) | {
+    of_yarn = _YARN_KEYS if keys.raw("rope.scaling.type") == "yarn" else frozenset()
+    keys.refuse_unknown(_COMMON_KEYS | family.gguf_keys | of_yarn)
+    common = _common(keys, has_partial_rotation="rope.dimension_count" in family.gguf_keys) | {
         "vocab_size": vocab_rows,
         "tie_word_embeddings": tied,
         "bos_token_id": _token_id(metadata, "tokenizer.ggml.bos_token_id", where),
         "eos_token_id": list(_eos_token_ids(metadata, where)),
         "dtype": checkpoint_dtype,
     }
-    scaling = _linear_factor(keys, has_factors=bool(rope_factors))
-    if scaling is not None:
-        common["rope_scaling"] = {"rope_type": "linear", "factor": scaling}
+    if not rope_factors:  # which say the whole scaling
+        common["rope_scaling"] = _rope_scaling(keys, longrope)
     fields = ConfigFields(common | family.gguf_fields(keys, common), where=where)
     config = family.read(fields)
     fields.refuse_unread()
     return _with_factors(config, common["rope_theta"], rope_factors) if rope_factors else config
 
 
-def _common(keys: Metadata) -> dict[str, Any]:
+def _common(keys: Metadata, has_partial_rotation: bool) -> dict[str, Any]:
     """What every architecture says in the same keys, as fields of a config.json."""
+    epsilon = keys.decimal("attention.layer_norm_epsilon")
+    if epsilon is None:
+        keys.need("attention.layer_norm_rms_epsilon", float)
     hidden, num_heads = keys.size("embedding_length"), keys.size("attention.head_count")
     head_dim = keys.size("attention.key_length", max(hidden // num_heads, 1))
-    for key in ("attention.value_length", "rope.dimension_count"):
+    for key in ("attention.value_length", "rope.dimension_count")[: 2 - has_partial_rotation]:
         if keys.get(key, int, head_dim) != head_dim:
             raise UnsupportedModelError(
                 f"{keys.where}: {keys.architecture}.{key} = {keys.get(key, int)} is not supported: "
@@ -106,24 +121,45 @@ def _common(keys: Metadata) -> dict[str, Any]:
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.size("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
-        "rms_norm_eps": _decimal(keys.need("attention.layer_norm_rms_epsilon", float)),
+        "rms_norm_eps": keys.decimal("attention.layer_norm_rms_epsilon"),
+        "layer_norm_eps": epsilon,
         "max_position_embeddings": keys.size("context_length"),
         "rope_theta": keys.get("rope.freq_base", float, 10000.0),
     }
 
 
-def _linear_factor(keys: Metadata, has_factors: bool) -> float | None:
-    """The divisor of all rotary frequencies; None where there is none, or factors replace it."""
+def _rope_scaling(
+    keys: Metadata, longrope: tuple[tuple[float, ...], tuple[float, ...]]
+) -> dict[str, Any] | None:
+    """A `rope_scaling` of a config.json; None where there is none."""
     kind = keys.get("rope.scaling.type", str, "none")
-    factor = keys.get("rope.scaling.factor", float) or keys.get("rope.scale_linear", float)
-    if has_factors:
-        return None
+    factor = keys.decimal("rope.scaling.factor") or keys.decimal("rope.scale_linear")
+    original = {"original_max_position_embeddings": "rope.scaling.original_context_length"}
+    if any(longrope):
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(longrope[0]),
+            "long_factor": list(longrope[1]),
+            "attention_factor": keys.decimal("rope.scaling.attn_factor"),
+        } | {field: keys.size(key) for field, key in original.items()}
     if kind == "linear" or (kind == "none" and factor not in (None, 1.0)):
-        return factor or 1.0
-    if kind != "none":
+        return {"rope_type": "linear", "factor": factor or 1.0}
+    if kind == "yarn":
+        # A scale of all dimensions stands beside one of rotated ones, which is 1.
+        of_all = keys.decimal("rope.scaling.yarn_log_multiplier")
+        return {
+            "rope_type": "yarn",
+            "factor": factor,
+            "attention_factor": keys.decimal("rope.scaling.yarn_attn_factor"),
+            "beta_fast": keys.decimal("rope.scaling.yarn_beta_fast"),
+            "beta_slow": keys.decimal("rope.scaling.yarn_beta_slow"),
+            "mscale": 1.0 if of_all else None,
+            "mscale_all_dim": of_all,
+        } | {field: keys.size(key) for field, key in original.items()}
+    if kind not in ("none", "longrope"):
         raise UnsupportedModelError(
             f"{keys.where}: {keys.architecture}.rope.scaling.type = {shorten(kind)} "
-            "is not supported: none or linear"
+            "is not supported: none, linear, yarn or longrope"
         )
     return None
 
@@ -142,11 +178,6 @@ def _with_factors(config: ModelConfig, theta: float, factors: tuple[float, ...])
             layer = dataclasses.replace(layer, mixer=mixer)
         layers.append(layer)
     return dataclasses.replace(config, layers=tuple(layers))
-
-
-def _decimal(value: float) -> float:
-    """A float32 read as the short decimal it was written from: 1e-5, not 9.99999974738e-06."""
-    return float(f"{value:.7g}")
 
 
 def _token_id(metadata: Mapping[str, Any], key: str, where: str) -> int | None:

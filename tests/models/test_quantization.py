@@ -23,7 +23,7 @@ def leaves(weights: Any) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path), leaf) for path, leaf in found]
 
 
-@pytest.mark.parametrize("name", ["gemma3", "mixtral"])
+@pytest.mark.parametrize("name", ["gemma3", "mixtral", "starcoder2"])
 @pytest.mark.parametrize("quantization", ["int8", "fp8"])
 def test_logits_stay_near_those_of_the_whole_model(
     tiny_checkpoint: Any, tokens: np.ndarray, run_model: Any, quantization: str, name: str

@@ -30,6 +30,10 @@ NEGATIVE_BETA = {
 }
 
 
+NOT_DEFAULT = {"granitemoehybrid": {"layer_types": ["full_attention"] * 32, "num_local_experts": 0}}
+"""Of a family that is read in part, fields of the part."""
+
+
 def windows(config):
     return [layer.mixer.sliding_window for layer in config.layers]
 
@@ -47,6 +51,7 @@ def test_the_config_that_transformers_writes_by_default_is_read(family):
     # is no even number.
     heads = {"head_dim": 128} if family.model_type == "glm4_moe" else {}
     values = kind(bos_token_id=1, eos_token_id=2, **heads).to_dict()
+    values |= NOT_DEFAULT.get(family.model_type, {})
     config = config_from_hf(values | {"architectures": None})
     assert config.num_layers == values["num_hidden_layers"]
     named = config_from_hf(values | {"architectures": [family.architecture]})
@@ -101,11 +106,64 @@ def test_the_frequencies_that_turn_most_are_kept_by_yarn(tiny_values):
     assert np.all(np.diff(ratio) >= -1e-6)
 
 
+@pytest.mark.parametrize(
+    ("name", "published", "refused"),
+    [
+        (
+            "phi4_long",
+            {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
+            {"full_attn_mod": 2},
+        ),
+        ("smollm3", {"max_window_layers": 28, "pretraining_tp": 2, "rope_scaling": None}, {}),
+        (
+            "starcoder2",
+            {
+                "norm_type": "layer_norm", "mlp_type": "default", "layer_norm_epsilon": 1e-05,
+                "attention_softmax_in_fp32": True, "scale_attention_softmax_in_fp32": True,
+                "scale_attn_weights": True,
+            },
+            {"scale_attn_weights": False},
+        ),
+        (
+            "cohere2",
+            {
+                "cache_implementation": "hybrid", "layer_switch": 4, "rotary_pct": 1.0,
+                "order_of_interleaved_layers": "local_attn_first", "use_embedding_sharing": True,
+                "position_embedding_type": "rope_gptj", "use_gated_activation": True,
+                "use_parallel_block": True, "use_parallel_embedding": True, "use_qk_norm": False,
+            },
+            {"rotary_pct": 0.5},
+        ),
+        ("exaone4_whole", {"sliding_window_pattern": None}, {}),
+        ("seed_oss", {"use_cache": True, "attention_dropout": 0.1}, {"use_sliding_window": True}),
+    ],
+)  # fmt: skip
+def test_what_published_files_say_beyond_the_defaults_is_known(
+    tiny_values, name, published, refused
+):
+    values = tiny_values(name)
+    assert config_from_hf(values | published) == config_from_hf(values)
+    for field, value in refused.items():
+        with pytest.raises(UnsupportedModelError, match=field):
+            config_from_hf(values | {field: value})
+
+
 def test_old_names_of_longrope_mean_it_in_phi_3(tiny_values):
     values = tiny_values("phi3_short")
     for old in ("su", "yarn"):
         renamed = values | {"rope_scaling": values["rope_scaling"] | {"type": old}}
         assert config_from_hf(renamed) == config_from_hf(values)
+
+
+def test_a_ministral_3_that_says_no_rotary_embedding_has_that_of_published_ones(tiny_values):
+    values = tiny_values("ministral3")
+    del values["rope_parameters"]
+    rope = config_from_hf(values).layers[0].mixer.rope
+    written = transformers.Ministral3Config(num_hidden_layers=1).to_dict()
+    expected = config_from_hf(written | {"architectures": ["Ministral3ForCausalLM"]})
+    assert rope == expected.layers[0].mixer.rope
+    plain = values | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    assert config_from_hf(plain).layers[0].mixer.rope.scaling.kind == "linear"
 
 
 def test_files_of_phi_name_code_that_is_not_run(tiny_values):
@@ -116,10 +174,19 @@ def test_files_of_phi_name_code_that_is_not_run(tiny_values):
 def test_layers_rotate_nothing_where_their_family_says_so(tiny_values):
     rotates = {
         name: [layer.mixer.rope is not None for layer in config_from_hf(tiny_values(name)).layers]
-        for name in ("smollm3", "exaone4", "exaone4_whole", "cohere2")
+        for name in (
+            "smollm3",
+            "smollm3_sliding",
+            "granite4",
+            "exaone4",
+            "exaone4_whole",
+            "cohere2",
+        )
     }
     assert rotates == {
-        "smollm3": [True, False, True],
+        "smollm3": [True, True, True, False],
+        "smollm3_sliding": [True, False, True],
+        "granite4": [True, True],
         "exaone4": [True, True, True, False],
         "exaone4_whole": [True, True],
         "cohere2": [True, True, True, False],
@@ -129,13 +196,19 @@ def test_layers_rotate_nothing_where_their_family_says_so(tiny_values):
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
-        ("smollm3", {"no_rope_layers": [1, 2, 0]}, "no_rope_layers = [1, 2, 0] is not allowed"),
-        ("smollm3", {"no_rope_layers": [1]}, "3 flags"),
+        (
+            "smollm3_sliding",
+            {"no_rope_layers": [1, 2, 0]},
+            "no_rope_layers = [1, 2, 0]",
+        ),
+        ("smollm3_sliding", {"no_rope_layers": [1]}, "3 flags"),
         ("exaone4", {"sliding_window_pattern": "LGLG", "layer_types": None}, "'LGLG'"),
         ("cohere", {"use_qk_norm": True}, "use_qk_norm = True is not supported"),
         ("cohere2", {"order_of_interleaved_layers": "global_attn_first"}, "global_attn_first"),
         ("starcoder2", {"norm_type": "rms_norm"}, "norm_type = 'rms_norm'"),
         ("granite", {"residual_multiplier": -1.0}, "residual_multiplier = -1.0"),
+        ("granite4", {"layer_types": ["attention", "mamba"]}, "'mamba'] is not supported"),
+        ("granite4", {"num_local_experts": 8}, "num_local_experts = 8 is not supported: 0"),
         ("glm", {"partial_rotary_factor": 0.3}, "partial_rotary_factor = 0.3"),
         ("glm", {"partial_rotary_factor": 1.5}, "partial_rotary_factor = 1.5"),
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
@@ -147,6 +220,11 @@ def test_a_family_refuses_what_it_does_not_compute(tiny_values, name, changes, w
     with pytest.raises(ModelLoadError) as caught:
         config_from_hf(tiny_values(name) | changes)
     assert words in str(caught.value)
+
+
+def test_command_r_says_its_context_in_a_field_of_its_own(tiny_values):
+    values = tiny_values("cohere") | {"model_max_length": 131072}
+    assert config_from_hf(values).max_position_embeddings == 131072
 
 
 def test_a_pattern_says_which_layers_slide_where_types_are_absent(tiny_values):

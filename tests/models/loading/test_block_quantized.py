@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gguf
 import jax
 import numpy as np
 import pytest
@@ -50,6 +51,18 @@ def test_blocks_are_the_weights(packaged):
     assert compared == 8
     dense = weights["lm_head"].T if "lm_head" in weights else weights["embed"]
     np.testing.assert_array_equal(np.asarray(dequantized(blocks["lm_head"])), np.asarray(dense))
+
+
+def test_blocks_of_fused_and_partly_rotated_tensors_are_the_weights(tiny_gguf):
+    path = tiny_gguf("phi4_long", kind=gguf.GGMLQuantizationType.Q8_0)
+    opened = open_model(path, "float32")
+    weights, blocks = opened.read_weights()["layers"][1], opened.block_quantized.read()
+    assert blocks["layers"][1].keys() == {"wqkv", "wo", "w_gate_up"}
+    for name, weight in blocks["layers"][1].items():
+        dense = np.asarray(weights[name])
+        inputs = NUM_INPUTS[name]
+        dense = np.moveaxis(dense.reshape(-1, *dense.shape[inputs:]), 0, -1)
+        np.testing.assert_array_equal(np.asarray(dequantized(weight)), dense)
 
 
 def test_panels_are_what_was_announced():

@@ -29,7 +29,12 @@ def assert_same_weights(found, expected, atol=0.0):
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "smollm2", "qwen2", "qwen3", "gemma2", "gemma3", "qwen3_moe"]
+    "name",
+    [
+        *("llama", "smollm2", "smollm3", "qwen2", "qwen3", "gemma", "gemma2", "gemma3"),
+        *("granite", "qwen3_moe", "phi3", "ernie4_5", "olmo2", "olmo3", "exaone4"),
+        *("cohere", "cohere2", "starcoder2", "ministral3"),
+    ],
 )
 def test_gguf_and_safetensors_hold_the_same_model(name, tiny_gguf, tiny_checkpoint):
     from_hf = load_model(tiny_checkpoint(name), "float32")
@@ -56,6 +61,21 @@ def test_llama_3_rotary_factors_of_a_gguf_file_mean_its_scaling(
         np.testing.assert_allclose(rotary_frequencies(*layer.mixer.rotary), scaled, rtol=1e-6)
 
 
+def test_longrope_of_a_gguf_file_is_that_of_its_config(tiny_gguf, tiny_checkpoint):
+    from_hf = load_model(tiny_checkpoint("phi4_long"), "float32")
+    from_gguf = load_model(tiny_gguf("phi4_long"), "float32")
+    assert_same_weights(from_gguf.weights, from_hf.weights)
+    for context in (8, 9):
+        found, expected = (
+            model.config.for_context(context).layers[0].mixer.rotary
+            for model in (from_gguf, from_hf)
+        )
+        frequencies = (rotary_frequencies(*found), rotary_frequencies(*expected))
+        np.testing.assert_allclose(*frequencies, rtol=1e-6)
+        assert found[0].rotary_dim(16) == expected[0].rotary_dim(16) == 12
+        np.testing.assert_allclose(found[0].amplitude, expected[0].amplitude, rtol=1e-6)
+
+
 def test_gguf_may_list_the_sliding_layers_of_gemma_3(tiny_gguf):
     slides = [True, False, True, True, True, True, False]
     path = tiny_gguf(
@@ -66,7 +86,7 @@ def test_gguf_may_list_the_sliding_layers_of_gemma_3(tiny_gguf):
     assert [layer.mixer.rope.theta == 10000.0 for layer in layers] == slides
 
 
-@pytest.mark.parametrize("name", ["llama_biased", "gemma3", "qwen2_moe"])
+@pytest.mark.parametrize("name", ["llama_biased", "gemma3", "qwen2_moe", "phi4_long", "starcoder2"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_orbax_checkpoint_restores_the_same_bits(name, dtype, tiny_checkpoint, tmp_path):
     loaded = load_model(tiny_checkpoint(name), dtype)
@@ -133,6 +153,25 @@ def test_weights_read_onto_a_wider_mesh_give_the_same_logits(
     assert split == {2: 1, 3: 2, 4: 1}[size]
     assert layer["w_down"].addressable_shards[0].data.shape[0] == 48 // size
     logits = run_model(model.config, model.weights, tokens, 12)
+    np.testing.assert_allclose(logits, golden_logits[name], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    # Fused and partly rotated; in pairs; one norm of all queries; biases; no gate.
+    [
+        *(("phi4_long", 2), ("phi4_long", 4), ("glm4", 2), ("olmo3", 2), ("olmo3", 4)),
+        *(("cohere2", 3), ("starcoder2", 3)),
+    ],
+)
+def test_tensors_that_lie_otherwise_on_disk_are_read_onto_a_wider_mesh(
+    name, size, tiny_checkpoint, run_model, tokens, golden_logits
+):
+    model = load_model(tiny_checkpoint(name), "float32", make_mesh(size))
+    split = model.weights["layers"][0]["wqkv"].addressable_shards[0].data.shape[1]
+    assert split == model.config.layers[0].mixer.num_kv_heads // size
+    config = model.config.for_context(len(tokens))
+    logits = run_model(config, model.weights, tokens, 12)
     np.testing.assert_allclose(logits, golden_logits[name], rtol=0, atol=1e-4)
 
 

@@ -142,7 +142,7 @@ def add_gguf_tokenizer(writer: Any) -> None:
     writer.add_unk_token_id(0)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi4_long", "ministral3"])
 def test_a_gguf_file_with_any_value_anywhere(openings, tiny_gguf, name):
     opened, refused = openings(tiny_gguf(name, add_gguf_tokenizer), "metadata")
     assert opened > 10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from octavo.engine.execution.platform.engine_setup import EngineSetup, decide_se
 from octavo.engine.execution.platform.traits import ACCELERATOR, CPU
 from octavo.engine.execution.programs.program_maker import dump, load
 from octavo.engine.execution.weights.weight_variants import WeightVariants
+from octavo.models.config import ModelConfig
 from octavo.models.flat_config import flat_config
+from octavo.models.rope import Rope, RopeScaling
 from octavo.sharding.mesh import make_mesh
 
 MODEL = flat_config(
@@ -41,7 +44,7 @@ ASKERS = {
 """Modules of the engine that compare a platform's name."""
 
 
-def setup_of(platform: str = "cpu", **arguments: Any) -> EngineSetup:
+def setup_of(platform: str = "cpu", model: ModelConfig = MODEL, **arguments: Any) -> EngineSetup:
     """The setup of an engine with these arguments on one CPU, which stands in for another platform
     whose traits are taken."""
     given = {"max_model_len": 512, "num_kv_pages": 64, **arguments}
@@ -49,8 +52,26 @@ def setup_of(platform: str = "cpu", **arguments: Any) -> EngineSetup:
         traits = CPU if platform == "cpu" else ACCELERATOR
         patch.setattr(engine_setup, "traits_of", lambda mesh: traits)
         return decide_setup(
-            EngineConfig(**given), MODEL, jnp.dtype("float32"), make_mesh(1), WeightVariants()
+            EngineConfig(**given), model, jnp.dtype("float32"), make_mesh(1), WeightVariants()
         )
+
+
+def test_the_model_is_that_of_the_context_that_is_served() -> None:
+    stretched = RopeScaling(
+        kind="longrope",
+        original_max_position=512,
+        factors=(1.0,) * 16,
+        long_factors=(4.0,) * 16,
+    )
+    layers = tuple(
+        replace(layer, mixer=replace(layer.mixer, rope=Rope(scaling=stretched)))
+        for layer in MODEL.layers
+    )
+    for max_model_len, factor in ((512, 1.0), (513, 4.0)):
+        model = setup_of(model=replace(MODEL, layers=layers), max_model_len=max_model_len).model
+        [scaling] = {layer.mixer.rope.scaling for layer in model.layers}
+        assert scaling == RopeScaling(kind="factors", factors=(factor,) * 16)
+    assert setup_of().model == MODEL
 
 
 def test_a_platforms_name_is_compared_where_its_traits_are_given() -> None:
