@@ -74,12 +74,18 @@ class Follower:
             HostLostError: it is another one.
             InvalidConfigError: the leader refuses a host.
         """
-        message = self._commands.get()
+        while (message := self._commands.get()).kind is Kind.PING:
+            pass
         if message.kind is Kind.REFUSED:
             raise refused(message)
         if message.kind is not kind:
             raise HostLostError(f"{message.kind.name} came in place of {kind.name}")
         return message
+
+    def close(self) -> None:
+        """Leaves the group, which ends it."""
+        self._is_over.set()
+        self._link.close()
 
     def run(self, executor: FollowingExecutor, read_weights: Callable[[], None]) -> None:
         """Does what the log says until the leader ends the group.
@@ -116,7 +122,9 @@ class Follower:
                 if numbers[1]:
                     executor.try_step(shape, arrays[0])
                 else:
-                    self._ran.put((self._epoch, executor.run(shape, arrays[0])[1]))
+                    output = executor.run_step(shape, arrays[0])
+                    self._report_launches(only_if_due=True)
+                    self._ran.put((self._epoch, executor.ran(output)))
             case Kind.ROW:
                 executor.write_row(*commands.read_row(message))
             case Kind.MASKS:
@@ -127,6 +135,8 @@ class Follower:
                 executor.on_copy_ended(partial(self._copied, self._epoch))
             case Kind.LAND:
                 executor.land_copy(numbers[0], ok=bool(numbers[1]))
+            case Kind.PING:
+                self._report_launches()
             case Kind.RESET:
                 executor.start_over()
             case Kind.SLEEP:
@@ -135,6 +145,12 @@ class Follower:
                 executor.wake_up()
             case kind:
                 raise ValueError(f"no follower does {kind.name}")
+
+    def _report_launches(self, *, only_if_due: bool = False) -> None:
+        launched = self._executor.launched
+        if launched.is_due or not only_if_due:
+            numbers = self._epoch, launched.num_steps, launched.value
+            self.report(Message(Kind.LAUNCHED, numbers))
 
     def _copied(self, epoch: int, done: TransferDone) -> None:
         self.report(Message(Kind.COPIED, (epoch, done.transfer_id, done.ok)))
@@ -159,10 +175,10 @@ class Follower:
                 message = self._link.receive(self._timeout_s if self._is_live else None)
                 if message.kind is Kind.COMPILE:
                     self._to_make.put(message.numbers[0])
-                elif message.kind is Kind.PING:
-                    self._ran.put((-1, None))
                 else:
                     self._commands.put(message)
+                if message.kind is Kind.PING:
+                    self._ran.put((-1, None))
                 if message.kind is Kind.CLOSE:
                     break
         except BrokenLinkError as error:
@@ -170,7 +186,7 @@ class Follower:
             return
         self._is_over.set()
         time.sleep(CLOSE_S)
-        self._end_process(0)
+        self._end_process(0 if self._is_live else LOST_STATUS)
 
     def _leader_lost(self, reason: str) -> None:
         if self._is_over.is_set():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -89,8 +90,9 @@ def lead(place: HostsConfig, config: EngineConfig) -> LeadingHosts:
     """
     door = Door(place)
     links = door.meet_all(facts_of_process(config, locate(config.model)[0]))
-    leader = Leader(links, door.commands_key, place.hosts_timeout_s)
-    _join_mesh(place, config)
+    leader = Leader(links, door.commands_key, place.hosts_timeout_s, place.hosts_step_s)
+    with _ended_on_failure(leader):
+        _join_mesh(place, config)
     return LeadingHosts(leader, place.hosts_start_s)
 
 
@@ -107,9 +109,20 @@ def leading_engine(
     Raises: as for `lead` and `Engine`.
     """
     hosts = lead(place, config)
-    engine = AsyncEngine(engine=Engine(config, progress=progress, hosts=hosts))
+    with _ended_on_failure(hosts.leader):
+        engine = AsyncEngine(engine=Engine(config, progress=progress, hosts=hosts))
     hosts.leader.listeners.append(engine.give_up_soon)
     return engine
+
+
+@contextlib.contextmanager
+def _ended_on_failure(group: Leader | Follower) -> Iterator[None]:
+    """Ends the group if the block fails: the others would wait for this host."""
+    try:
+        yield
+    except BaseException:
+        group.close()
+        raise
 
 
 class _FollowingHosts:
@@ -142,8 +155,9 @@ def follow(place: HostsConfig, config: EngineConfig) -> None:
     assert place.host_id is not None
     link = join(place, facts_of_process(config, locate(config.model)[0]))
     follower = Follower(link, place.hosts_timeout_s)
-    _join_mesh(place, config)
-    follow_log(follower, config)
+    with _ended_on_failure(follower):
+        _join_mesh(place, config)
+        follow_log(follower, config)
 
 
 def follow_log(follower: Follower, config: EngineConfig) -> None:

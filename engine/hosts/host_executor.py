@@ -1,8 +1,9 @@
-"""An executor of one host of a group, which keeps a digest of what its device was told and said.
+"""An executor of one host of a group, which keeps digests of what its device was told and said.
 
 Tokens alone would not show that a host went astray: its part of each sum is wrong, and so all hosts
-read the same wrong tokens. So the digest covers the vectors that steps were given as well, and
-every few steps the rows' state on this host's devices.
+read the same wrong tokens. So one digest covers the programs that were launched and their input,
+and is there at once, also if the hosts then wait for each other for ever. Another one covers tokens
+and, every few steps, the rows' state on this host's devices.
 """
 
 from __future__ import annotations
@@ -38,17 +39,15 @@ class Ran:
 
     Attributes:
         tokens: on the device; each host has them whole.
-        vector_crc: of what it was given.
         rows: digest of the rows' state after it, on the device; None of most steps.
     """
 
     tokens: jax.Array
-    vector_crc: int
     rows: jax.Array | None
 
 
 class Trail:
-    """The digest of all steps since the last reset.
+    """A digest of all steps since the last reset.
 
     Attributes:
         num_steps: that it covers.
@@ -59,12 +58,17 @@ class Trail:
         self.num_steps = 0
         self.value = 0
 
+    def launch(self, number: int, vector: NDArray[np.int32]) -> None:
+        """Adds the next step as it was launched: its shape's number, and its input."""
+        self.value = zlib.crc32(vector.tobytes(), self.value ^ number)
+        self.num_steps += 1
+
     def take(self, ran: Ran) -> None:
-        """Adds the next step; waits for it.
+        """Adds what the next step came to; waits for it.
 
         Raises: whatever the step raised on the device.
         """
-        value = zlib.crc32(np.asarray(ran.tokens).tobytes(), ran.vector_crc ^ self.value)
+        value = zlib.crc32(np.asarray(ran.tokens).tobytes(), self.value)
         if ran.rows is not None:
             value = zlib.crc32(np.asarray(ran.rows).tobytes(), value)
         self.value, self.num_steps = value, self.num_steps + 1
@@ -82,7 +86,8 @@ class HostExecutor(DeviceExecutor):
         super().__init__(*args, **kwargs)
         self.shape_numbers = {shape: number for number, shape in enumerate(self.lattice.shapes)}
         """Shapes' names on the wire."""
-        self._num_run = 0
+        self.launched = Trail()
+        """Steps as they were launched since the last reset."""
         whole = NamedSharding(self._mesh, P())
         self._digest_rows = jax.jit(digest_rows, out_shardings=whole)
 
@@ -91,23 +96,25 @@ class HostExecutor(DeviceExecutor):
         super().warm_up(*args, **kwargs)
         jax.block_until_ready(self._digest_rows(self._rows()))
 
-    def run(self, shape: StepShape, vector: NDArray[np.int32]) -> tuple[Any, Ran]:
-        """Queues a step; what the host reads of it, and what the digest takes."""
-        output = DeviceExecutor.run_step(self, shape, vector)
-        self._num_run += 1
-        is_due = self._num_run % DIGEST_STEPS == 0
-        rows = self._digest_rows(self._rows()) if is_due else None
-        return output, Ran(output.tokens, zlib.crc32(vector.tobytes()), rows)
+    def run_step(self, shape: StepShape, vector: NDArray[np.int32]) -> Any:
+        """As `DeviceExecutor.run_step`."""
+        self.launched.launch(self.shape_numbers[shape], vector)
+        return super().run_step(shape, vector)
+
+    def ran(self, output: Any) -> Ran:
+        """What the digest takes of the step that was launched last."""
+        rows = self._digest_rows(self._rows()) if self.launched.is_due else None
+        return Ran(output.tokens, rows)
 
     def start_over(self) -> None:
         """As `DeviceExecutor.start_over`."""
         super().start_over()
-        self._num_run = 0
+        self.launched = Trail()
 
     def wake_up(self) -> None:
         """As `DeviceExecutor.wake_up`."""
         super().wake_up()
-        self._num_run = 0
+        self.launched = Trail()
 
     def _rows(self) -> tuple[jax.Array, ...]:
         """The rows' state, which every host has whole; what is as wide as the vocabulary is left
@@ -126,7 +133,7 @@ class FollowingExecutor(HostExecutor):
 
     def try_step(self, shape: StepShape, vector: NDArray[np.int32]) -> None:
         """Runs a step that is no part of the digest, to its end."""
-        jax.block_until_ready((self.run_step(shape, vector), self._state))
+        jax.block_until_ready((DeviceExecutor.run_step(self, shape, vector), self._state))
 
     def on_copy_ended(self, tell: Callable[[TransferDone], None]) -> None:
         """Has the end on this host of the copy that was begun last told, from a thread."""

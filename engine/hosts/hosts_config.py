@@ -34,6 +34,8 @@ class HostsConfig:
         hosts_token_file: file whose first line is a secret of the group, of at least 16 characters.
             Needed unless the coordinator is a loopback address.
         hosts_timeout_s: seconds of silence after which another host counts as dead.
+        hosts_step_s: seconds in one step after which hosts count as waiting for each other for
+            ever, and the group ends. Longer than any step.
         hosts_start_s: seconds in which all hosts must have come.
     """
 
@@ -43,6 +45,7 @@ class HostsConfig:
     host_id: int | None = None
     hosts_token_file: str | None = None
     hosts_timeout_s: float = 3.0
+    hosts_step_s: float = 60.0
     hosts_start_s: float = 600.0
 
     def __post_init__(self) -> None:
@@ -52,7 +55,7 @@ class HostsConfig:
                 host_and_port(name, value)
         if self.num_hosts is not None and not 1 <= self.num_hosts <= 4096:
             raise InvalidConfigError("num_hosts", self.num_hosts, "an integer from 1 to 4096")
-        for name in ("hosts_timeout_s", "hosts_start_s"):
+        for name in ("hosts_timeout_s", "hosts_step_s", "hosts_start_s"):
             if not 0 < getattr(self, name) < 1e6:
                 raise InvalidConfigError(name, getattr(self, name), "a number of seconds above 0")
         if self.coordinator is None and self.host_id is not None:

@@ -8,13 +8,14 @@ clients, and then the process ends.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from octavo.engine.errors import EngineDeadError, HostLostError, HostsDivergedError
@@ -41,6 +42,13 @@ def end_process(status: int) -> None:
     os._exit(status)
 
 
+def _keep(digests: OrderedDict[int, int], trail: Trail) -> None:
+    """Remembers a trail as it is now, and a few before it."""
+    digests[trail.num_steps] = trail.value
+    if len(digests) > KEPT_DIGESTS:
+        digests.popitem(last=False)
+
+
 class Leader:
     """The log of commands of one group, and what its followers said.
 
@@ -48,6 +56,7 @@ class Leader:
         links: to each follower, by its number.
         key: of the commands.
         timeout_s: seconds of silence after which a follower counts as dead.
+        step_s: seconds in one step after which the hosts wait for each other for ever.
         end_process: called with an exit status when the group has ended.
 
     Attributes:
@@ -60,11 +69,13 @@ class Leader:
         links: dict[int, Link],
         key: bytes,
         timeout_s: float,
+        step_s: float = 60.0,
         end_process: Callable[[int], None] = end_process,
     ) -> None:
         self._links = links
         self._key = key
         self._timeout_s = timeout_s
+        self._step_s = step_s
         self._end_process = end_process
         self.error: EngineDeadError | None = None
         self.listeners: list[Callable[[EngineDeadError], None]] = []
@@ -81,6 +92,8 @@ class Leader:
         self._epoch = 0
         self._own: OrderedDict[int, int] = OrderedDict()
         self._reported: dict[int, tuple[int, int]] = dict.fromkeys(links, (0, 0))
+        self._launched: OrderedDict[int, int] = OrderedDict()
+        self._waits_since_s: float | None = None
         self._failed: dict[int, tuple[float, str]] = {}
         for host_id in links:
             self._thread(self._hear, host_id)
@@ -154,7 +167,8 @@ class Leader:
             if self._is_closing or self.error is not None:
                 return
             self._is_closing = True
-        self.write(Message(Kind.CLOSE))
+        with contextlib.suppress(EngineDeadError):
+            self.write(Message(Kind.CLOSE))
 
     # What followers have.
 
@@ -184,10 +198,25 @@ class Leader:
         with self._heard:
             self._epoch += 1
             self._own.clear()
+            self._launched.clear()
             self._copied.clear()
             self._failed.clear()
             self._reported = dict.fromkeys(self._links, (0, 0))
             return self._epoch
+
+    def launching(self, launched: Trail) -> None:
+        """Hears what the leader is about to launch, before followers do."""
+        with self._heard:
+            _keep(self._launched, launched)
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While the leader waits for a step, which all hosts have to compute."""
+        self._waits_since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since_s = None
 
     def check(self, trail: Trail) -> None:
         """Compares followers' digests with the leader's, which has just grown by a step; waits for
@@ -197,9 +226,7 @@ class Leader:
             HostsDivergedError: one is another. HostLostError: the group has ended.
         """
         with self._heard:
-            self._own[trail.num_steps] = trail.value
-            if len(self._own) > KEPT_DIGESTS:
-                self._own.popitem(last=False)
+            _keep(self._own, trail)
             for host_id in self._links:
                 self._compare(host_id)
             due = (trail.num_steps - MAX_BEHIND) // DIGEST_STEPS * DIGEST_STEPS
@@ -238,6 +265,10 @@ class Leader:
                     self._has_program[number].add(host_id)
                 else:
                     logger.warning("host %d has no program %d: nobody uses it", host_id, number)
+            case Kind.LAUNCHED, (epoch, at, value):
+                # None is ahead of the leader, nor so far behind that the leader has forgotten it.
+                if epoch == self._epoch and at and self._launched.get(at) != value:
+                    self.fail(HostsDivergedError(host_id, at))
             case Kind.COPIED, (epoch, transfer_id, ok):
                 if epoch == self._epoch:
                     self._copied[transfer_id][host_id] = bool(ok)
@@ -267,6 +298,9 @@ class Leader:
                 for host_id, heard_s in self._heard_s.items():
                     if now_s - heard_s > limit_s:
                         self._lost(host_id, f"silent for {now_s - heard_s:.1f} s")
+                waits_s = now_s - (self._waits_since_s or now_s)
+                if waits_s > self._step_s:
+                    self.fail(HostLostError(f"the hosts have been in one step for {waits_s:.0f} s"))
                 # What failed everywhere is started over by now.
                 for host_id, (failed_s, reason) in self._failed.items():
                     if now_s - failed_s > limit_s:

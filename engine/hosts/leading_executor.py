@@ -70,11 +70,14 @@ class LeadingExecutor(HostExecutor):
     def run_step(self, shape: StepShape, vector: NDArray[np.int32]) -> Any:
         self.programs.get(shape)  # what is not there is found out before followers are told
         number = self.shape_numbers[shape]
-        self._write(commands.step(number, vector, is_trial=self._is_trying))
         if self._is_trying:
-            return super().run_step(shape, vector)
-        output, ran = self.run(shape, vector)
-        self._running.append(ran)
+            self._write(commands.step(number, vector, is_trial=True))
+            return DeviceExecutor.run_step(self, shape, vector)
+        self.launched.launch(number, vector)
+        self._leader.launching(self.launched)
+        self._write(commands.step(number, vector))
+        output = DeviceExecutor.run_step(self, shape, vector)
+        self._running.append(self.ran(output))
         return output
 
     def _try_device(self) -> None:
@@ -90,10 +93,11 @@ class LeadingExecutor(HostExecutor):
         Raises:
             HostsDivergedError, HostLostError: the group has ended.
         """
-        result = super().result(handle)
-        if handle.output is not None:
-            self._trail.take(self._running.popleft())
-            self._leader.check(self._trail)
+        with self._leader.waiting():
+            result = super().result(handle)
+            if handle.output is not None:
+                self._trail.take(self._running.popleft())
+                self._leader.check(self._trail)
         return result
 
     def write_row(self, slot: int, inputs: RowInputs) -> None:

@@ -7,6 +7,7 @@ it makes numbers and arrays. With a token, the key comes of it, so that nobody e
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import json
@@ -60,6 +61,7 @@ class Kind(enum.IntEnum):
     COPIED = 50
     DIGEST = 51
     FAILED = 52
+    LAUNCHED = 53
 
 
 class BrokenLinkError(ConnectionError):
@@ -211,7 +213,9 @@ class Link:
             raise BrokenLinkError(f"message {sequence} cannot be read: {error}") from error
 
     def close(self) -> None:
-        """Ends the connection."""
+        """Ends the connection, also under a thread that receives."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
     def _exactly(self, num_bytes: int) -> bytes:

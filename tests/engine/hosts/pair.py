@@ -65,7 +65,7 @@ class Pair:
         ours, theirs = connected()
         ours.trust(*KEYS)
         theirs.trust(*reversed(KEYS))
-        self.leader = Leader({1: ours}, KEYS[0], self._timeout_s, self._ends("leader"))
+        self.leader = Leader({1: ours}, KEYS[0], self._timeout_s, 60.0, self._ends("leader"))
         self.loop = Follower(theirs, self._timeout_s, self._ends("follower"))
         self.links = ours, theirs
         self._thread = threading.Thread(target=follow, args=(self.loop,), daemon=True)
