@@ -65,6 +65,8 @@ def initialize(
         process_id=index,
         # JAX would listen on every interface of the host.
         coordinator_bind_address=bind,
+        # Slurm's would leave it one device of its host.
+        cluster_detection_method="deactivate",
         # A process that ends waits for the others, which may never come.
         shutdown_timeout_seconds=SHUTDOWN_S,
     )

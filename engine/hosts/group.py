@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from octavo.engine.hosts.handshake import Door, join, refusal
 from octavo.engine.hosts.host_executor import FollowingExecutor
 from octavo.engine.hosts.hosts_config import HostsConfig
 from octavo.engine.hosts.identity import check_same, facts_of_process, facts_of_setup
-from octavo.engine.hosts.leader import Leader
+from octavo.engine.hosts.leader import LOST_STATUS, Leader, end_process
 from octavo.engine.hosts.leading_executor import LeadingExecutor
 from octavo.engine.hosts.messages import Kind, Message
 from octavo.models.loading.locate import locate
@@ -117,11 +118,15 @@ def leading_engine(
 
 @contextlib.contextmanager
 def _ended_on_failure(group: Leader | Follower) -> Iterator[None]:
-    """Ends the group if the block fails: the others would wait for this host."""
+    """Ends the group if the block fails: the others would wait for this host.
+
+    The process then ends with `LOST_STATUS`, without the goodbye that JAX waits for.
+    """
     try:
         yield
     except BaseException:
         group.close()
+        atexit.register(end_process, LOST_STATUS)
         raise
 
 

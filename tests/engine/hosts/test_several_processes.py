@@ -165,8 +165,9 @@ def test_a_group_says_what_one_process_says_and_ends_with_its_members(
 def test_every_death_ends_the_group(tiny_model: Path, index: int, number: signal.Signals) -> None:
     with group(tiny_model, 2, {}, {}) as found:
         found.answer()
-        seconds, statuses = found.lose(index, number)
-        assert statuses == [LOST_STATUS]
+        seconds, [status] = found.lose(index, number)
+        # A follower that JAX tells of its coordinator's death first is aborted by it.
+        assert status == LOST_STATUS or (index == 0 and status == -signal.SIGABRT)
         assert seconds < DEATH_S
 
 
