@@ -64,6 +64,10 @@ oracle-record: venv ## record what the scheduler decides, after a change of deci
 soak-server: venv ## keep a live server at 1.5 times its capacity for half an hour
 	@$(BIN)/python -m benchmarks.server_soak --seconds $(SOAK_SECONDS) $(ARGS)
 
+.PHONY: multihost
+multihost: venv ## run engines over groups of two and four processes, and kill members of them
+	@OCTAVO_MULTIHOST=1 $(BIN)/python -m pytest tests/engine/hosts $(PYTEST_ARGS)
+
 .PHONY: guidellm
 guidellm: venv ## have GuideLLM, a benchmark client that nobody here wrote, measure a live server
 	@tools/check_guidellm.sh $(BIN)/python

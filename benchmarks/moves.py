@@ -47,7 +47,7 @@ class Driver:
 
     def __init__(self, **arguments: Any) -> None:
         config: dict[str, Any] = {
-            "model": "smollm2-135m", "data_parallel_size": 2, "max_num_seqs": 32, "warm_up": "early",
+            "model": "smollm2-135m", "data_parallel_size": 2, "max_num_seqs": 32,
             "host_kv_memory_bytes": HOST_BYTES, "kv_cache_memory_bytes": 1 << 30,
         }  # fmt: skip
         self.engine = ReplicatedEngine(EngineConfig(**config | arguments), progress=True)

@@ -152,6 +152,11 @@ class AsyncEngine(AsyncPooling):
             self._error, self._stopping = error, True
             self._streams.put_all(error)
 
+    def give_up_soon(self, error: EngineDeadError) -> None:
+        """As `give_up`, from any thread."""
+        if self._loop is not None:
+            self._tell(partial(self.give_up, error))
+
     async def shutdown(self, drain_s: float = 0.0) -> None:
         """Refuses new requests, gives those in flight `drain_s` seconds, then stops."""
         self._stopping = True

@@ -90,8 +90,8 @@ class EngineConfig:
         block_size: tokens in a KV page, a power of two; None picks by platform.
         num_kv_pages: KV pages in the pool, each of one group of layers; None sizes it from memory.
         kv_cache_memory_bytes: bytes for the pool; None takes a share of free memory.
-        host_kv_memory_bytes: host memory for pages of preempted sequences and evicted prefixes; 0
-            turns swapping off.
+        host_kv_memory_bytes: host memory for pages of preempted sequences and evicted prefixes, of
+            all hosts together where several share a mesh; 0 turns swapping off.
         gpu_memory_utilization: share of a device's memory the engine may fill.
         watermark: share of pages kept free at admission, so that running rows can grow.
         scheduling_policy: a policy's name, with parameters if need be: "slo",

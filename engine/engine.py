@@ -10,26 +10,23 @@ import logging
 import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 from tqdm import tqdm
 
 from octavo.engine.clock import Clock, MonotonicClock
-from octavo.engine.config import SERVING_BATCHED_TOKENS, EngineConfig, Task
+from octavo.engine.config import EngineConfig, Task
 from octavo.engine.core import EngineCore
+from octavo.engine.device_start import of_one_engine, start_device
 from octavo.engine.errors import (
     AsleepError,
-    InvalidConfigError,
     InvalidRequestError,
     ModelLoadError,
     shorten,
 )
-from octavo.engine.execution.executor import DeviceExecutor
-from octavo.engine.execution.platform.engine_setup import decide_setup
 from octavo.engine.execution.programs.compile_cache import cache_counts, open_compile_cache
 from octavo.engine.execution.step_spec import StepShape
-from octavo.engine.execution.weights.weight_reading import WeightReading
-from octavo.engine.execution.weights.weight_variants import choose_weight_variants
 from octavo.engine.input.input_processor import InputProcessor, Submission
 from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.kv_transfer.page_transfer import PageTransfer
@@ -39,7 +36,7 @@ from octavo.engine.observability.schedule import Schedule
 from octavo.engine.output.output_processor import OutputProcessor
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.output.transcript import Transcript
-from octavo.engine.pooling.make_pooler import make_pooler, resolve_task
+from octavo.engine.pooling.make_pooler import make_pooler
 from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.sampling_params import MAX_STOP_IDS
 from octavo.engine.scheduler.scheduler import Scheduler
@@ -49,8 +46,11 @@ from octavo.engine.text.chat_template_file import read_chat_template
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.models.config import ModelConfig
 from octavo.models.loading.checkpoint_digest import checkpoint_digest
-from octavo.models.loading.load import OpenedModel, open_model
-from octavo.sharding.mesh import make_mesh, platform
+from octavo.models.loading.load import OpenedModel
+from octavo.sharding.mesh import platform
+
+if TYPE_CHECKING:
+    from octavo.engine.hosts.group import LeadingHosts
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class Engine:
         clock: where time comes from.
         host_memory_bytes: of the host's memory that it may fill; None takes what is available.
         incarnation: begins the ids of requests; see `RequestIds`.
+        hosts: that the engine spans; None is this one alone.
 
     Raises:
         ModelLoadError: the checkpoint cannot be used.
@@ -84,8 +85,9 @@ class Engine:
         clock: Clock | None = None,
         host_memory_bytes: int | None = None,
         incarnation: str | None = None,
+        hosts: LeadingHosts | None = None,
     ) -> None:
-        self.config = _of_this_engine(config)
+        self.config = of_one_engine(config)
         self.clock = clock or MonotonicClock()
         self.masks = TokenMasks()
         self._num_prompt_tokens = 0
@@ -94,40 +96,24 @@ class Engine:
         cache_counts()  # from here on
         self._cache = cache = open_compile_cache(self.config.resolved_compile_cache_dir())
         with cache.in_use():
-            model = _open_model(self.config)
-            self._describe(model)
-            task = resolve_task(self.config, model)
-            chosen = choose_weight_variants(self.config, model, host_memory_bytes)
-            self._has_blocks = chosen.blocks is not None
-            reading = WeightReading(model, with_blocks=self._has_blocks, cache=cache)
-            setup = decide_setup(
+            start = start_device(
                 self.config,
-                model.config,
-                model.dtype,
-                model.mesh,
-                chosen.variants,
-                unread_bytes=chosen.num_bytes if reading.is_late else 0,
-                host_memory_bytes=host_memory_bytes,
-                task=task,
-            )
-            self.limits, self.max_model_len = setup.limits, setup.limits.max_model_len
-            # Beside it programs of an earlier start load, and the tokenizer.
-            reading.begin()
-            self.executor = DeviceExecutor(
-                setup,
-                model.abstract_weights(),
-                blocks=chosen.blocks,
+                cache,
                 masks=self.masks,
-                cache=cache,
-                fail_on_compile=self.config.fail_on_compile,
+                host_memory_bytes=host_memory_bytes,
+                hosts=hosts,
             )
-            self.executor.begin_warm_up(self.config.warm_up)
-            self.tokenizer = _tokenizer(self.config, model)
-            self.executor.weights.set(*reading.result())
-            self.scheduler = _scheduler(self.config, setup.limits)
-            self._build_loop(model)
-            self._build_text(incarnation, task, model)
+            self._start, self.executor, self._hosts = start, start.executor, hosts
+            self._describe(start.model)
+            self.limits, self.max_model_len = start.setup.limits, start.setup.limits.max_model_len
+            self.tokenizer = _tokenizer(self.config, start.model)
+            start.set_weights()
+            self.scheduler = _scheduler(self.config, self.limits)
+            self._build_loop(start.model)
+            self._build_text(incarnation, start.task, start.model)
             self._warm_up(progress, on_program)
+        if hosts is not None:
+            hosts.go_live(self.executor.awaited(self.config.warm_up)[0])
 
     def _describe(self, model: OpenedModel) -> None:
         """What fronts say of the model and its devices."""
@@ -146,16 +132,12 @@ class Engine:
         )
         self.core.masks = self.masks
         self._recent: RecentSchedule | None = None
-        identity = partial(_identity, model, self.max_model_len)
-        self.transfer = (
-            PageTransfer(
-                self.core,
-                self.executor,
-                identity,
-            )
-            if self.scheduler.can_exchange_pages
-            else None
-        )
+        self.transfer: PageTransfer | None = None
+        if self.scheduler.can_exchange_pages and self._hosts is None:
+            # Not of the model itself, which may hold what it was read from.
+            digest = partial(checkpoint_digest, model.source)
+            about = _about_pages(model, self.max_model_len)
+            self.transfer = PageTransfer(self.core, self.executor, lambda: f"{digest()}, {about}")
 
     def _build_text(self, incarnation: str | None, task: Task, model: OpenedModel) -> None:
         """The ways in and out: prompts to requests, tokens to texts and vectors."""
@@ -349,10 +331,9 @@ class Engine:
             return
         if self.sleep_level == 2:
             with self._cache.in_use():
-                model = _open_model(self.config)
-                reading = WeightReading(model, with_blocks=self._has_blocks, cache=self._cache)
-                reading.begin()
-                self.executor.weights.set(*reading.result())
+                if self._hosts is not None:
+                    self._hosts.read_weights()
+                self._start.set_weights()
         self.executor.wake_up()
         self.sleep_level = 0
 
@@ -458,43 +439,12 @@ class Engine:
         self.scheduler.check_integrity()
 
 
-def _identity(model: OpenedModel, max_model_len: int) -> str:
-    """What makes keys and values of two engines the same. Of some models, whose rotary embedding
-    depends on the context that is served, it is a part."""
+def _about_pages(model: OpenedModel, max_model_len: int) -> str:
+    """What beside the checkpoint makes keys and values of two engines the same. Of some models,
+    whose rotary embedding depends on the context that is served, it is a part."""
     layers = model.config.for_context(max_model_len).layers
     rotary = zlib.crc32(repr(dict.fromkeys(layer.mixer.rotary for layer in layers)).encode())
-    return (
-        f"weights {checkpoint_digest(model.source)}, {model.dtype}, "
-        f"quantization {model.quantization}, rotary {rotary:08x}"
-    )
-
-
-def _of_this_engine(config: EngineConfig) -> EngineConfig:
-    """The configuration with its token budget.
-
-    Raises:
-        InvalidConfigError: it is of several engines.
-    """
-    if config.data_parallel_size != 1:
-        raise InvalidConfigError(
-            "data_parallel_size",
-            config.data_parallel_size,
-            "1 for one engine: `LLM`, `AsyncEngine` and their commands make several",
-        )
-    return config.with_token_budget(SERVING_BATCHED_TOKENS)
-
-
-def _open_model(config: EngineConfig) -> OpenedModel:
-    """The model on a mesh of the devices at hand; nothing of its weights is read."""
-    try:
-        mesh = make_mesh(config.tensor_parallel_size)
-    except ValueError as error:
-        raise InvalidConfigError(
-            "tensor_parallel_size",
-            config.tensor_parallel_size,
-            f"1 to {len(jax.devices())}, the number of devices there are",
-        ) from error
-    return open_model(config.model, config.dtype, mesh, config.quantization)
+    return f"{model.dtype}, quantization {model.quantization}, rotary {rotary:08x}"
 
 
 def _scheduler(config: EngineConfig, limits: StepLimits) -> Scheduler:

@@ -19,6 +19,8 @@
     │   └── QuarantinedError       a request that makes steps fail         INTERNAL            500
     ├── AsleepError                the engine sleeps until it is woken     UNAVAILABLE         503
     └── EngineDeadError            the engine stopped, draining or broken  UNAVAILABLE         503
+        ├── HostLostError          a host of a group died or fell silent   UNAVAILABLE         503
+        └── HostsDivergedError     hosts of a group computed other tokens  UNAVAILABLE         503
 
 A message names the field, the value and what is allowed. Each class carries the one gRPC status
 and the one HTTP status it maps to, so that no front has a table of its own.
@@ -186,6 +188,25 @@ class EngineDeadError(OctavoError):
 
     grpc_status = "UNAVAILABLE"
     http_status = 503
+
+
+class HostLostError(EngineDeadError):
+    """A host of a group died, fell silent, or failed where the others did not: the group ends."""
+
+
+class HostsDivergedError(EngineDeadError):
+    """Two hosts of a group computed different things, so that no token can be trusted any more: the
+    group ends.
+
+    Args:
+        host_id: whose digest differs from the leader's.
+        step: the last step that both digests cover; counted since the start or the last reset.
+    """
+
+    def __init__(self, host_id: int, step: int) -> None:
+        self.host_id = host_id
+        self.step = step
+        super().__init__(f"host {host_id} computed another step {step} than the leader")
 
 
 def _restore(kind: type[OctavoError], args: tuple[Any, ...], fields: dict[str, Any]) -> OctavoError:

@@ -11,6 +11,7 @@ COORDINATOR_ENV = "OCTAVO_COORDINATOR"
 COORDINATOR_BIND_ENV = "OCTAVO_COORDINATOR_BIND"
 NUM_PROCESSES_ENV = "OCTAVO_NUM_PROCESSES"
 PROCESS_ID_ENV = "OCTAVO_PROCESS_ID"
+SHUTDOWN_S = 5
 
 
 def initialize(
@@ -64,6 +65,10 @@ def initialize(
         process_id=index,
         # JAX would listen on every interface of the host.
         coordinator_bind_address=bind,
+        # Slurm's would leave it one device of its host.
+        cluster_detection_method="deactivate",
+        # A process that ends waits for the others, which may never come.
+        shutdown_timeout_seconds=SHUTDOWN_S,
     )
     return True
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from numpy.typing import NDArray
 
 from octavo.engine.config import FEW_TOKENS, WarmUp
 from octavo.engine.execution.dispatched_step import DispatchedStep
@@ -39,6 +40,7 @@ from octavo.engine.execution.programs.compile_cache import CompileCache
 from octavo.engine.execution.programs.compile_manager import CompileManager
 from octavo.engine.execution.programs.program_maker import ProgramMaker
 from octavo.engine.execution.programs.program_store import open_program_store
+from octavo.engine.execution.row_inputs import RowInputs, row_inputs
 from octavo.engine.execution.sampling.logits import HAS_MASK, logits_row, set_masks, set_row
 from octavo.engine.execution.state import (
     DeviceState,
@@ -50,9 +52,9 @@ from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, StepSpec, Variant, step_spec
 from octavo.engine.execution.weights.program_weights import ProgramWeights
 from octavo.engine.executor import TransferDone
-from octavo.engine.request import Request
 from octavo.engine.scheduler.step_plan import (
     DecodeRows,
+    PageCopy,
     StepPlan,
     StepResult,
 )
@@ -201,7 +203,8 @@ class DeviceExecutor:
         # Zeroing gigabytes of host memory takes as long as loading a program: do both at once.
         pool = ThreadPoolExecutor(1, thread_name_prefix="octavo-state")
         self._fresh = pool.submit(self._cache.in_use()(self._make_state))
-        pool.shutdown(wait=False)
+        # Hosts that share a mesh have to call its programs in one order.
+        pool.shutdown(wait=jax.process_count() > 1)
 
     def warm_up(
         self, mode: WarmUp = "full", on_compiled: Callable[[StepShape], None] | None = None
@@ -220,15 +223,11 @@ class DeviceExecutor:
             most = min(PAGES_TIMED, self.limits.num_pages - 1, self.limits.num_host_pages)
             self.page_copy_s = self.time_page_copies(most) / most
         for edge in self._mask_edges if self._masks is not None else ():
-            self._set_masks([], [], edge)
+            self.write_masks(*self._masks_of([], [], edge))
 
     def awaited(self, mode: WarmUp) -> tuple[tuple[StepShape, ...], tuple[StepShape, ...]]:
-        """Shapes that are there before the engine is ready, and those compiled behind.
-
-        Where several processes run one program together, all is compiled first: they must choose
-        the same shapes, whoever of them compiles faster.
-        """
-        if mode == "full" or jax.process_count() > 1:
+        """Shapes that are there before the engine is ready, and those compiled behind."""
+        if mode == "full":
             return self.lattice.full, ()
         if mode == "few" and self.limits.max_num_batched_tokens <= FEW_TOKENS:
             if self._few is None:  # of what others leave meanwhile, nothing is looked for
@@ -254,31 +253,28 @@ class DeviceExecutor:
         shape = self.lattice.choose(nothing, variant, self.programs.has)
         order = np.empty(0, np.intp)
         vector = pack(nothing, self._spec(shape), order, trash_slot=self._num_slots)
-        program = self.programs.get(shape)
-        self._state, output = program(self.weights.of(shape), self._state, vector)
-        jax.block_until_ready((self._state, output))
+        jax.block_until_ready((self.run_step(shape, vector), self._state))
 
     def dispatch(self, plan: StepPlan) -> DispatchedStep:
         """Queues one step. Touches the device only to hand it one vector (and, for new rows that
         bias or penalize tokens, their vocabulary-sized rows)."""
         if self._copier is not None:
             for copy in plan.copy_outs:
-                self._copier.begin_out(self._state.kv, copy)
+                self.begin_copy(copy, is_in=False)
             for copy in plan.copy_ins:
-                self._copier.begin_in(copy)
+                self.begin_copy(copy, is_in=True)
         if not plan.num_rows:
             return DispatchedStep(plan, None, np.empty(0, np.intp), None, time.perf_counter())
         shape = self._choose(plan)
         spec = self._spec(shape)
         order = decode_order(plan)
         vector = pack(plan, spec, order, trash_slot=self._num_slots)
-        program = self.programs.get(shape)
         for row in plan.prefill_rows:
             if row.is_new and row_flags(row.request) & ~HAS_MASK:
-                self._set_logits_row(row.slot, row.request)
+                self.write_row(row.slot, row_inputs(row.request))
         if self._masks is not None and self._masks.num_live:
             self._put_masks(plan, self._masks)
-        self._state, output = program(self.weights.of(shape), self._state, vector)
+        output = self.run_step(shape, vector)
         now_s = time.perf_counter()
         if self._num_in_flight == 0 and self._last_done_s is not None:
             self.stats.idle_s += now_s - self._last_done_s
@@ -358,8 +354,9 @@ class DeviceExecutor:
         """Copies to and from the host that ended."""
         if self._copier is None:
             return []
-        kv, ended = self._copier.poll(self._state.kv)
-        self._state = replace(self._state, kv=kv)
+        ended = self._copier.ended()
+        for done in ended:
+            self.land_copy(done.transfer_id, ok=done.ok)
         return ended
 
     def sleep(self, *, keep_weights: bool) -> None:
@@ -404,12 +401,9 @@ class DeviceExecutor:
         """
         if not self._has_computed:
             self.programs.distrust()  # what fails before anything ran may be the programs
-        if self._copier is not None:
-            self._copier.reset()
         self._num_in_flight = 0
         self._last_done_s = None
-        self.__dict__.pop("_state", None)  # before the new one is made: there is no room for two
-        self._state = self._fresh_state(self._make_state())
+        self.start_over()
         self._try_device()
 
     def _variant(self, plan: StepPlan) -> Variant:
@@ -420,19 +414,6 @@ class DeviceExecutor:
         requests = (*plan.decode_rows.requests, *(row.request for row in plan.prefill_rows))
         return "greedy" if all(is_plain_greedy(request) for request in requests) else "general"
 
-    def _set_logits_row(self, slot: int, request: Request) -> None:
-        params = request.sampling_params
-        row = logits_row(
-            self._config.vocab_size,
-            prompt=request.prompt_token_ids,
-            output=request.output_token_ids,
-            logit_bias=params.logit_bias,
-            allowed=params.allowed_token_ids,
-            bad_words=request.bad_word_token_ids,
-        )
-        logits = set_row(self._state.logits, np.int32(slot), row)
-        self._state = replace(self._state, logits=logits)
-
     def _put_masks(self, plan: StepPlan, masks: TokenMasks) -> None:
         """Hands the device the masks of the rows that sample under one in this step."""
         decoding = plan.decode_rows
@@ -442,18 +423,60 @@ class DeviceExecutor:
         slots = [slot for slot, mask in found if mask is not None]
         if slots:
             edge = next(edge for edge in self._mask_edges if edge >= len(slots))
-            self._set_masks(slots, [mask for _, mask in found if mask is not None], edge)
+            masks_of_slots = [mask for _, mask in found if mask is not None]
+            self.write_masks(*self._masks_of(slots, masks_of_slots, edge))
 
-    def _set_masks(self, slots: list[int], masks: list[Mask], edge: int) -> None:
-        """Writes masks of slots, filled up to `edge` of them."""
-        token_mask = self._state.logits.token_mask
+    def _masks_of(
+        self, slots: list[int], masks: list[Mask], edge: int
+    ) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
+        """Slots and their masks, filled up to `edge` of them."""
         vector = np.full((edge,), NO_SLOT, np.int32)
-        array = np.zeros((edge, token_mask.shape[1]), np.uint32)
+        array = np.zeros((edge, self._state.logits.token_mask.shape[1]), np.uint32)
         vector[: len(slots)] = slots
         for row, mask in zip(array, masks, strict=False):
             row[:] = mask
-        logits = replace(self._state.logits, token_mask=set_masks(token_mask, vector, array))
+        return vector, array
+
+    # What a device is told, all of it: `engine/hosts` has other hosts do the same.
+
+    def run_step(self, shape: StepShape, vector: NDArray[np.int32]) -> Any:
+        """Queues a step; what the host reads of it."""
+        program = self.programs.get(shape)
+        self._state, output = program(self.weights.of(shape), self._state, vector)
+        return output
+
+    def write_row(self, slot: int, inputs: RowInputs) -> None:
+        """Writes a slot's vocabulary-sized state."""
+        row = logits_row(self._config.vocab_size, **inputs._asdict())
+        logits = set_row(self._state.logits, np.int32(slot), row)
         self._state = replace(self._state, logits=logits)
+
+    def write_masks(self, slots: NDArray[np.int32], masks: NDArray[np.uint32]) -> None:
+        """Writes the token masks of slots."""
+        token_mask = set_masks(self._state.logits.token_mask, slots, masks)
+        logits = replace(self._state.logits, token_mask=token_mask)
+        self._state = replace(self._state, logits=logits)
+
+    def begin_copy(self, copy: PageCopy, *, is_in: bool) -> None:
+        """Begins to copy pages to the host tier, or from there."""
+        assert self._copier is not None
+        if is_in:
+            self._copier.begin_in(copy)
+        else:
+            self._copier.begin_out(self._state.kv, copy)
+
+    def land_copy(self, transfer_id: int, *, ok: bool) -> None:
+        """Ends a copy; what came in is there for later steps."""
+        assert self._copier is not None
+        kv = self._copier.land(self._state.kv, transfer_id, ok=ok)
+        self._state = replace(self._state, kv=kv)
+
+    def start_over(self) -> None:
+        """Gives the device fresh state."""
+        if self._copier is not None:
+            self._copier.reset()
+        self.__dict__.pop("_state", None)  # before the new one is made: there is no room for two
+        self._state = self._fresh_state(self._make_state())
 
     def _spec(self, shape: StepShape) -> StepSpec:
         limits = self.limits

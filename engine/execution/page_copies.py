@@ -6,7 +6,8 @@ hands them to the device; when they are there, a scatter into the donated pools 
 later step sees them. Copies inside a step's program would end within the program, and the next step
 wait for them; these do not.
 
-Pools whose pages have the same shape move together, as one array of all of them.
+Pools whose pages have the same shape move together, as one array of all of them. Where several
+hosts share the mesh, the host tier lies in shards: each host keeps the heads of its own devices.
 
 Shapes: N pages a program, L pools of a group, a page [2, Hkv, P, D] and its scales [2, Hkv, P] if
 any.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,9 @@ logger = logging.getLogger(__name__)
 SIZES = (8, 64)
 """Pages that the compiled copies move at once; longer ones go in pieces."""
 
+_HEADS = 3
+"""Dimension of a block that devices share."""
+
 KV = tuple[PagedKV, ...]
 Block = tuple[jax.Array, ...]
 """Some pages of all pools: of each group, for each array of a pool, one [pages, L, ...]."""
@@ -57,13 +61,25 @@ class _Group:
     parts: tuple[tuple[tuple[int, ...], Any, NamedSharding], ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Pending:
     """A copy on its way; the future gives its seconds and, of one in, the device's blocks."""
 
     copy: PageCopy
     future: Future[tuple[float, list[Block]]]
     is_in: bool
+
+    def end(self) -> TransferDone | None:
+        """How it ended; None while it is on its way."""
+        if not self.future.done():
+            return None
+        error = self.future.exception()
+        if error is not None:
+            return TransferDone(self.copy.transfer_id, ok=False)
+        seconds, blocks = self.future.result()
+        if not all(_is_ready(array) for array in jax.tree.leaves(blocks)):
+            return None
+        return TransferDone(self.copy.transfer_id, ok=True, seconds=seconds)
 
 
 class PageCopier:
@@ -78,12 +94,15 @@ class PageCopier:
         self._kv = layout.abstract().kv
         self._groups = _groups(self._kv, layout)
         parts = [(group, part) for group in self._groups for part in group.parts]
-        self.host: tuple[NDArray[Any], ...] = tuple(
-            np.empty((num_host_pages, len(group.members), *shape), np.dtype(dtype))
-            for group, (shape, dtype, _) in parts
-        )
-        """Of each group, for each array of a pool, one of all members."""
         self._shardings = tuple(sharding for _, (_, _, sharding) in parts)
+        self._page_shapes = tuple((len(group.members), *shape) for group, (shape, _, _) in parts)
+        self.host: tuple[NDArray[Any], ...] = tuple(
+            np.empty((num_host_pages, *_shape_here(shape, sharding)), np.dtype(dtype))
+            for shape, sharding, (_, (_, dtype, _)) in zip(
+                self._page_shapes, self._shardings, parts, strict=True
+            )
+        )
+        """Of each group, for each array of a pool, this host's part of one of all members."""
         self._num_pages = layout.num_pages
         self._mesh = layout.mesh
         self._flat = layout.mesh.size == 1
@@ -99,8 +118,10 @@ class PageCopier:
         for size in SIZES:
             ids = jax.ShapeDtypeStruct((size,), jnp.int32, sharding=whole)
             block = tuple(
-                jax.ShapeDtypeStruct((size, *host.shape[1:]), host.dtype, sharding=sharding)
-                for host, sharding in zip(self.host, self._shardings, strict=True)
+                jax.ShapeDtypeStruct((size, *shape), host.dtype, sharding=sharding)
+                for host, shape, sharding in zip(
+                    self.host, self._page_shapes, self._shardings, strict=True
+                )
             )
             gather = jax.jit(self._gather, out_shardings=self._shardings)
             scatter = jax.jit(self._scatter, donate_argnums=0, out_shardings=kv_shardings)
@@ -156,25 +177,42 @@ class PageCopier:
 
     def poll(self, kv: KV) -> tuple[KV, list[TransferDone]]:
         """Copies that ended, and the pools with those in that arrived."""
-        ended: list[TransferDone] = []
-        waiting: list[_Pending] = []
-        for pending in self._pending:
-            if not pending.future.done():
-                waiting.append(pending)
-                continue
-            error, seconds = pending.future.exception(), 0.0
-            if error is not None:
-                logger.error("a copy of KV pages failed", exc_info=error)
-            else:
-                seconds, blocks = pending.future.result()
-                if pending.is_in:
-                    if not all(_is_ready(array) for array in jax.tree.leaves(blocks)):
-                        waiting.append(pending)
-                        continue
-                    kv = self._put(kv, pending.copy.device_pages, blocks)
-            ended.append(TransferDone(pending.copy.transfer_id, error is None, seconds))
-        self._pending = waiting
+        ended = self.ended()
+        for done in ended:
+            kv = self.land(kv, done.transfer_id, ok=done.ok)
         return kv, ended
+
+    def ended(self) -> list[TransferDone]:
+        """Copies that ended on this host and were not landed yet."""
+        return [end for pending in self._pending if (end := pending.end()) is not None]
+
+    def land(self, kv: KV, transfer_id: int, *, ok: bool) -> KV:
+        """Forgets a copy that ended; the pools, with its pages if it was one in.
+
+        Args:
+            ok: whether it ended well, on every host.
+        """
+        pending = next(each for each in self._pending if each.copy.transfer_id == transfer_id)
+        self._pending.remove(pending)
+        if not ok:
+            logger.error("a copy of KV pages failed", exc_info=pending.future.exception())
+        elif pending.is_in:
+            kv = self._put(kv, pending.copy.device_pages, pending.future.result()[1])
+        return kv
+
+    def on_ended(self, tell: Callable[[TransferDone], None]) -> None:
+        """Has the end of the copy that was begun last told from its thread, once pages are there
+        where they go."""
+        pending = self._pending[-1]
+
+        def told(future: Future[tuple[float, list[Block]]]) -> None:
+            if not future.cancelled() and future.exception() is None:
+                jax.block_until_ready(future.result()[1])
+            end = None if future.cancelled() else pending.end()
+            if end is not None:
+                tell(end)
+
+        pending.future.add_done_callback(told)
 
     def time_round_trip(self, kv: KV, num_pages: int) -> tuple[KV, float]:
         """Seconds to copy so many pages out and back, idle before and after; for start-up alone.
@@ -224,7 +262,7 @@ class PageCopier:
         for (start, size), block in zip(pieces(len(host_pages)), blocks, strict=True):
             part = host_pages[start : start + size]
             for host, array in zip(self.host, block, strict=True):
-                host[list(part)] = np.asarray(array)[: len(part)]
+                host[list(part)] = _part_here(array)[: len(part)]
         return time.perf_counter() - begun_s, []
 
     def _load(self, host_pages: Sequence[int]) -> tuple[float, list[Block]]:
@@ -233,11 +271,13 @@ class PageCopier:
         for start, size in pieces(len(host_pages)):
             part = host_pages[start : start + size]
             block = []
-            for host, sharding in zip(self.host, self._shardings, strict=True):
+            for host, shape, sharding in zip(
+                self.host, self._page_shapes, self._shardings, strict=True
+            ):
                 # An array of its own for every piece: a device may use the memory as it stands.
                 array = np.zeros((size, *host.shape[1:]), host.dtype)
                 array[: len(part)] = host[list(part)]
-                block.append(jax.device_put(array, sharding))
+                block.append(_on_devices(array, (size, *shape), sharding))
             blocks.append(tuple(block))
         return time.perf_counter() - begun_s, blocks
 
@@ -292,6 +332,29 @@ def _groups(kv: KV, layout: StateLayout) -> tuple[_Group, ...]:
         )
         for key, indexes in members.items()
     )
+
+
+def _shape_here(page: tuple[int, ...], sharding: NamedSharding) -> tuple[int, ...]:
+    """The shape of this host's part of a page of all members."""
+    whole = (1, *page)
+    spans = sharding.addressable_devices_indices_map(whole).values()
+    heads = {each[_HEADS].indices(whole[_HEADS])[:2] for each in spans if each is not None}
+    return (*page[: _HEADS - 1], sum(end - first for first, end in heads), *page[_HEADS:])
+
+
+def _part_here(block: jax.Array) -> NDArray[Any]:
+    """What of a block lies on this host's devices, in the order of its heads."""
+    if block.is_fully_addressable:
+        return np.asarray(block)
+    parts = {shard.index[_HEADS].start or 0: shard.data for shard in block.addressable_shards}
+    return np.concatenate([np.asarray(parts[first]) for first in sorted(parts)], axis=_HEADS)
+
+
+def _on_devices(part: NDArray[Any], shape: tuple[int, ...], sharding: NamedSharding) -> jax.Array:
+    """A block of a shape, of which this host has a part."""
+    if part.shape == shape and sharding.is_fully_addressable:
+        return jax.device_put(part, sharding)
+    return jax.make_array_from_process_local_data(sharding, part, shape)
 
 
 def _is_ready(block: Any) -> bool:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 from octavo.engine.clock import Clock
-from octavo.engine.errors import QuarantinedError
+from octavo.engine.errors import EngineDeadError, QuarantinedError
 from octavo.engine.faults.quarantine import Quarantine
 from octavo.engine.faults.suspects import Suspects
 from octavo.engine.observability.observers import Observer
@@ -61,8 +61,11 @@ class Recovery:
         Returns:
             The terminal event of the guilty request, if this failure convicts one.
 
-        Raises: whatever the device raises if it cannot be reset.
+        Raises: whatever the device raises if it cannot be reset; the error itself if it says that
+            the engine is dead.
         """
+        if isinstance(error, EngineDeadError):
+            raise error
         logger.error("a step failed: recovering", exc_info=error)
         self._start_over()
         guilty = self._suspects.blame([r for r in suspects if not r.status.is_finished])

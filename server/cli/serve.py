@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.config import EngineConfig
+from octavo.engine.hosts.hosts_config import HostsConfig
 from octavo.server.cli.dataclass_args import add_dataclass_args, given_args
 from octavo.server.event_loop import new_event_loop
 
@@ -49,10 +50,11 @@ def add_parser(subparsers: Any) -> None:
     add_dataclass_args(serving, ServeConfig, prefix=_PREFIX, aliases=_ALIASES)
     add_dataclass_args(parser.add_argument_group("logging"), LogConfig, prefix=_PREFIX)
     add_dataclass_args(parser.add_argument_group("engine"), EngineConfig, prefix=_PREFIX)
+    add_dataclass_args(parser.add_argument_group("several hosts"), HostsConfig, prefix=_PREFIX)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until told to stop; 0."""
+    """Serves until told to stop, or follows a leader until it ends; 0."""
     from octavo.engine.config import of_one_engine
     from octavo.engine.early_checks import check_early
     from octavo.engine.process.own_process import prepare_to_compute
@@ -69,12 +71,28 @@ def run(args: argparse.Namespace) -> int:
     for name in ("otlp_traces_endpoint", "profile_dir"):
         of_one_engine(settings.engine, name, getattr(settings.serve, name))
 
+    place = settings.hosts.found(os.environ, settings.engine.tensor_parallel_size)
+    if place.is_group:
+        of_one_engine(settings.engine, "num_hosts", place.num_hosts)
+        place.token()
+    if not place.is_leader:
+        from octavo.engine.hosts.group import follow
+
+        prepare_to_compute(os.environ)
+        follow(place, settings.engine)
+        return 0
+
     def make_engine() -> AsyncEngine:
         from octavo.engine.async_engine import AsyncEngine
 
         if settings.engine.data_parallel_size == 1:  # replicas' workers see to themselves
             prepare_to_compute(os.environ)
-        engine = AsyncEngine(settings.engine, progress=not args.quiet)
+        if place.is_group:
+            from octavo.engine.hosts.group import leading_engine
+
+            engine = leading_engine(place, settings.engine, progress=not args.quiet)
+        else:
+            engine = AsyncEngine(settings.engine, progress=not args.quiet)
         engine.engine.prepare_grammars()
         if args.record is not None:
             from octavo.engine.any_engine import engine_of_this_process

@@ -13,12 +13,13 @@ from typing import Any
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.hosts.hosts_config import HostsConfig
 from octavo.server.cli.dataclass_args import is_optional, kind_of
 from octavo.server.cli.suggesting_parser import suggestion
 from octavo.server.logs import LogConfig
 from octavo.server.serve_config import ServeConfig
 
-SECTIONS: tuple[type, ...] = (ServeConfig, LogConfig, EngineConfig)
+SECTIONS: tuple[type, ...] = (ServeConfig, LogConfig, EngineConfig, HostsConfig)
 PREFIX = "OCTAVO_"
 
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -29,12 +30,13 @@ class Settings:
     """All of a server's settings.
 
     Attributes:
-        serve, log, engine: by what they are for.
+        serve, log, engine, hosts: by what they are for.
     """
 
     serve: ServeConfig
     log: LogConfig
     engine: EngineConfig
+    hosts: HostsConfig
 
 
 def setting_kinds() -> dict[str, type]:
@@ -62,8 +64,8 @@ def read_settings(
         kind(**{name: value for name, value in values.items() if kinds[name] is kind})
         for kind in SECTIONS
     ]
-    serve, log, engine = made
-    return Settings(serve=serve, log=log, engine=engine)
+    serve, log, engine, hosts = made
+    return Settings(serve=serve, log=log, engine=engine, hosts=hosts)
 
 
 def _read_file(path: str, kinds: Mapping[str, type]) -> dict[str, Any]:

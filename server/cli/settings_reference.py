@@ -10,7 +10,12 @@ import dataclasses
 from octavo.server.cli.dataclass_args import descriptions_of, is_optional, kind_of
 from octavo.server.cli.settings import PREFIX, SECTIONS
 
-_TITLES = {"ServeConfig": "Serving", "LogConfig": "Logging", "EngineConfig": "Engine"}
+_TITLES = {
+    "ServeConfig": "Serving",
+    "LogConfig": "Logging",
+    "EngineConfig": "Engine",
+    "HostsConfig": "Several hosts",
+}
 _KINDS = {int: "integer", float: "number", bool: "true or false", str: "text"}
 _HEAD = """# Settings of `octavo serve`
 

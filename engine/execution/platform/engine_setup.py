@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -196,12 +195,6 @@ def _num_host_pages(config: EngineConfig, page_bytes: int) -> int:
     """Pages of the host tier; 0 for none."""
     if not config.host_kv_memory_bytes:
         return 0
-    if jax.process_count() > 1:
-        raise InvalidConfigError(
-            "host_kv_memory_bytes",
-            config.host_kv_memory_bytes,
-            "0 where several hosts share a mesh",
-        )
     if config.host_kv_memory_bytes < page_bytes:
         raise InvalidConfigError(
             "host_kv_memory_bytes",

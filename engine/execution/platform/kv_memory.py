@@ -40,7 +40,7 @@ def kv_budget_bytes(
     if traits_of(mesh).in_host_memory:
         free = int(CPU_MEMORY_SHARE * max(0, _host_bytes(host_memory_bytes) - unread_bytes))
         return CPU_KV_BYTES if free >= CPU_KV_BYTES else coarsely(free, CPU_BUDGET_BITS)
-    stats = mesh.devices.flat[0].memory_stats() or {}
+    stats = mesh.local_devices[0].memory_stats() or {}
     limit, used = stats.get("bytes_limit", 0), stats.get("bytes_in_use", 0)
     free = math.floor(limit * config.gpu_memory_utilization) - used
     # Activations and logits of the largest step, generously.

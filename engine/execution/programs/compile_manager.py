@@ -75,6 +75,14 @@ class Maker(Protocol):
     def close(self) -> None: ...
 
 
+class Peers(Protocol):
+    """Other hosts that run the same programs together with this one."""
+
+    def has(self, shape: StepShape) -> bool: ...
+
+    def begin(self, shape: StepShape) -> None: ...
+
+
 class _Made(NamedTuple):
     """A program, the seconds it took, and whether a cache had it."""
 
@@ -151,6 +159,8 @@ class CompileManager:
         self._missed: dict[StepShape, float] = {}
         self._stop = threading.Event()
         self.stats = CompileStats()
+        self.peers: Peers | None = None
+        """Hosts that must have a program, too, before it is used; told which is made behind."""
 
     def begin(self, shapes: tuple[StepShape, ...]) -> None:
         """Begins to load those of `shapes` that the store has, in threads; `warm_up` takes them."""
@@ -248,7 +258,7 @@ class CompileManager:
 
     def has(self, shape: StepShape) -> bool:
         """Whether the shape's program is there, so that a step can use it at once."""
-        return shape in self._programs
+        return shape in self._programs and (self.peers is None or self.peers.has(shape))
 
     @property
     def is_complete(self) -> bool:
@@ -278,6 +288,18 @@ class CompileManager:
                 logger.warning("compiling %s while requests wait", shape)
             program = self._compile(shape)
         return program
+
+    def make(self, shape: StepShape) -> bool:
+        """Makes a program in the background, as another host does; whether it is there. From any
+        thread."""
+        _be_nice()
+        try:
+            if shape not in self._programs and self._has_room():
+                self._compile(shape)
+        except Exception:
+            logger.exception("could not compile %s", shape)
+        self._tidy()
+        return shape in self._programs
 
     def distrust(self) -> None:
         """Has the store forget what it gave: a later start compiles it anew."""
@@ -316,6 +338,8 @@ class CompileManager:
                 continue
             left.remove(shape)
             try:
+                if self.peers is not None:
+                    self.peers.begin(shape)
                 left_apart = self._make_apart(shape)
                 if self._stop.is_set():
                     claim.release()
