@@ -297,6 +297,40 @@ class Driver:
         news = self._take(self.scheduler.append_forced([offer] if forced else [], self.now_s))
         return sum(len(item.new_token_ids) for item in news)
 
+    def give_pages(self, request: Request) -> int:
+        """Begins to copy a request's pages to the host, for another engine; how many are there.
+
+        Asserts that they hold what the request's tokens come to.
+        """
+        names = self.scheduler.page_names(request.request_id)
+        self.scheduler.bring_to_host(names, self.now_s)
+        found = 0
+        for name, digests in zip(names, self._page_digests(request), strict=False):
+            page = self.scheduler.host_page(name)
+            if page is not None:
+                held = [self.device.host.get((page, n)) for n in range(self.limits.page_size)]
+                assert held == digests, "not this prefix's KV"
+                found += 1
+        return found
+
+    def take_pages(self, request: Request, first: int) -> int:
+        """Takes a request's pages, from one of them on, as if another engine had computed them; how
+        many were taken."""
+        names = self.scheduler.page_names(request.request_id)
+        digests = dict(zip(names, self._page_digests(request), strict=False))
+        taken = self.scheduler.take_in(names[first:])
+        for name, page in taken.items():
+            for offset, value in enumerate(digests[name]):
+                self.device.host[page, offset] = value
+        return len(taken)
+
+    def _page_digests(self, request: Request) -> list[list[int]]:
+        """What the full pages of a request's known tokens hold."""
+        size, values, prefix = self.limits.page_size, list[int](), 0
+        for token_id in request.all_token_ids:
+            values.append(prefix := digest(prefix, token_id))
+        return [values[start : start + size] for start in range(0, len(values), size)]
+
     def _take(self, committed: Iterable[Committed]) -> list[Committed]:
         committed = list(committed)
         for news in committed:

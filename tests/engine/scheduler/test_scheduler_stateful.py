@@ -231,6 +231,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         transfers = sorted(self.driver.device.transfers)
         self.driver.end_transfer(data.draw(st.sampled_from(transfers)), ok)
 
+    @precondition(lambda self: self.driver is not None and self.driver.requests)
+    @rule(data=st.data())
+    def another_engine_wants_pages(self, data: st.DataObject) -> None:
+        self.driver.give_pages(data.draw(st.sampled_from(self.driver.requests)))
+
+    @precondition(lambda self: self.driver is not None and self.driver.requests)
+    @rule(data=st.data(), first=st.integers(0, 3))
+    def pages_come_from_another_engine(self, data: st.DataObject, first: int) -> None:
+        self.driver.take_pages(data.draw(st.sampled_from(self.driver.requests)), first)
+
     @rule(at=st.sampled_from(["planning", "running"]))
     def a_step_fails(self, at: str) -> None:
         driver = self.driver

@@ -175,3 +175,24 @@ def test_losing_the_device_while_pages_are_copied_loses_no_request(drive, reques
     driver.device.lose_everything()
     driver.drain()
     assert first.status is last.status is RequestStatus.LENGTH
+
+
+def test_pages_of_another_engine_are_found_and_not_computed(fakes):
+    limits = fakes.limits(page_size=4, num_pages=40, num_host_pages=20)
+    one, other = (fakes.Driver(limits, page_copy_s=0.0) for _ in range(2))
+    prompt = list(range(1, 31))
+    request = one.add(fakes.request("a", prompt, 8))
+    one.turn()
+    one.turn()
+    assert one.give_pages(request) == 0, "they are on their way"
+    one.turn()
+    for transfer_id in list(one.device.transfers):
+        one.end_transfer(transfer_id, True)
+    assert one.give_pages(request) == len(prompt) // 4
+
+    moved = other.add(fakes.request("a", prompt, 8))
+    assert other.take_pages(moved, 0) == len(prompt) // 4
+    assert other.take_pages(moved, 0) == 0, "it has them"
+    other.drain()
+    computed = sum(row.num_tokens for plan in other.plans for row in plan.prefill_rows)
+    assert computed == len(prompt) % 4
