@@ -94,8 +94,10 @@ def top_k(x_SV: Array, k: int) -> tuple[Array, Array]:
 
 def _select(x_SV: Array, k: int) -> tuple[Array, Array]:
     # Kept together even where positions go unused: XLA's CPU compiler before 0.11 knows a selection
-    # by its positions, and sorts the row without them, fifty times slower.
-    values, positions = lax.optimization_barrier(lax.top_k(x_SV, k))
+    # by its positions, and sorts the row without them, fifty times slower. Turned around, because
+    # that compiler aborts on several devices if the barrier takes the selection as it is.
+    values, positions = lax.top_k(x_SV, k)
+    positions, values = lax.optimization_barrier((positions, values))
     return values, positions.astype(jnp.int32)
 
 
