@@ -39,6 +39,15 @@ class LinearWeight(ABC):
             [T, *outputs].
         """
 
+    def of_stack(self, number: jax.Array) -> LinearWeight:
+        """One of a stack of such weights, whose arrays have a dimension before their own.
+
+        Args:
+            number: int32, which.
+        """
+        one: LinearWeight = jax.tree.map(lambda leaf: sliced_from_stack(leaf, number), self)
+        return one
+
     @property
     def nbytes(self) -> int:
         """Bytes of its arrays, or of what their `jax.ShapeDtypeStruct`s announce."""
@@ -87,6 +96,11 @@ class DenseTable(EmbeddingTable):
 
     def rows(self, ids: jax.Array) -> jax.Array:
         return jnp.take(self.array, ids, axis=0, mode="clip")
+
+
+def sliced_from_stack(stack: jax.Array, number: jax.Array) -> jax.Array:
+    """stack[number], without its first dimension; a copy, as far as XLA makes one."""
+    return jax.lax.dynamic_index_in_dim(stack, number, 0, keepdims=False)
 
 
 def linear_weight(weight: jax.Array | LinearWeight) -> LinearWeight:

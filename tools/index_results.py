@@ -37,6 +37,7 @@ SHOWS = {
     "live-refusals": "whether a live server's refusals are right and its first tokens predicted",
     "live-slo": "interactive requests beside a job of long ones, `slo` and `fcfs`, live",
     "memory-bound-goodput": "policies with a quarter of the KV memory, simulated: goodput by rate",
+    "moe": "routed experts: each way to multiply by them, beside the least there could be",
     "peers": "Octavo beside other engines, the same requests in turns: {covers}",
     "planner": "what planning and committing a step costs the host",
     "prefix": "prompts with shared prefixes, with the prefix cache and without",

@@ -70,7 +70,8 @@ def experts_over_mesh(mesh: Mesh) -> RunLive:
                 chosen = jnp.where(chosen == NOBODY, NOBODY, own)
             elif weights.down_bias is not None and is_split:
                 weights = weights.with_down_bias(index == 0)
-            out = routed_experts(x, chosen, share, weights, gate, backend)
+            num_parts = mesh.shape[TENSOR_AXIS] if by_expert else 1
+            out = routed_experts(x, chosen, share, weights, gate, backend, num_parts)
             return jax.lax.psum(out, TENSOR_AXIS) if is_split else out
 
         whole = (P(), P(), P())

@@ -51,11 +51,16 @@ class BlockQuantizedReader:
     def abstract(self) -> VariantTree:
         """What `read` reads, as `jax.ShapeDtypeStruct`s with shardings."""
 
+        shapes = self._source.shapes()
+
         def one(spec: ParamSpec, names: tuple[str, ...], kind: BlockType) -> BlockQuantizedWeight:
-            num_inputs = self._source.shapes()[names[0]][1]
+            num_inputs, stacked = shapes[names[0]][1], spec.shape[: spec.num_stacked]
             abstract = abstract_block_quantized(kind, _outputs(spec), num_inputs // kind.codes)
             weight: BlockQuantizedWeight = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._sharding), abstract
+                lambda x: jax.ShapeDtypeStruct(
+                    (*stacked, *x.shape), x.dtype, sharding=self._sharding
+                ),
+                abstract,
             )
             return weight
 
@@ -69,10 +74,9 @@ class BlockQuantizedReader:
                 _rows_of(tensor, self._source.read_blocks(name)).held_as(kind)
                 for tensor, name in zip(spec.layout.tensors, names, strict=True)
             ]
-            fused = _fused(spec, parts)
+            laid = _laid_out(spec, parts)
             weight: BlockQuantizedWeight = jax.tree.map(
-                lambda x: jax.device_put(x, self._sharding),
-                lay_out_blocks(fused, _outputs(spec), aligned_empty),
+                lambda x: jax.device_put(x, self._sharding), laid
             )
             return weight
 
@@ -118,7 +122,22 @@ def _rows_of(tensor: Tensor, stored: Blocks) -> Blocks:
 
 def _outputs(spec: ParamSpec) -> tuple[int, ...]:
     """The outputs' dimensions of a parameter."""
-    return spec.shape[:1] if spec.num_inputs is None else spec.shape[spec.num_inputs :]
+    if spec.num_inputs is None:
+        return spec.shape[:1]
+    return spec.shape[spec.num_stacked + spec.num_inputs :]
+
+
+def _laid_out(spec: ParamSpec, parts: list[Blocks]) -> BlockQuantizedWeight:
+    """A parameter as a product reads it, of its tensors' blocks; of experts, one a tensor."""
+    if not spec.num_stacked:
+        return lay_out_blocks(_fused(spec, parts), _outputs(spec), aligned_empty)
+    each = [lay_out_blocks(part, _outputs(spec)) for part in parts]
+
+    def stack(*arrays: np.ndarray) -> np.ndarray:
+        return np.stack(arrays, out=aligned_empty((len(arrays), *arrays[0].shape), arrays[0].dtype))
+
+    laid: BlockQuantizedWeight = jax.tree.map(stack, *each)
+    return laid
 
 
 def _fused(spec: ParamSpec, parts: list[Blocks]) -> Blocks:

@@ -109,7 +109,10 @@ class GGUFSource:
     def read_blocks(self, name: str) -> Blocks:
         """All of a tensor that has blocks; what they stand for is what `read` reads."""
         tensor = self._tensors[name]
-        blocks = read_blocks(self.file.raw(tensor.name), tensor.type)
+        raw = self.file.raw(tensor.name)
+        if name in self._experts:
+            raw = raw.reshape(tensor.shape[0], -1, raw.shape[1])[self._experts[name]]
+        blocks = read_blocks(raw, tensor.type)
         if name not in self._rotary_dims:
             return blocks
         head_dim, minimum = self._rotary_dims[name], blocks.minimum

@@ -12,7 +12,11 @@ import jax
 from jax.sharding import Mesh
 
 from octavo.models.weight_variants.tree import VariantTree, abstract_on
-from octavo.pallas_kernels.cpu.block_quantized_linear import BlockQuantizedWeight, make_panels
+from octavo.pallas_kernels.cpu.block_quantized_linear import (
+    BlockQuantizedWeight,
+    PanelWeight,
+    make_panels,
+)
 
 
 def in_panels(weights: VariantTree) -> VariantTree:
@@ -27,7 +31,7 @@ def abstract_in_panels(weights: VariantTree, mesh: Mesh) -> VariantTree:
     Args:
         weights: of `jax.ShapeDtypeStruct`s, on `mesh`, which is of one device.
     """
-    one = partial(abstract_on, mesh, make_panels)
+    one = partial(abstract_on, mesh, _panels)
     laid: VariantTree = jax.tree.map(one, weights, is_leaf=_is_block_quantized)
     return laid
 
@@ -36,4 +40,9 @@ def _is_block_quantized(weight: Any) -> bool:
     return isinstance(weight, BlockQuantizedWeight)
 
 
-_make_panels = jax.jit(make_panels)
+def _panels(weight: BlockQuantizedWeight) -> PanelWeight:
+    """In panels; of a stack, each of its weights is."""
+    return (jax.vmap(make_panels) if weight.is_stack else make_panels)(weight)
+
+
+_make_panels = jax.jit(_panels)

@@ -28,12 +28,6 @@ from octavo.pallas_kernels.routed_experts.weights import ExpertWeights, Gated
 
 ExpertBackend = Literal["ragged", "tiles", "reference"]
 
-_WAYS = {
-    "ragged": ragged_experts,
-    "tiles": tiled_experts,
-    "reference": routed_experts_reference,
-}
-
 __all__ = ["ExpertBackend", "ExpertWeights", "Gated", "backend_for", "routed_experts"]
 
 
@@ -49,6 +43,7 @@ def routed_experts(
     weights: ExpertWeights,
     gated: Gated,
     backend: ExpertBackend,
+    num_parts: int = 1,
 ) -> jax.Array:
     """The sum of each token's chosen experts, times their shares.
 
@@ -60,6 +55,8 @@ def routed_experts(
         weights: of the experts.
         gated: of gates and ups [T, F], what `down` is multiplied with.
         backend: which way.
+        num_parts: equal parts that all experts are in, of which these are one: tokens choose as few
+            of them.
 
     Returns:
         [T, E] in x's dtype; zeros for a token whose choices count nothing.
@@ -67,10 +64,12 @@ def routed_experts(
     Raises:
         ValueError: shapes that do not fit.
     """
-    fits = chosen.shape == share.shape and chosen.shape[0] == x.shape[0]
-    if x.ndim != 2 or not fits or x.shape[1] != weights.hidden_size:
+    fits = chosen.shape == share.shape and chosen.shape[:1] == x.shape[:1]
+    if x.ndim != 2 or chosen.ndim != 2 or not fits:
         raise ValueError(
-            f"x {x.shape}, chosen {chosen.shape}, share {share.shape}: want [T, "
-            f"{weights.hidden_size}] and twice [T, K]"
+            f"x {x.shape}, chosen {chosen.shape}, share {share.shape}: want [T, E] and twice [T, K]"
         )
-    return _WAYS[backend](x, chosen, share, weights, gated)
+    if backend == "tiles":
+        return tiled_experts(x, chosen, share, weights, gated, num_parts)
+    way = ragged_experts if backend == "ragged" else routed_experts_reference
+    return way(x, chosen, share, weights, gated)

@@ -13,6 +13,7 @@ from octavo.pallas_kernels.routed_experts.weights import (
     Sorted,
     sort_choices,
     summed,
+    through,
 )
 
 
@@ -29,10 +30,7 @@ def ragged_experts(
         out = _product(rows, weight, by_expert)
         return out if bias is None else out + jnp.take(bias, by_expert.expert, 0, mode="clip")
 
-    rows = x[by_expert.order // num_chosen]
-    gate = product(rows, weights.gate, weights.gate_bias)
-    up = product(rows, weights.up, weights.up_bias)
-    out = product(gated(gate, up), weights.down, weights.down_bias)
+    out = through(x[by_expert.order // num_chosen], weights, gated, product)
     outs = out[jnp.argsort(by_expert.order)].reshape(num_tokens, num_chosen, -1)
     return summed(outs, chosen, share, weights.num_experts)
 

@@ -1,10 +1,10 @@
 """Routed experts on a CPU: tiles of rows of one expert, one tile after the other.
 
-A tile's weights are sliced out of the stack and multiplied as any linear layer's. The slice is a
-copy, which costs about as much as the product with eight rows does: a tile is large enough to hold
-nearly all rows of an average expert, and no larger, as products with empty rows cost as much as
-others. Only tiles in use are computed, so that experts without rows, and rows that count nothing,
-cost nothing.
+A tile's weights are sliced out of the stack and multiplied as any linear layer's. A slice is a
+copy, made of so many inputs at a time that a core's second cache holds it until it is read. That
+costs about as much as the product with eight rows does. So a tile is large enough to hold nearly
+all rows of an average expert, and no larger, as products with empty rows cost as much as others.
+Only tiles in use are computed: experts without rows, and rows that count nothing, cost nothing.
 
 One row alone is multiplied by native loops that read the stack itself, with the expert as a
 coordinate: nothing is copied.
@@ -13,29 +13,42 @@ coordinate: nothing is copied.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 
+from octavo.pallas_kernels.cpu.block_quantized_linear import BlockQuantizedWeight
 from octavo.pallas_kernels.cpu.native_expert_row import INPUTS, row_by_expert
+from octavo.pallas_kernels.linear_weight import LinearWeight, linear_weight, sliced_from_stack
 from octavo.pallas_kernels.routed_experts.weights import (
     ExpertWeights,
     Gated,
-    one_expert,
     sort_choices,
     summed,
+    through,
 )
 
 MAX_TILE = 64
 """Rows of the largest tiles: from there on, the copy is a small part."""
-_ONE_ROW_UP_TO = 0.25
-"""Choices an expert, on average, up to which most experts have one row or none."""
+PART_BYTES = 1 << 20
+"""Bytes of a weight that are copied at a time: what a core's second cache holds."""
+LEAST_INPUTS = 64
+"""Inputs that are worth a product of their own, however many bytes they are."""
+ONE_ROW_UP_TO = 1.5
+"""Choices an expert, on average, up to which rows go one by one where that copies nothing."""
+COPIED_ROW_UP_TO = 0.25
+"""The same where their weights are copied: most experts have one row or none."""
 
 
-def tile_rows(num_choices: int, num_experts: int) -> int:
-    """Rows of a tile, for so many choices of so many experts."""
+def tile_rows(num_choices: int, num_experts: int, is_copied: bool = False) -> int:
+    """Rows of a tile, for so many choices of so many experts.
+
+    Args:
+        is_copied: one row's weights are, too.
+    """
     average = num_choices / num_experts
-    if average <= _ONE_ROW_UP_TO:
+    if average <= (COPIED_ROW_UP_TO if is_copied else ONE_ROW_UP_TO):
         return 1
     if average <= 1.5:
         return 4
@@ -50,6 +63,7 @@ def tiled_experts(
     share: jax.Array,
     weights: ExpertWeights,
     gated: Gated,
+    num_parts: int = 1,
     rows: int | None = None,
 ) -> jax.Array:
     """See `routed_experts`.
@@ -59,7 +73,10 @@ def tiled_experts(
     """
     num_tokens, num_chosen = chosen.shape
     num_experts, num_choices = weights.num_experts, num_tokens * num_chosen
-    tile = tile_rows(num_choices, num_experts) if rows is None else rows
+    tile = rows
+    if tile is None:
+        is_copied = not all(_is_read_in_place(stack, x) for stack in weights.stacks())
+        tile = tile_rows(num_choices, num_experts * num_parts, is_copied)
     by_expert = sort_choices(chosen, num_experts)
     tiles = -(-by_expert.sizes // tile)
     tiles_end, rows_end = jnp.cumsum(tiles), jnp.cumsum(by_expert.sizes)
@@ -72,15 +89,11 @@ def tiled_experts(
     token = jnp.full((most_tiles * tile,), num_tokens, jnp.int32)
     token = token.at[place].set(by_expert.order // num_chosen, mode="drop")
     x_and_nothing = jnp.pad(x, ((0, 1), (0, 0)))
-    reads_stack = tile == 1 and _has_native_rows(weights, x)
 
     def add_tile(number: jax.Array, outs: jax.Array) -> jax.Array:
         of = jnp.sum(tiles_end <= number, dtype=jnp.int32)
         inputs = x_and_nothing[jax.lax.dynamic_slice(token, (number * tile,), (tile,))]
-        if reads_stack:
-            out = _one_row(inputs[0], weights, of, gated)[None]
-        else:
-            out = one_expert(inputs, weights.of(of), gated)
+        out = through(inputs, weights, gated, partial(_product, of))
         return jax.lax.dynamic_update_slice(outs, out, (number * tile, jnp.int32(0)))
 
     outs = jnp.zeros((most_tiles * tile, x.shape[1]), x.dtype)
@@ -90,28 +103,47 @@ def tiled_experts(
     return summed(by_choice, chosen, share, num_experts)
 
 
-def _has_native_rows(weights: ExpertWeights, x: jax.Array) -> bool:
-    """Whether all three weights are plain, in float32, and of whole `INPUTS`."""
-    return x.dtype == jnp.float32 and all(
-        isinstance(weight, jax.Array)
-        and weight.dtype == jnp.float32
-        and weight.shape[1] % INPUTS == 0
-        for weight in (weights.gate, weights.up, weights.down)
-    )
+def _product(
+    expert: jax.Array,
+    rows: jax.Array,
+    stack: jax.Array | LinearWeight,
+    bias: jax.Array | None,
+) -> jax.Array:
+    """Rows by one expert's weight."""
+    if isinstance(stack, LinearWeight):
+        out = stack.of_stack(expert).apply(rows)
+    elif len(rows) == 1 and _is_read_in_place(stack, rows):
+        out = row_by_expert(rows[0], stack, expert)[None]
+    else:
+        out = _part_by_part(rows, stack, expert)
+    return out if bias is None else out + sliced_from_stack(bias, expert)[None]
 
 
-def _one_row(x: jax.Array, weights: ExpertWeights, expert: jax.Array, gated: Gated) -> jax.Array:
-    """[E] of one row x [E]."""
+def _is_read_in_place(stack: jax.Array | LinearWeight, x: jax.Array) -> bool:
+    """Whether one row's product with one of a stack of weights copies nothing."""
+    if isinstance(stack, LinearWeight):
+        return isinstance(stack, BlockQuantizedWeight)
+    return x.dtype == stack.dtype == jnp.float32 and stack.shape[1] % INPUTS == 0
 
-    def product(row: jax.Array, weight: jax.Array, bias: jax.Array | None) -> jax.Array:
-        out = row_by_expert(row, weight, expert)
-        if bias is None:
-            return out
-        return out + jax.lax.dynamic_index_in_dim(bias, expert, 0, keepdims=False)
 
-    assert isinstance(weights.gate, jax.Array)
-    assert isinstance(weights.up, jax.Array)
-    assert isinstance(weights.down, jax.Array)
-    gate = product(x, weights.gate, weights.gate_bias)
-    up = product(x, weights.up, weights.up_bias)
-    return product(gated(gate, up), weights.down, weights.down_bias)
+def _part_by_part(rows: jax.Array, stack: jax.Array, expert: jax.Array) -> jax.Array:
+    """Rows by stack[expert], of which few inputs at a time are copied."""
+    _, num_inputs, num_outputs = stack.shape
+    most = max(PART_BYTES // (num_outputs * stack.dtype.itemsize), LEAST_INPUTS)
+    num_parts = -(-num_inputs // most)
+    while num_inputs % num_parts:
+        num_parts += 1
+    part = num_inputs // num_parts
+    if part < LEAST_INPUTS // 2 or num_parts == 1:
+        return linear_weight(sliced_from_stack(stack, expert)).apply(rows)
+
+    def add(number: jax.Array, out: jax.Array) -> jax.Array:
+        first, zero = number * part, jnp.int32(0)
+        inputs = jax.lax.dynamic_slice(rows, (zero, first), (len(rows), part))
+        at = (expert, first, zero)
+        weight = jax.lax.dynamic_slice(stack, at, (1, part, num_outputs))[0]
+        return out + linear_weight(weight).apply(inputs, out_dtype=out.dtype)
+
+    out = jnp.zeros((len(rows), num_outputs), jnp.float32)
+    out = jax.lax.fori_loop(jnp.int32(0), jnp.int32(num_parts), add, out)
+    return out.astype(rows.dtype)

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from octavo.pallas_kernels.linear_weight import LinearWeight, linear_weight
+from octavo.pallas_kernels.linear_weight import LinearWeight, sliced_from_stack
 
 Gated = Callable[[jax.Array, jax.Array], jax.Array]
 """Elementwise, of gates and ups; it hashes, as it is a static argument."""
+Product = Callable[[jax.Array, "jax.Array | LinearWeight", "jax.Array | None"], jax.Array]
+"""Rows times a stack of weights, with what is to be added of a stack of biases."""
 
 
 @jax.tree_util.register_dataclass
@@ -21,7 +23,7 @@ class ExpertWeights:
     """Stacked weights: every leaf's first dimension is the expert.
 
     Attributes:
-        gate, up: [X, E, F]; or a `QuantizedWeight` whose leaves have X before their own dimensions.
+        gate, up: [X, E, F]; or a `LinearWeight` whose leaves have X before their own dimensions.
         down: [X, F, E], or likewise.
         gate_bias, up_bias: [X, F]; None where experts add none.
         down_bias: [X, E], or None.
@@ -39,11 +41,9 @@ class ExpertWeights:
         """X, of those that are here."""
         return int(jax.tree.leaves(self.gate)[0].shape[0])
 
-    @property
-    def hidden_size(self) -> int:
-        """E, whatever the variant: a quantized one has its inputs last."""
-        first = jax.tree.leaves(self.gate)[0]
-        return int(first.shape[1 if first is self.gate else -1])
+    def stacks(self) -> tuple[jax.Array | LinearWeight, ...]:
+        """Those that rows are multiplied by."""
+        return self.gate, self.up, self.down
 
     def map_axes(self, one: Callable[[jax.Array, tuple[str, ...]], Any]) -> ExpertWeights:
         """The same tree, of what `one` makes of each leaf and the logical axes it has."""
@@ -72,13 +72,18 @@ class ExpertWeights:
         bias = jnp.where(counts, self.down_bias, jnp.zeros_like(self.down_bias))
         return replace(self, down_bias=bias)
 
-    def of(self, expert: jax.Array | int) -> ExpertWeights:
+    def of(self, expert: jax.Array) -> ExpertWeights:
         """One expert's weights, without the first dimension."""
 
-        def one(leaf: jax.Array) -> jax.Array:
-            return jax.lax.dynamic_index_in_dim(leaf, expert, 0, keepdims=False)
+        def one(stack: jax.Array | LinearWeight) -> jax.Array | LinearWeight:
+            if isinstance(stack, LinearWeight):
+                return stack.of_stack(expert)
+            return sliced_from_stack(stack, expert)
 
-        return jax.tree.map(one, self)
+        weights: ExpertWeights = jax.tree.map(
+            one, self, is_leaf=lambda node: isinstance(node, LinearWeight)
+        )
+        return weights
 
 
 class Sorted(NamedTuple):
@@ -104,15 +109,8 @@ def sort_choices(chosen: jax.Array, num_experts: int) -> Sorted:
     return Sorted(order, flat[order], sizes)
 
 
-def one_expert(x: jax.Array, weights: ExpertWeights, gated: Gated) -> jax.Array:
-    """Rows [R, E] by the weights that `ExpertWeights.of` gave."""
-
-    def product(
-        rows: jax.Array, weight: jax.Array | LinearWeight, bias: jax.Array | None
-    ) -> jax.Array:
-        out = linear_weight(weight).apply(rows)
-        return out if bias is None else out + bias[None]
-
+def through(x: jax.Array, weights: ExpertWeights, gated: Gated, product: Product) -> jax.Array:
+    """Rows through a gated MLP, or through several: which row meets which, the product decides."""
     gate = product(x, weights.gate, weights.gate_bias)
     up = product(x, weights.up, weights.up_bias)
     return product(gated(gate, up), weights.down, weights.down_bias)

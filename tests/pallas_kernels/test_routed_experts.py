@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 
 from octavo.pallas_kernels.cpu.native_expert_row import row_by_expert
 from octavo.pallas_kernels.quantized_linear import QUANTIZATIONS, quantize_weight
-from octavo.pallas_kernels.routed_experts import ExpertWeights, backend_for, routed_experts
+from octavo.pallas_kernels.routed_experts import (
+    ExpertWeights,
+    backend_for,
+    routed_experts,
+    tiles,
+)
 from octavo.pallas_kernels.routed_experts.tiles import MAX_TILE, tile_rows, tiled_experts
 
 HIDDEN, WIDTH, EXPERTS = 16, 32, 8
@@ -162,6 +167,30 @@ def test_bfloat16_comes_out_as_it_went_in(way: str) -> None:
     assert np.abs(np.asarray(got, np.float32) - want).max() < 0.05 * np.abs(want).max()
 
 
+@pytest.mark.parametrize("num_inputs", [256, 250, 257])
+def test_large_weights_are_copied_part_by_part(
+    num_inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(7)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[-2]), jnp.float32)
+
+    large = ExpertWeights(
+        gate=normal(3, num_inputs, 512),
+        up=normal(3, num_inputs, 512),
+        down=normal(3, 512, num_inputs),
+    )
+    x, share = normal(5, num_inputs), np.full((5, 1), 0.5, np.float32)
+    case = x, np.array([[0], [2], [2], [-1], [0]], np.int32), share, large
+    monkeypatch.setattr(tiles, "PART_BYTES", 64 * 512 * 4)
+    program = jax.jit(partial(tiled_experts, gated=gated, rows=2)).lower(*case).compile()
+    want = routed_experts(*case, gated, "reference")
+    np.testing.assert_allclose(program(*case), want, rtol=0, atol=TOLERANCE)
+    is_copied_whole = program.memory_analysis().temp_size_in_bytes > 2 * large.gate[0].nbytes
+    assert is_copied_whole == (num_inputs == 257)  # a prime, of which there are no parts
+
+
 def test_one_row_reads_its_expert_where_it_lies() -> None:
     rng = np.random.default_rng(6)
     stack = jnp.asarray(rng.standard_normal((3, 256, 512)), jnp.float32)
@@ -175,10 +204,13 @@ def test_one_row_reads_its_expert_where_it_lies() -> None:
 
 def test_a_tile_holds_an_average_experts_rows_and_is_not_large() -> None:
     for num_choices, num_experts in [(8, 64), (64, 64), (1024, 64), (16384, 64), (4, 4), (9, 1)]:
-        rows = tile_rows(num_choices, num_experts)
-        assert rows <= MAX_TILE
-        assert rows >= min(num_choices / num_experts, MAX_TILE)
-        assert rows < 4 * max(num_choices / num_experts, 8)
+        average = num_choices / num_experts
+        for is_copied in (False, True):
+            rows = tile_rows(num_choices, num_experts, is_copied)
+            assert rows <= MAX_TILE
+            assert rows >= min(average / 1.5, MAX_TILE)
+            assert rows < 4 * max(average, 8)
+        assert tile_rows(num_choices, num_experts) <= rows
 
 
 def test_a_cpu_has_tiles_and_other_devices_ragged_products() -> None:
@@ -188,7 +220,7 @@ def test_a_cpu_has_tiles_and_other_devices_ragged_products() -> None:
 @pytest.mark.parametrize(
     ("x", "chosen", "share"),
     [
-        ((3, HIDDEN + 1), (3, 2), (3, 2)),
+        ((3, HIDDEN), (3,), (3,)),
         ((3, HIDDEN), (4, 2), (4, 2)),
         ((3, HIDDEN), (3, 2), (3, 1)),
         ((3, 1, HIDDEN), (3, 2), (3, 2)),
@@ -196,5 +228,5 @@ def test_a_cpu_has_tiles_and_other_devices_ragged_products() -> None:
 )
 def test_shapes_that_do_not_fit_are_refused(x: object, chosen: object, share: object) -> None:
     arrays = (jnp.zeros(x), jnp.zeros(chosen, jnp.int32), jnp.zeros(share))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"want \[T, 16\] and twice \[T, K\]"):
+    with pytest.raises(ValueError, match=r"want \[T, E\] and twice \[T, K\]"):
         routed_experts(*arrays, weights(), gated, "tiles")

@@ -62,10 +62,12 @@ def _num_codes(weight: BlockQuantizedWeight | PanelWeight) -> int:
 @jax.jit
 def _row_by_row(x: jax.Array, weight: BlockQuantizedWeight) -> jax.Array:
     """[T, N] float32, N filled up to whole tiles, of x [T, K]."""
-    tiles, num_blocks, groups, code_bytes, _ = weight.codes.shape
+    _, num_blocks, groups, code_bytes, _ = weight.codes.shape
+    tiles = weight.num_tiles
     num_rows, num_codes = x.shape[0], _num_codes(weight)
     # Unsigned, so that no index is looked at for being negative.
     zero = np.uint32(0)
+    first_tile = None if weight.first_tile is None else weight.first_tile.astype(jnp.uint32)
 
     def widened(array: jax.Array, tile: jax.Array, block: jax.Array) -> jax.Array:
         """float32 [1, T / LANES, LANES] of scales or minima."""
@@ -105,7 +107,7 @@ def _row_by_row(x: jax.Array, weight: BlockQuantizedWeight) -> jax.Array:
         one = jax.lax.fori_loop(
             jnp.uint32(0),
             jnp.uint32(num_blocks),
-            partial(add_block, tile=tile),
+            partial(add_block, tile=tile if first_tile is None else tile + first_tile),
             jnp.zeros((num_rows, groups, LANES), jnp.float32),
         )
         at = (zero, tile * np.uint32(groups * LANES))

@@ -125,13 +125,40 @@ class BlockQuantizedWeight(LinearWeight):
         scale: float16 or float32 [tiles, B, T / LANES, LANES].
         minimum: the same, or None.
         outputs: the outputs' dimensions, static.
+        first_tile: where its tiles begin, int32, if the arrays hold those of a whole stack; None if
+            they are all its own.
     """
 
     codes: jax.Array
     scale: jax.Array
     minimum: jax.Array | None
     outputs: tuple[int, ...] = field(metadata={"static": True})
+    first_tile: jax.Array | None = None
     is_in_panels: ClassVar[bool] = False
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether its arrays have a dimension before their own: which of several weights it is."""
+        return self.codes.ndim > 5
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles of its outputs."""
+        return _num_tiles(self.outputs)
+
+    def of_stack(self, number: jax.Array) -> BlockQuantizedWeight:
+        """Nothing is copied: a product reads one of the stack's weights where it lies."""
+
+        def end_to_end(array: jax.Array) -> jax.Array:
+            return array.reshape(-1, *array.shape[2:])
+
+        return BlockQuantizedWeight(
+            codes=end_to_end(self.codes),
+            scale=end_to_end(self.scale),
+            minimum=None if self.minimum is None else end_to_end(self.minimum),
+            outputs=self.outputs,
+            first_tile=number * self.num_tiles,
+        )
 
     def apply(self, x: jax.Array, num_inputs: int = 1, out_dtype: Any | None = None) -> jax.Array:
         return block_quantized_linear(x, self).astype(x.dtype if out_dtype is None else out_dtype)
@@ -222,8 +249,7 @@ def abstract_block_quantized(
         outputs: the outputs' dimensions.
         num_blocks: B, of each output.
     """
-    num_outputs = math.prod(outputs)
-    tiles = -(-num_outputs // TILE_OUTPUTS)
+    num_outputs, tiles = math.prod(outputs), _num_tiles(outputs)
     groups = -(-num_outputs // (tiles * LANES))
     scale = jax.ShapeDtypeStruct((tiles, num_blocks, groups, LANES), kind.scale_dtype)
     minimum = None
@@ -238,3 +264,7 @@ def abstract_block_quantized(
         minimum=minimum,  # type: ignore[arg-type]
         outputs=outputs,
     )
+
+
+def _num_tiles(outputs: tuple[int, ...]) -> int:
+    return -(-math.prod(outputs) // TILE_OUTPUTS)

@@ -17,16 +17,21 @@ from octavo.pallas_kernels.routed_experts import ExpertWeights, routed_experts
 from octavo.sharding.mesh import make_mesh
 from octavo.sharding.rules import DEFAULT_RULES
 
-TOKENS, CHOSEN, HIDDEN = 9, 2, 16
-SIZES = {"whole experts": (8, 24), "parts of each": (6, 24), "nothing divides": (3, 10)}
-"""Experts and their width, over four devices."""
+CHOSEN, HIDDEN = 2, 16
+SIZES = {
+    "whole experts": (9, 8, 24),
+    "one row": (1, 32, 16),
+    "parts of each": (9, 6, 24),
+    "nothing divides": (9, 3, 10),
+}
+"""Tokens, experts and their width, over four devices."""
 
 
 def gated(gate: jax.Array, up: jax.Array) -> jax.Array:
     return jax.nn.silu(gate) * up
 
 
-def case(num_experts: int, width: int, has_bias: bool = True) -> tuple[Any, ...]:
+def case(num_tokens: int, num_experts: int, width: int, has_bias: bool = True) -> tuple[Any, ...]:
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> jax.Array:
@@ -43,10 +48,10 @@ def case(num_experts: int, width: int, has_bias: bool = True) -> tuple[Any, ...]
         down=normal(num_experts, width, HIDDEN),
         **(biases if has_bias else {}),
     )
-    chosen = np.argsort(rng.random((TOKENS, num_experts)), axis=1)[:, :CHOSEN].astype(np.int32)
-    live = np.arange(TOKENS) % 4 != 1
+    chosen = np.argsort(rng.random((num_tokens, num_experts)), axis=1)[:, :CHOSEN]
+    chosen, live = chosen.astype(np.int32), np.arange(num_tokens) % 4 != 1
     share = rng.random(chosen.shape).astype(np.float32)
-    return live, normal(TOKENS, HIDDEN), jnp.asarray(chosen), jnp.asarray(share), weights
+    return live, normal(num_tokens, HIDDEN), jnp.asarray(chosen), jnp.asarray(share), weights
 
 
 def over(num_devices: int, weights: ExpertWeights) -> tuple[Any, ExpertWeights]:

@@ -191,7 +191,7 @@ def tiny_gguf(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[.
                 "q_proj" in tensor_name or "k_proj" in tensor_name
             ):
                 stored = _pairs_from_halves(tensor, attention.head_dim)
-            has_blocks = stored.ndim == 2 and stored.shape[1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
+            has_blocks = stored.ndim > 1 and stored.shape[-1] % gguf.GGML_QUANT_SIZES[kind][0] == 0
             of_kind = kind if has_blocks else gguf.GGMLQuantizationType.F32
             stored_name = _gguf_name(tensor_name, layer.norms.after)
             writer.add_tensor(stored_name, gguf.quants.quantize(stored, of_kind), raw_dtype=of_kind)

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType
 from safetensors.numpy import save_file
 
 from octavo.engine.errors import ModelLoadError
-from octavo.models.loading.load import load_model
+from octavo.models.blocks.experts import Gate
+from octavo.models.loading.load import load_model, open_model
+from octavo.models.weight_variants.block_quantized import abstract_in_panels, in_panels
+from octavo.pallas_kernels.routed_experts import ExpertWeights
+from octavo.pallas_kernels.routed_experts.tiles import tiled_experts
 from octavo.sharding.mesh import make_mesh
 
 PREFIX = "model.layers.0.mlp.experts."
@@ -41,7 +48,7 @@ def test_fused_experts_are_the_same_experts(
     tensors = fused(tiny_tensors("qwen3_moe"), 2, 8)
     model = load_model(tiny_checkpoint("qwen3_moe", tensors), "float32", make_mesh(num_devices))
     experts = model.weights["layers"][0]["experts_up"]
-    local = {1: (8, 32, 24), 4: (2, 32, 24), 3: (8, 32, 8)}[num_devices]
+    local = {1: (8, 32, 32), 4: (2, 32, 32), 3: (8, 32, 32)}[num_devices]
     assert experts.addressable_shards[0].data.shape == local
     for one, other in zip(
         jax.tree.leaves(model.weights["layers"][0]),
@@ -90,7 +97,7 @@ def test_more_experts_than_the_configuration_says_are_named(
 
 @pytest.mark.parametrize(
     ("name", "cut"),
-    [("gate_up_proj", np.s_[:7]), ("gate_up_proj", np.s_[:, :24]), ("down_proj", np.s_[:, :, :8])],
+    [("gate_up_proj", np.s_[:7]), ("gate_up_proj", np.s_[:, :32]), ("down_proj", np.s_[:, :, :8])],
     ids=["experts", "rows", "columns"],
 )
 def test_fused_experts_of_another_shape_are_not_taken_for_them(
@@ -100,6 +107,32 @@ def test_fused_experts_of_another_shape_are_not_taken_for_them(
     tensors[PREFIX + name] = np.ascontiguousarray(tensors[PREFIX + name][cut])
     first = "gate" if name == "gate_up_proj" else "down"
     refused(tiny_checkpoint("qwen3_moe", tensors), f"lacks '{PREFIX}0.{first}_proj.weight'")
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_1])
+def test_experts_of_a_gguf_are_multiplied_as_their_blocks(
+    kind: GGMLQuantizationType, tiny_gguf: Any
+) -> None:
+    opened = open_model(tiny_gguf("qwen3_moe", kind=kind), "float32")
+    assert opened.block_quantized is not None
+    blocks, abstract = opened.block_quantized.read(), opened.block_quantized.abstract()
+    assert jax.tree.map(jnp.shape, blocks) == jax.tree.map(lambda leaf: leaf.shape, abstract)
+    panels = in_panels(blocks)
+    announced = abstract_in_panels(abstract, opened.mesh)
+    assert jax.tree.map(jnp.shape, panels) == jax.tree.map(lambda leaf: leaf.shape, announced)
+    plain = opened.read_weights()["layers"][1]
+    rng = np.random.default_rng(0)
+    run = jax.jit(partial(tiled_experts, gated=Gate("silu")))
+    for tokens, packed in ((1, blocks), (9, panels)):
+        x = rng.standard_normal((tokens, 32)).astype(np.float32)
+        chosen = np.argsort(rng.random((tokens, 8)), axis=1)[:, :3].astype(np.int32)
+        share = rng.random((tokens, 3)).astype(np.float32)
+        found, want = (
+            run(x, chosen, share, ExpertWeights(**{which: weights[f"experts_{which}"]
+                                                   for which in ("gate", "up", "down")}))
+            for weights in (packed["layers"][1], plain)
+        )  # fmt: skip
+        np.testing.assert_allclose(found, want, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("prefix", ["model.layers.3.", "model.mtp_block.0."])
@@ -120,4 +153,4 @@ def test_a_gguf_with_fewer_experts_than_it_says_is_refused(tiny_gguf: Any) -> No
     key = b"qwen3moe.expert_count"
     at = data.index(key) + len(key) + 4
     path.write_bytes(data[:at] + (16).to_bytes(4, "little") + data[at + 4 :])
-    refused(path, "mlp.experts.0.down_proj.weight = (8, 32, 24) is not allowed: (32, 24)")
+    refused(path, "mlp.experts.0.down_proj.weight = (8, 32, 32) is not allowed: (32, 32)")
