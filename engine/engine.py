@@ -427,6 +427,8 @@ class Engine:
             num_probes=probes.num_probes,
             num_wrong_refusals=probes.num_wrong,
             num_probe_tokens=probes.num_tokens,
+            num_pages_given=0 if self.transfer is None else self.transfer.num_given,
+            num_pages_taken=0 if self.transfer is None else self.transfer.num_taken,
         )
 
     def held_pages(self) -> tuple[int, float]:

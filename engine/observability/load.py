@@ -51,6 +51,8 @@ class EngineLoad:
         num_probes, num_wrong_refusals: requests that were to be refused and were served instead,
             to see whether that would have been right; and those of them that were on time.
         num_probe_tokens: tokens that probes took.
+        num_moved: requests that were moved from one replica to another while they ran.
+        num_pages_given, num_pages_taken: pages that went to other engines and came from them.
     """
 
     num_running: int
@@ -92,6 +94,9 @@ class EngineLoad:
     num_probes: int
     num_wrong_refusals: int
     num_probe_tokens: int
+    num_moved: int = 0
+    num_pages_given: int = 0
+    num_pages_taken: int = 0
 
     @property
     def wrong_refusals_ratio(self) -> float:

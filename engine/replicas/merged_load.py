@@ -19,6 +19,7 @@ _SUMS = (
     *("device_busy_s", "device_idle_s", "num_step_times", "step_time_error"),
     *("num_step_failures", "num_quarantined", "num_unattainable"),
     *("num_probes", "num_wrong_refusals", "num_probe_tokens"),
+    *("num_pages_given", "num_pages_taken"),
 )
 """Figures of `EngineLoad` that are those of all replicas together."""
 

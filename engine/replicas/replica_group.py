@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -282,7 +283,8 @@ class ReplicaGroup:
         works), and how soon a request of this size and class would speak."""
         serving = [replica for replica in self._replicas if not replica.is_lost]
         reports = [replica.report for replica in serving or self._replicas]
-        return merge_loads([each for each in reports if each], num_prompt_tokens, priority)
+        load = merge_loads([each for each in reports if each], num_prompt_tokens, priority)
+        return dataclasses.replace(load, num_moved=self.moves.num_moves)
 
     def held_pages(self) -> tuple[int, float]:
         """Pages held by live requests, and the share of their places nothing is written to."""

@@ -146,6 +146,8 @@ def test_nobody_notices_that_requests_move(
     assert reader.told() == expected
     assert num_begun >= pair.moves.num_moves - num_before > 5
     assert pair.moves.num_pages > 5
+    assert pair.load().num_moved == pair.moves.num_moves
+    assert pair.load().num_pages_given >= pair.load().num_pages_taken > 0
 
 
 @pytest.mark.parametrize("ends", ["source", "target"])
