@@ -106,7 +106,7 @@ def test_models_lists_the_default_model_and_architectures(capsys):
     assert "smollm2-135m" in [model["name"] for model in listed["packaged"]]
     assert "LlamaForCausalLM" in listed["architectures"]
     [phi] = [each for each in listed["families"] if each["architectures"] == ["Phi3ForCausalLM"]]
-    assert (phi["gguf"], phi["real"]) == (None, None)
+    assert (phi["gguf"], phi["real"]) == ("phi3", None)
     assert main(["models"]) == 0
     out = capsys.readouterr().out
     assert "smollm2-135m" in out
