@@ -3,8 +3,8 @@
 A tile's weights are sliced out of the stack and multiplied as any linear layer's. A slice is a
 copy, made of so many inputs at a time that a core's second cache holds it until it is read. That
 costs about as much as the product with eight rows does. So a tile is large enough to hold nearly
-all rows of an average expert, and no larger, as products with empty rows cost as much as others.
-Only tiles in use are computed: experts without rows, and rows that count nothing, cost nothing.
+all rows of an average expert. Of its rows those in use are multiplied, `UNIT` at a time, and only
+tiles in use are computed: experts without rows, and rows that count nothing, cost nothing.
 
 One row alone is multiplied by native loops that read the stack itself, with the expert as a
 coordinate: nothing is copied.
@@ -13,6 +13,7 @@ coordinate: nothing is copied.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -31,6 +32,8 @@ from octavo.pallas_kernels.routed_experts.weights import (
 
 MAX_TILE = 64
 """Rows of the largest tiles: from there on, the copy is a small part."""
+UNIT = 8
+"""Rows that are multiplied together: as fast as more of them, and few are empty."""
 PART_BYTES = 1 << 20
 """Bytes of a weight that are copied at a time: what a core's second cache holds."""
 LEAST_INPUTS = 64
@@ -93,7 +96,10 @@ def tiled_experts(
     def add_tile(number: jax.Array, outs: jax.Array) -> jax.Array:
         of = jnp.sum(tiles_end <= number, dtype=jnp.int32)
         inputs = x_and_nothing[jax.lax.dynamic_slice(token, (number * tile,), (tile,))]
-        out = through(inputs, weights, gated, partial(_product, of))
+        # Of the tile's rows, those that its expert's rows fill: whole units of them.
+        left = by_expert.sizes[of] - (number - (tiles_end - tiles)[of]) * tile
+        num_units = -(-jnp.minimum(left, tile) // UNIT)
+        out = through(inputs, weights, gated, partial(_product, of, num_units))
         return jax.lax.dynamic_update_slice(outs, out, (number * tile, jnp.int32(0)))
 
     outs = jnp.zeros((most_tiles * tile, x.shape[1]), x.dtype)
@@ -105,17 +111,18 @@ def tiled_experts(
 
 def _product(
     expert: jax.Array,
+    num_units: jax.Array,
     rows: jax.Array,
     stack: jax.Array | LinearWeight,
     bias: jax.Array | None,
 ) -> jax.Array:
-    """Rows by one expert's weight."""
+    """Rows by one expert's weight; behind `num_units` units of rows, anything that is finite."""
     if isinstance(stack, LinearWeight):
-        out = stack.of_stack(expert).apply(rows)
+        out = _unit_by_unit(rows, num_units, stack.of_stack(expert).apply)
     elif len(rows) == 1 and _is_read_in_place(stack, rows):
         out = row_by_expert(rows[0], stack, expert)[None]
     else:
-        out = _part_by_part(rows, stack, expert)
+        out = _part_by_part(rows, num_units, stack, expert)
     return out if bias is None else out + sliced_from_stack(bias, expert)[None]
 
 
@@ -126,7 +133,31 @@ def _is_read_in_place(stack: jax.Array | LinearWeight, x: jax.Array) -> bool:
     return x.dtype == stack.dtype == jnp.float32 and stack.shape[1] % INPUTS == 0
 
 
-def _part_by_part(rows: jax.Array, stack: jax.Array, expert: jax.Array) -> jax.Array:
+def _unit_by_unit(
+    rows: jax.Array,
+    num_units: jax.Array,
+    multiply: Callable[[jax.Array], jax.Array],
+    out: jax.Array | None = None,
+) -> jax.Array:
+    """What `multiply` makes of rows [R, K], added to `out` if there is one."""
+    if len(rows) <= UNIT:
+        return multiply(rows) if out is None else out + multiply(rows)
+    made = jax.eval_shape(multiply, jax.ShapeDtypeStruct((UNIT, rows.shape[1]), rows.dtype))
+
+    def add(number: jax.Array, sums: jax.Array) -> jax.Array:
+        at = (number * UNIT, jnp.int32(0))
+        unit = multiply(jax.lax.dynamic_slice(rows, at, (UNIT, rows.shape[1])))
+        if out is not None:
+            unit = unit + jax.lax.dynamic_slice(sums, at, unit.shape)
+        return jax.lax.dynamic_update_slice(sums, unit, at)
+
+    sums = jnp.zeros((len(rows), made.shape[1]), made.dtype) if out is None else out
+    return jax.lax.fori_loop(jnp.int32(0), num_units, add, sums)
+
+
+def _part_by_part(
+    rows: jax.Array, num_units: jax.Array, stack: jax.Array, expert: jax.Array
+) -> jax.Array:
     """Rows by stack[expert], of which few inputs at a time are copied."""
     _, num_inputs, num_outputs = stack.shape
     most = max(PART_BYTES // (num_outputs * stack.dtype.itemsize), LEAST_INPUTS)
@@ -135,14 +166,17 @@ def _part_by_part(rows: jax.Array, stack: jax.Array, expert: jax.Array) -> jax.A
         num_parts += 1
     part = num_inputs // num_parts
     if part < LEAST_INPUTS // 2 or num_parts == 1:
-        return linear_weight(sliced_from_stack(stack, expert)).apply(rows)
+        whole = linear_weight(sliced_from_stack(stack, expert))
+        return _unit_by_unit(rows, num_units, whole.apply)
 
     def add(number: jax.Array, out: jax.Array) -> jax.Array:
         first, zero = number * part, jnp.int32(0)
         inputs = jax.lax.dynamic_slice(rows, (zero, first), (len(rows), part))
         at = (expert, first, zero)
         weight = jax.lax.dynamic_slice(stack, at, (1, part, num_outputs))[0]
-        return out + linear_weight(weight).apply(inputs, out_dtype=out.dtype)
+        # Copied once, for all units.
+        multiply = linear_weight(jax.lax.optimization_barrier(weight)).apply
+        return _unit_by_unit(inputs, num_units, partial(multiply, out_dtype=out.dtype), out)
 
     out = jnp.zeros((len(rows), num_outputs), jnp.float32)
     out = jax.lax.fori_loop(jnp.int32(0), jnp.int32(num_parts), add, out)
