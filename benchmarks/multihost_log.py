@@ -3,7 +3,8 @@
 Two processes on this machine share each layer of a small random model over gloo; every row decodes.
 Of each step: microseconds in which the leader writes commands, folds its own digest and waits for
 followers' reports, and the frame's bytes. The wait is what is left of a follower's delay, as it is
-for an earlier step. Then the longest vectors: prompts.
+for an earlier step. Processor time of the leader's thread stands beside, for a machine that does
+other work. Then the longest vectors: prompts.
 
     python -m benchmarks.multihost_log [--rows 32] [--steps 400] [--output FILE.json]
 """
@@ -37,24 +38,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--no-overlap", action="store_true", help="plan when a step has ended")
     parser.add_argument("--output", help="write every figure as JSON")
     parser.add_argument("--member", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.member is not None:
         return be_member(json.loads(args.member), args.rows, args.steps)
     with tempfile.TemporaryDirectory() as folder:
-        found = run_group(write_tiny_model(Path(folder)), args.rows, args.steps)
+        model = write_tiny_model(Path(folder))
+        found = run_group(model, args.rows, args.steps, overlap=not args.no_overlap)
     for name, row in found.items():
         cells = (f"{key} {value:.4g}" for key, value in row.items())
         print(f"{name}: {', '.join(cells)}")
     if args.output:
-        machine = about_machine() | {"command": "python -m benchmarks.multihost_log"}
+        machine = about_machine() | {"command": _command()}
         content = {"machine": machine, "rows": args.rows, "found": found}
         Path(args.output).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return int(found["decode"]["log p50 us"] > LIMIT_US)
 
 
-def run_group(model: Path, rows: int, steps: int) -> dict[str, dict[str, float]]:
+def run_group(model: Path, rows: int, steps: int, *, overlap: bool) -> dict[str, dict[str, float]]:
     """What the leader of a group of two measured."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -62,7 +65,7 @@ def run_group(model: Path, rows: int, steps: int) -> dict[str, dict[str, float]]
     members = []
     for index in (0, 1):
         place = {"coordinator": f"127.0.0.1:{port - 1}", "num_hosts": 2, "host_id": index}
-        settings = json.dumps({"model": str(model), "place": place})
+        settings = json.dumps({"model": str(model), "place": place, "overlap": overlap})
         command = [sys.executable, "-m", "benchmarks.multihost_log", "--member", settings]
         command += ["--rows", str(rows), "--steps", str(steps)]
         members.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env))
@@ -92,6 +95,7 @@ def be_member(settings: dict[str, Any], rows: int, steps: int) -> int:
         max_num_batched_tokens=256,
         num_kv_pages=rows * 33,
         num_decode_steps=1,
+        overlap=settings["overlap"],
         warm_up="coarse",
         scheduling_policy="fcfs",
         enable_prefix_caching=False,
@@ -143,14 +147,7 @@ class Meter:
         self._wrap(leader, "write", "write")
         self._wrap(leader, "check", "wait")
         self._wrap(executor, "_digest_rows", "rows")
-        take = Trail.take
-
-        def timed_take(trail: Any, ran: Any) -> None:
-            begun_s = time.perf_counter()
-            take(trail, ran)
-            self._now["fold"] += time.perf_counter() - begun_s
-
-        Trail.take = timed_take  # type: ignore[method-assign]
+        self._wrap(Trail, "take", "fold")
         encode = module.encode
 
         def counted(*args: Any) -> bytes:
@@ -173,12 +170,13 @@ class Meter:
         whole = getattr(of, name)
 
         def timed(*args: Any) -> Any:
-            begun_s = time.perf_counter()
+            begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
             try:
                 return whole(*args)
             finally:
                 if threading.current_thread() is threading.main_thread():
                     self._now[key] += time.perf_counter() - begun_s
+                    self._now["cpu"] += time.thread_time() - begun_cpu_s
 
         setattr(of, name, timed)
 
@@ -193,12 +191,18 @@ class Meter:
             key: [1e6 * step.get(key, 0.0) for step in steps]
             for key in ("write", "fold", "rows", "wait")
         }
+        cpu = [1e6 * step.get("cpu", 0.0) for step in steps]
         whole = [sum(values) for values in zip(*parts.values(), strict=True)]
         found = {"steps": float(len(steps)), "step p50 ms": statistics.median(took)}
         found |= {"log p50 us": statistics.median(whole), "log p99 us": _p99(whole)}
+        found |= {"cpu p50 us": statistics.median(cpu), "mean us": statistics.fmean(whole)}
         found |= {f"{key} p50 us": statistics.median(values) for key, values in parts.items()}
         found["bytes p50"] = statistics.median(step.get("bytes", 0.0) for step in steps)
         return found
+
+
+def _command() -> str:
+    return " ".join(["python -m benchmarks.multihost_log", *sys.argv[1:]])
 
 
 def _p99(values: list[float]) -> float:
