@@ -1,10 +1,10 @@
 """What a group of hosts costs its leader a step: writing the log, and comparing digests.
 
-Two processes on this machine share each layer of a small random model over gloo; every row decodes.
+Two processes on this machine, each on a core of its own, share each layer of a small random model
+over gloo; every row decodes.
 Of each step: microseconds in which the leader writes commands, folds its own digest and waits for
 followers' reports, and the frame's bytes. The wait is what is left of a follower's delay, as it is
-for an earlier step. Processor time of the leader's thread stands beside, for a machine that does
-other work. Then the longest vectors: prompts.
+for an earlier step. Then the longest vectors: prompts.
 
     python -m benchmarks.multihost_log [--rows 32] [--steps 400] [--output FILE.json]
 """
@@ -51,8 +51,9 @@ def main() -> int:
         cells = (f"{key} {value:.4g}" for key, value in row.items())
         print(f"{name}: {', '.join(cells)}")
     if args.output:
-        machine = about_machine() | {"command": _command()}
-        content = {"machine": machine, "rows": args.rows, "found": found}
+        rest = f" --rows {args.rows} --steps {args.steps}" + " --no-overlap" * args.no_overlap
+        machine = about_machine() | {"command": f"python -m benchmarks.multihost_log{rest}"}
+        content = {"machine": machine, "load": os.getloadavg()[0], "found": found}
         Path(args.output).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return int(found["decode"]["log p50 us"] > LIMIT_US)
 
@@ -101,6 +102,8 @@ def be_member(settings: dict[str, Any], rows: int, steps: int) -> int:
         enable_prefix_caching=False,
     )
     prepare_to_compute(os.environ)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[(place.host_id or 0) % len(cores)]})
     if not place.is_leader:
         from octavo.engine.hosts.group import follow
 
@@ -170,13 +173,12 @@ class Meter:
         whole = getattr(of, name)
 
         def timed(*args: Any) -> Any:
-            begun_s, begun_cpu_s = time.perf_counter(), time.thread_time()
+            begun_s = time.perf_counter()
             try:
                 return whole(*args)
             finally:
                 if threading.current_thread() is threading.main_thread():
                     self._now[key] += time.perf_counter() - begun_s
-                    self._now["cpu"] += time.thread_time() - begun_cpu_s
 
         setattr(of, name, timed)
 
@@ -191,18 +193,13 @@ class Meter:
             key: [1e6 * step.get(key, 0.0) for step in steps]
             for key in ("write", "fold", "rows", "wait")
         }
-        cpu = [1e6 * step.get("cpu", 0.0) for step in steps]
         whole = [sum(values) for values in zip(*parts.values(), strict=True)]
         found = {"steps": float(len(steps)), "step p50 ms": statistics.median(took)}
         found |= {"log p50 us": statistics.median(whole), "log p99 us": _p99(whole)}
-        found |= {"cpu p50 us": statistics.median(cpu), "mean us": statistics.fmean(whole)}
+        found |= {"log mean us": statistics.fmean(whole)}
         found |= {f"{key} p50 us": statistics.median(values) for key, values in parts.items()}
         found["bytes p50"] = statistics.median(step.get("bytes", 0.0) for step in steps)
-        return found
-
-
-def _command() -> str:
-    return " ".join(["python -m benchmarks.multihost_log", *sys.argv[1:]])
+        return {name: round(value, 1) for name, value in found.items()}
 
 
 def _p99(values: list[float]) -> float:
