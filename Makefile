@@ -66,7 +66,7 @@ soak-server: venv ## keep a live server at 1.5 times its capacity for half an ho
 
 .PHONY: multihost
 multihost: venv ## run engines over groups of two and four processes, and kill members of them
-	@OCTAVO_MULTIHOST=1 $(BIN)/python -m pytest tests/engine/hosts $(PYTEST_ARGS)
+	@OCTAVO_MULTIHOST=1 $(BIN)/python -m pytest tests/engine/hosts tests/server/route/test_group_behind_a_front.py $(PYTEST_ARGS)
 
 .PHONY: guidellm
 guidellm: venv ## have GuideLLM, a benchmark client that nobody here wrote, measure a live server

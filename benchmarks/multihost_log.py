@@ -1,6 +1,7 @@
 """What a group of hosts costs its leader a step: writing the log, and comparing digests.
 
-Two processes on this machine share each layer of a small random model over gloo; every row decodes.
+Two processes on this machine, each on a core of its own, share each layer of a small random model
+over gloo; every row decodes.
 Of each step: microseconds in which the leader writes commands, folds its own digest and waits for
 followers' reports, and the frame's bytes. The wait is what is left of a follower's delay, as it is
 for an earlier step. Then the longest vectors: prompts.
@@ -37,24 +38,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--no-overlap", action="store_true", help="plan when a step has ended")
     parser.add_argument("--output", help="write every figure as JSON")
     parser.add_argument("--member", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.member is not None:
         return be_member(json.loads(args.member), args.rows, args.steps)
     with tempfile.TemporaryDirectory() as folder:
-        found = run_group(write_tiny_model(Path(folder)), args.rows, args.steps)
+        model = write_tiny_model(Path(folder))
+        found = run_group(model, args.rows, args.steps, overlap=not args.no_overlap)
     for name, row in found.items():
         cells = (f"{key} {value:.4g}" for key, value in row.items())
         print(f"{name}: {', '.join(cells)}")
     if args.output:
-        machine = about_machine() | {"command": "python -m benchmarks.multihost_log"}
-        content = {"machine": machine, "rows": args.rows, "found": found}
+        rest = f" --rows {args.rows} --steps {args.steps}" + " --no-overlap" * args.no_overlap
+        machine = about_machine() | {"command": f"python -m benchmarks.multihost_log{rest}"}
+        content = {"machine": machine, "load": os.getloadavg()[0], "found": found}
         Path(args.output).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     return int(found["decode"]["log p50 us"] > LIMIT_US)
 
 
-def run_group(model: Path, rows: int, steps: int) -> dict[str, dict[str, float]]:
+def run_group(model: Path, rows: int, steps: int, *, overlap: bool) -> dict[str, dict[str, float]]:
     """What the leader of a group of two measured."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -62,7 +66,7 @@ def run_group(model: Path, rows: int, steps: int) -> dict[str, dict[str, float]]
     members = []
     for index in (0, 1):
         place = {"coordinator": f"127.0.0.1:{port - 1}", "num_hosts": 2, "host_id": index}
-        settings = json.dumps({"model": str(model), "place": place})
+        settings = json.dumps({"model": str(model), "place": place, "overlap": overlap})
         command = [sys.executable, "-m", "benchmarks.multihost_log", "--member", settings]
         command += ["--rows", str(rows), "--steps", str(steps)]
         members.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env))
@@ -92,11 +96,14 @@ def be_member(settings: dict[str, Any], rows: int, steps: int) -> int:
         max_num_batched_tokens=256,
         num_kv_pages=rows * 33,
         num_decode_steps=1,
+        overlap=settings["overlap"],
         warm_up="coarse",
         scheduling_policy="fcfs",
         enable_prefix_caching=False,
     )
     prepare_to_compute(os.environ)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[(place.host_id or 0) % len(cores)]})
     if not place.is_leader:
         from octavo.engine.hosts.group import follow
 
@@ -143,14 +150,7 @@ class Meter:
         self._wrap(leader, "write", "write")
         self._wrap(leader, "check", "wait")
         self._wrap(executor, "_digest_rows", "rows")
-        take = Trail.take
-
-        def timed_take(trail: Any, ran: Any) -> None:
-            begun_s = time.perf_counter()
-            take(trail, ran)
-            self._now["fold"] += time.perf_counter() - begun_s
-
-        Trail.take = timed_take  # type: ignore[method-assign]
+        self._wrap(Trail, "take", "fold")
         encode = module.encode
 
         def counted(*args: Any) -> bytes:
@@ -196,9 +196,10 @@ class Meter:
         whole = [sum(values) for values in zip(*parts.values(), strict=True)]
         found = {"steps": float(len(steps)), "step p50 ms": statistics.median(took)}
         found |= {"log p50 us": statistics.median(whole), "log p99 us": _p99(whole)}
+        found |= {"log mean us": statistics.fmean(whole)}
         found |= {f"{key} p50 us": statistics.median(values) for key, values in parts.items()}
         found["bytes p50"] = statistics.median(step.get("bytes", 0.0) for step in steps)
-        return found
+        return {name: round(value, 1) for name, value in found.items()}
 
 
 def _p99(values: list[float]) -> float:

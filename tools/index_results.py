@@ -38,6 +38,7 @@ SHOWS = {
     "live-slo": "interactive requests beside a job of long ones, `slo` and `fcfs`, live",
     "memory-bound-goodput": "policies with a quarter of the KV memory, simulated: goodput by rate",
     "moe": "routed experts: each way to multiply by them, beside the least there could be",
+    "multihost-log": "what a group of two hosts costs its leader a step, beside other work",
     "peers": "Octavo beside other engines, the same requests in turns: {covers}",
     "planner": "what planning and committing a step costs the host",
     "prefix": "prompts with shared prefixes, with the prefix cache and without",

@@ -60,7 +60,7 @@ class Trail:
 
     def launch(self, number: int, vector: NDArray[np.int32]) -> None:
         """Adds the next step as it was launched: its shape's number, and its input."""
-        self.value = zlib.crc32(vector.tobytes(), self.value ^ number)
+        self.value = zlib.crc32(vector, self.value ^ number)
         self.num_steps += 1
 
     def take(self, ran: Ran) -> None:
@@ -68,9 +68,9 @@ class Trail:
 
         Raises: whatever the step raised on the device.
         """
-        value = zlib.crc32(np.asarray(ran.tokens).tobytes(), self.value)
+        value = zlib.crc32(np.asarray(ran.tokens), self.value)
         if ran.rows is not None:
-            value = zlib.crc32(np.asarray(ran.rows).tobytes(), value)
+            value = zlib.crc32(np.asarray(ran.rows), value)
         self.value, self.num_steps = value, self.num_steps + 1
 
     @property

@@ -225,14 +225,14 @@ class Leader:
         Raises:
             HostsDivergedError: one is another. HostLostError: the group has ended.
         """
+        due = (trail.num_steps - MAX_BEHIND) // DIGEST_STEPS * DIGEST_STEPS
         with self._heard:
             _keep(self._own, trail)
-            for host_id in self._links:
-                self._compare(host_id)
-            due = (trail.num_steps - MAX_BEHIND) // DIGEST_STEPS * DIGEST_STEPS
-            self._heard.wait_for(
-                lambda: self.error or all(at >= due for at, _ in self._reported.values())
-            )
+            for host_id, (at, _) in self._reported.items():
+                if at == trail.num_steps:
+                    self._compare(host_id)
+            while self.error is None and any(at < due for at, _ in self._reported.values()):
+                self._heard.wait()
         if self.error is not None:
             raise self.error
 

@@ -81,7 +81,10 @@ class Group:
         }
         flags = os.environ.get("XLA_FLAGS", "").split()
         flags = [flag for flag in flags if "host_platform_device_count" not in flag]
-        env = os.environ | {"XLA_FLAGS": " ".join(flags), "PYTHONPATH": str(ROOT)}
+        env = os.environ | {
+            "XLA_FLAGS": " ".join(flags),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
+        }
         self.members = [
             subprocess.Popen(
                 [
