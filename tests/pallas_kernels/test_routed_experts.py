@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.pallas_kernels.cpu.native_expert_row import row_by_expert
+from octavo.pallas_kernels.cpu.native_int8_linear import NativeInt8Weight
 from octavo.pallas_kernels.quantized_linear import QUANTIZATIONS, quantize_weight
 from octavo.pallas_kernels.routed_experts import (
     ExpertWeights,
@@ -152,6 +153,24 @@ def test_eight_bits_are_rounded_as_those_of_any_linear_layer(way: str, quantizat
     np.testing.assert_allclose(compiled(way)(*case, small), want, rtol=0, atol=TOLERANCE)
     # An expert's hidden row is rounded once more; where, and to what, the reference says.
     assert np.abs(want - compiled("reference")(*case, plain)).max() > 0
+
+
+@pytest.mark.parametrize("num_tokens", [1, 40])
+def test_native_int8_products_are_those_of_any_other(num_tokens: int) -> None:
+    rng = np.random.default_rng(8)
+    rounded = jax.vmap(partial(quantize_weight, quantization="int8", num_inputs=1))
+    # Of 32 inputs, which native products take side by side.
+    stacks = {
+        name: rounded(jnp.asarray(rng.standard_normal((EXPERTS, 32, 32)), jnp.float32))
+        for name in ("gate", "up", "down")
+    }
+    native = {name: NativeInt8Weight(weight=stack) for name, stack in stacks.items()}
+    x = rng.standard_normal((num_tokens, 32)).astype(np.float32)
+    chosen = np.argsort(rng.random((num_tokens, EXPERTS)), axis=1)[:, :2].astype(np.int32)
+    case = x, chosen, np.full(chosen.shape, 0.5, np.float32)
+    want = compiled("tiles")(*case, ExpertWeights(**stacks))
+    got = compiled("tiles of 1")(*case, ExpertWeights(**native))
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("way", ["ragged", "tiles"])
