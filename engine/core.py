@@ -139,6 +139,13 @@ class EngineCore:
             self._news.items.append(_ended(request))
         return request is not None
 
+    def page_names(self, request_id: str) -> list[PageHash]:
+        """As `Scheduler.page_names`."""
+        names = self.scheduler.page_names(request_id)
+        if self.log is not None:
+            self.log.pages_named(request_id, self._clock.now_s())
+        return names
+
     def bring_to_host(self, names: Sequence[PageHash]) -> int | None:
         """As `Scheduler.bring_to_host`."""
         now_s = self._clock.now_s()

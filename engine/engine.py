@@ -287,7 +287,7 @@ class Engine:
         """Names of the full pages of a live submission's tokens, each once, for `PageTransfer`."""
         names: dict[PageHash, None] = {}
         for request in self.outputs.requests_of(request_id):
-            names |= dict.fromkeys(self.scheduler.page_names(request.request_id))
+            names |= dict.fromkeys(self.core.page_names(request.request_id))
         return [*names]
 
     def flush_prefix_cache(self) -> tuple[int, int]:

@@ -153,6 +153,9 @@ class RequestTracer:
     def only(self, request_ids: Iterable[str] | None, now_s: float) -> None:
         """Some are tried apart: nothing to tell."""
 
+    def pages_named(self, request_id: str, now_s: float) -> None:
+        """Pages may go to another engine: nothing to tell."""
+
     def pages_wanted(self, names: object, transfer_id: int | None, now_s: float) -> None:
         """Pages go to another engine: no request's matter."""
 

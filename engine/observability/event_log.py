@@ -17,6 +17,7 @@ Lines, each with `t`, the time in seconds on the engine's clock:
      model expected it to take, "ended"?: [[id, status]]}
     {"t", "fail": [ids of requests whose KV was not finite]}
     {"t", "only": [ids of requests on trial] or null}
+    {"t", "pages_named": id of the request whose pages can be found from now on}
     {"t", "pages_wanted": [names of prefix pages, in hexadecimal], "copy": its number or null}
     {"t", "pages_came": [names of prefix pages from another engine], "host_pages": those they got}
 """
@@ -122,6 +123,10 @@ class EventLines:
     def only(self, request_ids: Iterable[str] | None, now_s: float) -> None:
         """Some requests are tried apart from all others; None ends it."""
         self._write(t=now_s, only=None if request_ids is None else list(request_ids))
+
+    def pages_named(self, request_id: str, now_s: float) -> None:
+        """The names of a request's pages were asked for, which makes them findable."""
+        self._write(t=now_s, pages_named=request_id)
 
     def pages_wanted(
         self, names: Iterable[PageHash], transfer_id: int | None, now_s: float

@@ -293,17 +293,22 @@ class RequestTable:
         request.error = error
         request.metrics.finished_s = now_s
 
-    def _release(self, entry: LiveRequest) -> None:
-        """Takes slot and pages; full pages stay findable.
+    def make_findable(self, entry: LiveRequest) -> None:
+        """Makes all full pages of a running request findable.
 
-        Pages of the prompt were made findable as they were computed. Pages of the output are made
-        so only now: hardly anybody asks for them sooner, and hashing them together is cheaper.
+        Pages of the prompt were made so as they were computed. Pages of the output are when it
+        ends, or is moved: hardly anybody asks for them sooner, and hashing them together is
+        cheaper.
         """
-        self.work.leave(entry)
         num_written = entry.num_committed_tokens
         if num_written == entry.prefill_end:
             num_written = entry.request.num_tokens - 1  # the newest token was never an input
         self.kv.register_full_pages(entry.pages, num_written)
+
+    def _release(self, entry: LiveRequest) -> None:
+        """Takes slot and pages; full pages stay findable."""
+        self.work.leave(entry)
+        self.make_findable(entry)
         self.kv.release(entry.pages)
         self.rows.leave(entry)
 

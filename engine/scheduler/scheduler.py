@@ -359,11 +359,14 @@ class Scheduler:
         return kv.host.num_pages > 0 and kv.enable_prefix_caching and kv.needs.is_plain
 
     def page_names(self, request_id: str) -> list[PageHash]:
-        """Names of the full pages of a request's tokens; none if it is not live."""
+        """Names of the full pages of a request's tokens; none if it is not live. All of them that
+        are computed can be found from now on."""
         table = self._table
         entry = table.live.get(request_id)
         if entry is None or not self.can_exchange_pages:
             return []
+        if entry.request.slot is not None and not entry.pages.arriving:
+            table.make_findable(entry)
         table.kv.hash_known(entry.pages)
         return [*entry.pages.hashes]
 

@@ -106,8 +106,8 @@ class _Player:
 
     def play(self, event: dict[str, Any]) -> None:
         for kind in (
-            "add", "cancel", "finish", "turn", "commit", "fail", "only", "pages_wanted",
-            "pages_came",
+            "add", "cancel", "finish", "turn", "commit", "fail", "only", "pages_named",
+            "pages_wanted", "pages_came",
         ):  # fmt: skip
             if kind in event:
                 getattr(self, f"_{kind}")(event, float(event["t"]))
@@ -134,6 +134,10 @@ class _Player:
             request, RequestStatus.STOPPED, event["stop_reason"], now_s
         )
         _same("finished", event["found"], found)
+
+    def _pages_named(self, event: dict[str, Any], now_s: float) -> None:
+        del now_s
+        self.scheduler.page_names(event["pages_named"])
 
     def _pages_wanted(self, event: dict[str, Any], now_s: float) -> None:
         names = [bytes.fromhex(name) for name in event["pages_wanted"]]

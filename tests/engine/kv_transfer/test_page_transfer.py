@@ -112,7 +112,8 @@ def test_it_goes_on_with_the_pages_of_another(
     assert second.transfer is not None
     num_taken = sum(map(second.transfer.take, batches))
     second.check_integrity()
-    assert num_taken == sum(len(batch.names) for batch in batches) >= len(PROMPT) // PAGE
+    assert num_taken == sum(len(batch.names) for batch in batches)
+    assert num_taken >= (len(PROMPT) + num_told - 1) // PAGE, "pages of the output, too"
     assert sum(map(second.transfer.take, batches)) == 0, "it has them already"
     num_before = second.executor.stats.num_tokens
     submit(second, rest_of(submission, narrator.generated()))
