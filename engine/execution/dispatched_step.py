@@ -36,6 +36,7 @@ class DispatchedStep:
         order: its decode rows' order, as indices into the plan.
         output: arrays on the device; None if the plan had no rows.
         dispatched_s: `time.perf_counter()` at dispatch.
+        done_s: when it was done, if that is known without asking.
     """
 
     plan: StepPlan
@@ -43,6 +44,7 @@ class DispatchedStep:
     order: NDArray[np.intp]
     output: StepOutput | None
     dispatched_s: float
+    done_s: float | None = None
 
     def read(self) -> NDArray[np.int32]:
         """Waits for the step and fetches its tokens [iterations, rows]."""

@@ -191,6 +191,7 @@ class DeviceExecutor:
         self._mask_edges = [edge for edge in MASK_EDGES if edge < self._num_slots]
         self._mask_edges.append(self._num_slots)
         self._last_done_s: float | None = None
+        self._called_s = 0.0  # when the newest step was handed to the device
         self._num_in_flight = 0
         self._has_computed = False
         self._has_put_weights_away = False
@@ -275,7 +276,9 @@ class DeviceExecutor:
         if self._masks is not None and self._masks.num_live:
             self._put_masks(plan, self._masks)
         output = self.run_step(shape, vector)
-        now_s = time.perf_counter()
+        now_s, done_s = time.perf_counter(), None
+        if output.tokens.is_ready():  # a CPU that has nothing else to do computes within the call
+            now_s, done_s = self._called_s, now_s
         if self._num_in_flight == 0 and self._last_done_s is not None:
             self.stats.idle_s += now_s - self._last_done_s
         self._num_in_flight += 1
@@ -283,7 +286,7 @@ class DeviceExecutor:
         self.stats.num_tokens += plan.num_tokens
         self.stats.steps_by_tokens[plan.num_tokens.bit_length()] += 1
         self.stats.num_padded_tokens += shape.num_tokens
-        return DispatchedStep(plan, shape, order, output, now_s)
+        return DispatchedStep(plan, shape, order, output, now_s, done_s)
 
     def _choose(self, plan: StepPlan) -> StepShape:
         """The best shape that has a program and what that reads; a better program's absence is told
@@ -307,7 +310,7 @@ class DeviceExecutor:
         if handle.output is None:
             return StepResult(rows=())
         tokens = handle.read()
-        done_s = time.perf_counter()
+        done_s = handle.done_s or time.perf_counter()
         begun_s = max(handle.dispatched_s, self._last_done_s or 0.0)
         self._last_done_s = done_s
         self._num_in_flight -= 1
@@ -441,8 +444,9 @@ class DeviceExecutor:
 
     def run_step(self, shape: StepShape, vector: NDArray[np.int32]) -> Any:
         """Queues a step; what the host reads of it."""
-        program = self.programs.get(shape)
-        self._state, output = program(self.weights.of(shape), self._state, vector)
+        program, weights = self.programs.get(shape), self.weights.of(shape)
+        self._called_s = time.perf_counter()
+        self._state, output = program(weights, self._state, vector)
         return output
 
     def write_row(self, slot: int, inputs: RowInputs) -> None:
