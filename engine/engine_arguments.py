@@ -16,9 +16,9 @@ WITHOUT_EFFECT = frozenset(
     (
         "async_scheduling", "block_manager", "compilation_config", "cuda_graph_sizes",
         "disable_async_output_proc", "disable_cascade_attn", "disable_custom_all_reduce",
-        "disable_log_requests", "disable_log_stats", "enforce_eager", "max_logprobs",
-        "max_parallel_loading_workers", "max_seq_len_to_capture", "optimization_level",
-        "preemption_mode", "use_tqdm_on_load", "use_v2_block_manager",
+        "disable_log_requests", "disable_log_stats", "enable_expert_parallel", "enforce_eager",
+        "max_logprobs", "max_parallel_loading_workers", "max_seq_len_to_capture",
+        "optimization_level", "preemption_mode", "use_tqdm_on_load", "use_v2_block_manager",
     )
 )  # fmt: skip
 """Arguments of vLLM that say how it computes, and not what: any value is taken."""
@@ -29,13 +29,12 @@ NEUTRAL: Mapping[str, tuple[tuple[object, ...], str]] = {
     "convert": ((None, "auto", "none"), "auto; see task"),
     "cpu_offload_gb": (_NOTHING, "0; host_kv_memory_bytes is a host tier for KV"),
     "distributed_executor_backend": ((None, "mp", "uni"), "None: one process drives all devices"),
-    "enable_expert_parallel": (_NOTHING, "False"),
     "enable_lora": (_NOTHING, "False: adapters are not served"),
     "enable_prompt_adapter": (_NOTHING, "False"),
     "generation_config": ((None, "auto", "vllm"), "auto"),
     "hf_overrides": (_NOTHING, "None"),
     "hf_token": (_NOTHING, "None: nothing is downloaded"),
-    "kv_transfer_config": (_NOTHING, "None"),
+    "kv_transfer_config": (_NOTHING, "None; see replica_roles"),
     "limit_mm_per_prompt": (_NOTHING, "None: text alone is served"),
     "load_format": ((None, "auto", "safetensors", "gguf"), "auto: the checkpoint says"),
     "mm_processor_kwargs": (_NOTHING, "None: text alone is served"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -192,7 +193,7 @@ class DeviceExecutor:
         self._mask_edges.append(self._num_slots)
         self._last_done_s: float | None = None
         self._called_s = 0.0  # when the newest step was handed to the device
-        self._num_in_flight = 0
+        self._in_flight: deque[DispatchedStep] = deque()
         self._has_computed = False
         self._has_put_weights_away = False
         self.page_copy_s: float | None = None
@@ -279,14 +280,17 @@ class DeviceExecutor:
         now_s, done_s = time.perf_counter(), None
         if output.tokens.is_ready():  # a CPU that has nothing else to do computes within the call
             now_s, done_s = self._called_s, now_s
-        if self._num_in_flight == 0 and self._last_done_s is not None:
+            for earlier in self._in_flight:  # which this one had to wait for
+                earlier.done_s = earlier.done_s or now_s
+        if not self._in_flight and self._last_done_s is not None:
             self.stats.idle_s += now_s - self._last_done_s
-        self._num_in_flight += 1
         self.stats.num_steps += 1
         self.stats.num_tokens += plan.num_tokens
         self.stats.steps_by_tokens[plan.num_tokens.bit_length()] += 1
         self.stats.num_padded_tokens += shape.num_tokens
-        return DispatchedStep(plan, shape, order, output, now_s, done_s)
+        step = DispatchedStep(plan, shape, order, output, now_s, done_s)
+        self._in_flight.append(step)
+        return step
 
     def _choose(self, plan: StepPlan) -> StepShape:
         """The best shape that has a program and what that reads; a better program's absence is told
@@ -311,9 +315,9 @@ class DeviceExecutor:
             return StepResult(rows=())
         tokens = handle.read()
         done_s = handle.done_s or time.perf_counter()
-        begun_s = max(handle.dispatched_s, self._last_done_s or 0.0)
+        begun_s = min(done_s, max(handle.dispatched_s, self._last_done_s or 0.0))
         self._last_done_s = done_s
-        self._num_in_flight -= 1
+        self._in_flight.popleft()
         self._has_computed = True
         self.stats.busy_s += done_s - begun_s
         return handle.result(tokens, done_s - begun_s)
@@ -392,7 +396,7 @@ class DeviceExecutor:
 
     def idle(self) -> None:
         """Says that no step is wanted: the time until the next dispatch is nobody's idleness."""
-        if self._num_in_flight == 0:
+        if not self._in_flight:
             self._last_done_s = None
             if self._copier is not None and self._copier.is_busy:
                 time.sleep(IDLE_POLL_S)
@@ -404,7 +408,7 @@ class DeviceExecutor:
         """
         if not self._has_computed:
             self.programs.distrust()  # what fails before anything ran may be the programs
-        self._num_in_flight = 0
+        self._in_flight.clear()
         self._last_done_s = None
         self.start_over()
         self._try_device()
