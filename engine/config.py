@@ -200,9 +200,13 @@ class EngineConfig:
             names = (*_KV_CACHE_DTYPES, *KV_CACHE_ALIASES)
             raise InvalidConfigError("kv_cache_dtype", kv_cache_dtype, " or ".join(names))
         object.__setattr__(self, "kv_cache_dtype", kv_cache_dtype)
-        if set(self.roles) != {"both"} and not self.host_kv_memory_bytes:
-            allowed = "some bytes, by way of which pages move, where replica_roles says apart"
-            raise InvalidConfigError("host_kv_memory_bytes", 0, allowed)
+        if set(self.roles) != {"both"}:
+            if not self.host_kv_memory_bytes:
+                allowed = f"above 0, for pages to move between replicas ({self.replica_roles})"
+                raise InvalidConfigError("host_kv_memory_bytes", 0, allowed)
+            if not self.enable_prefix_caching:
+                allowed = f"True, for pages to move between replicas ({self.replica_roles})"
+                raise InvalidConfigError("enable_prefix_caching", False, allowed)
         _check_policy(self.scheduling_policy)
         _check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.attention_backend not in ATTENTION_BACKENDS:
@@ -247,7 +251,7 @@ class EngineConfig:
             raise InvalidConfigError("replica_roles", self.replica_roles, allowed)
         for need in ("prefill", "decode"):
             if not {need, "both"} & set(names):
-                allowed = f"such that one takes {need}"
+                allowed = f"roles of which one takes {need}, of {self.data_parallel_size} replicas"
                 raise InvalidConfigError("replica_roles", self.replica_roles, allowed)
         return names
 

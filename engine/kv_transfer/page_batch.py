@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from octavo.engine.errors import InvalidRequestError, shorten
 from octavo.engine.kv.page_hash import HASH_BYTES, PageHash
@@ -53,7 +54,7 @@ class PageBatch:
             InvalidRequestError: names the field.
         """
         if self.layout != layout:
-            raise InvalidRequestError("layout", shorten(self.layout), shorten(layout))
+            raise InvalidRequestError("layout", *_first_difference(self.layout, layout))
         if len(self.names) != len(self.contents):
             allowed = f"one for each of {len(self.names)} names"
             raise InvalidRequestError("contents", f"{len(self.contents)} pages", allowed)
@@ -66,6 +67,14 @@ class PageBatch:
         found = _checksum(self.names, self.contents)
         if found != self.checksum:
             raise InvalidRequestError("checksum", f"{found:#010x}", f"{self.checksum:#010x}")
+
+
+def _first_difference(theirs: str, ours: str) -> tuple[str, str]:
+    """The first parts of two layouts that are not the same."""
+    for one, other in zip_longest(theirs.split(", "), ours.split(", "), fillvalue="nothing"):
+        if one != other:
+            return shorten(one), shorten(other)
+    return shorten(theirs), shorten(ours)
 
 
 def _checksum(names: Sequence[PageHash], contents: Sequence[bytes]) -> int:

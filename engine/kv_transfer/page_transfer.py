@@ -75,7 +75,7 @@ class PageTransfer:
         if self._layout is None:
             tokens = self._core.scheduler.limits.page_size
             pages = self._executor.host_page_layout
-            self._layout = f"{self._model()}; {tokens} tokens; {pages}"
+            self._layout = f"{self._model()}, {tokens} tokens a page, {pages}"
         return self._layout
 
     @property

@@ -103,6 +103,11 @@ class ReplicatedEngine(ReplicaGroup):
                 config.data_parallel_size,
                 f"as many as there are GPUs for: each takes {config.tensor_parallel_size}",
             )
+        if set(config.roles) != {"both"} and not ready[0].limits.needs.is_plain:
+            raise InvalidConfigError(
+                "replica_roles", config.replica_roles,
+                "not given for a model with sliding windows, whose pages do not move",
+            )  # fmt: skip
         return ready[0]
 
     def close(self) -> None:

@@ -162,6 +162,38 @@ def test_damaged_and_foreign_pages_are_refused(engines: tuple[Engine, Engine]) -
     assert second.scheduler.host_page(batch.names[0]) is None
 
 
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_quantized_pages_move_with_their_scales(
+    engines: tuple[Engine, Engine], tiny_model: Path, kind: str
+) -> None:
+    first, second = (make_engine(tiny_model, kv_cache_dtype=kind) for _ in range(2))
+    submission = submission_of(first, PROMPT, PARAMS)
+    alone, narrator = (Narrator(transcript_of(submission)) for _ in range(2))
+    submit(first, submission)
+    advance(first, alone)
+    first.flush_prefix_cache()
+    submit(first, submission)
+    advance(first, narrator, 9)
+    batches = pages_of(first, first.page_names(submission.request_id), narrator)
+    transcript = first.release(submission.request_id)
+    assert transcript is not None
+    if transcript.has_news:
+        narrator.take(transcript.read())
+    assert second.transfer is not None
+    assert sum(map(second.transfer.take, batches)) >= len(PROMPT) // PAGE
+    submit(second, rest_of(submission, narrator.generated()))
+    advance(second, narrator)
+    told, whole = (each.transcript.sequences[0].token_ids for each in (narrator, alone))
+    assert told == whole
+    # An engine whose pages are of another dtype says so.
+    other = engines[0]
+    assert other.transfer is not None
+    with pytest.raises(InvalidRequestError, match=r"layout = .* is not allowed: 'float32\["):
+        other.transfer.take(batches[0])
+    first.close()
+    second.close()
+
+
 def test_more_pages_than_the_host_has_room_for(tiny_model: Path) -> None:
     """They go in parts, and what has no room is left out; nothing is lost by it."""
     first = make_engine(tiny_model)

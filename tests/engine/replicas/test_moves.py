@@ -231,7 +231,7 @@ def test_prompts_apart_from_decoding(
     [
         ("prefill", "one for each of 2 replicas"),
         ("prefill,encode", "both, prefill, decode"),
-        ("prefill,prefill", "one takes decode"),
+        ("prefill,prefill", "one takes decode, of 2"),
         ("decode,decode", "one takes prefill"),
     ],
 )
@@ -244,6 +244,14 @@ def test_roles_that_do_not_fit_are_refused(value: str, words: str) -> None:
 def test_roles_want_a_way_for_pages() -> None:
     with pytest.raises(InvalidConfigError, match="host_kv_memory_bytes"):
         EngineConfig(data_parallel_size=2, replica_roles="prefill,both")
+
+
+def test_roles_want_prefix_caching() -> None:
+    with pytest.raises(InvalidConfigError, match="enable_prefix_caching"):
+        EngineConfig(
+            data_parallel_size=2, replica_roles="prefill,both", host_kv_memory_bytes=1 << 20,
+            enable_prefix_caching=False,
+        )  # fmt: skip
 
 
 def test_a_move_ends_once_a_round_is_short() -> None:
