@@ -313,3 +313,18 @@ def test_a_fleet_that_cannot_be_is_refused(
 ) -> None:
     assert main(["simulate", *FLEET, *wrong]) == 2
     assert wrong[1].partition(":")[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "field"),
+    [
+        ("--router=least_work", "router"),
+        ("--fronts=2", "fronts"),
+        ("--machine=a:share=1", "machines"),
+    ],
+)
+def test_a_fleets_options_are_not_ignored_without_one(
+    option: str, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--rate", "1", "--duration", "1", option]) != 0
+    assert f"{field} = " in capsys.readouterr().err
