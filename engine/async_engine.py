@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import sys
@@ -97,6 +98,7 @@ class AsyncEngine(AsyncPooling):
         self.num_devices = self.engine.num_devices
         self._streams = OutputStreams()
         self._commands: deque[Callable[[], None]] = deque()
+        self._taken_in_s = time.monotonic()
         self._news: deque[list[Told]] = deque()
         self._is_told = False
         self._wake = threading.Condition()
@@ -356,11 +358,16 @@ class AsyncEngine(AsyncPooling):
     def load(self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL) -> EngineLoad:
         """How busy the engine is, and how soon a request of this size and class would speak; safe
         from any thread."""
+        taken_in_s = self._taken_in_s if self._commands else time.monotonic()
         for _ in range(LOAD_ATTEMPTS):
             # A table that changes its size while it is read is read again.
             with contextlib.suppress(RuntimeError):
-                return self.engine.load(num_prompt_tokens, priority)
-        return self.engine.load(num_prompt_tokens, priority)
+                load = self.engine.load(num_prompt_tokens, priority)
+                break
+        else:
+            load = self.engine.load(num_prompt_tokens, priority)
+        behind_s = load.behind_s + time.monotonic() - taken_in_s
+        return dataclasses.replace(load, behind_s=behind_s)
 
     def _check_alive(self) -> None:
         if self._error is not None:
@@ -395,7 +402,11 @@ class AsyncEngine(AsyncPooling):
     def _take_in(self, seconds: float) -> None:
         """Does what was asked, one thing at least, for so long; what is left keeps its turn."""
         until_s = time.perf_counter() + seconds
-        while self._commands:
+        while True:
+            begun_s = time.monotonic()
+            if not self._commands:
+                self._taken_in_s = begun_s
+                break
             command = self._commands.popleft()
             try:
                 command()

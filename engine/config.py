@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.routing.policies import DEFAULT_ROUTER, get_live_policy
 
 DEFAULT_MODEL = "smollm2-135m"
 """The model served when none is named; it installs from PyPI."""
@@ -107,6 +108,9 @@ class EngineConfig:
         replica_roles: what each of several engines is for, separated by commas: "prefill" (prompts
             alone), "decode" or "both"; with `host_kv_memory_bytes`, by way of which pages of keys
             and values go from one to another. Empty is both for all.
+        replica_router: which of several engines takes a request: "forecast" (where it is in time at
+            the least harm), "least_work", "round_robin", "power_of_two" or "prefix_affinity", with
+            parameters if need be.
         replica_timeout_s: seconds without a sign of life, or in one turn of its loop, after which a
             replica hangs: its process is killed and started again, and its requests go on
             elsewhere. Longer than any step.
@@ -155,6 +159,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
     data_parallel_size: int = 1
     replica_roles: str = ""
+    replica_router: str = DEFAULT_ROUTER
     replica_timeout_s: float = 60.0
     seed: int = 0
     attention_backend: str = "auto"
@@ -208,6 +213,7 @@ class EngineConfig:
                 allowed = f"True, for pages to move between replicas ({self.replica_roles})"
                 raise InvalidConfigError("enable_prefix_caching", False, allowed)
         _check_policy(self.scheduling_policy)
+        get_live_policy(self.replica_router, "replica_router")
         _check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.attention_backend not in ATTENTION_BACKENDS:
             raise InvalidConfigError(

@@ -429,6 +429,7 @@ class Engine:
             num_probe_tokens=probes.num_tokens,
             num_pages_given=0 if self.transfer is None else self.transfer.num_given,
             num_pages_taken=0 if self.transfer is None else self.transfer.num_taken,
+            standing=self.scheduler.standing(now_s),
         )
 
     def held_pages(self) -> tuple[int, float]:

@@ -251,6 +251,8 @@ class OctavoService:
             wrong_refusals_ratio=load.wrong_refusals_ratio,
             wrong_refusals_low=load.wrong_refusals_interval[0],
             wrong_refusals_high=load.wrong_refusals_interval[1],
+            standing=pb.Standing(**load.standing._asdict()),
+            behind_s=load.behind_s,
         )
 
     async def _generate(

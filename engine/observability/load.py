@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.load import QueueLoad
 from octavo.engine.scheduler.refusals import wilson_interval
+from octavo.engine.scheduler.standing import UNKNOWN, Standing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class EngineLoad:
         num_probe_tokens: tokens that probes took.
         num_moved: requests that were moved from one replica to another while they ran.
         num_pages_given, num_pages_taken: pages that went to other engines and came from them.
+        standing: for routers: what a new request would find.
+        behind_s: seconds since requests were last taken in: later ones are not in the figures.
     """
 
     num_running: int
@@ -97,6 +100,8 @@ class EngineLoad:
     num_moved: int = 0
     num_pages_given: int = 0
     num_pages_taken: int = 0
+    standing: Standing = UNKNOWN
+    behind_s: float = 0.0
 
     @property
     def wrong_refusals_ratio(self) -> float:

@@ -9,6 +9,7 @@ from octavo.engine.observability.load import EngineLoad
 from octavo.engine.replicas.messages import PROBE_TOKENS, LoadReport
 from octavo.engine.request import Priority
 from octavo.engine.scheduler.load import QueueLoad
+from octavo.engine.scheduler.standing import merge_standings
 
 _SUMS = (
     *("num_running", "num_waiting", "num_free_pages", "num_total_pages", "num_preemptions"),
@@ -59,6 +60,8 @@ def merge_loads(
         predicted_ttft_s=min(
             _predict(report.ttft_s[priority], num_prompt_tokens) for report in reports
         ),
+        standing=merge_standings([load.standing for load in loads]),
+        behind_s=max(load.behind_s for load in loads),
     )
 
 

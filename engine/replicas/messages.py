@@ -205,10 +205,14 @@ class LoadReport:
     Attributes:
         load: with the first token of a request of one prompt token predicted.
         ttft_s: by class, seconds to the first token of a prompt of one and of `PROBE_TOKENS`.
+        taken_s: when, on the clock of requests. Those that were sent by then are in the figures.
+        life: of the replica that it is about.
     """
 
     load: EngineLoad
     ttft_s: Mapping[Priority, tuple[float, float]]
+    taken_s: float = 0.0
+    life: int = 0
 
 
 @dataclass(frozen=True, slots=True)

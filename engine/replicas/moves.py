@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from octavo.engine.kv.page_hash import PageHash
-from octavo.engine.replicas.messages import PROBE_TOKENS, LoadReport
-from octavo.engine.request import Priority
+from octavo.engine.replicas.messages import LoadReport
 
 FEW_PAGES = 4
 """Pages of a round after which no further one is worth it."""
@@ -92,7 +91,7 @@ class MovePrices:
             num_tokens: of the prompt.
             decoder: of the replica that decodes it in the end.
         """
-        first_s, probe_s = decoder.ttft_s[Priority.NORMAL]
-        token_s = max(0.0, probe_s - first_s) / (PROBE_TOKENS - 1)
-        num_rows = decoder.load.num_running + decoder.load.num_waiting
-        return num_rows * token_s * num_tokens > self.move_s(num_tokens, page_size)
+        standing = decoder.load.standing
+        num_rows = standing.num_running + standing.num_waiting
+        wait_s = num_rows * standing.prompt_token_s * num_tokens
+        return wait_s > self.move_s(num_tokens, page_size)

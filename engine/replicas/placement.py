@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from octavo.engine.clock import Clock
 from octavo.engine.config import Role
-from octavo.engine.errors import QuarantinedError
+from octavo.engine.errors import OverloadedError, QuarantinedError
 from octavo.engine.faults.quarantine import Quarantine
 from octavo.engine.input.input_processor import Submission
 from octavo.engine.input.resumption import rest_of
@@ -18,14 +18,21 @@ from octavo.engine.output.transcript import Transcript
 from octavo.engine.replicas import messages
 from octavo.engine.replicas.any_replica import AnyReplica
 from octavo.engine.replicas.continuation import Narrator, transcript_of
+from octavo.engine.replicas.messages import LoadReport
 from octavo.engine.replicas.moves import Move, MovePrices
-from octavo.engine.replicas.router import Router
 from octavo.engine.request import RequestStatus
+from octavo.engine.routing.policies import RoutePolicy
+from octavo.engine.routing.prefixes import prompt_chunks
+from octavo.engine.routing.report import ReplicaReport
+from octavo.engine.routing.request import Route, RouteRequest
+from octavo.engine.routing.router import Router
 from octavo.engine.sampling_params import RequestOutputKind
 
 SUSPECT_DEATHS = 2
 """A request that so many replicas died with is tried again with no other such beside it; if one
 dies with it then, it is not given to another."""
+MOST_TRIES = 2
+"""Replicas that a request is sent to before its client hears that they refused it."""
 _NO_LIFE = (-1, 0)
 
 
@@ -40,6 +47,7 @@ class _Live:
         num_deaths: replicas that died with it.
         ending: how it is to end, once its replica says so; None while nobody asked.
         move: on its way to another replica, from where it goes on; None while it is not.
+        refused_by: replicas that had no room for it.
     """
 
     submission: Submission
@@ -48,6 +56,7 @@ class _Live:
     num_deaths: int = 0
     ending: tuple[RequestStatus, Exception | None] | None = None
     move: Move | None = None
+    refused_by: frozenset[int] = frozenset()
 
 
 class Placement:
@@ -56,6 +65,7 @@ class Placement:
     Args:
         replicas: that take them.
         clock: where time comes from.
+        policy: which replica takes a request.
         roles: of each replica; none means that each is for all.
 
     Attributes:
@@ -64,14 +74,20 @@ class Placement:
     """
 
     def __init__(
-        self, replicas: Sequence[AnyReplica], clock: Clock, roles: Sequence[Role] = ()
+        self,
+        replicas: Sequence[AnyReplica],
+        clock: Clock,
+        policy: RoutePolicy,
+        roles: Sequence[Role] = (),
     ) -> None:
         self.prices = MovePrices()
-        self._roles = roles or ("both",) * len(replicas)
+        self._roles = roles
         self.touched: dict[Transcript, None] = {}
         self._replicas = replicas
         self._clock = clock
-        self._router = Router(len(replicas))
+        self._router = Router(len(replicas), policy)
+        self._heard: list[LoadReport | None] = [None] * len(replicas)
+        self._num_heard = 0
         self._quarantine = Quarantine()
         self._live: dict[str, _Live] = {}
         self._waiting: deque[str] = deque()
@@ -97,7 +113,7 @@ class Placement:
     def forget_prefixes(self) -> None:
         """No replica has anything cached any more."""
         for replica in self._replicas:
-            self._router.forget(replica.index)
+            self._router.prefixes.forget(replica.index)
 
     def submit(self, submission: Submission) -> None:
         """Gives a submission to a replica, or has it wait for one.
@@ -142,10 +158,12 @@ class Placement:
         live = self._live.get(request_id)
         if live is None or live.where != where:
             return
+        if self._tries_another(request_id, live, output):
+            return
         transcript = live.narrator.transcript
         self.touched[transcript] = None
         live.narrator.take(output)
-        if self._roles[where[0]] == "prefill" and transcript.sequences[0].token_ids:
+        if self._role(where[0]) == "prefill" and transcript.sequences[0].token_ids:
             self._hand_off(request_id, live)
         if transcript.finished:
             first = transcript.sequences[0]
@@ -153,6 +171,23 @@ class Placement:
             whole = first.finish_reason in ("stop", "length")
             self._router.ended(request_id, len(first.token_ids) if whole else None)
             self._forget(request_id)
+
+    def _tries_another(self, request_id: str, live: _Live, output: RequestOutput) -> bool:
+        """Whether a request that a replica has no room for goes to another: the first refusal is
+        told unless the router expects it to be in time there."""
+        if not isinstance(output.error, OverloadedError) or live.ending is not None:
+            return False
+        tried = live.refused_by | {live.where[0]}
+        among = [index for index in self._among(live) if index not in tried]
+        if len(tried) >= MOST_TRIES or not among or live.narrator.generated():
+            return False
+        self._router.ended(request_id)
+        replica = self._route(request_id, live, among, may_refuse=True)
+        if replica is None:
+            return False
+        live.refused_by = tried
+        self._send(live, replica)
+        return True
 
     def _forget(self, request_id: str) -> None:
         self._live.pop(request_id, None)
@@ -174,41 +209,94 @@ class Placement:
 
     def _place(self, request_id: str, live: _Live) -> None:
         """Gives a submission to a replica, or has it wait for one."""
-        ready = [replica for replica in self._replicas if replica.ready is not None]
-        if not ready:
+        among = self._among(live)
+        if not among:
             self._waiting.append(request_id)
             return
+        replica = self._route(request_id, live, among)
+        assert replica is not None
+        self._send(live, replica)
+
+    def _among(self, live: _Live) -> list[int]:
+        """Replicas that can take a submission."""
+        ready = [replica for replica in self._replicas if replica.ready is not None]
         # Those that are late with a sign of life may hang.
         among = [replica.index for replica in ready if not replica.is_quiet]
-        among = self._fit(live, among or [replica.index for replica in ready])
+        among = among or [replica.index for replica in ready]
+        return self._fit(live, among) if among else []
+
+    def _route(
+        self, request_id: str, live: _Live, among: list[int], *, may_refuse: bool = False
+    ) -> int | None:
+        """The replica that a submission goes to; None if it would be late at each, where that is a
+        reason. Else a replica's own forecast decides whether it is refused."""
+        self._hear()
         first = live.submission.sequences[0]
-        chosen = self._router.choose(
-            request_id,
-            first.prompt_token_ids,
-            first.max_tokens,
-            num_sequences=len(live.submission.sequences),
-            tenant=first.tenant,
-            cache_salt=first.cache_salt,
+        num_told = sum(len(each.token_ids) for each in live.narrator.generated())
+        choice = self._router.route(
+            RouteRequest(
+                request_id=request_id,
+                num_prompt_tokens=first.num_prompt_tokens + num_told,
+                chunks=prompt_chunks(
+                    first.prompt_token_ids, tenant=first.tenant, cache_salt=first.cache_salt
+                ),
+                max_tokens=max(1, first.max_tokens - num_told),
+                num_sequences=len(live.submission.sequences),
+                arrival_s=first.arrival_s,
+                priority=first.priority,
+                ttft_target_s=None if num_told else first.ttft_target_s,
+                tpot_target_s=first.tpot_target_s,
+                e2e_target_s=first.e2e_target_s,
+                length_class=first.priority.name,
+                tried=live.refused_by,
+                is_begun=not may_refuse,
+            ),
+            self._clock.now_s(),
             among=among,
         )
+        return choice.replica if isinstance(choice, Route) else None
+
+    def _send(self, live: _Live, replica: int) -> None:
+        """Gives a submission, as it stands, to a replica."""
         live.move = None
         rest = rest_of(live.submission, live.narrator.generated())
-        is_apart = self._roles[chosen] == "prefill" or bool(rest.generated)
+        is_apart = self._role(replica) == "prefill" or bool(rest.generated)
         if is_apart and rest.params.output_kind is RequestOutputKind.FINAL_ONLY:
             # What comes here is a part: what another told is not told again.
             params = rest.params.replace(output_kind=RequestOutputKind.DELTA)
             rest = dataclasses.replace(rest, params=params)
-        live.where = (chosen, self._replicas[chosen].send(messages.Submit(rest)))
+        live.where = (replica, self._replicas[replica].send(messages.Submit(rest)))
+
+    def _hear(self) -> None:
+        """Takes in what replicas reported since the last time."""
+        while self._router.num_replicas < len(self._replicas):
+            self._router.add_replica()
+            self._heard.append(None)
+        for replica in self._replicas:
+            report = replica.report
+            if report is None or report is self._heard[replica.index]:
+                continue
+            self._heard[replica.index] = report
+            self._num_heard += 1
+            self._router.report(
+                ReplicaReport(
+                    replica.index, report.life, self._num_heard, report.taken_s,
+                    report.load.standing,
+                )
+            )  # fmt: skip
+
+    def _role(self, replica: int) -> Role:
+        return self._roles[replica] if self._roles else "both"
 
     def _fit(self, live: _Live, among: list[int]) -> list[int]:
         """Of replicas that are ready, those that are for a submission as it stands: where it is
         moved to, or where its prompt or its decoding belongs."""
         if live.move is not None and self._is_there(live.move.target):
             return [live.move.target[0]]
-        decoders = [index for index in among if self._roles[index] != "prefill"]
+        decoders = [index for index in among if self._role(index) != "prefill"]
         if live.narrator.generated() or not decoders:
             return decoders or among
-        prefillers = [index for index in among if self._roles[index] != "decode"]
+        prefillers = [index for index in among if self._role(index) != "decode"]
         if len(prefillers) == len(among):
             return among
         decoder = self._replicas[self._least_busy(decoders)]
@@ -220,7 +308,7 @@ class Placement:
         return prefillers if is_apart else decoders
 
     def _least_busy(self, among: Sequence[int]) -> int:
-        return min(among, key=self._router.work)
+        return min(among, key=lambda index: float(self._router.view.own_work[index]))
 
     def _is_there(self, where: tuple[int, int]) -> bool:
         """Whether a life of a replica takes requests."""
@@ -230,7 +318,7 @@ class Placement:
     def _hand_off(self, request_id: str, live: _Live) -> None:
         """Moves a submission that has begun to speak to where it is decoded, if it can be."""
         ready = [each.index for each in self._replicas if each.ready and not each.is_quiet]
-        decoders = [index for index in ready if self._roles[index] != "prefill"]
+        decoders = [index for index in ready if self._role(index) != "prefill"]
         if decoders and not live.narrator.transcript.finished:
             self.move(request_id, self._least_busy(decoders))
 
@@ -275,8 +363,15 @@ class Placement:
         else:
             source.send(messages.GivePages(given.request_id, frozenset(move.known)))
 
-    def place_waiting(self) -> None:
-        """Gives replicas what no replica could take before."""
+    def begin(self, where: tuple[int, int]) -> None:
+        """A replica takes requests, with nothing under way and nothing cached: also those that no
+        replica could take before.
+
+        Args:
+            where: replica and life.
+        """
+        self._hear()
+        self._router.started(*where, self._clock.now_s())
         waiting, self._waiting = self._waiting, deque()
         for request_id in waiting:
             live = self._live.get(request_id)
@@ -290,7 +385,8 @@ class Placement:
             where: replica and life.
             cause: of its death, as a phrase.
         """
-        self._router.forget(where[0])
+        self._hear()
+        self._router.lost(where[0], where[1] + 1)
         for request_id, live in list(self._live.items()):
             if live.where == where:
                 self._lose(request_id, live, cause, has_died=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -231,7 +232,7 @@ class Replica:
                     case messages.Logged(record):
                         _log(record, self.index)
                     case messages.LoadReport():
-                        self.report = message
+                        self.report = dataclasses.replace(message, life=self.life)
                     case messages.NotBuilt(reason):
                         final = reason
                     case messages.Broke(reason):

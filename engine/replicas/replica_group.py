@@ -24,6 +24,7 @@ from octavo.engine.replicas.moves import MovePrices
 from octavo.engine.replicas.placement import Placement
 from octavo.engine.replicas.replica import Died, Event
 from octavo.engine.request import Priority, RequestStatus
+from octavo.engine.routing.policies import DEFAULT_ROUTER, get_route_policy
 from octavo.engine.sampling_params import RequestOutputKind
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
 
@@ -44,6 +45,7 @@ class ReplicaGroup:
         clock: where time comes from.
         incarnation: begins the ids of requests, which all replicas share; see `RequestIds`.
         roles: of each replica; none means that each is for all.
+        router: which replica takes a request: as for `get_route_policy`.
 
     Attributes: as those of `Engine`; `limits` are those of one replica.
     """
@@ -58,6 +60,7 @@ class ReplicaGroup:
         clock: Clock,
         incarnation: str | None = None,
         roles: Sequence[Role] = (),
+        router: str = DEFAULT_ROUTER,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -85,13 +88,14 @@ class ReplicaGroup:
             generates=ready.generates,
         )
         self.grammars = self.inputs.grammars
-        self._placement = Placement(replicas, self.clock, roles)
+        self._placement = Placement(replicas, self.clock, get_route_policy(router), roles)
+        self._reports: list[messages.LoadReport] = []
         self._answers: dict[tuple[int, Question], messages.Answer] = {}
 
     @property
     def num_rows(self) -> int:
         """Sequences that can run at once."""
-        return self.limits.max_num_seqs * len(self._replicas)
+        return self.limits.max_num_seqs * max(1, sum(1 for each in self._replicas if each.report))
 
     @property
     def has_unfinished(self) -> bool:
@@ -207,7 +211,7 @@ class ReplicaGroup:
             case messages.PagesGiven():
                 self._placement.take_pages(event.message, where)
             case messages.Ready():
-                self._placement.place_waiting()
+                self._placement.begin(where)
             case messages.Answer(question):
                 self._answers[event.replica, question] = event.message
             case Died(cause, error):
@@ -283,7 +287,8 @@ class ReplicaGroup:
         works), and how soon a request of this size and class would speak."""
         serving = [replica for replica in self._replicas if not replica.is_lost]
         reports = [replica.report for replica in serving or self._replicas]
-        load = merge_loads([each for each in reports if each], num_prompt_tokens, priority)
+        self._reports = [each for each in reports if each] or self._reports
+        load = merge_loads(self._reports, num_prompt_tokens, priority)
         return dataclasses.replace(load, num_moved=self.moves.num_moves)
 
     def held_pages(self) -> tuple[int, float]:

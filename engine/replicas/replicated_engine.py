@@ -27,7 +27,7 @@ from octavo.engine.replicas.shares import devices_of, make_starts, own_cores
 class ReplicatedEngine(ReplicaGroup):
     """Engines in processes of their own, to be used as one `Engine`. One thread drives it.
 
-    Each request goes to the replica that has done with it first (`Router`). One whose process dies,
+    Each request goes where `replica_router` says. One whose process dies,
     or hangs and is killed (`HangWatch`), is started again, and what it had under way goes on at the
     others: readers see a pause. A request fails only if replicas are found to die of it.
 
@@ -67,6 +67,7 @@ class ReplicatedEngine(ReplicaGroup):
             clock=MonotonicClock(),
             incarnation=incarnation,
             roles=config.roles,
+            router=config.replica_router,
         )
 
     def _build(

@@ -114,6 +114,7 @@ class Worker:
         self._told_prompts: set[str] = set()
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="octavo-apart")
         self._reported_s = 0.0
+        self._taken_in_s = 0.0
         self.num_turns = 0
         """Turns of the loop that have begun."""
         self.is_in_turn = False
@@ -123,6 +124,7 @@ class Worker:
         """Serves until the inbox is closed."""
         engine, inbox = self._engine, self._inbox
         while True:
+            self._taken_in_s = engine.clock.now_s()
             commands = inbox.take(wait=False)
             if not (commands or engine.has_unfinished):
                 self.report_load()  # a last word before it waits
@@ -267,7 +269,7 @@ class Worker:
             for priority in Priority
         }
         self._reported_s = time.monotonic()
-        self._voice.tell(messages.LoadReport(engine.load(), ttft_s))
+        self._voice.tell(messages.LoadReport(engine.load(), ttft_s, self._taken_in_s))
 
 
 def ended(submission: Submission, status: RequestStatus, error: Exception | None) -> RequestOutput:

@@ -53,8 +53,8 @@ def forecast(
         late_price: the same for each second that it is late.
         pace_price: the same for each second that a hastier pace takes from others.
         evict_price: for each second that computing the pushed out prefixes again takes.
-        crowd_price: for each second by which the rows that are there become slower, in the measure
-            in which paces take up the time.
+        crowd_price: for each second by which the rows that are there become slower; for a request
+            with a pace, in the measure in which paces take up the time.
         refuse_at: share of the time to its first token at which every replica's forecast is too
             late: the request is refused.
     """
@@ -86,7 +86,11 @@ def forecast(
             return RouteRefusal("no replica would be in time", max(0.1, soonest_s - left_s))
         score = harm_s + wait_price * wait_s + late_price * np.maximum(late_s, 0.0)
         score += late_price * np.maximum(load - MOST_PACE_LOAD, 0.0)
-        score += crowd_price * output * row_s * view.num_live[among] * load
+        crowd_s = output * row_s * view.num_live[among]
+        if request.tpot_target_s is None:  # its own tokens are slower among more rows, too
+            score += (wait_price + crowd_price) * crowd_s
+        else:
+            score += crowd_price * crowd_s * load
         at = int(np.argmin(score))
         replica = int(among[at])
         return Route(

@@ -24,6 +24,22 @@ POLICIES: dict[str, Callable[..., RoutePolicy]] = {
 """Makers of policies; their arguments are numbers, all with defaults."""
 
 
+DEFAULT_ROUTER = "forecast"
+
+
+def get_live_policy(text: str, field: str) -> RoutePolicy:
+    """As `get_route_policy`, of those that need nothing but what clients tell: not a session.
+
+    Args:
+        field: that errors name.
+    """
+    name = text.partition(":")[0].replace("-", "_")
+    if name not in POLICIES or name == "session_affinity":
+        allowed = ", ".join(each for each in POLICIES if each != "session_affinity")
+        raise InvalidConfigError(field, text, allowed)
+    return get_route_policy(text)
+
+
 def get_route_policy(text: str) -> RoutePolicy:
     """The policy named by `text`, such as "least_work" or "prefix_affinity:most_gap=16".
 

@@ -42,9 +42,15 @@ class PrefixMemory:
     """
 
     def __init__(self, num_replicas: int, most_chunks: int = MAX_CHUNKS) -> None:
+        self._most_chunks = most_chunks
         self._most = [most_chunks] * num_replicas
         self._held: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_replicas)]
         self._holders: dict[int, set[int]] = {}
+
+    def add_replica(self) -> None:
+        """There is one more, which holds nothing."""
+        self._most.append(self._most_chunks)
+        self._held.append(OrderedDict())
 
     def limit(self, replica: int, most_chunks: int) -> None:
         """Remembers no more of a replica than so many chunks: as many as its cache can hold."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 from octavo.engine.request import Priority
@@ -35,11 +34,3 @@ class ReplicaReport(NamedTuple):
     standing: Standing
     prefixes: tuple[tuple[int, ...], ...] = ()
     is_draining: bool = False
-
-
-UNKNOWN = Standing(
-    num_running=0, num_waiting=0, num_rows=1, kv_tokens=0, free_tokens=0,
-    prompt_tokens=(0,) * NUM_CLASSES, output_tokens=0.0, busy_s=0.0, prompt_token_s=1e-4,
-    step_s=0.02, fixed_s=0.02, row_s=1e-4, pace_rate=0.0, least_pace_s=math.inf,
-)  # fmt: skip
-"""Of a replica that has not told anything yet: idle, of a guessed speed."""

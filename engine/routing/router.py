@@ -78,6 +78,20 @@ class Router:
         self._mean_output_len: dict[str, float] = {}
         self._can_take = np.ones(num_replicas, np.bool_)
 
+    @property
+    def num_replicas(self) -> int:
+        """How many there are."""
+        return len(self._sent)
+
+    def add_replica(self) -> None:
+        """There is one more, of the next index, of which nothing is known."""
+        self.view.add_replica()
+        self.prefixes.add_replica()
+        self._sent.append(deque())
+        self._newest.append((0, -1))
+        self._taken_s = np.append(self._taken_s, 0.0)
+        self._can_take = np.append(self._can_take, True)
+
     # What it hears.
 
     def report(self, report: ReplicaReport) -> None:

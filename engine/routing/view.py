@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.routing.report import NUM_CLASSES, UNKNOWN, ReplicaReport
+from octavo.engine.routing.report import NUM_CLASSES, ReplicaReport
+from octavo.engine.scheduler.standing import UNKNOWN
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -94,6 +96,15 @@ class FleetView:
             sent_least_pace_s=np.full(num_replicas, np.inf),
             **columns,
         )
+
+    def add_replica(self) -> None:
+        """Makes room for one more, which has told nothing and was sent nothing."""
+        blank = FleetView.blank(1)
+        for field in dataclasses.fields(self):
+            column = getattr(self, field.name)
+            if isinstance(column, np.ndarray):
+                more = np.concatenate([column, getattr(blank, field.name)], axis=-1)
+                setattr(self, field.name, more)
 
     def take(self, report: ReplicaReport) -> None:
         """Takes in a report's figures."""

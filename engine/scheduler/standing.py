@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +50,46 @@ class Standing(NamedTuple):
     row_s: float
     pace_rate: float
     least_pace_s: float
+
+
+UNKNOWN = Standing(
+    num_running=0, num_waiting=0, num_rows=1, kv_tokens=0, free_tokens=0,
+    prompt_tokens=(0,) * len(Priority), output_tokens=0.0, busy_s=0.0, prompt_token_s=1e-4,
+    step_s=0.02, fixed_s=0.02, row_s=1e-4, pace_rate=0.0, least_pace_s=math.inf,
+)  # fmt: skip
+"""Of a scheduler that has not told anything yet: idle, of a guessed speed."""
+
+
+def merge_standings(standings: Sequence[Standing]) -> Standing:
+    """Several schedulers, among which requests are spread, as one of that much more speed.
+
+    Args:
+        standings: one at least.
+    """
+    if len(standings) == 1:
+        return standings[0]
+    count = len(standings)
+    backlogs = zip(*(each.prompt_tokens for each in standings), strict=True)
+
+    def total(name: str) -> Any:
+        return sum(getattr(each, name) for each in standings)
+
+    return Standing(
+        num_running=total("num_running"),
+        num_waiting=total("num_waiting"),
+        num_rows=total("num_rows"),
+        kv_tokens=total("kv_tokens"),
+        free_tokens=total("free_tokens"),
+        prompt_tokens=tuple(map(sum, backlogs)),
+        output_tokens=total("output_tokens"),
+        busy_s=min(each.busy_s for each in standings),
+        prompt_token_s=1.0 / sum(1.0 / each.prompt_token_s for each in standings),
+        step_s=total("step_s") / count,
+        fixed_s=total("fixed_s") / count,
+        row_s=total("row_s") / count**2,  # of all rows, each step has a share
+        pace_rate=total("pace_rate"),
+        least_pace_s=min(each.least_pace_s for each in standings),
+    )
 
 
 def standing_of(table: RequestTable, forecast: Forecast, now_s: float) -> Standing:

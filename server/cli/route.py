@@ -19,18 +19,20 @@ TIMEOUT_S, MOST_TIMEOUT_S = 10.0, 3600.0
 
 def add_parser(subparsers: Any) -> None:
     """Adds the command's parser."""
+    from octavo.engine.routing.policies import DEFAULT_ROUTER
     from octavo.server.logs import LogConfig
     from octavo.server.serve_config import ServeConfig
 
     parser = subparsers.add_parser(
         "route",
         description="Serve over gRPC and HTTP what other Octavo servers generate. Each request "
-        "goes to the server that has done with it first, and on to another if that one dies or "
-        "goes away: its reader sees a pause.",
+        "goes where it is in time at the least harm to others, and on to another if that one dies "
+        "or goes away: its reader sees a pause.",
     )  # fmt: skip
     parser.add_argument(
         "--backend", metavar="HOST:PORT", action="append", default=[], required=True,
-        help="gRPC address of a server; given once for each",
+        help="gRPC address of a server; given once for each. dns:NAME:PORT is every address of a "
+        "name, and file:PATH a file with one a line: both are looked at again every 2 s",
     )  # fmt: skip
     parser.add_argument(
         "--model", metavar="MODEL", required=True,
@@ -42,6 +44,12 @@ def add_parser(subparsers: Any) -> None:
         parser.add_argument(
             f"--{option.replace('_', '-')}", metavar="NAME", help=f"{words}, as of `octavo serve`"
         )
+    parser.add_argument(
+        "--router", metavar="NAME", default=DEFAULT_ROUTER,
+        help="which server takes a request: forecast (where it is in time at the least harm), "
+        "least_work, round_robin, power_of_two or prefix_affinity, with parameters if need be "
+        f"({DEFAULT_ROUTER})",
+    )  # fmt: skip
     parser.add_argument(
         "--backend-token-file", metavar="FILE", help="its first line is shown to the servers"
     )
@@ -60,15 +68,17 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serves until told to stop; 0."""
     from octavo.engine.errors import InvalidConfigError
+    from octavo.engine.routing.policies import get_live_policy
     from octavo.server.cli.serve import serve_until_told
     from octavo.server.event_loop import new_event_loop
     from octavo.server.logs import LogConfig, start_logging
-    from octavo.server.route.backend import check_targets
+    from octavo.server.route.membership import Membership
     from octavo.server.serve_config import ServeConfig
 
     serve_config = ServeConfig(**given_args(args, ServeConfig, _PREFIX))
     log_config = LogConfig(**given_args(args, LogConfig, _PREFIX))
-    targets = check_targets(args.backend)
+    membership = Membership(args.backend)
+    get_live_policy(args.router, "router")
     if not 0 < args.backend_timeout_s <= MOST_TIMEOUT_S:
         allowed = f"more than 0, at most {MOST_TIMEOUT_S:.0f} seconds"
         raise InvalidConfigError("backend_timeout_s", args.backend_timeout_s, allowed)
@@ -83,11 +93,16 @@ def run(args: argparse.Namespace) -> int:
         from octavo.server.route.routed_engine import RoutedEngine
 
         credentials = None if ca is None else grpc.ssl_channel_credentials(ca)
-        backends = [
-            Backend(target=target, token=token, credentials=credentials) for target in targets
-        ]
+        backend = Backend(target="", token=token, credentials=credentials)
         chat = {name: getattr(args, name) for name in CHAT_OPTIONS}
-        engine = RoutedEngine(args.model, backends, timeout_s=args.backend_timeout_s, **chat)
+        engine = RoutedEngine(
+            args.model,
+            membership,
+            backend,
+            timeout_s=args.backend_timeout_s,
+            router=args.router,
+            **chat,
+        )
         engine.prepare_grammars()
         return AsyncEngine(engine=engine)
 

@@ -7,8 +7,6 @@ from typing import Any
 
 import grpc
 
-from octavo.engine.errors import InvalidConfigError
-
 CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -19,7 +17,6 @@ CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
-MAX_BACKENDS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,21 +44,3 @@ class Backend:
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Of every call."""
         return () if self.token is None else (("authorization", f"Bearer {self.token}"),)
-
-
-def check_targets(targets: list[str]) -> list[str]:
-    """Addresses of servers, each once.
-
-    Raises:
-        InvalidConfigError: one is no `host:port`, one is there twice, or there is none.
-    """
-    if not 1 <= len(targets) <= MAX_BACKENDS:
-        allowed = f"1 to {MAX_BACKENDS} of them"
-        raise InvalidConfigError("backend", f"{len(targets)} servers", allowed)
-    for target in targets:
-        host, _, port = target.rpartition(":")
-        if not host or not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 1 << 16):
-            raise InvalidConfigError("backend", target, "host:port")
-        if targets.count(target) > 1:
-            raise InvalidConfigError("backend", target, "given once")
-    return targets

@@ -27,6 +27,7 @@ from octavo.engine.replicas.replica import Event, EventMessage
 from octavo.engine.replicas.worker import ended
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.scheduler.load import QueueLoad
+from octavo.engine.scheduler.standing import UNKNOWN, Standing
 from octavo.server.output_message import OutputDecoder
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.route.backend import Backend
@@ -90,6 +91,8 @@ class RemoteReplica:
         self.is_quiet = False
         self.refused: OctavoError | None = None
         """Why the server takes no part, if it answers and does not."""
+        self.is_leaving = False
+        """Whether it takes no new requests, as it is no server of this front any more."""
         self._backend = backend
         self._loop = loop
         self._events = events
@@ -114,6 +117,32 @@ class RemoteReplica:
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
 
     # Below runs in the loop.
+
+    @property
+    def target(self) -> str:
+        """Where the server is."""
+        return self._backend.target
+
+    @property
+    def has_left(self) -> bool:
+        """Whether another server may take this one's place."""
+        return self.is_leaving and self._watch is None
+
+    def leave(self) -> None:
+        """The server is to take no new requests; it is let go of once those it has are over."""
+        self.is_leaving, self.ready = True, None
+
+    def stay(self) -> None:
+        """The server is one of this front's again."""
+        self.is_leaving = False
+        if self._watch is None:
+            self._begin()
+
+    def become(self, backend: Backend) -> None:
+        """Is another server from now on, after this one has left."""
+        assert self.has_left
+        self._backend, self.is_leaving = backend, False
+        self._begin()
 
     def _begin(self) -> None:
         self._channel = self._backend.channel()
@@ -210,9 +239,9 @@ class RemoteReplica:
         output.engine_id, output.prompt_token_ids = request_id, []
 
     async def _keep_watch(self) -> None:
-        """Looks at the server as long as the front lives."""
+        """Looks at the server as long as it is one of the front's, or has requests of it."""
         heard_s = time.monotonic()
-        while True:
+        while self._calls or not self.is_leaving:
             try:
                 await self._look()
                 heard_s, self.is_quiet = time.monotonic(), False
@@ -237,6 +266,9 @@ class RemoteReplica:
             if silent_s > self._timeout_s:
                 self._give_up(cause)
             await asyncio.sleep(AGAIN_S)
+        await self._channel.close()
+        self.ready = self.report = self.refused = None
+        self._watch = None
 
     async def _look(self) -> None:
         """Asks for the load; the first time, and after a silence, also what is served.
@@ -245,7 +277,11 @@ class RemoteReplica:
             AioRpcError, TimeoutError: it does not answer.
             OctavoError: it does not go with the others.
         """
-        if self.ready is None:
+        if self.is_leaving:
+            await self._ask("GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse)
+            return
+        is_new = self.ready is None
+        if is_new:
             info = await self._ask(
                 "GetModelInfo", pb.GetModelInfoRequest(), pb.GetModelInfoResponse
             )
@@ -255,14 +291,17 @@ class RemoteReplica:
             if server.draining:
                 raise EngineDeadError("it is going away")
             ready = self._make_ready(self._backend.target, info, server)
+        asked_s = self._now_s()
         one = await self._ask("GetLoad", pb.GetLoadRequest(), pb.GetLoadResponse)
         request = pb.GetLoadRequest(num_prompt_tokens=PROBE_TOKENS)
         probe = await self._ask("GetLoad", request, pb.GetLoadResponse)
         first_s = (one.predicted_ttft_s, probe.predicted_ttft_s)
-        self.report = messages.LoadReport(load_of(one), dict.fromkeys(Priority, first_s))
-        if self.ready is None:
+        self.life += is_new
+        self.report = messages.LoadReport(
+            load_of(one), dict.fromkeys(Priority, first_s), asked_s - one.behind_s, self.life
+        )
+        if is_new:
             self.ready, self.refused = ready, None
-            self.life += 1
             logger.info("%s serves", self._backend.target)
             self._tell(ready, self.life)
 
@@ -301,7 +340,7 @@ def load_of(message: pb.GetLoadResponse) -> EngineLoad:
     values = {
         field.name: getattr(message, field.name) if field.name in names else 0
         for field in dataclasses.fields(EngineLoad)
-        if field.name not in ("queues", "steps_by_tokens")
+        if field.name not in ("queues", "steps_by_tokens", "standing")
     }
     queues = {
         Priority(queue.priority - 1): QueueLoad(
@@ -311,4 +350,13 @@ def load_of(message: pb.GetLoadResponse) -> EngineLoad:
         )
         for queue in message.queues
     }
-    return EngineLoad(**values, queues=queues, steps_by_tokens=(0,))
+    return EngineLoad(**values, queues=queues, steps_by_tokens=(0,), standing=_standing_of(message))
+
+
+def _standing_of(message: pb.GetLoadResponse) -> Standing:
+    """What a server tells routers; an older one tells nothing."""
+    told = message.standing
+    if not message.HasField("standing") or len(told.prompt_tokens) != len(Priority):
+        return UNKNOWN
+    values = {name: getattr(told, name) for name in Standing._fields}
+    return Standing(**values | {"prompt_tokens": tuple(told.prompt_tokens)})

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -23,6 +25,7 @@ from octavo.engine.observability.schedule import Schedule
 from octavo.engine.replicas import messages
 from octavo.engine.replicas.replica import Event
 from octavo.engine.replicas.replica_group import ReplicaGroup
+from octavo.engine.routing.policies import DEFAULT_ROUTER
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.text.chat_template_file import read_chat_template
 from octavo.engine.text.tokenizer import Tokenizer
@@ -33,10 +36,13 @@ from octavo.models.loading.safetensors import read_config
 from octavo.models.packaged import PACKAGED_MODELS
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.route.backend import Backend
+from octavo.server.route.membership import Membership
 from octavo.server.route.remote_replica import RemoteReplica
 
 LOOK_S = 10.0
 """Between two lines of the log while no server answers."""
+MEMBERS_S = 2.0
+"""Between two looks at which servers there are."""
 RETRY_S = 1.0
 """After how long a client comes back that no server could take."""
 
@@ -52,9 +58,11 @@ class RoutedEngine(ReplicaGroup):
     Args:
         model: folder with the model's `config.json` and tokenizer, a GGUF file, or the name of a
             packaged model; no weights are read.
-        backends: the servers, of one model.
+        membership: which servers there are, of one model.
+        backend: how they are spoken to; its target means nothing.
         timeout_s: seconds without a word after which a server is taken for lost.
         seed: seeds requests that bring none.
+        router: which server takes a request: as for `get_route_policy`.
         **chat: those of `EngineConfig` that say how chats are written and read: `chat_template`,
             `tool_call_parser`, `reasoning_parser`.
 
@@ -66,10 +74,12 @@ class RoutedEngine(ReplicaGroup):
     def __init__(
         self,
         model: str,
-        backends: Sequence[Backend],
+        membership: Membership,
+        backend: Backend,
         *,
         timeout_s: float,
         seed: int = 0,
+        router: str = DEFAULT_ROUTER,
         **chat: str | None,
     ) -> None:
         clock = MonotonicClock()
@@ -85,15 +95,14 @@ class RoutedEngine(ReplicaGroup):
             target=self._loop.run_forever, name="octavo-route", daemon=True
         )
         self._thread.start()
-        self.servers = [
-            RemoteReplica(
-                index, backend, self._loop, events, self._make_ready,
-                timeout_s=timeout_s, now_s=clock.now_s,
-            )
-            for index, backend in enumerate(backends)
-        ]  # fmt: skip
-        for server in self.servers:
-            server.open()
+        self.servers: list[RemoteReplica] = []
+        """Those that have left among them, until others take their places."""
+        self._membership, self._backend = membership, backend
+        self._make_server = partial(
+            RemoteReplica, loop=self._loop, events=events, make_ready=self._make_ready,
+            timeout_s=timeout_s, now_s=clock.now_s,
+        )  # fmt: skip
+        self._look = asyncio.run_coroutine_threadsafe(self._keep_members(), self._loop)
         try:
             ready = self._first_ready(events)
         except BaseException:
@@ -105,7 +114,39 @@ class RoutedEngine(ReplicaGroup):
             seed=seed,
             **given,  # type: ignore[arg-type]
         )
-        super().__init__(config, self.servers, events, ready, clock=clock)
+        super().__init__(config, self.servers, events, ready, clock=clock, router=router)
+
+    async def _keep_members(self) -> None:
+        """Looks which servers there are, again and again."""
+        while True:
+            try:
+                self._take_members(await self._membership.look())
+            except Exception:
+                logger.exception("looking for servers failed")
+            if self._membership.is_fixed:
+                return
+            await asyncio.sleep(MEMBERS_S)
+
+    def _take_members(self, targets: Sequence[str]) -> None:
+        here = {server.target: server for server in self.servers if not server.has_left}
+        for target, server in here.items():
+            if target not in targets and not server.is_leaving:
+                logger.info("%s is no server of this front any more", target)
+                server.leave()
+        for target in targets:
+            known = here.get(target)
+            if known is not None:
+                if known.is_leaving:
+                    known.stay()
+                continue
+            backend = dataclasses.replace(self._backend, target=target)
+            free = next((each for each in self.servers if each.has_left), None)
+            if free is not None:
+                free.become(backend)
+            else:
+                server = self._make_server(len(self.servers), backend)
+                self.servers.append(server)
+                server.open()
 
     def _first_ready(self, events: SimpleQueue[Event | None]) -> messages.Ready:
         """Waits for the first server."""
@@ -119,7 +160,7 @@ class RoutedEngine(ReplicaGroup):
                 continue
             finally:
                 refused = [server.refused for server in self.servers]
-                if all(refused):
+                if self._membership.is_fixed and refused and all(refused):
                     raise refused[0] or EngineDeadError("no server can be used")
             if event is not None and isinstance(event.message, messages.Ready):
                 return event.message
@@ -177,6 +218,8 @@ class RoutedEngine(ReplicaGroup):
             OverloadedError: no server takes requests at the moment.
             QuarantinedError: servers died of its prompt a moment ago.
         """
+        while self._take_event():  # whoever came or went while nothing was under way
+            pass
         if all(server.ready is None for server in self.servers):
             raise OverloadedError("no server takes requests", RETRY_S)
         self._placement.submit(submission)
@@ -206,6 +249,7 @@ class RoutedEngine(ReplicaGroup):
         self._end()
 
     def _end(self) -> None:
+        self._look.cancel()
         for server in self.servers:
             server.close()
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -94,7 +94,11 @@ class CountingEngine:
         return (owner, request_id) in self.live.values()
 
     def load(self, num_prompt_tokens: int = 1, priority: Priority = Priority.NORMAL) -> EngineLoad:
-        figures: dict[str, Any] = {field.name: 0 for field in dataclasses.fields(EngineLoad)}
+        figures: dict[str, Any] = {
+            field.name: 0
+            for field in dataclasses.fields(EngineLoad)
+            if field.default is dataclasses.MISSING
+        }
         figures |= {
             "queues": {priority: QueueLoad(num_waiting=2, oldest_s=0.5, num_prompt_tokens=9)},
             "predicted_ttft_s": num_prompt_tokens / 4,

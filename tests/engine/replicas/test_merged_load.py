@@ -14,7 +14,11 @@ from octavo.engine.scheduler.load import QueueLoad
 
 
 def report(ttft_s=(0.1, 1.1), **changes) -> LoadReport:
-    numbers = {field.name: 0 for field in dataclasses.fields(EngineLoad) if field.name != "queues"}
+    numbers = {
+        field.name: 0
+        for field in dataclasses.fields(EngineLoad)
+        if field.default is dataclasses.MISSING and field.name != "queues"
+    }
     known = {"num_total_pages": 100, "num_free_pages": 100, "queues": {}, "steps_by_tokens": ()}
     load = EngineLoad(**{**numbers, **known, **changes})
     return LoadReport(load, dict.fromkeys(Priority, ttft_s))

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.request import Priority
 from octavo.engine.routing.policies import POLICIES, get_route_policy
-from octavo.engine.routing.report import NUM_CLASSES, UNKNOWN, ReplicaReport
+from octavo.engine.routing.report import NUM_CLASSES, ReplicaReport
 from octavo.engine.routing.request import Route, RouteRefusal, RouteRequest
 from octavo.engine.routing.router import Router
+from octavo.engine.scheduler.standing import UNKNOWN
 
 
 def request(name: str = "r", num_prompt: int = 1000, **fields: object) -> RouteRequest:

@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from octavo.engine.request import Priority
 from octavo.engine.routing.policies import get_route_policy
-from octavo.engine.routing.report import UNKNOWN, ReplicaReport
+from octavo.engine.routing.report import ReplicaReport
 from octavo.engine.routing.request import Route, RouteRefusal, RouteRequest
 from octavo.engine.routing.router import Router
+from octavo.engine.scheduler.standing import UNKNOWN
 
 
 def router_of(num_replicas: int = 2, **arguments: object) -> Router:

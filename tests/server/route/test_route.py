@@ -228,3 +228,46 @@ def test_addresses_that_are_none_are_refused(target: str) -> None:
     targets = [target, "x:1"] if target == "x:1" else [target]
     words = [word for each in targets for word in ("--backend", each)]
     assert main(["route", "--model", "m", *words]) == 2
+
+
+def test_servers_come_and_go_by_a_file(
+    tiny_model: Path, servers: list[Process], tmp_path: Path
+) -> None:
+    """Who is named no more ends what it has and takes nothing new; who is named anew takes part."""
+    first, second = (server.grpc for server in servers)
+    listed, log = tmp_path / "servers", tmp_path / "log"
+    listed.write_text(f"# of this front\n{first}\n")
+    told: list[int] = []
+    with (
+        front_process(tiny_model, log, [f"file:{listed}"]) as front,
+        OctavoClient(front.grpc) as client,
+        OctavoClient(first) as one,
+        OctavoClient(second) as other,
+    ):
+
+        def read() -> None:
+            for output in client.stream(PROMPTS[0], LONG):
+                told.extend(output.outputs[0].token_ids)
+
+        def tokens(of: OctavoClient) -> int:
+            return of.load().generation_tokens
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        wait_for(lambda: told)
+        listed.write_text(f"{second}\n")
+        wait_for(lambda: f"{second} serves" in log.read_text())
+        wait_for(lambda: f"{first} is no server of this front" in log.read_text())
+        before = tokens(other)
+        client.generate(PROMPTS[1], GREEDY)
+        assert tokens(other) == before + 40
+        reader.join()
+        assert len(told) == 400
+        listed.write_text(f"{first}\n{second}\n")
+        wait_for(lambda: log.read_text().count(f"{first} serves") == 2)
+        before = tokens(one)
+        wait_for(lambda: client.generate(PROMPTS[2], GREEDY) and tokens(one) > before)
+        listed.write_text("nonsense\n")  # it says what it said last
+        wait_for(lambda: "is not allowed" in log.read_text())
+        assert client.generate(PROMPTS[3], GREEDY).finished
+    assert "Traceback" not in log.read_text()

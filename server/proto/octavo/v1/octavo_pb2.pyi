@@ -559,8 +559,40 @@ class QueueLoad(_message.Message):
     num_prompt_tokens: int
     def __init__(self, priority: _Optional[_Union[Priority, str]] = ..., num_waiting: _Optional[int] = ..., oldest_s: _Optional[float] = ..., num_prompt_tokens: _Optional[int] = ...) -> None: ...
 
+class Standing(_message.Message):
+    __slots__ = ("num_running", "num_waiting", "num_rows", "kv_tokens", "free_tokens", "prompt_tokens", "output_tokens", "busy_s", "prompt_token_s", "step_s", "fixed_s", "row_s", "pace_rate", "least_pace_s")
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROWS_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FREE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_S_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_S_FIELD_NUMBER: _ClassVar[int]
+    FIXED_S_FIELD_NUMBER: _ClassVar[int]
+    ROW_S_FIELD_NUMBER: _ClassVar[int]
+    PACE_RATE_FIELD_NUMBER: _ClassVar[int]
+    LEAST_PACE_S_FIELD_NUMBER: _ClassVar[int]
+    num_running: int
+    num_waiting: int
+    num_rows: int
+    kv_tokens: int
+    free_tokens: int
+    prompt_tokens: _containers.RepeatedScalarFieldContainer[int]
+    output_tokens: float
+    busy_s: float
+    prompt_token_s: float
+    step_s: float
+    fixed_s: float
+    row_s: float
+    pace_rate: float
+    least_pace_s: float
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_rows: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., free_tokens: _Optional[int] = ..., prompt_tokens: _Optional[_Iterable[int]] = ..., output_tokens: _Optional[float] = ..., busy_s: _Optional[float] = ..., prompt_token_s: _Optional[float] = ..., step_s: _Optional[float] = ..., fixed_s: _Optional[float] = ..., row_s: _Optional[float] = ..., pace_rate: _Optional[float] = ..., least_pace_s: _Optional[float] = ...) -> None: ...
+
 class GetLoadResponse(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_free_pages", "num_total_pages", "kv_cache_usage", "num_preemptions", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "queues", "num_cached_pages", "num_projected_pages", "predicted_ttft_s", "num_rejected", "num_swaps", "num_unattainable", "num_probes", "wrong_refusals_ratio", "wrong_refusals_low", "wrong_refusals_high")
+    __slots__ = ("num_running", "num_waiting", "num_free_pages", "num_total_pages", "kv_cache_usage", "num_preemptions", "prompt_tokens", "generation_tokens", "prefix_cache_queries", "prefix_cache_hits", "queues", "num_cached_pages", "num_projected_pages", "predicted_ttft_s", "num_rejected", "num_swaps", "num_unattainable", "num_probes", "wrong_refusals_ratio", "wrong_refusals_low", "wrong_refusals_high", "standing", "behind_s")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     NUM_FREE_PAGES_FIELD_NUMBER: _ClassVar[int]
@@ -582,6 +614,8 @@ class GetLoadResponse(_message.Message):
     WRONG_REFUSALS_RATIO_FIELD_NUMBER: _ClassVar[int]
     WRONG_REFUSALS_LOW_FIELD_NUMBER: _ClassVar[int]
     WRONG_REFUSALS_HIGH_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_S_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_free_pages: int
@@ -603,4 +637,6 @@ class GetLoadResponse(_message.Message):
     wrong_refusals_ratio: float
     wrong_refusals_low: float
     wrong_refusals_high: float
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueLoad, _Mapping]]] = ..., num_cached_pages: _Optional[int] = ..., num_projected_pages: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., num_rejected: _Optional[int] = ..., num_swaps: _Optional[int] = ..., num_unattainable: _Optional[int] = ..., num_probes: _Optional[int] = ..., wrong_refusals_ratio: _Optional[float] = ..., wrong_refusals_low: _Optional[float] = ..., wrong_refusals_high: _Optional[float] = ...) -> None: ...
+    standing: Standing
+    behind_s: float
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_pages: _Optional[int] = ..., num_total_pages: _Optional[int] = ..., kv_cache_usage: _Optional[float] = ..., num_preemptions: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., generation_tokens: _Optional[int] = ..., prefix_cache_queries: _Optional[int] = ..., prefix_cache_hits: _Optional[int] = ..., queues: _Optional[_Iterable[_Union[QueueLoad, _Mapping]]] = ..., num_cached_pages: _Optional[int] = ..., num_projected_pages: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., num_rejected: _Optional[int] = ..., num_swaps: _Optional[int] = ..., num_unattainable: _Optional[int] = ..., num_probes: _Optional[int] = ..., wrong_refusals_ratio: _Optional[float] = ..., wrong_refusals_low: _Optional[float] = ..., wrong_refusals_high: _Optional[float] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., behind_s: _Optional[float] = ...) -> None: ...

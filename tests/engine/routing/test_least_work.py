@@ -1,15 +1,38 @@
-"""Which replica takes a request."""
+"""`least_work`: what was sent, what is cached and what has ended, of silent replicas."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.engine.replicas import router as router_module
-from octavo.engine.replicas.router import CHUNK_TOKENS, Router
+from octavo.engine.routing import router as routing
+from octavo.engine.routing.policies import get_route_policy
+from octavo.engine.routing.prefixes import CHUNK_TOKENS, MAX_CHUNKS, prompt_chunks
+from octavo.engine.routing.request import Route, RouteRequest
 
 BOTH = (0, 1)
 PREFIX = list(range(4 * CHUNK_TOKENS))
+
+
+class Router(routing.Router):
+    def __init__(self, num_replicas: int, most_chunks: int = MAX_CHUNKS) -> None:
+        super().__init__(num_replicas, get_route_policy("least_work"), most_chunks=most_chunks)
+
+    def choose(
+        self, name: str, prompt: list[int], max_tokens: int, *, among, cache_salt: str = ""
+    ) -> int:
+        request = RouteRequest(
+            request_id=name,
+            num_prompt_tokens=len(prompt),
+            chunks=prompt_chunks(prompt, cache_salt=cache_salt),
+            max_tokens=max_tokens,
+        )
+        choice = self.route(request, 0.0, among=among)
+        assert isinstance(choice, Route)
+        return choice.replica
+
+    def work(self, replica: int) -> float:
+        return float(self.view.own_work[replica])
 
 
 def test_requests_that_share_nothing_are_dealt_out_evenly() -> None:
@@ -55,7 +78,7 @@ def test_another_salt_knows_nothing_of_it() -> None:
 
 def test_nor_does_a_replica_that_lost_its_cache() -> None:
     router = after_one_each()
-    router.forget(1)
+    router.prefixes.forget(1)
     assert router.choose("second", [*PREFIX, 2], 1, among=BOTH) == 0
 
 
@@ -85,9 +108,8 @@ def test_answers_are_expected_to_be_as_long_as_those_before() -> None:
     assert router.work(0) < 100
 
 
-def test_no_more_is_remembered_than_may_be(monkeypatch) -> None:
-    monkeypatch.setattr(router_module, "MAX_CHUNKS", 3)
-    router = Router(1)
+def test_no_more_is_remembered_than_may_be() -> None:
+    router = Router(1, most_chunks=3)
     router.choose("a", [*PREFIX, 1], 1, among=(0,))
     assert router.work(0) > len(PREFIX)
     router.ended("a")
