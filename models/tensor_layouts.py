@@ -367,6 +367,33 @@ class ByHead:
         return part.reshape(-1, self.num_queries)[:, index[1]]
 
 
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """What each channel has, [H · D, ...], as [H, D, ...], or as it is. Dimensions of one in
+    between, as a convolution's taps have, are left out.
+
+    Attributes:
+        head_dim: D; None if channels have no heads.
+    """
+
+    tensor: Tensor
+    head_dim: int | None = None
+    num_interleaved = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        heads, size = index[0], self.head_dim or 1
+        rows = slice(heads.start * size, heads.stop * size, 1)
+        rest = tuple(slice(0, length, 1) for length in self.tensor.shape[1:])
+        part = self.tensor.read(source, prefix, (rows, *rest))
+        lead = (-1,) if self.head_dim is None else (-1, size)
+        tail = tuple(length for length in self.tensor.shape[1:] if length != 1)
+        return part.reshape(*lead, *tail)[:, *index[1:]].astype(dtype)
+
+
 def _empty(index: Index, dtype: Any) -> np.ndarray:
     return aligned_empty([part.stop - part.start for part in index], dtype)
 

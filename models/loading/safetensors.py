@@ -191,7 +191,7 @@ def _without_next_tokens(names: Iterable[str], num_layers: int) -> list[str]:
 
     def guesses(name: str) -> bool:
         layer = _LAYER.match(name)
-        return name.startswith("model.mtp_") or (
+        return name.startswith(("model.mtp_", "mtp.")) or (
             layer is not None and int(layer.group(1)) >= num_layers
         )
 

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from octavo.engine.errors import ModelLoadError
 from octavo.models import decoder
+from octavo.models.blocks import short_conv
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.mlp import MLP
@@ -138,6 +139,8 @@ def test_blocks_say_what_a_product_contracts(tiny_name, tiny_values) -> None:
     assert stacked <= set(EXPERTS)
     wanted = {name: number for name, number in wanted.items() if name not in stacked}
     assert wanted.items() <= NUM_INPUTS.items()
-    # An MLP has a gate or none, or is not there, and the output layer may be the embedding.
+    # An MLP has a gate or none, or is not there, the output layer may be the embedding, and few
+    # models are recurrent.
     unused = {"lm_head", "w_gate_up", "w_up"} | ({"w_down"} if stacked else set())
+    unused |= short_conv.NUM_INPUTS.keys()
     assert NUM_INPUTS.keys() - wanted.keys() <= unused

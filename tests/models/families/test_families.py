@@ -214,6 +214,11 @@ def test_layers_rotate_nothing_where_their_family_says_so(tiny_values):
         ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ("phi3", {"attention_bias": True}, "attention_bias = True is not supported"),
         ("ministral3", NEGATIVE_BETA, "beta = -1.0"),
+        ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "3 entries"),
+        ("lfm2", {"layer_types": ["conv", "mamba"]}, "'mamba'] is not supported"),
+        ("lfm2", {"layer_types": ["conv"] * 4}, "at least one with attention"),
+        ("lfm2", {"conv_L_cache": 1}, "conv_L_cache = 1 is not allowed"),
+        ("lfm2", {"use_pos_enc": False}, "use_pos_enc = False is not supported"),
     ],
 )
 def test_a_family_refuses_what_it_does_not_compute(tiny_values, name, changes, words):
