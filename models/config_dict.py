@@ -13,7 +13,9 @@ from typing import Any
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.experts import Experts, Router
+from octavo.models.blocks.gated_delta import GatedDelta
 from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import LayerNorm, Norm, Norms, RMSNorm
 from octavo.models.blocks.short_conv import ShortConv
@@ -22,7 +24,12 @@ from octavo.models.config import ModelConfig
 from octavo.models.rope import Rope, RopeScaling, Temperature
 from octavo.models.stored_names import Fused, StoredNames
 
-MIXERS: dict[str, type[Any]] = {"attention": Attention, "short_conv": ShortConv}
+MIXERS: dict[str, type[Any]] = {
+    "attention": Attention,
+    "short_conv": ShortConv,
+    "gated_delta": GatedDelta,
+    "mamba2": Mamba2,
+}
 FEED_FORWARDS: dict[str, type[Any]] = {"mlp": MLP, "experts": Experts}
 """Name on disk of each block that a layer may be made of -> its class."""
 

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.attention import Attend, Attention
 from octavo.models.blocks.experts import Experts, RunExperts
+from octavo.models.blocks.gated_delta import GatedDelta
+from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
 from octavo.models.blocks.short_conv import ShortConv
@@ -24,7 +26,7 @@ from octavo.models.parameters import ParamSpec, flatten
 from octavo.models.stored_names import COMMON, StoredNames
 from octavo.models.tensor_layouts import Tensor, with_tensors
 
-Recurrent = ShortConv
+Recurrent = ShortConv | GatedDelta | Mamba2
 """Mixers that keep a state of fixed size, see `StateRows`."""
 Mixer = Attention | Recurrent
 """What mixes a layer's tokens."""

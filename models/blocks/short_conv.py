@@ -21,7 +21,7 @@ from octavo.models.cache_spec import RecurrentState, StateArray
 from octavo.models.checks import check_flag, check_size, is_integer
 from octavo.models.layers import Rotary, linear
 from octavo.models.parameters import param
-from octavo.models.tensor_layouts import Channels, Stacked, Tensor, Transposed, Whole
+from octavo.models.tensor_layouts import Stacked, Taps, Tensor, Transposed, Whole
 
 NUM_INPUTS = {"conv_in": 1, "conv_out": 1}
 """Linear layer -> leading dimensions of its weight that the product contracts."""
@@ -132,7 +132,7 @@ class _Parameters(nnx.Module):
             num_inputs=NUM_INPUTS["conv_in"],
         )
         taps = tensor("conv.weight", "conv.weight", size, 1, conv.width)
-        self.conv_taps = param((size, conv.width), dtype, ("mlp", None), Channels(taps))
+        self.conv_taps = param((size, conv.width), dtype, ("mlp", None), Taps(taps))
         self.conv_out = param(
             (size, hidden),
             dtype,

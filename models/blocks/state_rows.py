@@ -135,6 +135,26 @@ def causal_conv(
     return out, rows.write(window, after)
 
 
+def decay_between(decay: jax.Array) -> jax.Array:
+    """What is left at each token of a chunk of what an earlier one wrote.
+
+    Each sum of decays is formed by itself: the difference of two long ones would have lost its
+    digits where decays are strong.
+
+    Args:
+        decay: float32 [..., C], the logarithm of each token's.
+
+    Returns:
+        [..., C, C]: exp of the sum of decays of tokens j + 1 to i, at [i, j]; 0 for j > i.
+    """
+    place = jnp.arange(decay.shape[-1], dtype=jnp.int32)
+    lead = (None,) * (decay.ndim - 1)
+    is_after = (place[:, None] > place[None])[lead]
+    is_seen = (place[:, None] >= place[None])[lead]
+    sums = jnp.cumsum(jnp.where(is_after, decay[..., None], 0), axis=-2)
+    return jnp.exp(jnp.where(is_seen, sums, -jnp.inf))
+
+
 Tokens = tuple[jax.Array, ...]
 
 

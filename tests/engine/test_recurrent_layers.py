@@ -23,7 +23,9 @@ from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.step_plan import StepPlan
 from octavo.models.blocks import state_rows
 from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.gated_delta import GatedDelta
 from octavo.models.blocks.layer import LayerSpec, Recurrent
+from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.blocks.short_conv import ShortConv
@@ -38,13 +40,25 @@ VOCAB, HIDDEN, NUM_TOKENS = 272, 32, 24
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 MIXERS: dict[str, Recurrent] = {
     "short_conv": ShortConv(size=HIDDEN, width=4, bias=True),
+    "gated_delta": GatedDelta(
+        num_key_heads=4,
+        num_value_heads=8,
+        key_size=8,
+        value_size=12,
+        width=4,
+        eps=1e-6,
+        by_key_head=False,
+    ),
+    "mamba2": Mamba2(num_heads=8, num_groups=1, head_size=8, state_size=12, width=4, eps=1e-5),
 }
 DIGITS = SamplingParams(temperature=0.0, max_tokens=60, structured_outputs={"regex": "ab[0-9]{9}z"})
 
 
 def config_of(kind: str) -> ModelConfig:
     norms, mlp = Norms(norm=RMSNorm(eps=1e-5)), MLP(intermediate_size=64)
-    attention = Attention(num_heads=8, num_kv_heads=4, head_dim=8, rope=Rope())
+    attention = Attention(
+        num_heads=8, num_kv_heads=4, head_dim=8, rope=Rope(fraction=0.5), output_gate=True
+    )
     mixers = (MIXERS[kind], attention, MIXERS[kind])
     return ModelConfig(
         vocab_size=VOCAB,

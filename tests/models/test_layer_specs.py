@@ -11,7 +11,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from octavo.engine.errors import ModelLoadError
 from octavo.models import decoder
-from octavo.models.blocks import short_conv
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.mlp import MLP
@@ -21,7 +20,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.config_dict import config_from_dict, config_to_dict
 from octavo.models.families.table import config_from_hf
 from octavo.models.parameters import abstract_weights, declare, is_spec
-from octavo.models.quantization import EXPERTS, NUM_INPUTS
+from octavo.models.quantization import EXPERTS, NUM_INPUTS, RECURRENT
 from octavo.models.rope import Rope
 from octavo.sharding.mesh import make_mesh
 
@@ -142,5 +141,5 @@ def test_blocks_say_what_a_product_contracts(tiny_name, tiny_values) -> None:
     # An MLP has a gate or none, or is not there, the output layer may be the embedding, and few
     # models are recurrent.
     unused = {"lm_head", "w_gate_up", "w_up"} | ({"w_down"} if stacked else set())
-    unused |= short_conv.NUM_INPUTS.keys()
+    unused |= RECURRENT.keys()
     assert NUM_INPUTS.keys() - wanted.keys() <= unused
