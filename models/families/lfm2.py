@@ -1,15 +1,20 @@
-"""LFM2: gated short convolutions in most layers, attention in some."""
+"""LFM2: gated short convolutions in most layers, attention in some; dense, or with routed experts
+in all layers but the first."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.blocks.attention import Attention
-from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.experts import Experts
+from octavo.models.blocks.layer import FeedForward, LayerSpec
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.blocks.short_conv import ShortConv
+from octavo.models.checks import is_integer
 from octavo.models.config import ModelConfig
-from octavo.models.families import family
+from octavo.models.families import expert_fields, family
 from octavo.models.families.config_fields import ConfigFields
 from octavo.models.families.rope_fields import read_rope
 from octavo.models.stored_names import StoredNames
@@ -48,7 +53,31 @@ def read(fields: ConfigFields) -> ModelConfig:
     return _model(fields, [mlp] * family.num_layers(fields))
 
 
-def _model(fields: ConfigFields, feed_forwards: list[MLP]) -> ModelConfig:
+def read_moe(fields: ConfigFields) -> ModelConfig:
+    """An LFM2 with experts, of a config.json's fields."""
+    mlp = MLP(intermediate_size=fields.size("intermediate_size"), activation="silu")
+    experts = Experts(
+        router=expert_fields.router(
+            fields,
+            scores="sigmoid",
+            normalizes=fields.boolean("norm_topk_prob", default=True),
+            corrects=fields.boolean("use_expert_bias", default=True),
+            scale=fields.number("routed_scaling_factor", default=1.0),
+        ),
+        intermediate_size=fields.size("moe_intermediate_size"),
+        names="lfm2",
+    )
+    number = family.num_layers(fields)
+    num_dense = fields.integer("num_dense_layers", default=2)
+    if not is_integer(num_dense, 0, number):
+        raise ModelLoadError(
+            f"{fields.where}: num_dense_layers = {shorten(num_dense)} is not allowed: "
+            f"0 to {number}, by num_hidden_layers"
+        )
+    return _model(fields, [mlp] * num_dense + [experts] * (number - num_dense))
+
+
+def _model(fields: ConfigFields, feed_forwards: Sequence[FeedForward]) -> ModelConfig:
     for name in _UNUSED:
         fields.ignore(name)
     for name in ("use_pos_enc", "block_use_swiglu"):
@@ -121,4 +150,10 @@ LFM2 = family.Family(
     model_type="lfm2",
     read=read,
     models="LFM2 and LFM2.5, dense",
+)
+LFM2_MOE = family.Family(
+    architecture="Lfm2MoeForCausalLM",
+    model_type="lfm2_moe",
+    read=read_moe,
+    models="LFM2-8B-A1B",
 )

@@ -227,6 +227,7 @@ def test_layers_rotate_nothing_where_their_family_says_so(tiny_values):
         ("qwen3_5", {"attn_output_gate": False}, "attn_output_gate = False is not supported"),
         ("qwen3_5", {"linear_num_key_heads": 4}, "linear_num_key_heads = 4 is not allowed"),
         ("qwen3_next", {"hidden_act": "gelu_pytorch_tanh"}, "silu, with gated delta nets"),
+        ("lfm2_moe", {"num_dense_layers": 5}, "num_dense_layers = 5 is not allowed"),
         ("lfm2", {"use_pos_enc": False}, "use_pos_enc = False is not supported"),
     ],
 )

@@ -215,10 +215,12 @@ def test_an_orbax_checkpoint_restores_onto_another_mesh(
         assert one.sharding == other.sharding
 
 
-def test_orbax_makes_and_unmakes_copies_of_kv_heads(tiny_checkpoint, tmp_path):
-    directory = tiny_checkpoint("qwen2")  # biased, 4 query heads over 2 KV heads
+# Biased; with gates of outputs, beside recurrent layers. 4 query heads over 2 KV heads.
+@pytest.mark.parametrize(("name", "layer"), [("qwen2", 0), ("qwen3_5", 2)])
+def test_orbax_makes_and_unmakes_copies_of_kv_heads(name, layer, tiny_checkpoint, tmp_path):
+    directory = tiny_checkpoint(name)
     copied = load_model(directory, "float32", make_mesh(4))
-    assert copied.config.layers[0].mixer.kv_head_copies == 2
+    assert copied.config.layers[layer].mixer.kv_head_copies == 2
     save_model(copied, tmp_path / "saved")
     for size in (1, 4):
         restored = load_model(tmp_path / "saved", "float32", make_mesh(size))
