@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from octavo.models.cache_spec import PagedKVCache
+from octavo.models.cache_spec import PagedKVCache, RecurrentState
 
 MOST_GROUPS = 8
 """Each has a block table of its own, which the host fills and programs read."""
@@ -41,7 +41,8 @@ class CacheGroup:
 
 
 class CachePlace(NamedTuple):
-    """Where a cache lies: which array, by which group's block table."""
+    """Where a cache lies: which array, by which group's block table. Recurrent states come behind
+    the arrays of pages, and their group behind those that have block tables."""
 
     array: int
     group: int
@@ -54,10 +55,14 @@ class CacheLayout:
     Attributes:
         groups: at least one; those that see everything come first.
         arrays: what a page of each array holds.
+        states: recurrent states, each in a row's own place.
+        state_caches: which of `ModelConfig.own_caches()` they are.
     """
 
     groups: tuple[CacheGroup, ...]
     arrays: tuple[PagedKVCache, ...]
+    states: tuple[RecurrentState, ...] = ()
+    state_caches: tuple[int, ...] = ()
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -71,11 +76,28 @@ class CacheLayout:
             for index, group in enumerate(self.groups)
             for array, cache in enumerate(group.caches)
         }
+        for index, cache in enumerate(self.state_caches, len(self.arrays)):
+            found[cache] = CachePlace(index, len(self.groups))
         return tuple(found[cache] for cache in range(len(found)))
 
 
-def cache_layout(caches: Sequence[PagedKVCache]) -> CacheLayout:
-    """The groups of a model's own caches.
+def cache_layout(caches: Sequence[PagedKVCache | RecurrentState]) -> CacheLayout:
+    """The groups of a model's own caches. Recurrent states take no part in groups of pages."""
+    states = {i: cache for i, cache in enumerate(caches) if isinstance(cache, RecurrentState)}
+    paged = {i: cache for i, cache in enumerate(caches) if not isinstance(cache, RecurrentState)}
+    layout = _page_layout(tuple(paged.values()))
+    if not states:
+        return layout
+    numbers = tuple(paged)
+    groups = tuple(
+        replace(group, caches=tuple(numbers[cache] for cache in group.caches))
+        for group in layout.groups
+    )
+    return CacheLayout(groups, layout.arrays, tuple(states.values()), tuple(states))
+
+
+def _page_layout(caches: Sequence[PagedKVCache]) -> CacheLayout:
+    """The groups of caches that lie in pages.
 
     Caches of one kind (shape and window) are cut into groups of as many layers as the rarest kind
     has, so that it wastes nothing; the last group of another kind may leave arrays unused. Where

@@ -6,6 +6,7 @@ shape and one rule about which pages may be given back.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -41,4 +42,34 @@ class SharedCache:
     layer: int
 
 
-CacheSpec = PagedKVCache | SharedCache
+@dataclass(frozen=True, slots=True)
+class StateArray:
+    """float32 numbers of a sequence's state.
+
+    Attributes:
+        shape: of one sequence's.
+        split: the dimension that devices share, where it divides over them.
+    """
+
+    shape: tuple[int, ...]
+    split: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """A state of fixed size, which each token of a sequence changes. It lies in the sequence's row
+    on the device, not in pages, and begins as zeros.
+
+    Attributes:
+        arrays: what it is made of.
+    """
+
+    arrays: tuple[StateArray, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one sequence's, in float32."""
+        return sum(4 * math.prod(array.shape) for array in self.arrays)
+
+
+CacheSpec = PagedKVCache | RecurrentState | SharedCache

@@ -6,11 +6,11 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from octavo.engine.errors import ModelLoadError, shorten
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.cache_groups import CacheLayout, cache_layout
-from octavo.models.cache_spec import CacheSpec, PagedKVCache, SharedCache
+from octavo.models.cache_spec import CacheSpec, PagedKVCache, RecurrentState, SharedCache
 from octavo.models.checks import (
     MAX_EOS_TOKENS,
     MAX_LAYERS,
@@ -21,6 +21,7 @@ from octavo.models.checks import (
 )
 
 if TYPE_CHECKING:
+    from octavo.models.blocks.attention import Attention
     from octavo.models.blocks.layer import LayerSpec
     from octavo.models.blocks.norms import Norm
 
@@ -35,6 +36,7 @@ class ModelConfig:
         vocab_size, hidden_size: V and E.
         layers: what each layer is made of; see `octavo.models.blocks`.
         final_norm: of what the last layer returns.
+        final_norm_stored: what its tensors are called on disk, without ".weight" and ".bias".
         tie_word_embeddings: whether logits come from the embedding itself.
         embedding_scale: multiplies embeddings, rounded to their dtype first; None does not.
         logit_scale: multiplies the last logits; None does not.
@@ -49,6 +51,7 @@ class ModelConfig:
     hidden_size: int
     layers: tuple[LayerSpec, ...]
     final_norm: Norm
+    final_norm_stored: str = "model.norm"
     tie_word_embeddings: bool = False
     embedding_scale: float | None = None
     logit_scale: float | None = None
@@ -72,6 +75,10 @@ class ModelConfig:
             )
         self._check_token_ids()
         self._check_shared_caches()
+        if not self.attentions():
+            raise UnsupportedModelError(
+                "layers = recurrent ones alone is not supported: at least one with attention"
+            )
 
     def _check_token_ids(self) -> None:
         if len(self.eos_token_ids) > MAX_EOS_TOKENS:
@@ -109,7 +116,15 @@ class ModelConfig:
         """What each layer keeps of its tokens, one entry a layer."""
         return tuple(layer.cache() for layer in self.layers)
 
-    def own_caches(self) -> tuple[PagedKVCache, ...]:
+    def attentions(self) -> tuple[Attention, ...]:
+        """The mixers that attend over pages, one a layer that has one."""
+        return tuple(
+            cast("Attention", layer.mixer)
+            for layer, cache in zip(self.layers, self.caches(), strict=True)
+            if not isinstance(cache, RecurrentState)
+        )
+
+    def own_caches(self) -> tuple[PagedKVCache | RecurrentState, ...]:
         """The caches that room is needed for, in the order of their layers."""
         return tuple(cache for cache in self.caches() if not isinstance(cache, SharedCache))
 
@@ -172,26 +187,34 @@ class ModelConfig:
     def _with_kv_heads(self, wanted: Callable[[int], int]) -> ModelConfig:
         """So many KV heads of the checkpoint's, wherever query heads divide over them."""
         places = self.cache_places()
-        users: dict[int, list[LayerSpec]] = {}
+        users: dict[int, list[Attention]] = {}
         for layer, place in zip(self.layers, places, strict=True):
-            users.setdefault(place, []).append(layer)
+            if not isinstance(layer.cache(), RecurrentState):
+                users.setdefault(place, []).append(cast("Attention", layer.mixer))
 
-        def num_kv_heads(sharing: list[LayerSpec]) -> int:
-            original = sharing[0].mixer.num_checkpoint_kv_heads
+        def num_kv_heads(sharing: list[Attention]) -> int:
+            original = sharing[0].num_checkpoint_kv_heads
             heads = wanted(original)
-            divides = all(layer.mixer.num_heads % heads == 0 for layer in sharing)
+            divides = all(attention.num_heads % heads == 0 for attention in sharing)
             return heads if divides else original
 
         heads = {place: num_kv_heads(sharing) for place, sharing in users.items()}
         layers = tuple(
-            dataclasses.replace(layer, mixer=layer.mixer.with_kv_heads(heads[place]))
+            dataclasses.replace(
+                layer, mixer=cast("Attention", layer.mixer).with_kv_heads(heads[place])
+            )
+            if place in heads
+            else layer
             for layer, place in zip(self.layers, places, strict=True)
         )
         return dataclasses.replace(self, layers=layers)
 
 
 def _for_context(layer: LayerSpec, num_tokens: int) -> LayerSpec:
-    rope = None if layer.mixer.rope is None else layer.mixer.rope.for_context(num_tokens)
-    if rope is layer.mixer.rope:
+    if isinstance(layer.cache(), RecurrentState):
         return layer
-    return dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, rope=rope))
+    attention = cast("Attention", layer.mixer)
+    rope = None if attention.rope is None else attention.rope.for_context(num_tokens)
+    if rope is attention.rope:
+        return layer
+    return dataclasses.replace(layer, mixer=dataclasses.replace(attention, rope=rope))

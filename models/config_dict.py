@@ -13,15 +13,23 @@ from typing import Any
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.experts import Experts, Router
+from octavo.models.blocks.gated_delta import GatedDelta
 from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import LayerNorm, Norm, Norms, RMSNorm
+from octavo.models.blocks.short_conv import ShortConv
 from octavo.models.checks import MAX_LAYERS, is_integer
 from octavo.models.config import ModelConfig
 from octavo.models.rope import Rope, RopeScaling, Temperature
 from octavo.models.stored_names import Fused, StoredNames
 
-MIXERS: dict[str, type[Any]] = {"attention": Attention}
+MIXERS: dict[str, type[Any]] = {
+    "attention": Attention,
+    "short_conv": ShortConv,
+    "gated_delta": GatedDelta,
+    "mamba2": Mamba2,
+}
 FEED_FORWARDS: dict[str, type[Any]] = {"mlp": MLP, "experts": Experts}
 """Name on disk of each block that a layer may be made of -> its class."""
 
@@ -96,7 +104,7 @@ def _layer_to_dict(spec: LayerSpec) -> dict[str, Any]:
     for part in ("mixer", "feed_forward"):
         values[part] = {"kind": names[type(getattr(spec, part))], **values[part]}
     values["norms"]["norm"] = _norm_to_dict(spec.norms.norm)
-    if spec.mixer.qk_norm is not None:
+    if isinstance(spec.mixer, Attention) and spec.mixer.qk_norm is not None:
         values["mixer"]["qk_norm"] = _norm_to_dict(spec.mixer.qk_norm)
     return values
 

@@ -19,6 +19,7 @@ from octavo.models.blocks.attention import Attend
 from octavo.models.blocks.experts import Experts, RunExperts
 from octavo.models.blocks.layer import FeedForward, Mixer, apply_layer
 from octavo.models.blocks.norms import Norms
+from octavo.models.blocks.state_rows import StateRows
 from octavo.models.cache_groups import CachePlace
 from octavo.models.config import ModelConfig
 from octavo.models.layers import Rotary, rotary_tables, softcap
@@ -52,7 +53,7 @@ def run_layers(
     config: ModelConfig,
     x: jax.Array,
     positions: jax.Array,
-    attend: Attend | Sequence[Attend],
+    attend: Attend | Sequence[Attend | StateRows],
     caches: tuple[Any, ...],
     places: Sequence[CachePlace] | None = None,
     run_experts: RunExperts | None = None,
@@ -69,7 +70,8 @@ def run_layers(
         x: [T, E] input embeddings, in the weights' dtype.
         positions: [T] int32, of each token in its own sequence.
         attend: see `Attend`; it may close over traced arrays. Pass a `jax.tree_util.Partial` to
-            hand them over as arguments instead. A sequence has one for each cache group.
+            hand them over as arguments instead. A sequence has one for each cache group, and last
+            the rows of recurrent states if there are any.
         caches: pytrees.
         places: which of them each of `config.own_caches()` is, and which group's attention reads
             it; None if there is one for each, and one attention.
@@ -80,7 +82,7 @@ def run_layers(
         x [T, E] before the final norm, and the new caches.
     """
     by_group = [
-        each if isinstance(each, jax.tree_util.Partial) else jax.tree_util.Partial(each)
+        each if isinstance(each, jax.tree_util.Partial | StateRows) else jax.tree_util.Partial(each)
         for each in (attend if isinstance(attend, Sequence) else (attend,))
     ]
     if places is None:
@@ -157,7 +159,7 @@ def _layer(
     x: jax.Array,
     rotary: Rotary | None,
     cache: Any,
-    attend: Attend,
+    attend: Attend | StateRows,
     run_experts: RunExperts | None,
     *,
     mixer: Mixer,

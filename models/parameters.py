@@ -99,7 +99,7 @@ class _WholeModel(nnx.Module):
         )
         self.embed = param((vocab, hidden), dtype, ("vocab", "embed"), Whole(table))
         final_norm = config.final_norm.params(
-            "final_norm", hidden, "embed", stored="model.norm", gguf="output_norm"
+            "final_norm", hidden, "embed", stored=config.final_norm_stored, gguf="output_norm"
         )
         for name, value in final_norm.items():
             setattr(self, name, value)

@@ -31,18 +31,26 @@ class HeadOrder:
         size: rows of a head.
         num_rotated: how many of them are rotated, which come first on disk.
         pairs: on disk, rows that are rotated together lie side by side, not half of them apart.
+        num_others: rows of something else that follow each head's, as they are.
     """
 
     size: int
     num_rotated: int
     pairs: bool
+    num_others: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        """Of a head, with what follows."""
+        return self.size + self.num_others
 
     def stored_rows(self) -> np.ndarray:
         """Which row on disk each row in memory is."""
         rotated, rest = np.split(np.arange(self.size), [self.num_rotated])
         halves = (rotated[::2], rotated[1::2]) if self.pairs else np.split(rotated, 2)
         others = np.split(rest, 2)
-        return np.concatenate([halves[0], others[0], halves[1], others[1]])
+        following = np.arange(self.size, self.num_rows)
+        return np.concatenate([halves[0], others[0], halves[1], others[1], following])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +103,7 @@ class Tensor:
     def _ordered(self, rows: np.ndarray) -> np.ndarray:
         if self.order is None:
             return rows
-        heads = rows.reshape(-1, self.order.size, *rows.shape[1:])
+        heads = rows.reshape(-1, self.order.num_rows, *rows.shape[1:])
         return heads[:, self.order.stored_rows()].reshape(rows.shape)
 
 
@@ -283,10 +291,10 @@ class FusedHeads:
     For each KV head come the queries that read it, then its key, then its value.
 
     Attributes:
-        q: queries [Hq · D, in], or [Hq · D].
+        q: queries [Hq · D, in], or [Hq · D]; with gates, each behind its query, twice as many rows.
         kv: keys and values alike, [Hkv / copies · D, in]; none where a layer has no own.
         num_kv_heads: copies counted.
-        num_queries: G, queries a KV head.
+        num_queries: G, queries a KV head, gates counted.
         head_dim: D.
         copies: adjacent KV heads that are copies of one on disk.
     """
@@ -365,6 +373,57 @@ class ByHead:
         span = slice(index[0].start * self.num_queries, index[0].stop * self.num_queries)
         part = self.tensor.read(source, prefix, (span,)).astype(dtype)
         return part.reshape(-1, self.num_queries)[:, index[1]]
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """A convolution's taps by channel, [C, 1, W] as [C, W]."""
+
+    tensor: Tensor
+    num_interleaved = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        part = self.tensor.read(source, prefix, (index[0], slice(0, 1, 1), index[1]))
+        return part[:, 0].astype(dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRows:
+    """Tensors that have some rows for each head, side by side: linear weights [H · D, in] as
+    [in, H, sum of D], a convolution's taps [H · D, 1, W] as [H, sum of D, W], or numbers [H · D] as
+    [H, sum of D].
+
+    Attributes:
+        tensors: parts of a head, in the order of its rows.
+        num_heads: H.
+    """
+
+    tensors: tuple[Tensor, ...]
+    num_heads: int
+
+    @property
+    def num_interleaved(self) -> int:
+        return self.num_heads
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        is_linear = len(self.tensors[0].shape) == 2
+        inputs, (heads, rows, *taps) = (index[:1], index[1:]) if is_linear else ((), index)
+        rest = inputs if is_linear else ((slice(0, 1, 1), *taps) if taps else ())
+        parts = []
+        for tensor in self.tensors:
+            size = tensor.shape[0] // self.num_heads
+            span = slice(heads.start * size, heads.stop * size, 1)
+            part = tensor.read(source, prefix, (span, *rest))
+            last = part.shape[-1:] if rest else ()
+            parts.append(part.reshape(heads.stop - heads.start, size, *last))
+        full = np.concatenate(parts, axis=1)[:, rows]
+        out = _empty(index, dtype)
+        out[...] = np.moveaxis(full, -1, 0) if is_linear else full
+        return out
 
 
 def _empty(index: Index, dtype: Any) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
@@ -23,18 +24,25 @@ def octavo_version() -> str:
 def model_info(engine: AsyncEngine) -> pb.GetModelInfoResponse:
     """The served model's shape and limits; 0 for a size that its layers do not have in common."""
     config = engine.model_config
+    attentions = config.attentions()
     return pb.GetModelInfoResponse(
         model=engine.model_name,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
-        num_attention_heads=config.common(lambda layer: layer.mixer.num_heads) or 0,
-        num_kv_heads=config.common(lambda layer: layer.mixer.num_kv_heads) or 0,
-        head_dim=config.common(lambda layer: layer.mixer.head_dim) or 0,
+        num_attention_heads=_common(each.num_heads for each in attentions),
+        num_kv_heads=_common(each.num_kv_heads for each in attentions),
+        head_dim=_common(each.head_dim for each in attentions),
         max_model_len=engine.max_model_len,
         dtype=engine.dtype,
         eos_token_ids=config.eos_token_ids,
     )
+
+
+def _common(sizes: Iterable[int]) -> int:
+    """The one value of all; 0 where they differ."""
+    found = set(sizes)
+    return found.pop() if len(found) == 1 else 0
 
 
 def server_info(

@@ -294,9 +294,7 @@ class StepBench:
         head = self.config.vocab_size * self.config.hidden_size
         pairs = count * start + count * (count + 1) // 2
         attention = (
-            4
-            * pairs
-            * sum(layer.mixer.num_heads * layer.mixer.head_dim for layer in self.config.layers)
+            4 * pairs * sum(each.num_heads * each.head_dim for each in self.config.attentions())
         )
         return 2.0 * count * (self.num_read - head) + attention
 

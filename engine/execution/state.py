@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from octavo.engine.errors import UnsupportedModelError
 from octavo.engine.execution.sampling.logits import LogitsState, SamplingRows
+from octavo.models.cache_spec import StateArray
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend, PagedKV
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import bytes_per_head
@@ -35,6 +36,8 @@ class DeviceState:
         stopped: bool[slots] the row met a stop token or its limit; it idles.
         sampling: every slot's sampling parameters.
         logits: vocabulary-sized state of the slots that need it.
+        recurrent: of each recurrent layer, its arrays [slots, ...], float32. A row that begins is
+            read as zeros, whatever lies in its slot.
     """
 
     kv: tuple[PagedKV, ...]
@@ -45,6 +48,7 @@ class DeviceState:
     stopped: jax.Array
     sampling: SamplingRows
     logits: LogitsState
+    recurrent: tuple[tuple[jax.Array, ...], ...] = ()
 
 
 def head_axis(num_kv_heads: int, mesh: Mesh) -> str | None:
@@ -90,6 +94,11 @@ def kv_bytes_per_token(
         2 * cache.num_kv_heads * pool.bytes_per_head(dtype)
         for cache, pool in zip(caches, pools, strict=True)
     )
+
+
+def recurrent_bytes(config: ModelConfig, num_rows: int) -> int:
+    """Bytes of the recurrent states of so many rows over all devices, the trash row counted."""
+    return (num_rows + 1) * sum(state.num_bytes for state in config.cache_layout().states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +166,10 @@ class StateLayout:
             stopped=jnp.ones((slots,), jnp.bool_),
             sampling=SamplingRows.init(slots),
             logits=LogitsState.init(slots, config.vocab_size),
+            recurrent=tuple(
+                tuple(jnp.zeros((slots, *array.shape), jnp.float32) for array in state.arrays)
+                for state in layout.states
+            ),
         )
 
 
@@ -169,4 +182,15 @@ def state_shardings(state: DeviceState, config: ModelConfig, mesh: Mesh) -> Devi
         axis = head_axis(cache.num_kv_heads, mesh)  # of a pool [N, 2, Hkv, P, D]
         pool = whole if axis is None else NamedSharding(mesh, P(None, None, axis))
         pools.append(jax.tree.map(lambda _, pool=pool: pool, kv))
-    return replace(shardings, kv=tuple(pools))
+    recurrent = tuple(
+        tuple(_state_sharding(array, mesh) for array in one.arrays)
+        for one in config.cache_layout().states
+    )
+    return replace(shardings, kv=tuple(pools), recurrent=recurrent)
+
+
+def _state_sharding(array: StateArray, mesh: Mesh) -> NamedSharding:
+    """Where rows' states lie: split, if that dimension divides over the devices."""
+    axis = head_axis(array.shape[array.split], mesh)
+    lead = (None,) * (1 + array.split)
+    return NamedSharding(mesh, P() if axis is None else P(*lead, axis))

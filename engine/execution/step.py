@@ -40,8 +40,9 @@ from octavo.engine.execution.step_spec import (
 )
 from octavo.engine.scheduler.step_plan import NO_TOKEN
 from octavo.models import decoder
+from octavo.models.blocks.state_rows import StateRows
 from octavo.models.config import ModelConfig
-from octavo.pallas_kernels.ragged_paged_attention import Backend, PagedKV, RaggedBatch
+from octavo.pallas_kernels.ragged_paged_attention import Backend, RaggedBatch
 
 
 @jax.tree_util.register_dataclass
@@ -162,13 +163,22 @@ def _mixed(
     position = jnp.where(live, start[token_row] + offset, 0)
     kv_lens = jnp.where(idle, 0, start + q_len)
     batches = _batches(tables, kv_lens, cu_q_lens, token_row, position, live, spec, fields)
-    hidden, kv = _forward(
-        config, spec, mesh, backend, weights, state.kv, token_ids, position, live, batches
+    rows = StateRows(
+        slot=slot,
+        start=start,
+        live=~idle,
+        cu_q_lens=cu_q_lens,
+        token_row=token_row,
+        num_decode_rows=fields["num_decode_rows"],
+        num_rows=fields["num_rows"],
+        decode_only=False,
+    )
+    hidden, state = _forward(
+        config, spec, mesh, backend, weights, state, token_ids, position, live, batches, rows
     )
     last = jnp.clip(cu_q_lens[1:] - 1, 0, num_tokens - 1)
     # A chunk that does not end at the last known token samples nothing.
     samples = ~idle & (fields["row_max_new_tokens"] > 0)
-    state = replace(state, kv=kv)
     sampled = hidden[last]
     logits = partial(logits_of_first, config, mesh, weights, sampled, fields["num_rows"])
     state, tokens, scores = next_tokens(
@@ -223,19 +233,20 @@ def _decode(
         position = jnp.where(live, state.num_computed_tokens[slot], 0)
         kv_lens = jnp.where(live, position + 1, 0)
         batches = _batches(tables, kv_lens, cu_q_lens, row, position, live, spec, fields)
-        hidden, kv = _forward(
-            config,
-            spec,
-            mesh,
-            backend,
-            weights,
-            state.kv,
-            state.last_token[slot],
-            position,
-            live,
-            batches,
+        rows = StateRows(
+            slot=slot,
+            start=position,
+            live=live,
+            cu_q_lens=cu_q_lens,
+            token_row=row,
+            num_decode_rows=fields["num_rows"],
+            num_rows=fields["num_rows"],
+            decode_only=True,
         )
-        state = replace(state, kv=kv)
+        token_ids = state.last_token[slot]
+        hidden, state = _forward(
+            config, spec, mesh, backend, weights, state, token_ids, position, live, batches, rows
+        )
         logits = partial(decoder.unembed, weights, config, hidden)
         state, tokens, scores = next_tokens(
             config, spec, weights, state, hidden, logits, slot, position + 1, live, live
@@ -324,17 +335,19 @@ def _forward(
     mesh: Mesh,
     backend: Backend,
     weights: Any,
-    kv: tuple[PagedKV, ...],
+    state: DeviceState,
     token_ids: jax.Array,
     position: jax.Array,
     live: jax.Array,
     batches: tuple[RaggedBatch, ...],
-) -> tuple[jax.Array, tuple[PagedKV, ...]]:
-    """Hidden states [T, E] of the tokens, and the pools with their KV written.
+    rows: StateRows,
+) -> tuple[jax.Array, DeviceState]:
+    """Hidden states [T, E] of the tokens, and the state with what layers keep of them.
 
     Args:
         live: bool [T], of tokens that are no padding.
         batches: by cache group.
+        rows: for recurrent layers.
     """
     attend_all = attend_over_heads(
         mesh,
@@ -346,4 +359,10 @@ def _forward(
     x = decoder.embed(weights, config, token_ids)
     places = config.cache_layout().places()
     run_experts = jax.tree_util.Partial(experts_over_mesh(mesh), live)
-    return decoder.run_layers(weights, config, x, position, attend, kv, places, run_experts)
+    caches: tuple[Any, ...] = (*state.kv, *state.recurrent)
+    hidden, caches = decoder.run_layers(
+        weights, config, x, position, [*attend, rows], caches, places, run_experts
+    )
+    num_pools = len(state.kv)
+    state = replace(state, kv=caches[:num_pools], recurrent=caches[num_pools:])
+    return hidden, state

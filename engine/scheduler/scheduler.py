@@ -104,7 +104,9 @@ class Scheduler:
         self.policy = get_policy(policy) if isinstance(policy, str) else policy
         self._without_targets = self.policy
         self._enable_chunked_prefill = enable_chunked_prefill
-        self._enable_prefix_caching = enable_prefix_caching
+        self._enable_prefix_caching = enable_prefix_caching and not limits.has_states
+        if limits.has_states and enable_prefix_caching:
+            logger.info("prefix caching is off: the model has recurrent layers")
         self._watermark = watermark
         self._max_steps = min(limits.max_num_steps, num_decode_steps)
         self.forecast = Forecast(

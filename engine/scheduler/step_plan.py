@@ -345,6 +345,8 @@ class StepLimits:
         windows: by cache group, tokens that a query sees; None for all: see `PageNeeds`.
         has_dear_rows: whether a decode row may take about as long as all that a step takes without
             rows, as on a CPU, which computes while other devices wait for weights.
+        has_states: rows keep recurrent states, which pages do not hold: a sequence begins at its
+            first token, whatever pages another has of its prefix.
     """
 
     max_num_batched_tokens: int
@@ -360,6 +362,7 @@ class StepLimits:
     run_pages: int = 1
     has_dear_rows: bool = False
     windows: tuple[int | None, ...] = (None,)
+    has_states: bool = False
 
     @property
     def needs(self) -> PageNeeds:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.simulation.step_time import StepWork
+from octavo.models.cache_spec import RecurrentState
 from octavo.models.config import ModelConfig
 
 
@@ -171,12 +172,18 @@ def roofline(
         num_layers=config.num_layers,
         hidden_size=config.hidden_size,
         num_query_numbers=sum(
-            layer.mixer.num_heads * layer.mixer.head_dim for layer in config.layers
+            attention.num_heads * attention.head_dim for attention in config.attentions()
         ),
-        kv_bytes_per_token=kv_bytes * sum(c.numbers_per_token for c in config.own_caches()),
+        kv_bytes_per_token=kv_bytes * _numbers_per_token(config),
         weight_bytes=weight_bytes,
         num_devices=num_devices,
     )
+
+
+def _numbers_per_token(config: ModelConfig) -> int:
+    """Numbers that the pages of all layers hold of a token."""
+    caches = config.own_caches()
+    return sum(c.numbers_per_token for c in caches if not isinstance(c, RecurrentState))
 
 
 def kv_capacity(model: RooflineStepTime, utilization: float = 0.9) -> int:

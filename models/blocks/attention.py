@@ -94,6 +94,8 @@ class Attention:
         qk_norm_whole: it normalizes all heads' queries together, and so keys.
         sinks: each query head has a learned logit in the softmax's denominator (an attention sink),
             whose value is zero.
+        output_gate: what a head returns is multiplied by the sigmoid of a gate, which is as wide
+            and lies behind the head's query on disk.
         shares_cache: the layer has no keys and values of its own and reads the cache of the layer
             that its `LayerSpec` names.
         kv_head_copies: adjacent KV heads that are copies of one head of the checkpoint, so that
@@ -112,13 +114,21 @@ class Attention:
     qk_norm: Norm | None = None
     qk_norm_whole: bool = False
     sinks: bool = False
+    output_gate: bool = False
     shares_cache: bool = False
     kv_head_copies: int = 1
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "kv_head_copies"):
             check_size(name, getattr(self, name))
-        for name in ("qkv_bias", "out_bias", "qk_norm_whole", "sinks", "shares_cache"):
+        for name in (
+            "qkv_bias",
+            "out_bias",
+            "qk_norm_whole",
+            "sinks",
+            "output_gate",
+            "shares_cache",
+        ):
             check_flag(name, getattr(self, name))
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
@@ -146,6 +156,11 @@ class Attention:
     def num_queries_per_kv(self) -> int:
         """G, query heads that read one KV head."""
         return self.num_heads // self.num_kv_heads
+
+    @property
+    def num_query_rows(self) -> int:
+        """Rows of D in wqkv, before the key, that one KV head has: queries, each with its gate."""
+        return self.num_queries_per_kv * (2 if self.output_gate else 1)
 
     @property
     def num_checkpoint_kv_heads(self) -> int:
@@ -193,13 +208,14 @@ class Attention:
 
     def num_weights(self, hidden_size: int) -> int:
         """Numbers that a token's products multiply with."""
-        num_heads = 2 * self.num_heads + (0 if self.shares_cache else 2 * self.num_kv_heads)
+        num_heads = (3 if self.output_gate else 2) * self.num_heads
+        num_heads += 0 if self.shares_cache else 2 * self.num_kv_heads
         return hidden_size * self.head_dim * num_heads
 
     def parameters(self, hidden_size: int, dtype: jnp.dtype) -> nnx.Module:
-        """wqkv [E, Hkv, G + 2, D] (G where the cache is shared), wo [Hkv, G, D, E], and, if any,
-        their biases bqkv and bo, the norms q_norm and k_norm [D] (or [Hq · D] and, copies not
-        counted, [Hkv · D]), and sinks [Hkv, G]."""
+        """wqkv [E, Hkv, G + 2, D] (G where the cache is shared; gates, if any, each follow their
+        query), wo [Hkv, G, D, E], and, if any, their biases bqkv and bo, the norms q_norm and
+        k_norm [D] (or [Hq · D] and, copies not counted, [Hkv · D]), and sinks [Hkv, G]."""
         return _Parameters(self, hidden_size, dtype)
 
     def apply(
@@ -222,20 +238,23 @@ class Attention:
         Returns:
             [T, E], and the new cache.
         """
-        num_tokens, group = x.shape[0], self.num_queries_per_kv
+        num_tokens, group, rows = x.shape[0], self.num_queries_per_kv, self.num_query_rows
         qkv = row_major(linear(x, weights["wqkv"]))  # [T, Hkv, G + 2, D]
         if self.qkv_bias:
             qkv = qkv + weights["bqkv"][None]
-        q = qkv[:, :, :group].reshape(num_tokens, self.num_heads, self.head_dim)
+        q = qkv[:, :, :rows].reshape(num_tokens, self.num_heads, -1, self.head_dim)
+        q, gate = q[:, :, 0], q[:, :, -1]
         q = self._placed(q, weights, "q_norm", rotary)
         if rotary is not None and self.rope is not None and self.rope.temperature is not None:
             q = q * rotary[2].astype(q.dtype)[:, None, None]
         k = v = None
         if not self.shares_cache:
-            k = self._placed(qkv[:, :, group], weights, "k_norm", rotary)
-            v = qkv[:, :, group + 1]
+            k = self._placed(qkv[:, :, rows], weights, "k_norm", rotary)
+            v = qkv[:, :, rows + 1]
         sinks = weights["sinks"].reshape(-1) if self.sinks else None
         out, cache = attend(q, k, v, cache, self.asked, sinks)
+        if self.output_gate:
+            out = out.astype(x.dtype) * jax.nn.sigmoid(gate)
         grouped = (num_tokens, self.num_kv_heads, group, self.head_dim)
         out = linear(out.astype(x.dtype).reshape(grouped), weights["wo"], num_inputs=3)
         if self.out_bias:
@@ -275,7 +294,7 @@ def regroup(
     Args:
         parts: those that there are, by name.
     """
-    group, new_group = old.num_queries_per_kv, new.num_queries_per_kv
+    new_group, rows, new_rows = new.num_queries_per_kv, old.num_query_rows, new.num_query_rows
     heads, head_dim = new.num_kv_heads, new.head_dim
     regrouped: dict[str, jax.Array] = {}
     for name, array in parts.items():
@@ -287,8 +306,8 @@ def regroup(
             continue
         # [E, Hkv, G + 2, D], or [Hkv, G + 2, D] for a bias.
         lead = array.shape[:-3]
-        q = array[..., :group, :].reshape(*lead, heads, new_group, head_dim)
-        kv = array[..., :: old.kv_head_copies, group:, :]
+        q = array[..., :rows, :].reshape(*lead, heads, new_rows, head_dim)
+        kv = array[..., :: old.kv_head_copies, rows:, :]
         kv = jnp.repeat(kv, new.kv_head_copies, axis=-3)
         regrouped[name] = jnp.concatenate([q, kv], axis=-2)
     return regrouped
@@ -298,7 +317,7 @@ class _Parameters(nnx.Module):
     def __init__(self, attention: Attention, hidden: int, dtype: jnp.dtype) -> None:
         a = attention
         kv_heads, group, dim = a.num_kv_heads, a.num_queries_per_kv, a.head_dim
-        outputs = (kv_heads, group if a.shares_cache else group + 2, dim)
+        outputs = (kv_heads, a.num_query_rows + (0 if a.shares_cache else 2), dim)
         axes = ("kv_heads", None, "head_dim")
 
         self.wqkv = param(
@@ -355,12 +374,16 @@ def _output(kind: str, *shape: int) -> Tensor:
 
 def _fused(a: Attention, kind: str, *inputs: int) -> FusedHeads:
     def tensor(name: str, num_heads: int) -> Tensor:
+        order, rows = None if name == "v" else a.stored_order, a.head_dim
+        if name == "q" and a.output_gate:
+            order = None if order is None else dataclasses.replace(order, num_others=a.head_dim)
+            rows *= 2
         return Tensor(
             name=f"self_attn.{name}_proj.{kind}",
             gguf=f"attn_{name}.{kind}",
-            shape=(num_heads * a.head_dim, *inputs),
+            shape=(num_heads * rows, *inputs),
             rotary_dim=None if name == "v" else a.head_dim,
-            order=None if name == "v" else a.stored_order,
+            order=order,
         )
 
     names = () if a.shares_cache else ("k", "v")
@@ -368,7 +391,7 @@ def _fused(a: Attention, kind: str, *inputs: int) -> FusedHeads:
         q=tensor("q", a.num_heads),
         kv=tuple(tensor(name, a.num_checkpoint_kv_heads) for name in names),
         num_kv_heads=a.num_kv_heads,
-        num_queries=a.num_queries_per_kv,
+        num_queries=a.num_query_rows,
         head_dim=a.head_dim,
         copies=a.kv_head_copies,
     )

@@ -198,6 +198,14 @@ _NAMES = {
         down="w2",
     ),
     "gpt_oss": _Names(router="mlp.router", in_turn=True),
+    "lfm2": _Names(
+        router="feed_forward.gate",
+        correction="feed_forward.expert_bias",
+        experts="feed_forward.experts",
+        gate="w1",
+        up="w3",
+        down="w2",
+    ),
 }
 
 

@@ -13,17 +13,23 @@ import jax.numpy as jnp
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.attention import Attend, Attention
 from octavo.models.blocks.experts import Experts, RunExperts
+from octavo.models.blocks.gated_delta import GatedDelta
+from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
+from octavo.models.blocks.short_conv import ShortConv
+from octavo.models.blocks.state_rows import StateRows
 from octavo.models.cache_spec import CacheSpec, SharedCache
 from octavo.models.checks import MAX_LAYERS, is_integer
 from octavo.models.layers import Rotary
 from octavo.models.parameters import ParamSpec, flatten
 from octavo.models.stored_names import COMMON, StoredNames
-from octavo.models.tensor_layouts import with_tensors
+from octavo.models.tensor_layouts import Tensor, with_tensors
 
-Mixer = Attention
-"""What mixes a layer's tokens; a union, once there is another."""
+Recurrent = ShortConv | GatedDelta | Mamba2
+"""Mixers that keep a state of fixed size, see `StateRows`."""
+Mixer = Attention | Recurrent
+"""What mixes a layer's tokens."""
 FeedForward = MLP | Experts
 """What computes each token by itself."""
 
@@ -73,10 +79,13 @@ class LayerSpec:
         stored = self.stored.resolve(
             tensor for spec in specs.values() for tensor in spec.layout.tensors
         )
+
+        def as_stored(tensor: Tensor) -> Tensor:
+            # Parts of one tensor share its name, and stay as their block declares them.
+            return tensor if tensor.stored_rows is not None else stored[tensor.name]
+
         return {
-            name: dataclasses.replace(
-                spec, layout=with_tensors(spec.layout, lambda tensor: stored[tensor.name])
-            )
+            name: dataclasses.replace(spec, layout=with_tensors(spec.layout, as_stored))
             for name, spec in specs.items()
         }
 
@@ -106,7 +115,7 @@ def apply_layer(
     x: jax.Array,
     rotary: Rotary | None,
     cache: Any,
-    attend: Attend,
+    attend: Attend | StateRows,
     run_experts: RunExperts | None = None,
 ) -> tuple[jax.Array, Any]:
     """One layer of the residual stream.
@@ -117,15 +126,20 @@ def apply_layer(
         x: [T, E].
         rotary: tables for `mixer.rotary`.
         cache: the layer's, or the one it reads.
-        attend: see `Attend`.
+        attend: see `Attend`; of a recurrent layer, whose tokens these are.
         run_experts: see `Experts.apply`; None where the feed-forward has no experts.
 
     Returns:
         x [T, E], and the new cache.
     """
-    with jax.named_scope("attention"):
+    with jax.named_scope("attention" if isinstance(mixer, Attention) else "recurrence"):
         normed = norms.enter(x, weights, "attn")
-        out, cache = mixer.apply(weights, normed, rotary, cache, attend)
+        if isinstance(mixer, Attention):
+            assert not isinstance(attend, StateRows)
+            out, cache = mixer.apply(weights, normed, rotary, cache, attend)
+        else:
+            assert isinstance(attend, StateRows)
+            out, cache = mixer.apply(weights, normed, rotary, cache, attend)
         mixed = x + norms.leave(out, weights, "attn")
     with jax.named_scope("mlp"):
         if not norms.parallel:

@@ -174,13 +174,14 @@ def model(
     embedding_scale: float | None = None,
     logit_scale: float | None = None,
     final_logit_softcap: float | None = None,
+    final_norm_stored: str = "model.norm",
 ) -> ModelConfig:
     """The model of these layers, and of what every family says in the same words.
 
     Args:
         norms: of the layers; the final norm is like them.
         tied: what an absent `tie_word_embeddings` means.
-        embedding_scale, logit_scale, final_logit_softcap: of `ModelConfig`.
+        embedding_scale, logit_scale, final_logit_softcap, final_norm_stored: of `ModelConfig`.
     """
     dtype = fields.text("dtype", default=None) or fields.text("torch_dtype", default=None)
     return ModelConfig(
@@ -188,6 +189,7 @@ def model(
         hidden_size=fields.size("hidden_size"),
         layers=tuple(layers),
         final_norm=norms.norm,
+        final_norm_stored=final_norm_stored,
         tie_word_embeddings=fields.boolean("tie_word_embeddings", default=tied),
         embedding_scale=embedding_scale,
         logit_scale=logit_scale,

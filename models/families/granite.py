@@ -1,5 +1,5 @@
 """Granite 3: Llama whose embeddings, attention, residual sums and logits are multiplied; Granite 4,
-dense, in the words of its hybrids: a shared MLP without experts, and attention in all layers."""
+whose layers are Mamba-2 or attention, with a shared MLP and no routed experts."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.engine.errors import UnsupportedModelError, shorten
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.checks import check_positive
@@ -20,9 +22,14 @@ from octavo.models.families.rope_fields import read_rope
 from octavo.models.rope import Rope
 from octavo.models.stored_names import COMMON, Fused, StoredNames
 
-_OF_HYBRIDS = (
+_OF_EXPERTS = (
     "intermediate_size",
-    "mamba_chunk_size",
+    "num_experts_per_tok",
+    "output_router_logits",
+    "router_aux_loss_coef",
+)
+"""Fields of experts, which are not there."""
+_OF_MAMBA = (
     "mamba_conv_bias",
     "mamba_d_conv",
     "mamba_d_head",
@@ -31,12 +38,11 @@ _OF_HYBRIDS = (
     "mamba_n_groups",
     "mamba_n_heads",
     "mamba_proj_bias",
-    "num_experts_per_tok",
-    "output_router_logits",
-    "router_aux_loss_coef",
     "time_step_limit",
 )
-"""Fields of layers that are not there."""
+"""Fields of recurrent layers, which may not be there."""
+_MAMBA, _ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
+"""What layers are called, in older files and by newer versions of transformers."""
 _SHARED_MLP = StoredNames(
     renamed=(("mlp.down_proj", "shared_mlp.output_linear"),),
     fused=(Fused("shared_mlp.input_linear", "ffn_up", ("mlp.gate_proj", "mlp.up_proj")),),
@@ -49,11 +55,17 @@ def read(fields: ConfigFields) -> ModelConfig:
 
 
 def read_hybrid(fields: ConfigFields) -> ModelConfig:
-    """A Granite 4 of a config.json's fields, if it has neither experts nor recurrent layers."""
+    """A Granite 4 of a config.json's fields, if it has no routed experts."""
     number, types = family.num_layers(fields), fields.raw("layer_types")
-    if types not in (["attention"] * number, ["full_attention"] * number):
+    if not isinstance(types, list) or any(each not in _MAMBA + _ATTENTION for each in types):
         raise UnsupportedModelError(
-            f"{fields.where}: layer_types = {shorten(types)} is not supported: 'attention' for each"
+            f"{fields.where}: layer_types = {shorten(types)} is not supported: a list of "
+            f"{' and '.join(_MAMBA + _ATTENTION)}"
+        )
+    if len(types) != number:
+        raise ModelLoadError(
+            f"{fields.where}: layer_types = {len(types)} entries is not allowed: "
+            f"{number}, by num_hidden_layers"
         )
     num_experts = fields.integer("num_local_experts", default=8)
     if num_experts != 0:
@@ -61,7 +73,7 @@ def read_hybrid(fields: ConfigFields) -> ModelConfig:
             f"{fields.where}: num_local_experts = {num_experts} is not supported: 0"
         )
     fields.only("normalization_function", "rmsnorm")
-    for name in _OF_HYBRIDS:
+    for name in (*_OF_EXPERTS, *_OF_MAMBA, "mamba_chunk_size"):  # how chunks are cut, and no more
         fields.ignore(name)
     rope = read_rope(fields)
     rotates = fields.text("position_embedding_type", default=None) == "rope"
@@ -69,10 +81,52 @@ def read_hybrid(fields: ConfigFields) -> ModelConfig:
         intermediate_size=fields.size("shared_intermediate_size", default=1024),
         activation=family.activation(fields),
     )
-    return _read(fields, rope if rotates else None, mlp, _SHARED_MLP)
+    recurs = [each in _MAMBA for each in types]
+    mamba = _mamba(fields) if any(recurs) else None
+    mixers = [mamba if each else None for each in recurs]
+    return _read(fields, rope if rotates else None, mlp, _SHARED_MLP, mixers)
 
 
-def _read(fields: ConfigFields, rope: Rope | None, mlp: MLP, stored: StoredNames) -> ModelConfig:
+def _mamba(fields: ConfigFields) -> Mamba2:
+    """The Mamba-2 of all layers that have one.
+
+    Raises:
+        ModelLoadError: heads that do not make up the layer's width, or a malformed field.
+    """
+    fields.only("mamba_proj_bias", False)
+    limit = fields.raw("time_step_limit")
+    if limit not in (None, [0.0, math.inf], (0.0, math.inf)):
+        raise UnsupportedModelError(
+            f"{fields.where}: time_step_limit = {shorten(limit)} is not supported: none"
+        )
+    inner = fields.size("mamba_expand", default=2) * fields.size("hidden_size")
+    num_heads = fields.size("mamba_n_heads", default=128)
+    size = fields.raw("mamba_d_head")
+    size = inner // num_heads if size in (None, "auto") else fields.size("mamba_d_head")
+    if size * num_heads != inner:
+        raise ModelLoadError(
+            f"{fields.where}: mamba_d_head = {size} is not allowed: mamba_expand * hidden_size "
+            f"({inner}) / mamba_n_heads ({num_heads})"
+        )
+    return Mamba2(
+        num_heads=num_heads,
+        num_groups=fields.size("mamba_n_groups", default=1),
+        head_size=size,
+        state_size=fields.size("mamba_d_state", default=256),
+        width=fields.size("mamba_d_conv", default=4),
+        eps=family.epsilon(fields),
+        conv_bias=fields.boolean("mamba_conv_bias", default=True),
+    )
+
+
+def _read(
+    fields: ConfigFields,
+    rope: Rope | None,
+    mlp: MLP,
+    stored: StoredNames,
+    mixers: list[Mamba2 | None] | None = None,
+) -> ModelConfig:
+    """The model, of layers whose mixers are these, attention where there is none."""
     bias = fields.boolean("attention_bias", default=False)
     attention = Attention(
         **family.heads(fields),
@@ -87,10 +141,13 @@ def _read(fields: ConfigFields, rope: Rope | None, mlp: MLP, stored: StoredNames
     )
     embedding = _multiplier(fields, "embedding_multiplier")
     logits = _multiplier(fields, "logits_scaling")
-    layer = family.layer(attention, mlp, norms, stored)
+    mixers = mixers or [None] * family.num_layers(fields)
     return family.model(
         fields,
-        [layer] * family.num_layers(fields),
+        [
+            LayerSpec(mixer=each or attention, feed_forward=mlp, norms=norms, stored=stored)
+            for each in mixers
+        ],
         norms,
         embedding_scale=None if embedding == 1.0 else embedding,
         logit_scale=None if logits == 1.0 else 1.0 / logits,
@@ -128,5 +185,5 @@ GRANITE_HYBRID = family.Family(
     architecture="GraniteMoeHybridForCausalLM",
     model_type="granitemoehybrid",
     read=read_hybrid,
-    models="Granite 4 (dense: 350M, 1B, Micro)",
+    models="Granite 4 without routed experts: 350M, 1B, Micro, and hybrids",
 )

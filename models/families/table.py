@@ -23,6 +23,7 @@ from octavo.models.families.glm import GLM, GLM4
 from octavo.models.families.glm_moe import GLM4_MOE
 from octavo.models.families.gpt_oss import GPT_OSS
 from octavo.models.families.granite import GRANITE, GRANITE_HYBRID
+from octavo.models.families.lfm2 import LFM2, LFM2_MOE
 from octavo.models.families.llama import LLAMA
 from octavo.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from octavo.models.families.mixtral import MINIMAX_M2, MIXTRAL
@@ -30,6 +31,7 @@ from octavo.models.families.olmo import OLMO2, OLMO3, OLMOE
 from octavo.models.families.phi import PHI3
 from octavo.models.families.qwen import QWEN2, QWEN3, QWEN3_VL
 from octavo.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from octavo.models.families.qwen_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from octavo.models.families.seed_oss import SEED_OSS
 from octavo.models.families.smollm3 import SMOLLM3
 from octavo.models.families.starcoder2 import STARCODER2
@@ -39,7 +41,7 @@ FAMILIES: tuple[Family, ...] = (
     *(QWEN2, QWEN3, QWEN3_VL),
     *(GEMMA, GEMMA2, GEMMA3),
     *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE, GRANITE_HYBRID, ERNIE4_5),
-    *(COHERE, COHERE2, STARCODER2),
+    *(COHERE, COHERE2, STARCODER2, LFM2, LFM2_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
     *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, MINIMAX_M2, OLMOE, GLM4_MOE, ERNIE4_5_MOE, GPT_OSS),
 )
 

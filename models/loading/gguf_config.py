@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+from octavo.models.blocks.attention import Attention
 from octavo.models.checks import MAX_LAYERS, MAX_SIZE, is_integer
 from octavo.models.config import ModelConfig
 from octavo.models.families.config_fields import ConfigFields
@@ -170,11 +171,10 @@ def _with_factors(config: ModelConfig, theta: float, factors: tuple[float, ...])
     scaling = RopeScaling(kind="factors", factors=factors)
     layers = []
     for layer in config.layers:
-        rope = layer.mixer.rope
-        if rope is not None and rope.theta == theta:
-            mixer = dataclasses.replace(
-                layer.mixer, rope=dataclasses.replace(rope, scaling=scaling)
-            )
+        mixer = layer.mixer
+        rope = mixer.rope if isinstance(mixer, Attention) else None
+        if isinstance(mixer, Attention) and rope is not None and rope.theta == theta:
+            mixer = dataclasses.replace(mixer, rope=dataclasses.replace(rope, scaling=scaling))
             layer = dataclasses.replace(layer, mixer=mixer)
         layers.append(layer)
     return dataclasses.replace(config, layers=tuple(layers))

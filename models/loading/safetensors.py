@@ -78,7 +78,11 @@ class SafetensorsSource:
         if values.get("dtype") is None and values.get("torch_dtype") is None and found:
             values = values | {"dtype": DTYPES[max(set(found), key=found.count)]}
         self.config: ModelConfig = _with_generation_eos(config_from_hf(values), directory)
-        self._stored = self._stored_names(directory, is_composite(values))
+        stored_names = self._stored_names(directory, is_composite(values))
+        # Qwen's layers that guess tokens beyond the next one; not every config.json tells of them.
+        self._stored = {
+            name: stored for name, stored in stored_names.items() if not name.startswith("mtp.")
+        }
         if any(values.get(name) for name in NEXT_TOKENS):
             kept = _without_next_tokens(self._stored, self.config.num_layers)
             self._stored = {name: self._stored[name] for name in kept}

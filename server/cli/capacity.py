@@ -21,6 +21,7 @@ class Capacity:
         bandwidth: bytes a second between device and host.
         network_bandwidth: bytes a second between replicas.
         windows: by cache group, see `PageNeeds`.
+        state_bytes: of one request's recurrent states.
     """
 
     weight_bytes: int
@@ -32,6 +33,7 @@ class Capacity:
     bandwidth: int
     network_bandwidth: int
     windows: tuple[int | None, ...] = (None,)
+    state_bytes: int = 0
 
     def __post_init__(self) -> None:
         if not 0 < self.utilization <= 1:
@@ -66,7 +68,9 @@ class Capacity:
     @property
     def max_concurrent_requests(self) -> int:
         """Requests of `context_tokens` that fit at once, sharing no prefix."""
-        return max(0, self.num_pages - 1) // self.pages_per_request
+        # A page, and a row's states, take what padding rows write.
+        spare = self.kv_pool_bytes - self.kv_bytes_per_page - self.state_bytes
+        return max(0, spare) // (self.request_kv_bytes + self.state_bytes)
 
     @property
     def request_kv_bytes(self) -> int:

@@ -118,6 +118,7 @@ def plan_report(args: argparse.Namespace, config: ModelConfig, dtype: str) -> di
         bandwidth=args.bandwidth,
         network_bandwidth=args.network_bandwidth or args.bandwidth,
         windows=config.cache_layout().windows,
+        state_bytes=sum(state.num_bytes for state in config.cache_layout().states),
     )
     return {
         "model": args.model,
@@ -136,6 +137,7 @@ def plan_report(args: argparse.Namespace, config: ModelConfig, dtype: str) -> di
         "pages_per_request": capacity.pages_per_request,
         "max_concurrent_requests": capacity.max_concurrent_requests,
         "request_kv_bytes": capacity.request_kv_bytes,
+        "request_state_bytes": capacity.state_bytes,
         "swap_s": capacity.swap_s,
         "hand_off_s": capacity.hand_off_s,
     }
@@ -163,9 +165,12 @@ def _print(report: dict[str, Any]) -> None:
         ("KV pool", f"{show_bytes(report['kv_pool_bytes'])}, {report['num_pages']:,} pages"),
         (f"requests of {context:,} tokens", f"{report['max_concurrent_requests']:,} at once"),
         ("KV of one such request", show_bytes(report["request_kv_bytes"])),
-        ("swap out, or in", show_seconds(report["swap_s"])),
-        ("hand-off to a replica", show_seconds(report["hand_off_s"])),
     ]
+    if report["request_state_bytes"]:  # which no page holds: nothing is swapped or handed off
+        rows.append(("its recurrent states", show_bytes(report["request_state_bytes"])))
+    else:
+        rows.append(("swap out, or in", show_seconds(report["swap_s"])))
+        rows.append(("hand-off to a replica", show_seconds(report["hand_off_s"])))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         print(f"{name:<{width}}  {value}")

@@ -204,13 +204,14 @@ def _heads(args: argparse.Namespace) -> tuple[int, int, int]:
     split = args.tensor_parallel_size
     if split < 1:
         raise InvalidConfigError("tensor_parallel_size", split, "at least 1")
-    heads = _config(args).common(
-        lambda layer: (layer.mixer.num_heads, layer.mixer.num_kv_heads, layer.mixer.head_dim)
-    )
-    if heads is None:
+    found = {
+        (each.num_heads, each.num_kv_heads, each.head_dim) for each in _config(args).attentions()
+    }
+    if len(found) > 1:
         raise InvalidConfigError(
             "model", args.model, "one whose layers have equal heads, or --heads"
         )
+    heads = found.pop()
     if heads[1] % split:
         split = 1  # heads that do not divide run everywhere
     return heads[0] // split, heads[1] // split, heads[2]

@@ -19,6 +19,9 @@ from safetensors.numpy import save_file
 
 from octavo.models import decoder
 from octavo.models.blocks.attention import LayerAttention
+from octavo.models.blocks.state_rows import StateRows
+from octavo.models.cache_groups import CachePlace
+from octavo.models.cache_spec import RecurrentState
 from octavo.models.config import ModelConfig
 from octavo.models.families.table import config_from_hf
 from octavo.models.loading.tensors import expected_shapes
@@ -159,14 +162,33 @@ def dense_attention(
     return attend
 
 
+def one_row(positions: jax.Array) -> StateRows:
+    """A step of one sequence, whose recurrent states lie in slot 0."""
+    num_tokens = positions.shape[0]
+    return StateRows(
+        slot=jnp.zeros(1, jnp.int32),
+        start=positions[:1],
+        live=jnp.ones(1, bool),
+        cu_q_lens=jnp.asarray([0, num_tokens], jnp.int32),
+        token_row=jnp.zeros(num_tokens, jnp.int32),
+        num_decode_rows=jnp.int32(num_tokens == 1),
+        num_rows=jnp.int32(1),
+        decode_only=num_tokens == 1,
+    )
+
+
 def make_step(config: ModelConfig, length: int) -> Callable[..., Any]:
     """A jitted (weights, token ids, positions, caches) -> (logits of all tokens, caches)."""
 
     @jax.jit
     def step(weights: Any, ids: jax.Array, positions: jax.Array, caches: Any) -> Any:
         x = decoder.embed(weights, config, ids)
-        attend = dense_attention(positions, length)
-        x, caches = decoder.run_layers(weights, config, x, positions, attend, caches)
+        attend: list[Any] = [dense_attention(positions, length), one_row(positions)]
+        places = [
+            CachePlace(index, int(isinstance(cache, RecurrentState)))
+            for index, cache in enumerate(config.own_caches())
+        ]
+        x, caches = decoder.run_layers(weights, config, x, positions, attend, caches, places)
         return decoder.unembed(weights, config, x), caches
 
     return step
@@ -182,11 +204,14 @@ def run_model() -> Callable[..., np.ndarray]:
     def run(config: ModelConfig, weights: Any, ids: Any, prompt_length: int) -> np.ndarray:
         length = len(ids)
         dtype = weights["embed"].dtype
-        empty = [
-            jnp.zeros((length, cache.num_kv_heads, cache.key_size), dtype)
-            for cache in config.own_caches()
-        ]
-        caches: Any = tuple((array, array) for array in empty)
+
+        def empty(cache: Any) -> tuple[jax.Array, ...]:
+            if isinstance(cache, RecurrentState):
+                # What another sequence left there.
+                return tuple(jnp.ones((1, *array.shape), jnp.float32) for array in cache.arrays)
+            return (jnp.zeros((length, cache.num_kv_heads, cache.key_size), dtype),) * 2
+
+        caches: Any = tuple(map(empty, config.own_caches()))
         step = make_step(config, length)
         edges = [0, prompt_length, *range(prompt_length + 1, length + 1)]
         rows = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.models.cache_groups import MOST_GROUPS, CachePlace, cache_layout
-from octavo.models.cache_spec import PagedKVCache
+from octavo.models.cache_spec import PagedKVCache, RecurrentState, StateArray
 
 
 def cache(window: int | None = None, *, heads: int = 2) -> PagedKVCache:
@@ -74,3 +74,19 @@ def test_caches_of_differing_shapes_keep_all_pages_in_arrays_of_their_own() -> N
     assert layout.windows == (None,)
     assert layout.arrays == tuple(caches)
     assert layout.places() == tuple(CachePlace(i, 0) for i in range(3))
+
+
+def test_recurrent_states_lie_behind_the_arrays_and_in_no_group_of_pages():
+    state = RecurrentState((StateArray((3, 8), split=1), StateArray((2, 4, 4), split=0)))
+    assert state.num_bytes == 4 * (24 + 32)
+    pages = pattern("WFWF")
+    layout = cache_layout([state, *pages[:2], state, *pages[2:], state])
+    alone = cache_layout(pages)
+    assert layout.arrays == alone.arrays
+    assert layout.windows == alone.windows
+    assert layout.states == (state,) * 3
+    places = layout.places()
+    assert [places[index] for index in (1, 2, 4, 5)] == list(alone.places())
+    assert [places[index] for index in (0, 3, 6)] == [
+        CachePlace(len(layout.arrays) + index, len(layout.groups)) for index in range(3)
+    ]

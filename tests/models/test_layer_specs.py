@@ -20,7 +20,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.config_dict import config_from_dict, config_to_dict
 from octavo.models.families.table import config_from_hf
 from octavo.models.parameters import abstract_weights, declare, is_spec
-from octavo.models.quantization import EXPERTS, NUM_INPUTS
+from octavo.models.quantization import EXPERTS, NUM_INPUTS, RECURRENT
 from octavo.models.rope import Rope
 from octavo.sharding.mesh import make_mesh
 
@@ -138,6 +138,8 @@ def test_blocks_say_what_a_product_contracts(tiny_name, tiny_values) -> None:
     assert stacked <= set(EXPERTS)
     wanted = {name: number for name, number in wanted.items() if name not in stacked}
     assert wanted.items() <= NUM_INPUTS.items()
-    # An MLP has a gate or none, or is not there, and the output layer may be the embedding.
+    # An MLP has a gate or none, or is not there, the output layer may be the embedding, and few
+    # models are recurrent.
     unused = {"lm_head", "w_gate_up", "w_up"} | ({"w_down"} if stacked else set())
+    unused |= RECURRENT.keys()
     assert NUM_INPUTS.keys() - wanted.keys() <= unused

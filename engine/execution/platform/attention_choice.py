@@ -50,8 +50,8 @@ def choose_attention(
     check_tables()
     backend: Backend = "xla"
     layers = dict.fromkeys(
-        (layer.mixer.num_heads, layer.mixer.num_kv_heads, layer.mixer.head_dim, layer.mixer.asked)
-        for layer in model.layers
+        (attention.num_heads, attention.num_kv_heads, attention.head_dim, attention.asked)
+        for attention in model.attentions()
     )
     shapes = []
     for num_heads, num_kv_heads, head_dim, asked in layers:

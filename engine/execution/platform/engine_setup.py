@@ -18,7 +18,7 @@ from octavo.engine.execution.platform.attention_choice import choose_attention
 from octavo.engine.execution.platform.buckets import Lattice, make_lattice
 from octavo.engine.execution.platform.kv_memory import kv_budget_bytes, requested_kv_dtype
 from octavo.engine.execution.platform.traits import PlatformTraits, traits_of
-from octavo.engine.execution.state import kv_bytes_per_token, pool_layouts
+from octavo.engine.execution.state import kv_bytes_per_token, pool_layouts, recurrent_bytes
 from octavo.engine.execution.step_spec import prefill_rows
 from octavo.engine.execution.weights.weight_variants import WeightVariants
 from octavo.engine.kv.page_needs import PageNeeds, page_needs
@@ -124,7 +124,10 @@ def decide_setup(
         for_few=is_few,
         has_quick=traits.has_quick_programs
         and backend == "xla"
-        and any(takes_pages(cache.key_size, page_size, kv_dtype) for cache in model.own_caches()),
+        and any(
+            takes_pages(cache.key_size, page_size, kv_dtype)
+            for cache in model.cache_layout().arrays
+        ),
     )
     num_rows, max_prefill_rows = config.max_num_seqs, lattice.max_prefill_rows
     token_edges = lattice.token_edges
@@ -138,6 +141,7 @@ def decide_setup(
     num_pages = config.num_kv_pages
     if num_pages is None:
         budget = kv_budget_bytes(config, mesh, unread_bytes, host_memory_bytes)
+        budget -= recurrent_bytes(model, config.max_num_seqs)
         needs = page_needs(page_size, windows, max_tokens)
         num_pages = _num_pages(budget, page_bytes, needs, max_model_len, config.max_num_seqs)
     return EngineSetup(
@@ -153,10 +157,11 @@ def decide_setup(
             num_pages=num_pages,
             max_model_len=max_model_len,
             token_edges=token_edges,
-            num_host_pages=_num_host_pages(config, page_bytes),
+            num_host_pages=_num_host_pages(config, model, page_bytes),
             windows=windows,
             run_pages=max(1, traits.run_tokens // page_size),
             has_dear_rows=traits.has_dear_rows,
+            has_states=bool(model.cache_layout().states),
         ),
         num_slots=config.max_num_seqs,
         lattice=lattice,
@@ -191,10 +196,16 @@ def _num_pages(
     return int(num_pages)
 
 
-def _num_host_pages(config: EngineConfig, page_bytes: int) -> int:
+def _num_host_pages(config: EngineConfig, model: ModelConfig, page_bytes: int) -> int:
     """Pages of the host tier; 0 for none."""
     if not config.host_kv_memory_bytes:
         return 0
+    if model.cache_layout().states:
+        raise InvalidConfigError(
+            "host_kv_memory_bytes",
+            config.host_kv_memory_bytes,
+            "0 with a model that has recurrent layers, whose states no page holds",
+        )
     if config.host_kv_memory_bytes < page_bytes:
         raise InvalidConfigError(
             "host_kv_memory_bytes",

@@ -19,6 +19,8 @@ WRAPPERS = {
     "ministral3": "Mistral3ForConditionalGeneration",
     "llama": "LlavaForConditionalGeneration",
     "qwen3": "Qwen3VLForConditionalGeneration",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
 }
 OLD = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
 NEW = {"model.": "model.language_model.", "lm_head.": "lm_head."}
@@ -87,6 +89,13 @@ def test_qwen_3_vl_says_of_a_text_what_its_text_model_says(
     with torch.no_grad():
         logits = model(torch.from_numpy(tokens)[None].long()).logits[0].numpy()
     np.testing.assert_allclose(logits, golden_logits["qwen3"], rtol=0, atol=1e-4)
+
+
+def test_layers_that_guess_further_tokens_are_not_read(write, run_model, tokens, golden_logits):
+    guesses = {"mtp.layers.0.mlp.up_proj.weight": np.ones((2, 2), np.float32)}
+    model = load_model(write("qwen3_5", NEW, tensors=guesses), "float32")
+    logits = run_model(model.config, model.weights, tokens, 12)
+    np.testing.assert_allclose(logits, golden_logits["qwen3_5"], rtol=0, atol=1e-4)
 
 
 def test_tensors_that_are_not_of_images_are_not_ignored(write):

@@ -175,6 +175,29 @@ def test_tensors_that_lie_otherwise_on_disk_are_read_onto_a_wider_mesh(
     np.testing.assert_allclose(logits, golden_logits[name], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "size", "parameter", "dim"),
+    [
+        ("lfm2_biased", 4, "conv_in", 2),
+        ("qwen3_next", 2, "delta_in", 1),
+        ("qwen3_5", 2, "delta_in", 1),
+        ("qwen3_5", 4, "delta_in", None),  # two key heads: whole; attention's heads have copies
+        ("granite4_groups", 2, "mamba_in", 1),
+        ("granite4_hybrid", 4, "mamba_out", 1),  # of one group, heads are split
+    ],
+)
+def test_recurrent_layers_are_read_onto_a_wider_mesh(
+    name, size, parameter, dim, tiny_checkpoint, run_model, tokens, golden_logits
+):
+    model = load_model(tiny_checkpoint(name), "float32", make_mesh(size))
+    if dim is not None:
+        layer = next(layer for layer in model.weights["layers"] if parameter in layer)
+        whole = layer[parameter].shape[dim]
+        assert layer[parameter].addressable_shards[0].data.shape[dim] == whole // size
+    logits = run_model(model.config, model.weights, tokens, 12)
+    np.testing.assert_allclose(logits, golden_logits[name], rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize(("saved_on", "restored_on"), [(1, 4), (4, 1), (4, 2), (2, 3)])
 def test_an_orbax_checkpoint_restores_onto_another_mesh(
     saved_on, restored_on, tiny_checkpoint, tmp_path
@@ -192,10 +215,12 @@ def test_an_orbax_checkpoint_restores_onto_another_mesh(
         assert one.sharding == other.sharding
 
 
-def test_orbax_makes_and_unmakes_copies_of_kv_heads(tiny_checkpoint, tmp_path):
-    directory = tiny_checkpoint("qwen2")  # biased, 4 query heads over 2 KV heads
+# Biased; with gates of outputs, beside recurrent layers. 4 query heads over 2 KV heads.
+@pytest.mark.parametrize(("name", "layer"), [("qwen2", 0), ("qwen3_5", 2)])
+def test_orbax_makes_and_unmakes_copies_of_kv_heads(name, layer, tiny_checkpoint, tmp_path):
+    directory = tiny_checkpoint(name)
     copied = load_model(directory, "float32", make_mesh(4))
-    assert copied.config.layers[0].mixer.kv_head_copies == 2
+    assert copied.config.layers[layer].mixer.kv_head_copies == 2
     save_model(copied, tmp_path / "saved")
     for size in (1, 4):
         restored = load_model(tmp_path / "saved", "float32", make_mesh(size))

@@ -43,6 +43,15 @@ def test_the_trash_page_is_not_counted_for_requests():
     assert exactly.max_concurrent_requests == 0
 
 
+def test_a_request_s_recurrent_states_take_their_room_beside_its_pages():
+    one = Capacity(**BASE)
+    row = one.request_kv_bytes  # as much again, and for padding rows once
+    with_states = Capacity(**BASE | {"state_bytes": row})
+    assert with_states.num_pages == one.num_pages
+    spare = one.kv_pool_bytes - one.kv_bytes_per_page - row
+    assert with_states.max_concurrent_requests == spare // (2 * row) > 0
+
+
 @pytest.mark.parametrize("file", ["", "config.json"])
 def test_plan_reads_a_directory_or_a_config_alone(file, tiny_model, tmp_path, capsys):
     if file:
