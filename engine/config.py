@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.routing.policies import DEFAULT_ROUTER, get_live_policy
 
 DEFAULT_MODEL = "smollm2-135m"
 """The model served when none is named; it installs from PyPI."""
 
+DEFAULT_ROUTER = "forecast"
+"""Which of several engines takes a request."""
 SERVING_BATCHED_TOKENS = 512
 """Default token budget of a step where requests are streamed: short steps, short stalls."""
 OFFLINE_BATCHED_TOKENS = 1024
@@ -213,7 +214,7 @@ class EngineConfig:
                 allowed = f"True, for pages to move between replicas ({self.replica_roles})"
                 raise InvalidConfigError("enable_prefix_caching", False, allowed)
         _check_policy(self.scheduling_policy)
-        get_live_policy(self.replica_router, "replica_router")
+        _check_router(self.replica_router)
         _check_parsers(self.tool_call_parser, self.reasoning_parser)
         if self.attention_backend not in ATTENTION_BACKENDS:
             raise InvalidConfigError(
@@ -292,6 +293,13 @@ def of_one_engine(config: EngineConfig, name: str, value: object) -> None:
     """
     if value is not None and config.data_parallel_size > 1:
         raise InvalidConfigError(name, value, "given with data_parallel_size = 1 alone")
+
+
+def _check_router(text: str) -> None:
+    if text != DEFAULT_ROUTER:
+        from octavo.engine.routing.policies import get_live_policy
+
+        get_live_policy(text, "replica_router")
 
 
 def _check_policy(name: str) -> None:

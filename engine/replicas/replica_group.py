@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 
 from octavo.engine.clock import Clock
-from octavo.engine.config import EngineConfig, Role
+from octavo.engine.config import DEFAULT_ROUTER, EngineConfig, Role
 from octavo.engine.errors import EngineDeadError
 from octavo.engine.input.input_processor import InputProcessor, Submission
 from octavo.engine.observability.load import EngineLoad
@@ -24,7 +24,7 @@ from octavo.engine.replicas.moves import MovePrices
 from octavo.engine.replicas.placement import Placement
 from octavo.engine.replicas.replica import Died, Event
 from octavo.engine.request import Priority, RequestStatus
-from octavo.engine.routing.policies import DEFAULT_ROUTER, get_route_policy
+from octavo.engine.routing.policies import get_route_policy
 from octavo.engine.sampling_params import RequestOutputKind
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
 

@@ -24,9 +24,6 @@ POLICIES: dict[str, Callable[..., RoutePolicy]] = {
 """Makers of policies; their arguments are numbers, all with defaults."""
 
 
-DEFAULT_ROUTER = "forecast"
-
-
 def get_live_policy(text: str, field: str) -> RoutePolicy:
     """As `get_route_policy`, of those that need nothing but what clients tell: not a session.
 

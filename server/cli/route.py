@@ -19,7 +19,7 @@ TIMEOUT_S, MOST_TIMEOUT_S = 10.0, 3600.0
 
 def add_parser(subparsers: Any) -> None:
     """Adds the command's parser."""
-    from octavo.engine.routing.policies import DEFAULT_ROUTER
+    from octavo.engine.config import DEFAULT_ROUTER
     from octavo.server.logs import LogConfig
     from octavo.server.serve_config import ServeConfig
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from octavo.engine.clock import MonotonicClock
-from octavo.engine.config import EngineConfig
+from octavo.engine.config import DEFAULT_ROUTER, EngineConfig
 from octavo.engine.errors import (
     EngineDeadError,
     InvalidConfigError,
@@ -25,7 +25,6 @@ from octavo.engine.observability.schedule import Schedule
 from octavo.engine.replicas import messages
 from octavo.engine.replicas.replica import Event
 from octavo.engine.replicas.replica_group import ReplicaGroup
-from octavo.engine.routing.policies import DEFAULT_ROUTER
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.text.chat_template_file import read_chat_template
 from octavo.engine.text.tokenizer import Tokenizer
