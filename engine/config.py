@@ -13,8 +13,8 @@ from octavo.engine.errors import InvalidConfigError
 DEFAULT_MODEL = "smollm2-135m"
 """The model served when none is named; it installs from PyPI."""
 
-DEFAULT_ROUTER = "forecast"
-"""Which of several engines takes a request."""
+DEFAULT_ROUTER = "least_work"
+"""Which of several engines takes a request: `forecast` has not been measured live."""
 SERVING_BATCHED_TOKENS = 512
 """Default token budget of a step where requests are streamed: short steps, short stalls."""
 OFFLINE_BATCHED_TOKENS = 1024
@@ -109,8 +109,8 @@ class EngineConfig:
         replica_roles: what each of several engines is for, separated by commas: "prefill" (prompts
             alone), "decode" or "both"; with `host_kv_memory_bytes`, by way of which pages of keys
             and values go from one to another. Empty is both for all.
-        replica_router: which of several engines takes a request: "forecast" (where it is in time at
-            the least harm), "least_work", "round_robin", "power_of_two" or "prefix_affinity", with
+        replica_router: which of several engines takes a request: "least_work" (that has done with
+            it first), "forecast" (where it is in time at the least harm), "round_robin", "power_of_two" or "prefix_affinity", with
             parameters if need be.
         replica_timeout_s: seconds without a sign of life, or in one turn of its loop, after which a
             replica hangs: its process is killed and started again, and its requests go on

@@ -26,7 +26,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "route",
         description="Serve over gRPC and HTTP what other Octavo servers generate. Each request "
-        "goes where it is in time at the least harm to others, and on to another if that one dies "
+        "goes to the server that has done with it first, and on to another if that one dies "
         "or goes away: its reader sees a pause.",
     )  # fmt: skip
     parser.add_argument(
@@ -46,8 +46,8 @@ def add_parser(subparsers: Any) -> None:
         )
     parser.add_argument(
         "--router", metavar="NAME", default=DEFAULT_ROUTER,
-        help="which server takes a request: forecast (where it is in time at the least harm), "
-        "least_work, round_robin, power_of_two or prefix_affinity, with parameters if need be "
+        help="which server takes a request: least_work (that has done with it first), forecast "
+        "(where it is in time at the least harm), round_robin, power_of_two or prefix_affinity, with parameters if need be "
         f"({DEFAULT_ROUTER})",
     )  # fmt: skip
     parser.add_argument(
