@@ -110,8 +110,8 @@ class EngineConfig:
             alone), "decode" or "both"; with `host_kv_memory_bytes`, by way of which pages of keys
             and values go from one to another. Empty is both for all.
         replica_router: which of several engines takes a request: "least_work" (that has done with
-            it first), "forecast" (where it is in time at the least harm), "round_robin", "power_of_two" or "prefix_affinity", with
-            parameters if need be.
+            it first), "forecast" (where it is in time at the least harm), "round_robin",
+            "power_of_two" or "prefix_affinity", with parameters if need be.
         replica_timeout_s: seconds without a sign of life, or in one turn of its loop, after which a
             replica hangs: its process is killed and started again, and its requests go on
             elsewhere. Longer than any step.

@@ -47,7 +47,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--router", metavar="NAME", default=DEFAULT_ROUTER,
         help="which server takes a request: least_work (that has done with it first), forecast "
-        "(where it is in time at the least harm), round_robin, power_of_two or prefix_affinity, with parameters if need be "
+        "(where it is in time at the least harm), round_robin, power_of_two or prefix_affinity, "
+        "with parameters if need be "
         f"({DEFAULT_ROUTER})",
     )  # fmt: skip
     parser.add_argument(
