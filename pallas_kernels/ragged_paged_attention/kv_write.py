@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 
@@ -13,19 +15,20 @@ from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
 )
 
 
-def write_kv(kv: PagedKV, k: jax.Array, v: jax.Array, batch: RaggedBatch) -> PagedKV:
+def write_kv(kv: PagedKV, k: jax.Array, v: jax.Array | None, batch: RaggedBatch) -> PagedKV:
     """Scatters the new KV of each token to its page, rounded to the pool's dtype.
 
     Args:
-        kv: pool [N, 2, Hkv, P, D]; updated in place under donation.
-        k, v: [T, Hkv, D] new keys and values.
+        kv: pool [N, 2, Hkv, P, D], or [N, 1, Hkv, P, D] of keys alone; updated in place under
+            donation.
+        k, v: [T, Hkv, D] new keys and values; no values for a pool of keys alone.
         batch: `token_page` and `token_offset` say where each goes; padding goes to page 0.
 
     Returns:
         The updated pool.
     """
     scales = kv.scales
-    new = jnp.stack([k, v], axis=1)  # [T, 2, Hkv, D]
+    new = k[:, None] if v is None else jnp.stack([k, v], axis=1)  # [T, 2, Hkv, D]
     quantization = kv_quantization(kv.pages.dtype)
     if scales is not None and quantization is not None:
         new, scale = quantize(new, quantization, -1)
@@ -33,4 +36,4 @@ def write_kv(kv: PagedKV, k: jax.Array, v: jax.Array, batch: RaggedBatch) -> Pag
         scales = where.set(scale, mode="promise_in_bounds")
     where = kv.pages.at[batch.token_page, :, :, batch.token_offset]
     new = to_stored(new, kv.pages.dtype)
-    return PagedKV(pages=where.set(new, mode="promise_in_bounds"), scales=scales)
+    return replace(kv, pages=where.set(new, mode="promise_in_bounds"), scales=scales)
