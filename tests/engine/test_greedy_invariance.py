@@ -111,7 +111,7 @@ def test_tokens_are_those_of_the_request_alone(
         assert tokens(llm) == alone  # again, now that every prompt is in the prefix cache
 
 
-@pytest.mark.parametrize("setting", dict.fromkeys(sum(OTHERS.values(), [])))
+@pytest.mark.parametrize("setting", OTHERS["tiny_latents"])
 def test_tokens_of_other_models_are_those_of_the_request_alone(
     setting: str, make_llm: Callable[..., Any], other: tuple[str, Path, list[list[int]]]
 ) -> None:
