@@ -106,7 +106,7 @@ def kv_bytes_per_token(
 def _bytes_per_token(cache: PagedCache, dtype: jnp.dtype) -> int:
     """Bytes of the numbers that a cache keeps of a token, scales counted."""
     if isinstance(cache, LatentCache):
-        return bytes_per_head(dtype, cache.key_size)
+        return bytes_per_head(dtype, cache.key_size, num_scales=2)
     sizes = (cache.key_size, cache.value_size)
     return cache.num_kv_heads * sum(bytes_per_head(dtype, size) for size in sizes)
 

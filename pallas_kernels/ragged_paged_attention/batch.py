@@ -55,11 +55,12 @@ class PagedKV:
             contiguous copy of 2·Hkv·P·D numbers. Or [N, 1, Hkv, P, 2·D], a token's key and value
             in one row, where `pool_layout` says so. Or [N, 1, Hkv, P, D], keys alone, whose
             beginnings are the values. Narrow floats may be stored as bits, see `kv_dtype`.
-        scales: float32 [N, 2, Hkv, P'], or [N, 1, Hkv, P'] of keys alone, where pages hold int8 or
-            fp8: a number stands for itself times its token's and head's scale; None where they hold
-            the numbers themselves. A scale a token is known when the token is written, needs no
-            calibration and clips nothing, for 4 bytes beside the D of a head. P' is the
-            `scale_width` of the layout, at least P; nobody reads what exceeds P.
+        scales: float32 [N, 2, Hkv, P'] where pages hold int8 or fp8: a number stands for itself
+            times its token's and head's scale, of keys or of values; None where they hold the
+            numbers themselves. Of keys alone, the first is of what is the value, too, the second of
+            the rest, which is rotated and not normalized. A scale a token is known when the token
+            is written, needs no calibration and clips nothing, for 4 bytes beside the D of a head.
+            P' is the `scale_width` of the layout, at least P; nobody reads what exceeds P.
         value_size: static; of a pool of keys alone, how many of a key's numbers, from the first
             on, are the value. None where values lie on their own.
     """
@@ -97,7 +98,7 @@ class PagedKV:
         """
         is_scaled = kv_quantization(dtype) is not None
         width = shape[3] if scale_width is None else scale_width
-        scales = (shape[0], 2 if value_size is None else 1, shape[2], width)
+        scales = (shape[0], 2, shape[2], width)
         return cls(
             pages=jnp.zeros(shape, dtype),
             scales=jnp.zeros(scales, SCALE_DTYPE) if is_scaled else None,

@@ -49,7 +49,9 @@ class PoolLayout:
 
     def bytes_per_token(self, dtype: Any) -> int:
         """Bytes of all that is kept of one token in one head."""
-        return self.bytes_per_head(dtype) * (2 if self.value_size is None else 1)
+        if self.value_size is not None:
+            return bytes_per_head(dtype, self.head_dim, 2 * self.scale_width // self.page_size)
+        return 2 * self.bytes_per_head(dtype)
 
 
 def default_page_size(platform: str) -> int:

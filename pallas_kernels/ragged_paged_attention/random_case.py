@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from octavo.pallas_kernels.quantized_linear.rounding import quantize
 from octavo.pallas_kernels.ragged_paged_attention.batch import PagedKV, RaggedBatch
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
     KV_DTYPES,
@@ -16,6 +15,7 @@ from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
     stored_dtype,
     to_stored,
 )
+from octavo.pallas_kernels.ragged_paged_attention.kv_write import round_kv
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import PoolLayout, pool_layout
 
 
@@ -101,7 +101,7 @@ def _pool(numbers: jax.Array, stored: jnp.dtype, layout: PoolLayout) -> PagedKV:
     quantization = kv_quantization(stored)
     pages, scales = numbers, None
     if quantization is not None:
-        pages, scales = quantize(pages, quantization, -1)
+        pages, scales = round_kv(pages, quantization, layout.value_size)
         beyond = ((0, 0),) * 3 + ((0, layout.scale_width - layout.page_size),)
         scales = jnp.pad(scales, beyond, constant_values=jnp.nan)
     kv = PagedKV(pages=to_stored(pages, stored), scales=scales, value_size=layout.value_size)

@@ -47,10 +47,16 @@ def attend_reference(
     )  # [T] of the query in its sequence
     pages = batch.block_table[rows]  # [T, M]
 
+    scales = None if kv.scales is None else kv.scales[..., :page_size]
+
     def dense(half: int) -> jax.Array:  # [T, Hkv, M·P, D]
         gathered = to_float32(kv.pages[:, half][pages])
-        if kv.scales is not None:
-            gathered = gathered * kv.scales[:, half, :, :page_size][pages][..., None]
+        if scales is not None:
+            by_number = scales[:, half][pages][..., None]
+            if kv.value_size is not None:
+                is_value = jnp.arange(head_dim) < kv.value_size
+                by_number = jnp.where(is_value, by_number, scales[:, 1][pages][..., None])
+            gathered = gathered * by_number
         gathered = gathered.transpose(0, 2, 1, 3, 4)
         return gathered.reshape(num_tokens, num_kv_heads, -1, head_dim)
 

@@ -306,7 +306,7 @@ def _gather(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Keys and values [R, Hkv, pages·P, D] in float32 of page ids [R, pages]."""
     rows, pages = ids.shape
     pool, scales = _copies(kv, ids.reshape(-1), 1)
-    block = _wide(pool, scales).reshape(rows, pages, *kv.pages.shape[1:])
+    block = _wide(kv, pool, scales).reshape(rows, pages, *kv.pages.shape[1:])
     block = block.transpose(2, 0, 3, 1, 4, 5)  # [2, R, Hkv, pages, P, D]
     block = block.reshape(-1, rows, kv.num_kv_heads, pages * kv.page_size, kv.head_dim)
     return block[0], block[-1]
@@ -320,7 +320,7 @@ def _gather_apart(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
 
     def half(which: int) -> jax.Array:
         pages, scales = _copies(kv, halves * ids.reshape(-1) + which, halves)
-        numbers = _wide(pages, scales)
+        numbers = _wide(kv, pages, scales)
         # Fused into a product, widening eight bits takes several times as long.
         return (numbers if scales is None else lax.optimization_barrier(numbers)).reshape(shape)
 
@@ -385,10 +385,16 @@ def _copies(kv: PagedKV, ids: jax.Array, parts: int) -> tuple[jax.Array, jax.Arr
     return pages, None if kv.scales is None else copy(kv.scales)
 
 
-def _wide(pages: jax.Array, scales: jax.Array | None) -> jax.Array:
+def _wide(kv: PagedKV, pages: jax.Array, scales: jax.Array | None) -> jax.Array:
     """The numbers that copies of pages stand for, in float32."""
     numbers = to_float32(pages)
-    return numbers if scales is None else numbers * scales[..., None]
+    if scales is None:
+        return numbers
+    if kv.value_size is None:
+        return numbers * scales[..., None]
+    of_values, of_rest = jnp.split(scales, 2, axis=1)  # [ids, tokens] each
+    is_value = jnp.arange(kv.head_dim) < kv.value_size
+    return numbers * jnp.where(is_value, of_values[..., None], of_rest[..., None])
 
 
 def _soft_cap(scores: jax.Array, params: AttentionParams) -> jax.Array:

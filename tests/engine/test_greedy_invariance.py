@@ -141,6 +141,19 @@ def test_tokens_survive_preemption(
     assert llm.engine.load().num_preemptions > 0
 
 
+def test_latents_survive_preemption(
+    make_llm: Callable[..., Any], other: tuple[str, Path, list[list[int]]]
+) -> None:
+    name, path, alone = other
+    if name != "tiny_latents":
+        pytest.skip("pages of keys and values are preempted above")
+    llm = make_llm(
+        model=str(path), num_kv_pages=22, block_size=16, watermark=0.0, max_model_len=256
+    )
+    assert tokens(llm) == alone
+    assert llm.engine.load().num_preemptions > 0
+
+
 def test_sampled_tokens_depend_on_seed_and_position_only(make_llm: Callable[..., Any]) -> None:
     params = SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=24, ignore_eos=True)
     batched = tokens(make_llm(max_num_seqs=32, num_decode_steps=4), params)
