@@ -68,10 +68,11 @@ class ModelConfig:
         for name in ("final_logit_softcap", "logit_scale", "embedding_scale"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))
-        if not isinstance(self.checkpoint_dtype, str):
-            raise ModelLoadError(
-                f"checkpoint_dtype = {shorten(self.checkpoint_dtype)} is not allowed: text"
-            )
+        for name in ("checkpoint_dtype", "final_norm_stored"):
+            if not isinstance(getattr(self, name), str):
+                raise ModelLoadError(
+                    f"{name} = {shorten(getattr(self, name))} is not allowed: text"
+                )
         self._check_token_ids()
         self._check_shared_caches()
         if not self.attentions():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -115,8 +115,11 @@ def epsilon(fields: ConfigFields, default: float = 1e-6) -> float:
     return value
 
 
-def slides(fields: ConfigFields, default: Callable[[int], bool]) -> list[bool]:
-    """Which layers have a sliding window: as `layer_types` says, or else `default` of its number.
+def layer_types(fields: ConfigFields, known: Sequence[str]) -> list[str] | None:
+    """What `layer_types` calls each layer; None where the file does not say.
+
+    Args:
+        known: what it may call them.
 
     Raises:
         UnsupportedModelError: another type of layer, by name.
@@ -124,19 +127,28 @@ def slides(fields: ConfigFields, default: Callable[[int], bool]) -> list[bool]:
     """
     number, named = num_layers(fields), fields.raw("layer_types")
     if named is None:
-        return [default(layer) for layer in range(number)]
-    if not isinstance(named, (list, tuple)) or not all(
-        isinstance(name, str) and name in _SLIDES for name in named
-    ):
+        return None
+    if not isinstance(named, (list, tuple)) or any(name not in known for name in named):
         raise UnsupportedModelError(
             f"{fields.where}: layer_types = {shorten(named)} is not supported: a list of "
-            f"{' and '.join(_SLIDES)}"
+            f"{' and '.join(known)}"
         )
     if len(named) != number:
         raise ModelLoadError(
             f"{fields.where}: layer_types = {len(named)} entries is not allowed: "
             f"{number}, by num_hidden_layers"
         )
+    return list(named)
+
+
+def slides(fields: ConfigFields, default: Callable[[int], bool]) -> list[bool]:
+    """Which layers have a sliding window: as `layer_types` says, or else `default` of its number.
+
+    Raises: as `layer_types`.
+    """
+    named = layer_types(fields, list(_SLIDES))
+    if named is None:
+        return [default(layer) for layer in range(num_layers(fields))]
     return [_SLIDES[name] for name in named]
 
 

@@ -56,17 +56,9 @@ def read(fields: ConfigFields) -> ModelConfig:
 
 def read_hybrid(fields: ConfigFields) -> ModelConfig:
     """A Granite 4 of a config.json's fields, if it has no routed experts."""
-    number, types = family.num_layers(fields), fields.raw("layer_types")
-    if not isinstance(types, list) or any(each not in _MAMBA + _ATTENTION for each in types):
-        raise UnsupportedModelError(
-            f"{fields.where}: layer_types = {shorten(types)} is not supported: a list of "
-            f"{' and '.join(_MAMBA + _ATTENTION)}"
-        )
-    if len(types) != number:
-        raise ModelLoadError(
-            f"{fields.where}: layer_types = {len(types)} entries is not allowed: "
-            f"{number}, by num_hidden_layers"
-        )
+    types = family.layer_types(fields, _MAMBA + _ATTENTION)
+    if types is None:
+        raise ModelLoadError(f"{fields.where} lacks layer_types")
     num_experts = fields.integer("num_local_experts", default=8)
     if num_experts != 0:
         raise UnsupportedModelError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.layer import FeedForward, LayerSpec
@@ -120,29 +120,18 @@ def _convs(fields: ConfigFields) -> list[bool]:
     """Which layers convolve; the others attend.
 
     Raises:
-        UnsupportedModelError: another type of layer, by name.
-        ModelLoadError: not one entry a layer.
+        ModelLoadError: the numbers of layers that attend are no list.
     """
-    number, types = family.num_layers(fields), fields.raw("layer_types")
+    number, types = family.num_layers(fields), family.layer_types(fields, _TYPES)
     attends = fields.raw("full_attn_idxs")
-    if types is None:
-        indices = range(number) if attends is None else attends
-        if not isinstance(indices, (list, range)):
-            raise ModelLoadError(
-                f"{fields.where}: full_attn_idxs = {shorten(attends)} is not allowed: a list"
-            )
-        return [layer not in indices for layer in range(number)]
-    if not isinstance(types, list) or any(each not in _TYPES for each in types):
-        raise UnsupportedModelError(
-            f"{fields.where}: layer_types = {shorten(types)} is not supported: a list of "
-            f"{' and '.join(_TYPES)}"
-        )
-    if len(types) != number:
+    if types is not None:
+        return [each == "conv" for each in types]
+    indices = range(number) if attends is None else attends
+    if not isinstance(indices, (list, range)):
         raise ModelLoadError(
-            f"{fields.where}: layer_types = {len(types)} entries is not allowed: "
-            f"{number}, by num_hidden_layers"
+            f"{fields.where}: full_attn_idxs = {shorten(attends)} is not allowed: a list"
         )
-    return [each == "conv" for each in types]
+    return [layer not in indices for layer in range(number)]
 
 
 LFM2 = family.Family(

@@ -7,7 +7,7 @@ Qwen 3.5 by what they are for. Layers that guess tokens beyond the next one are 
 
 from __future__ import annotations
 
-from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+from octavo.engine.errors import UnsupportedModelError, shorten
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.gated_delta import GatedDelta
@@ -112,26 +112,11 @@ def _model(
 
 
 def _linear(fields: ConfigFields) -> list[bool]:
-    """Which layers have a delta net; the others attend.
-
-    Raises:
-        UnsupportedModelError: another type of layer, by name.
-        ModelLoadError: not one entry a layer.
-    """
-    number, types = family.num_layers(fields), fields.raw("layer_types")
+    """Which layers have a delta net; the others attend."""
+    types = family.layer_types(fields, _TYPES)
     interval = fields.size("full_attention_interval", default=4)
     if types is None:
-        return [(layer + 1) % interval != 0 for layer in range(number)]
-    if not isinstance(types, list) or any(each not in _TYPES for each in types):
-        raise UnsupportedModelError(
-            f"{fields.where}: layer_types = {shorten(types)} is not supported: a list of "
-            f"{' and '.join(_TYPES)}"
-        )
-    if len(types) != number:
-        raise ModelLoadError(
-            f"{fields.where}: layer_types = {len(types)} entries is not allowed: "
-            f"{number}, by num_hidden_layers"
-        )
+        return [(layer + 1) % interval != 0 for layer in range(family.num_layers(fields))]
     return [each == "linear_attention" for each in types]
 
 
