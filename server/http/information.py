@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -150,6 +151,11 @@ def information_routes(front: Front) -> APIRouter:
         figures["wrong_refusals_interval"] = found.wrong_refusals_interval
         figures["queues"] = {
             Priority(key).name.lower(): queue for key, queue in figures["queues"].items()
+        }
+        # JSON has no infinity: with nothing promised, there is no least pace.
+        figures["standing"] = {
+            name: figure if figure != math.inf else None
+            for name, figure in found.standing._asdict().items()
         }
         return json_response(
             figures | {"num_inflight": front.num_inflight, "draining": front.draining}

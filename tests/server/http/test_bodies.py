@@ -185,6 +185,9 @@ def test_load_answers_for_a_size_and_a_class(http):
     large = http.get("/v1/load", params={"num_prompt_tokens": 500, "priority": "high"}).json()
     assert large["predicted_ttft_s"] > small["predicted_ttft_s"] > 0
     assert set(small["queues"]) == {"realtime", "high", "normal", "low"}
+    # Nothing was promised: the smallest pace is infinite, which JSON cannot say.
+    assert small["standing"]["num_rows"] > 0
+    assert small["standing"]["least_pace_s"] is None
     for query in ({"num_prompt_tokens": "0"}, {"num_prompt_tokens": "x"}, {"priority": "9"}):
         assert http.get("/v1/load", params=query).status_code == 400
 
