@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from octavo.models.cache_spec import PagedKVCache, RecurrentState
+from octavo.models.cache_spec import LatentCache, PagedCache, RecurrentState
 
 MOST_GROUPS = 8
 """Each has a block table of its own, which the host fills and programs read."""
@@ -60,7 +60,7 @@ class CacheLayout:
     """
 
     groups: tuple[CacheGroup, ...]
-    arrays: tuple[PagedKVCache, ...]
+    arrays: tuple[PagedCache, ...]
     states: tuple[RecurrentState, ...] = ()
     state_caches: tuple[int, ...] = ()
 
@@ -81,7 +81,7 @@ class CacheLayout:
         return tuple(found[cache] for cache in range(len(found)))
 
 
-def cache_layout(caches: Sequence[PagedKVCache | RecurrentState]) -> CacheLayout:
+def cache_layout(caches: Sequence[PagedCache | RecurrentState]) -> CacheLayout:
     """The groups of a model's own caches. Recurrent states take no part in groups of pages."""
     states = {i: cache for i, cache in enumerate(caches) if isinstance(cache, RecurrentState)}
     paged = {i: cache for i, cache in enumerate(caches) if not isinstance(cache, RecurrentState)}
@@ -96,7 +96,7 @@ def cache_layout(caches: Sequence[PagedKVCache | RecurrentState]) -> CacheLayout
     return CacheLayout(groups, layout.arrays, tuple(states.values()), tuple(states))
 
 
-def _page_layout(caches: Sequence[PagedKVCache]) -> CacheLayout:
+def _page_layout(caches: Sequence[PagedCache]) -> CacheLayout:
     """The groups of caches that lie in pages.
 
     Caches of one kind (shape and window) are cut into groups of as many layers as the rarest kind
@@ -107,7 +107,7 @@ def _page_layout(caches: Sequence[PagedKVCache]) -> CacheLayout:
     an array's pages cannot serve another's.
     """
     indices = tuple(range(len(caches)))
-    if len({replace(cache, window=None) for cache in caches}) > 1:
+    if len(set(map(_page_shape, caches))) > 1:
         return CacheLayout((CacheGroup(indices),), tuple(caches))
     kinds: dict[int | None, list[int]] = {}
     for index, cache in enumerate(caches):
@@ -123,3 +123,8 @@ def _page_layout(caches: Sequence[PagedKVCache]) -> CacheLayout:
     )
     most = max(len(group.caches) for group in groups)
     return CacheLayout(groups, tuple(caches[:1]) * most)
+
+
+def _page_shape(cache: PagedCache) -> PagedCache:
+    """What caches have in common whose pages can serve each other."""
+    return cache if isinstance(cache, LatentCache) else replace(cache, window=None)

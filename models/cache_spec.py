@@ -31,6 +31,30 @@ class PagedKVCache:
         return self.num_kv_heads * (self.key_size + self.value_size)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentCache:
+    """Pages of latents, one a token, which all heads read: keys, whose beginnings are the values.
+
+    Attributes:
+        key_size: numbers of a latent, those of the key that is rotated counted.
+        value_size: of them, from the first on, those that are the value, too.
+    """
+
+    key_size: int
+    value_size: int
+    num_kv_heads = 1
+    window = None
+
+    @property
+    def numbers_per_token(self) -> int:
+        """Numbers that one token takes: values take none of their own."""
+        return self.key_size
+
+
+PagedCache = PagedKVCache | LatentCache
+"""Caches that lie in pages."""
+
+
 @dataclass(frozen=True, slots=True)
 class SharedCache:
     """The cache of an earlier layer, which this one reads and never writes.
@@ -72,4 +96,4 @@ class RecurrentState:
         return sum(4 * math.prod(array.shape) for array in self.arrays)
 
 
-CacheSpec = PagedKVCache | RecurrentState | SharedCache
+CacheSpec = PagedCache | RecurrentState | SharedCache

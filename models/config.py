@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.cache_groups import CacheLayout, cache_layout
-from octavo.models.cache_spec import CacheSpec, PagedKVCache, RecurrentState, SharedCache
+from octavo.models.cache_spec import CacheSpec, PagedCache, RecurrentState, SharedCache
 from octavo.models.checks import (
     MAX_EOS_TOKENS,
     MAX_LAYERS,
@@ -21,8 +21,7 @@ from octavo.models.checks import (
 )
 
 if TYPE_CHECKING:
-    from octavo.models.blocks.attention import Attention
-    from octavo.models.blocks.layer import LayerSpec
+    from octavo.models.blocks.layer import Attentions, LayerSpec
     from octavo.models.blocks.norms import Norm
 
 T = TypeVar("T")
@@ -117,15 +116,15 @@ class ModelConfig:
         """What each layer keeps of its tokens, one entry a layer."""
         return tuple(layer.cache() for layer in self.layers)
 
-    def attentions(self) -> tuple[Attention, ...]:
+    def attentions(self) -> tuple[Attentions, ...]:
         """The mixers that attend over pages, one a layer that has one."""
         return tuple(
-            cast("Attention", layer.mixer)
+            cast("Attentions", layer.mixer)
             for layer, cache in zip(self.layers, self.caches(), strict=True)
             if not isinstance(cache, RecurrentState)
         )
 
-    def own_caches(self) -> tuple[PagedKVCache | RecurrentState, ...]:
+    def own_caches(self) -> tuple[PagedCache | RecurrentState, ...]:
         """The caches that room is needed for, in the order of their layers."""
         return tuple(cache for cache in self.caches() if not isinstance(cache, SharedCache))
 
@@ -188,12 +187,12 @@ class ModelConfig:
     def _with_kv_heads(self, wanted: Callable[[int], int]) -> ModelConfig:
         """So many KV heads of the checkpoint's, wherever query heads divide over them."""
         places = self.cache_places()
-        users: dict[int, list[Attention]] = {}
+        users: dict[int, list[Attentions]] = {}
         for layer, place in zip(self.layers, places, strict=True):
             if not isinstance(layer.cache(), RecurrentState):
-                users.setdefault(place, []).append(cast("Attention", layer.mixer))
+                users.setdefault(place, []).append(cast("Attentions", layer.mixer))
 
-        def num_kv_heads(sharing: list[Attention]) -> int:
+        def num_kv_heads(sharing: list[Attentions]) -> int:
             original = sharing[0].num_checkpoint_kv_heads
             heads = wanted(original)
             divides = all(attention.num_heads % heads == 0 for attention in sharing)
@@ -202,7 +201,7 @@ class ModelConfig:
         heads = {place: num_kv_heads(sharing) for place, sharing in users.items()}
         layers = tuple(
             dataclasses.replace(
-                layer, mixer=cast("Attention", layer.mixer).with_kv_heads(heads[place])
+                layer, mixer=cast("Attentions", layer.mixer).with_kv_heads(heads[place])
             )
             if place in heads
             else layer
@@ -214,8 +213,10 @@ class ModelConfig:
 def _for_context(layer: LayerSpec, num_tokens: int) -> LayerSpec:
     if isinstance(layer.cache(), RecurrentState):
         return layer
-    attention = cast("Attention", layer.mixer)
-    rope = None if attention.rope is None else attention.rope.for_context(num_tokens)
+    attention = cast("Attentions", layer.mixer)
+    if attention.rope is None:
+        return layer
+    rope = attention.rope.for_context(num_tokens)
     if rope is attention.rope:
         return layer
     return dataclasses.replace(layer, mixer=dataclasses.replace(attention, rope=rope))

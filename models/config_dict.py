@@ -14,6 +14,7 @@ from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.experts import Experts, Router
 from octavo.models.blocks.gated_delta import GatedDelta
+from octavo.models.blocks.latent_attention import LatentAttention
 from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
@@ -26,6 +27,7 @@ from octavo.models.stored_names import Fused, StoredNames
 
 MIXERS: dict[str, type[Any]] = {
     "attention": Attention,
+    "latent_attention": LatentAttention,
     "short_conv": ShortConv,
     "gated_delta": GatedDelta,
     "mamba2": Mamba2,

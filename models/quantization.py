@@ -16,7 +16,14 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.models.blocks import attention, gated_delta, mamba2, mlp, short_conv
+from octavo.models.blocks import (
+    attention,
+    gated_delta,
+    latent_attention,
+    mamba2,
+    mlp,
+    short_conv,
+)
 from octavo.models.config import ModelConfig
 from octavo.models.parameters import ParamSpec, declare, is_spec
 from octavo.pallas_kernels.quantized_linear import (
@@ -28,7 +35,8 @@ from octavo.pallas_kernels.quantized_linear import (
 from octavo.sharding.rules import DEFAULT_RULES
 
 RECURRENT = short_conv.NUM_INPUTS | gated_delta.NUM_INPUTS | mamba2.NUM_INPUTS
-NUM_INPUTS = attention.NUM_INPUTS | RECURRENT | mlp.NUM_INPUTS | {"lm_head": 1}
+ATTENTION = attention.NUM_INPUTS | latent_attention.NUM_INPUTS
+NUM_INPUTS = ATTENTION | RECURRENT | mlp.NUM_INPUTS | {"lm_head": 1}
 """Linear layer -> its leading dimensions that a product contracts, as its block declares it. Stacks
 of experts are not among them: variants that know one weight alone leave them as they are."""
 EXPERTS = ("experts_gate", "experts_up", "experts_down")

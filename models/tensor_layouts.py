@@ -32,25 +32,29 @@ class HeadOrder:
         num_rotated: how many of them are rotated, which come first on disk.
         pairs: on disk, rows that are rotated together lie side by side, not half of them apart.
         num_others: rows of something else that follow each head's, as they are.
+        num_before: rows of something else that come before each head's, as they are.
     """
 
     size: int
     num_rotated: int
     pairs: bool
     num_others: int = 0
+    num_before: int = 0
 
     @property
     def num_rows(self) -> int:
-        """Of a head, with what follows."""
-        return self.size + self.num_others
+        """Of a head, with what comes before and what follows."""
+        return self.num_before + self.size + self.num_others
 
     def stored_rows(self) -> np.ndarray:
         """Which row on disk each row in memory is."""
-        rotated, rest = np.split(np.arange(self.size), [self.num_rotated])
+        before, head, following = np.split(
+            np.arange(self.num_rows), [self.num_before, self.num_before + self.size]
+        )
+        rotated, rest = np.split(head, [self.num_rotated])
         halves = (rotated[::2], rotated[1::2]) if self.pairs else np.split(rotated, 2)
         others = np.split(rest, 2)
-        following = np.arange(self.size, self.num_rows)
-        return np.concatenate([halves[0], others[0], halves[1], others[1], following])
+        return np.concatenate([before, halves[0], others[0], halves[1], others[1], following])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -331,6 +335,38 @@ class FusedHeads:
         full = np.concatenate(parts, axis=1)  # [heads, G + 2, D], then inputs if any
         out = _empty(index, dtype)
         out[...] = np.moveaxis(full, -1, 0)[:, :, rows, dims] if inputs else full[:, rows, dims]
+        return out
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadMatrices:
+    """Of each head's rows of a linear weight [H · R, in], some: [H, rows, in], or [H, in, rows].
+
+    Attributes:
+        head_rows: R, rows that a head has on disk.
+        first, num_rows: which of them.
+        transposed: whether inputs come before the rows.
+    """
+
+    tensor: Tensor
+    head_rows: int
+    first: int
+    num_rows: int
+    transposed: bool
+    num_interleaved = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        heads, rows, inputs = (index[0], index[2], index[1]) if self.transposed else index
+        span = slice(heads.start * self.head_rows, heads.stop * self.head_rows)
+        part = self.tensor.read(source, prefix, (span, inputs))
+        full = part.reshape(-1, self.head_rows, part.shape[1])
+        full = full[:, self.first + rows.start : self.first + rows.stop]
+        out = _empty(index, dtype)
+        out[...] = full.swapaxes(1, 2) if self.transposed else full
         return out
 
 

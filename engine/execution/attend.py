@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from octavo.engine.execution.state import head_axis
+from octavo.engine.execution.state import head_axis, query_axis
 from octavo.models.blocks.attention import LayerAttention
 from octavo.pallas_kernels.compat import shard_map
 from octavo.pallas_kernels.ragged_paged_attention import (
@@ -42,7 +42,8 @@ def attend_over_heads(
 ) -> Attend:
     """Attention over heads split along a mesh axis; each device sees only its own heads and pages.
 
-    A layer whose KV heads do not divide over the axis runs every head everywhere.
+    A layer whose KV heads do not divide over the axis runs every head everywhere, but for one KV
+    head that all read: it is everywhere, and query heads are split.
 
     Args:
         mesh: the device mesh.
@@ -52,7 +53,8 @@ def attend_over_heads(
 
     Returns:
         `attend(batch, q [T, Hq, D], k, v [T, Hkv, D], pool, attention, sinks [Hq])
-        -> (out, pool)`. If k and v are None, the pool holds the step's tokens already.
+        -> (out, pool)`. If k and v are None, the pool holds the step's tokens already; if v alone
+        is, the pool holds keys alone.
     """
 
     def attend(
@@ -86,12 +88,13 @@ def attend_over_heads(
         if mesh.size == 1:
             return local(batch, q, k, v, kv, sinks)
         axis = head_axis(kv.num_kv_heads, mesh)
-        heads, pool = P(None, axis), P(None, None, axis)
+        of_queries = query_axis(q.shape[1], kv.num_kv_heads, mesh)
+        queries, heads, pool = P(None, of_queries), P(None, axis), P(None, None, axis)
         return shard_map(
             local,
             mesh=mesh,
-            in_specs=(P(), heads, heads, heads, pool, P(axis)),
-            out_specs=(heads, pool),
+            in_specs=(P(), queries, heads, heads, pool, P(of_queries)),
+            out_specs=(queries, pool),
         )(batch, q, k, v, kv, sinks)
 
     return attend

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from octavo.engine.errors import UnsupportedModelError
 from octavo.engine.execution.sampling.logits import LogitsState, SamplingRows
-from octavo.models.cache_spec import StateArray
+from octavo.models.cache_spec import LatentCache, PagedCache, StateArray
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend, PagedKV
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import bytes_per_head
@@ -28,7 +28,7 @@ class DeviceState:
     Attributes:
         kv: one pool for each array of `ModelConfig.cache_layout()`, never stacked:
             [N, 2, Hkv, P, D], and scales [N, 2, Hkv, P] if any; `PoolLayout` says where a backend
-            has it otherwise.
+            has it otherwise, and latents are [N, 1, 1, P, D] everywhere.
         block_table: int32[G, slots, M], a table for each cache group.
         num_computed_tokens: int32[slots] positions whose KV is written.
         max_total_tokens: int32[slots] prompt and output tokens at which the row stops.
@@ -57,20 +57,31 @@ def head_axis(num_kv_heads: int, mesh: Mesh) -> str | None:
     return TENSOR_AXIS if num_kv_heads % mesh.shape[TENSOR_AXIS] == 0 else None
 
 
+def query_axis(num_heads: int, num_kv_heads: int, mesh: Mesh) -> str | None:
+    """The mesh axis that splits a layer's query heads: they go with the KV heads that they read,
+    but for one KV head, which every device has."""
+    return head_axis(num_heads if num_kv_heads == 1 else num_kv_heads, mesh)
+
+
 def pool_layouts(config: ModelConfig, backend: Backend, page_size: int) -> tuple[PoolLayout, ...]:
     """How an attention backend lays out each array of `config.cache_layout()`.
 
     Raises:
-        UnsupportedModelError: a cache whose keys and values differ in size, which no pool holds.
+        UnsupportedModelError: a cache whose keys and values differ in size and lie apart, which no
+            pool holds.
     """
-    arrays = config.cache_layout().arrays
-    for cache in arrays:
+
+    def layout(cache: PagedCache) -> PoolLayout:
+        if isinstance(cache, LatentCache):
+            return pool_layout(backend, cache.key_size, page_size, cache.value_size)
         if cache.key_size != cache.value_size:
             raise UnsupportedModelError(
                 f"value_size = {cache.value_size} is not supported: {cache.key_size}, as wide as "
                 "keys"
             )
-    return tuple(pool_layout(backend, cache.key_size, page_size) for cache in arrays)
+        return pool_layout(backend, cache.key_size, page_size)
+
+    return tuple(map(layout, config.cache_layout().arrays))
 
 
 def kv_bytes_per_token(
@@ -85,15 +96,19 @@ def kv_bytes_per_token(
     """
     caches = config.cache_layout().arrays
     if pools is None:
-        return sum(
-            cache.num_kv_heads
-            * (bytes_per_head(dtype, cache.key_size) + bytes_per_head(dtype, cache.value_size))
-            for cache in caches
-        )
+        return sum(_bytes_per_token(cache, dtype) for cache in caches)
     return sum(
-        2 * cache.num_kv_heads * pool.bytes_per_head(dtype)
+        cache.num_kv_heads * pool.bytes_per_token(dtype)
         for cache, pool in zip(caches, pools, strict=True)
     )
+
+
+def _bytes_per_token(cache: PagedCache, dtype: jnp.dtype) -> int:
+    """Bytes of the numbers that a cache keeps of a token, scales counted."""
+    if isinstance(cache, LatentCache):
+        return bytes_per_head(dtype, cache.key_size, num_scales=2)
+    sizes = (cache.key_size, cache.value_size)
+    return cache.num_kv_heads * sum(bytes_per_head(dtype, size) for size in sizes)
 
 
 def recurrent_bytes(config: ModelConfig, num_rows: int) -> int:
@@ -154,9 +169,7 @@ class StateLayout:
 
         return DeviceState(
             kv=tuple(
-                PagedKV.zeros(
-                    pool.shape(self.num_pages, cache.num_kv_heads), self.dtype, pool.scale_width
-                )
+                pool.zeros(self.num_pages, cache.num_kv_heads, self.dtype)
                 for cache, pool in zip(layout.arrays, pools, strict=True)
             ),
             block_table=jnp.zeros((len(layout.groups), slots, self.table_pages), jnp.int32),

@@ -51,12 +51,14 @@ class LayerAttention:
             up to p.
         logit_softcap: c in c · tanh(logit / c), applied before the mask; None does not cap.
         has_sinks: each head has a logit of its own in the softmax's denominator.
+        value_size: values are the first so many numbers of keys; None has them on their own.
     """
 
     scale: float
     sliding_window: int | None = None
     logit_softcap: float | None = None
     has_sinks: bool = False
+    value_size: int | None = None
 
 
 class Attend(Protocol):
@@ -75,7 +77,8 @@ class Attend(Protocol):
         """q [T, Hq, D], k and v [T, Hkv, D], sinks float32 [Hq] -> (out [T, Hq, D], new cache).
 
         If k and v are None, the cache is another layer's: it holds the step's tokens already and is
-        only read. `sinks` are None unless `attention.has_sinks`.
+        only read. If v alone is None, values are the beginnings of keys, as wide as
+        `attention.value_size` says, and so is out. `sinks` are None unless `attention.has_sinks`.
         """
         ...
 

@@ -86,8 +86,9 @@ class Router:
         normalizes: shares are divided by their sum.
         corrects: experts are chosen by their scores plus a stored number, which shares leave out.
         bias: logits add one.
-        num_groups: of experts; a group's score is the sum of its two largest.
-        num_chosen_groups: experts are chosen from so many groups.
+        num_groups: of experts.
+        num_chosen_groups: experts are chosen from so many groups, of the best scores.
+        num_group_scores: a group's score is the sum of so many of its largest.
         scale: multiplies shares in the end.
     """
 
@@ -99,6 +100,7 @@ class Router:
     bias: bool = False
     num_groups: int = 1
     num_chosen_groups: int = 1
+    num_group_scores: int = 2
     scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -119,10 +121,11 @@ class Router:
                 f"a divisor of num_experts ({self.num_experts})"
             )
         group = self.num_experts // self.num_groups
-        if self.num_groups > 1 and group < 2:
+        check_size("num_group_scores", self.num_group_scores)
+        if self.num_groups > 1 and group < self.num_group_scores:
             raise ModelLoadError(
-                f"num_groups = {self.num_groups} is not allowed: "
-                f"two experts a group, of num_experts ({self.num_experts})"
+                f"num_groups = {self.num_groups} is not allowed: {self.num_group_scores} experts a "
+                f"group, of num_experts ({self.num_experts})"
             )
         if self.num_chosen > group * self.num_chosen_groups:
             raise ModelLoadError(
@@ -155,7 +158,7 @@ class Router:
     def _of_chosen_groups(self, ranked: jax.Array) -> jax.Array:
         """Scores [T, X], those of other groups -inf."""
         by_group = ranked.reshape(len(ranked), self.num_groups, -1)
-        group_scores = jax.lax.top_k(by_group, 2)[0].sum(-1)
+        group_scores = jax.lax.top_k(by_group, self.num_group_scores)[0].sum(-1)
         _, groups = jax.lax.top_k(group_scores, self.num_chosen_groups)
         numbers = jnp.arange(self.num_groups, dtype=groups.dtype)
         is_chosen = (groups[:, :, None] == numbers[None, None]).any(1)

@@ -14,6 +14,7 @@ from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.attention import Attend, Attention
 from octavo.models.blocks.experts import Experts, RunExperts
 from octavo.models.blocks.gated_delta import GatedDelta
+from octavo.models.blocks.latent_attention import LatentAttention
 from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
@@ -28,7 +29,9 @@ from octavo.models.tensor_layouts import Tensor, with_tensors
 
 Recurrent = ShortConv | GatedDelta | Mamba2
 """Mixers that keep a state of fixed size, see `StateRows`."""
-Mixer = Attention | Recurrent
+Attentions = Attention | LatentAttention
+"""Mixers that attend over pages."""
+Mixer = Attentions | Recurrent
 """What mixes a layer's tokens."""
 FeedForward = MLP | Experts
 """What computes each token by itself."""
@@ -132,9 +135,9 @@ def apply_layer(
     Returns:
         x [T, E], and the new cache.
     """
-    with jax.named_scope("attention" if isinstance(mixer, Attention) else "recurrence"):
+    with jax.named_scope("attention" if isinstance(mixer, Attentions) else "recurrence"):
         normed = norms.enter(x, weights, "attn")
-        if isinstance(mixer, Attention):
+        if isinstance(mixer, Attentions):
             assert not isinstance(attend, StateRows)
             out, cache = mixer.apply(weights, normed, rotary, cache, attend)
         else:

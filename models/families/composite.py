@@ -18,6 +18,7 @@ WRAPPED = {
     "llama": ("LlavaForConditionalGeneration",),
     "mistral": ("Mistral3ForConditionalGeneration",),
     "ministral3": ("Mistral3ForConditionalGeneration",),
+    "mistral4": ("Mistral3ForConditionalGeneration",),
     "qwen3_5_text": ("Qwen3_5ForConditionalGeneration",),
     "qwen3_5_moe_text": ("Qwen3_5MoeForConditionalGeneration",),
     "qwen3_vl_text": ("Qwen3VLForConditionalGeneration",),

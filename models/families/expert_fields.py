@@ -13,6 +13,7 @@ from octavo.models.families.config_fields import ConfigFields
 _OF_TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "moe_k", "experts_per_token")
+_KINDS = ("dense", "sparse")
 NEXT_TOKENS = (
     "num_nextn_predict_layers",
     "num_mtp_layers",
@@ -56,19 +57,47 @@ def sparse_layers(fields: ConfigFields) -> list[bool]:
     return [(layer + 1) % step == 0 and layer not in dense for layer in range(number)]
 
 
-def num_dense_layers(fields: ConfigFields) -> int:
+def num_dense_layers(fields: ConfigFields, default: int = 1) -> int:
     """How many layers have no experts, before the others.
+
+    Args:
+        default: what an absent field means.
 
     Raises:
         ModelLoadError: no number of layers.
     """
-    number: int = fields.integer("first_k_dense_replace", default=1)
+    number: int = fields.integer("first_k_dense_replace", default=default)
     if not is_integer(number, 0, family.num_layers(fields)):
         raise ModelLoadError(
             f"{fields.where}: first_k_dense_replace = {number} is not allowed: "
             f"0 to {family.num_layers(fields)}, by num_hidden_layers"
         )
     return number
+
+
+def after_dense_layers(fields: ConfigFields, default: int = 1) -> list[bool]:
+    """Which layers have experts: those behind the first dense ones, as `mlp_layer_types` may say
+    layer by layer.
+
+    Raises:
+        ModelLoadError: no number of layers, or not one type a layer.
+    """
+    number = family.num_layers(fields)
+    types: Any = fields.raw("mlp_layer_types")
+    if types is None:
+        num_dense = num_dense_layers(fields, default)
+        return [layer >= num_dense for layer in range(number)]
+    fields.ignore("first_k_dense_replace")
+    if (
+        not isinstance(types, list)
+        or len(types) != number
+        or any(each not in _KINDS for each in types)
+    ):
+        raise ModelLoadError(
+            f"{fields.where}: mlp_layer_types = {shorten(types)} is not allowed: a list of "
+            f"{number}, {' or '.join(_KINDS)}"
+        )
+    return [each == "sparse" for each in types]
 
 
 def ignore_next_tokens(fields: ConfigFields) -> None:

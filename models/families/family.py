@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
-from octavo.models.blocks.attention import Attention
-from octavo.models.blocks.layer import FeedForward, LayerSpec
+from octavo.models.blocks.layer import Attentions, FeedForward, LayerSpec
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
 from octavo.models.checks import MAX_LAYERS
@@ -41,6 +40,7 @@ class Family:
     Attributes:
         architecture: the entry of `architectures` in a config.json.
         model_type: its `model_type`, for files that name no architecture.
+        also: further `model_type`s that mean the same.
         read: its fields -> the model. Fields that it leaves unread are refused by name.
         models: what people know its models as.
         real: a checkpoint of it that was served, and in which format; empty if none was.
@@ -57,6 +57,7 @@ class Family:
     architecture: str
     model_type: str
     read: Callable[[ConfigFields], ModelConfig]
+    also: tuple[str, ...] = ()
     models: str = ""
     real: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -162,7 +163,7 @@ def need_head_dim(fields: ConfigFields) -> None:
 
 
 def layer(
-    attention: Attention, feed_forward: FeedForward, norms: Norms, stored: StoredNames = COMMON
+    attention: Attentions, feed_forward: FeedForward, norms: Norms, stored: StoredNames = COMMON
 ) -> LayerSpec:
     """A layer of attention and a feed-forward."""
     return LayerSpec(mixer=attention, feed_forward=feed_forward, norms=norms, stored=stored)

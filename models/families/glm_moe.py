@@ -1,5 +1,5 @@
 """GLM-4.5 to 4.7: routed experts, chosen by corrected sigmoids from groups of them, with a shared
-one beside them, in all layers but the first."""
+one beside them, in all layers but the first. GLM-4.7-Flash: the same over DeepSeek's attention."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.config import ModelConfig
-from octavo.models.families import expert_fields, family
+from octavo.models.families import deepseek, expert_fields, family, latent_fields
 from octavo.models.families.config_fields import ConfigFields
 from octavo.models.families.rope_fields import read_rope
 
@@ -48,9 +48,22 @@ def read(fields: ConfigFields) -> ModelConfig:
     return family.model(fields, layers, norms)
 
 
+def read_lite(fields: ConfigFields) -> ModelConfig:
+    """A GLM-4.7-Flash of a config.json's fields."""
+    attention = latent_fields.attention(fields, pairs=deepseek.interleaves(fields))
+    router = deepseek.corrected_router(fields)
+    return deepseek.read_with_experts(fields, attention, router, num_dense=1, eps=1e-5)
+
+
 GLM4_MOE = family.Family(
     architecture="Glm4MoeForCausalLM",
     model_type="glm4_moe",
     read=read,
     models="GLM-4.5, GLM-4.5-Air, GLM-4.6 and 4.7",
+)
+GLM4_MOE_LITE = family.Family(
+    architecture="Glm4MoeLiteForCausalLM",
+    model_type="glm4_moe_lite",
+    read=read_lite,
+    models="GLM-4.7-Flash",
 )

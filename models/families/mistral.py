@@ -1,5 +1,6 @@
 """Mistral: Llama whose layers may have a sliding window; Ministral, where some of them have one;
-Ministral 3, whose queries grow with their positions."""
+Ministral 3, whose queries grow with their positions; Mistral Small 4, where they do, too, over
+DeepSeek's attention and routed experts."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.config import ModelConfig
-from octavo.models.families import family
+from octavo.models.families import deepseek, expert_fields, family, latent_fields
 from octavo.models.families.config_fields import ConfigFields
 from octavo.models.families.gguf_metadata import Metadata
 from octavo.models.families.rope_fields import read_rope
@@ -31,6 +32,24 @@ def read_ministral3(fields: ConfigFields) -> ModelConfig:
     """A Ministral 3 of a config.json's fields."""
     rope = read_rope(fields, default=_YARN, has_temperature=True)
     return _read(fields, rope, [True] * family.num_layers(fields))
+
+
+def read_mistral4(fields: ConfigFields) -> ModelConfig:
+    """A Mistral Small 4 of a config.json's fields."""
+    attention = latent_fields.attention(
+        fields,
+        pairs=deepseek.interleaves(fields),
+        default=_YARN_4,
+        has_temperature=True,
+        whole_head=True,
+    )
+    router = expert_fields.router(
+        fields,
+        normalizes=fields.boolean("norm_topk_prob", default=True),
+        scale=fields.number("routed_scaling_factor", default=1.0),
+        **deepseek.groups_of(fields),
+    )
+    return deepseek.read_with_experts(fields, attention, router, num_dense=0)
 
 
 def _read(fields: ConfigFields, rope: Rope, slides: list[bool]) -> ModelConfig:
@@ -56,6 +75,12 @@ _YARN = {
     "llama_4_scaling_beta": 0.1,
 }
 """The rotary embedding of a Ministral 3 that says none."""
+_YARN_4 = _YARN | {
+    "rope_theta": 10_000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+}
+"""The rotary embedding of a Mistral Small 4 that says none."""
 
 
 def _ministral3_from_gguf(metadata: Metadata, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,4 +127,10 @@ MINISTRAL3 = family.Family(
         "max_position_embeddings": 262144,
         "rms_norm_eps": 1e-5,
     },
+)
+MISTRAL4 = family.Family(
+    architecture="Mistral4ForCausalLM",
+    model_type="mistral4",
+    read=read_mistral4,
+    models="the text model of Mistral Small 4",
 )

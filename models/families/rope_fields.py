@@ -180,13 +180,11 @@ class _Reader:
         mscale = fields.number("mscale", default=None)
         mscale_all_dim = fields.number("mscale_all_dim", default=None)
         if amplitude is None:
-            amplitude = _yarn_amplitude(factor)
+            amplitude = yarn_amplitude(factor)
             if mscale and mscale_all_dim:
                 check_positive("mscale", mscale)
                 check_positive("mscale_all_dim", mscale_all_dim)
-                amplitude = _yarn_amplitude(factor, mscale) / _yarn_amplitude(
-                    factor, mscale_all_dim
-                )
+                amplitude = yarn_amplitude(factor, mscale) / yarn_amplitude(factor, mscale_all_dim)
         scaling = RopeScaling(
             kind="yarn",
             factor=factor,
@@ -230,5 +228,11 @@ class _Reader:
         return Temperature(beta=beta, span=fields.size("original_max_position_embeddings"))
 
 
-def _yarn_amplitude(factor: float, scale: float = 1.0) -> float:
+def yarn_amplitude(factor: float, scale: float = 1.0) -> float:
+    """What multiplies cosines and sines, where a context was made `factor` times as long.
+
+    Args:
+        factor: of the contexts.
+        scale: a file's mscale or mscale_all_dim.
+    """
     return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0

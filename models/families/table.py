@@ -14,18 +14,20 @@ from octavo.models.config import ModelConfig
 from octavo.models.families.cohere import COHERE, COHERE2
 from octavo.models.families.composite import COMPOSITES, text_fields
 from octavo.models.families.config_fields import ConfigFields
+from octavo.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, YOUTU
 from octavo.models.families.ernie import ERNIE4_5_MOE
 from octavo.models.families.ernie4_5 import ERNIE4_5
 from octavo.models.families.exaone import EXAONE4
 from octavo.models.families.family import Family
 from octavo.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from octavo.models.families.glm import GLM, GLM4
-from octavo.models.families.glm_moe import GLM4_MOE
+from octavo.models.families.glm_moe import GLM4_MOE, GLM4_MOE_LITE
 from octavo.models.families.gpt_oss import GPT_OSS
 from octavo.models.families.granite import GRANITE, GRANITE_HYBRID
 from octavo.models.families.lfm2 import LFM2, LFM2_MOE
 from octavo.models.families.llama import LLAMA
-from octavo.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
+from octavo.models.families.minicpm import MINICPM3
+from octavo.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL, MISTRAL4
 from octavo.models.families.mixtral import MINIMAX_M2, MIXTRAL
 from octavo.models.families.olmo import OLMO2, OLMO3, OLMOE
 from octavo.models.families.phi import PHI3
@@ -43,6 +45,7 @@ FAMILIES: tuple[Family, ...] = (
     *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE, GRANITE_HYBRID, ERNIE4_5),
     *(COHERE, COHERE2, STARCODER2, LFM2, LFM2_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
     *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, MINIMAX_M2, OLMOE, GLM4_MOE, ERNIE4_5_MOE, GPT_OSS),
+    *(DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, YOUTU, MINICPM3),
 )
 
 ARCHITECTURES = {family.architecture: family for family in FAMILIES}
@@ -57,7 +60,7 @@ _BASES = _CLASSIFIERS | {
     family.architecture.replace("ForCausalLM", "Model"): family.architecture for family in FAMILIES
 }
 """Architectures without an output layer, as embedding models are often saved, too."""
-_MODEL_TYPES = {family.model_type: family for family in FAMILIES}
+_MODEL_TYPES = {name: family for family in FAMILIES for name in (family.model_type, *family.also)}
 GGUF_ARCHITECTURES = {family.gguf: family for family in FAMILIES if family.gguf is not None}
 """`general.architecture` of a GGUF file -> its family (of two that share it, the one for both)."""
 

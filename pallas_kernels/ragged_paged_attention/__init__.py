@@ -54,10 +54,11 @@ def ragged_paged_attention(
         q: [T, Hq, D] packed queries, rotated.
         k, v: [T, Hkv, D] new keys (rotated) and values; Hq is a multiple of Hkv and query head h
             reads KV head h // (Hq / Hkv). None for both: the pool holds the step's already (it is
-            another layer's), and nothing is written.
-        kv: pool [N, 2, Hkv, P, D'], with scales if it is int8 or fp8, updated in place under
-            donation; laid out as `pool_layout` says for the backend. D' is at least D; what
-            exceeds D holds zeros.
+            another layer's), and nothing is written. v alone is None where the pool holds keys
+            alone, whose first `kv.value_size` numbers are the value.
+        kv: pool [N, 2, Hkv, P, D'], or [N, 1, Hkv, P, D] of keys alone, with scales if it is int8
+            or fp8, updated in place under donation; laid out as `pool_layout` says for the backend.
+            D' is at least D; what exceeds D holds zeros.
         batch: which token is whose; see `RaggedBatch`.
         params: scale, window, soft cap.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
@@ -68,7 +69,8 @@ def ragged_paged_attention(
         interpret: run a Pallas kernel in its interpreter (tests).
 
     Returns:
-        ([T, Hq, D] in q's dtype, the updated pool). Padding tokens hold garbage.
+        ([T, Hq, D] in q's dtype, the updated pool), D as wide as values are. Padding tokens hold
+        garbage.
 
     Raises:
         ValueError: shapes that do not fit together, or an unknown backend.
@@ -85,17 +87,21 @@ def ragged_paged_attention(
         return out, apart.side_by_side()
     if kv.in_one_row and backend != "mosaic_tpu":
         raise ValueError(f"pool {kv.pages.shape}: {backend} wants keys and values apart")
+    if kv.holds_keys_alone and backend not in ("xla", "reference"):
+        raise ValueError(f"pool {kv.pages.shape}: {backend} wants values of their own")
     wider = ((0, 0), (0, 0), (0, kv.head_dim - head_dim))
     is_padded = kv.head_dim > head_dim
-    if k is not None and v is not None:
+    if k is not None:
         # Whatever padding computed, page 0 stays finite: everybody reads it, and 0 times NaN is
         # NaN.
         is_real = (batch.token_page > 0)[:, None, None]
-        k, v = jnp.where(is_real, k, 0), jnp.where(is_real, v, 0)
+        k = jnp.where(is_real, k, 0)
+        v = None if v is None else jnp.where(is_real, v, 0)
         if is_padded:
-            k, v = jnp.pad(k, wider), jnp.pad(v, wider)
+            k = jnp.pad(k, wider)
+            v = None if v is None else jnp.pad(v, wider)
         with jax.named_scope("kv_write"):
-            if backend == "mosaic_tpu":
+            if backend == "mosaic_tpu" and v is not None:
                 kv = write_kv_mosaic_tpu(
                     kv, k, v, batch, decode_only=decode_only, interpret=interpret
                 )
@@ -118,16 +124,19 @@ def ragged_paged_attention(
             )
         else:
             out = attend_reference(q, kv, batch, params, sinks=sinks)
-    return out[:, :, :head_dim], kv
+    return out[:, :, : head_dim if kv.value_size is None else kv.value_size], kv
 
 
 def _check_shapes(q: jax.Array, k: jax.Array | None, v: jax.Array | None, kv: PagedKV) -> None:
     num_kv_heads = kv.num_kv_heads if k is None or k.ndim != 3 else k.shape[1]
     new = None if k is None else (q.shape[0], num_kv_heads, *q.shape[2:])
     given = [None if x is None else x.shape for x in (k, v)]
-    if q.ndim != 3 or given != [new, new] or q.shape[1] % num_kv_heads:
+    wanted = [new, None if kv.holds_keys_alone else new]
+    if q.ndim != 3 or given != wanted or q.shape[1] % num_kv_heads:
         raise ValueError(
-            f"q {q.shape}, k {given[0]}, v {given[1]}: want [T, Hq, D], [T, Hkv, D] x 2 or none"
+            f"q {q.shape}, k {given[0]}, v {given[1]}: want [T, Hq, D], [T, Hkv, D] x 2 or none, "
+            "and no v for a pool of keys alone"
         )
-    if kv.num_kv_heads != num_kv_heads or kv.head_dim < q.shape[2]:
+    too_narrow = kv.head_dim < q.shape[2] or (kv.holds_keys_alone and kv.head_dim != q.shape[2])
+    if kv.num_kv_heads != num_kv_heads or too_narrow:
         raise ValueError(f"pool {kv.pages.shape} does not hold heads like k {given[0]}")

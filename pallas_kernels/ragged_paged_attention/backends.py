@@ -34,6 +34,7 @@ class AttentionShape:
         page_size: tokens.
         max_tokens: most tokens of a step.
         q_dtype, kv_dtype: of queries and of the pool.
+        value_size: where values are the first so many numbers of keys; None where they lie apart.
     """
 
     num_heads: int
@@ -43,6 +44,7 @@ class AttentionShape:
     max_tokens: int
     q_dtype: Any
     kv_dtype: Any
+    value_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ def refusal(
     if platform not in PLATFORMS[backend]:
         wants = "a TPU" if backend == "mosaic_tpu" else "an NVIDIA Hopper GPU"
         return Refusal("attention_backend", backend, f"{wants}; this device is {device_kind!r}")
+    if shape.value_size is not None:
+        return Refusal("kv_lora_rank", shape.value_size, "layers without latents")
     if shape.head_dim not in HEAD_DIMS:
         return Refusal("head_dim", shape.head_dim, _one_of(HEAD_DIMS))
     if shape.page_size not in PAGE_SIZES:

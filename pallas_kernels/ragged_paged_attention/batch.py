@@ -6,7 +6,7 @@ N pages in the pool, P tokens in a page, M pages in a row of the block table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -53,17 +53,21 @@ class PagedKV:
     Attributes:
         pages: [N, 2, Hkv, P, D], keys and values of a page side by side: reading a page is one
             contiguous copy of 2·Hkv·P·D numbers. Or [N, 1, Hkv, P, 2·D], a token's key and value
-            in one row, where `pool_layout` says so. Narrow floats may be stored as bits, see
-            `kv_dtype`.
+            in one row, where `pool_layout` says so. Or [N, 1, Hkv, P, D], keys alone, whose
+            beginnings are the values. Narrow floats may be stored as bits, see `kv_dtype`.
         scales: float32 [N, 2, Hkv, P'] where pages hold int8 or fp8: a number stands for itself
-            times its token's and head's scale; None where they hold the numbers themselves. A
-            scale a token is known when the token is written, needs no calibration and clips
-            nothing, for 4 bytes beside the D of a head. P' is the `scale_width` of the layout,
-            at least P; nobody reads what exceeds P.
+            times its token's and head's scale, of keys or of values; None where they hold the
+            numbers themselves. Of keys alone, the first is of what is the value, too, the second of
+            the rest, which is rotated and not normalized. A scale a token is known when the token
+            is written, needs no calibration and clips nothing, for 4 bytes beside the D of a head.
+            P' is the `scale_width` of the layout, at least P; nobody reads what exceeds P.
+        value_size: static; of a pool of keys alone, how many of a key's numbers, from the first
+            on, are the value. None where values lie on their own.
     """
 
     pages: jax.Array
     scales: jax.Array | None = None
+    value_size: int | None = field(default=None, metadata={"static": True})
 
     @property
     def k(self) -> jax.Array:
@@ -73,15 +77,24 @@ class PagedKV:
     @property
     def v(self) -> jax.Array:
         """Values [N, Hkv, P, D], before scales."""
+        if self.value_size is not None:
+            return self.pages[:, 0, ..., : self.value_size]
         return self.pages[:, -1, ..., -self.head_dim :]
 
     @classmethod
-    def zeros(cls, shape: tuple[int, ...], dtype: Any, scale_width: int | None = None) -> PagedKV:
+    def zeros(
+        cls,
+        shape: tuple[int, ...],
+        dtype: Any,
+        scale_width: int | None = None,
+        value_size: int | None = None,
+    ) -> PagedKV:
         """An empty pool, with scales where `dtype` needs them.
 
         Args:
-            shape: [N, 2, Hkv, P, D] or [N, 1, Hkv, P, 2·D].
+            shape: [N, 2, Hkv, P, D], [N, 1, Hkv, P, 2·D] or, of keys alone, [N, 1, Hkv, P, D].
             scale_width: P'; None is P.
+            value_size: see `PagedKV`.
         """
         is_scaled = kv_quantization(dtype) is not None
         width = shape[3] if scale_width is None else scale_width
@@ -89,6 +102,7 @@ class PagedKV:
         return cls(
             pages=jnp.zeros(shape, dtype),
             scales=jnp.zeros(scales, SCALE_DTYPE) if is_scaled else None,
+            value_size=value_size,
         )
 
     @property
@@ -102,12 +116,19 @@ class PagedKV:
     @property
     def head_dim(self) -> int:
         """D, numbers that a key or a value takes."""
+        if self.holds_keys_alone:
+            return self.pages.shape[4]
         return self.pages.shape[1] * self.pages.shape[4] // 2
+
+    @property
+    def holds_keys_alone(self) -> bool:
+        """Whether values are the beginnings of keys, [N, 1, Hkv, P, D]."""
+        return self.value_size is not None
 
     @property
     def in_one_row(self) -> bool:
         """Whether a token's key and value share a row, [N, 1, Hkv, P, 2·D]."""
-        return self.pages.shape[1] == 1
+        return self.pages.shape[1] == 1 and not self.holds_keys_alone
 
     def apart(self) -> PagedKV:
         """The same pool as [N, 2, Hkv, P, D]."""

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from octavo.pallas_kernels.quantized_linear.rounding import quantize
 from octavo.pallas_kernels.ragged_paged_attention.batch import PagedKV, RaggedBatch
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
     KV_DTYPES,
@@ -16,6 +15,7 @@ from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import (
     stored_dtype,
     to_stored,
 )
+from octavo.pallas_kernels.ragged_paged_attention.kv_write import round_kv
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import PoolLayout, pool_layout
 
 
@@ -34,7 +34,8 @@ def make_case(
     num_pages: int | None = None,
     layout: PoolLayout | None = None,
     as_bits: bool = True,
-) -> tuple[jax.Array, jax.Array, jax.Array, PagedKV, RaggedBatch]:
+    value_size: int | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array | None, PagedKV, RaggedBatch]:
     """A batch of rows over a shuffled pool of random numbers.
 
     Args:
@@ -45,16 +46,18 @@ def make_case(
             `page_size` are NaN; None is plain XLA's.
         as_bits: the pool holds narrow floats as plain XLA stores them, else as kernels take them.
         table: M, pages in a row of the block table.
+        value_size: of a pool of keys alone.
 
     Returns:
-        q [T, Hq, D], k and v [T, Hkv, D], the pool and the batch.
+        q [T, Hq, D], k and v [T, Hkv, D] (no v for a pool of keys alone), the pool and the batch.
     """
     num_heads, num_kv_heads = heads
     used = 1 + sum(-(-kv_len // page_size) for _, kv_len in rows)
     if num_pages is None:
         num_pages = used
-    pool = rng.standard_normal((num_pages, 2, num_kv_heads, page_size, head_dim))
-    layout = layout or pool_layout("xla", head_dim, page_size)
+    halves = 2 if value_size is None else 1
+    pool = rng.standard_normal((num_pages, halves, num_kv_heads, page_size, head_dim))
+    layout = layout or pool_layout("xla", head_dim, page_size, value_size)
     pool = np.pad(pool, ((0, 0),) * 4 + ((0, layout.head_dim - head_dim),))
     free = list(rng.permutation(num_pages - 1) + 1)
     block_table = np.zeros((num_rows, table), np.int32)
@@ -90,7 +93,7 @@ def make_case(
     if kv_dtype is not None:
         stored = stored_dtype(KV_DTYPES[kv_dtype]) if as_bits else KV_DTYPES[kv_dtype]
     kv = _pool(jnp.asarray(pool, jnp.float32), stored=stored, layout=layout)
-    return q, k, v, kv, batch
+    return q, k, v if value_size is None else None, kv, batch
 
 
 @partial(jax.jit, static_argnames=("stored", "layout"))
@@ -98,11 +101,12 @@ def _pool(numbers: jax.Array, stored: jnp.dtype, layout: PoolLayout) -> PagedKV:
     quantization = kv_quantization(stored)
     pages, scales = numbers, None
     if quantization is not None:
-        pages, scales = quantize(pages, quantization, -1)
+        pages, scales = round_kv(pages, quantization, layout.value_size)
         beyond = ((0, 0),) * 3 + ((0, layout.scale_width - layout.page_size),)
         scales = jnp.pad(scales, beyond, constant_values=jnp.nan)
-    kv = PagedKV(pages=to_stored(pages, stored), scales=scales)
-    return kv.side_by_side() if layout.halves == 1 else kv
+    kv = PagedKV(pages=to_stored(pages, stored), scales=scales, value_size=layout.value_size)
+    is_in_one_row = layout.halves == 1 and not kv.holds_keys_alone
+    return kv.side_by_side() if is_in_one_row else kv
 
 
 def _leading_ones(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -27,13 +27,14 @@ def attend_reference(
 
     Args:
         q: [T, Hq, D] packed queries.
-        kv: pool [N, 2, Hkv, P, D], the step's own KV already written.
+        kv: pool [N, 2, Hkv, P, D], or [N, 1, Hkv, P, D] of keys alone, the step's own KV already
+            written.
         batch: see `RaggedBatch`.
         params: see `AttentionParams`.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
 
     Returns:
-        [T, Hq, D] in q's dtype; zeros for padding tokens and idle rows.
+        [T, Hq, D] in q's dtype, D as wide as values are; zeros for padding tokens and idle rows.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, page_size = kv.num_kv_heads, kv.page_size
@@ -46,14 +47,21 @@ def attend_reference(
     )  # [T] of the query in its sequence
     pages = batch.block_table[rows]  # [T, M]
 
+    scales = None if kv.scales is None else kv.scales[..., :page_size]
+
     def dense(half: int) -> jax.Array:  # [T, Hkv, M·P, D]
         gathered = to_float32(kv.pages[:, half][pages])
-        if kv.scales is not None:
-            gathered = gathered * kv.scales[:, half, :, :page_size][pages][..., None]
+        if scales is not None:
+            by_number = scales[:, half][pages][..., None]
+            if kv.value_size is not None:
+                is_value = jnp.arange(head_dim) < kv.value_size
+                by_number = jnp.where(is_value, by_number, scales[:, 1][pages][..., None])
+            gathered = gathered * by_number
         gathered = gathered.transpose(0, 2, 1, 3, 4)
         return gathered.reshape(num_tokens, num_kv_heads, -1, head_dim)
 
-    keys, values = dense(0), dense(1)
+    keys = dense(0)
+    values = dense(1) if kv.value_size is None else keys[..., : kv.value_size]
     queries = q.astype(jnp.float32).reshape(num_tokens, num_kv_heads, group, head_dim)
     scores = jnp.einsum("thgd,thkd->thgk", queries, keys) * params.scale
     if params.logit_softcap is not None:
@@ -71,4 +79,4 @@ def attend_reference(
         values = jnp.pad(values, ((0, 0), (0, 0), (0, 1), (0, 0)))
     out = jnp.einsum("thgk,thkd->thgd", jax.nn.softmax(scores, axis=-1), values)
     out = jnp.where(live[:, None, None, None], out, 0.0)
-    return out.reshape(num_tokens, num_heads, head_dim).astype(q.dtype)
+    return out.reshape(num_tokens, num_heads, -1).astype(q.dtype)

@@ -16,6 +16,8 @@ then `TAIL` keys.
 
 Data movement: a page is read once a group (decode) or once a tile (prefill), through a gathered
 copy that stays in the core's L2: whole pages for prefill; a page's keys, then values, to decode.
+Where values are the beginnings of keys, a page is copied once for both, and weighed whole: of sums
+of whole keys only the beginnings are kept, which costs less than another copy of the beginnings.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ def attend_xla(
 
     Args:
         q: [T, Hq, D] packed queries.
-        kv: pool [N, 2, Hkv, P, D], the step's own KV already written.
+        kv: pool [N, 2, Hkv, P, D], or [N, 1, Hkv, P, D] of keys alone, the step's own KV already
+            written.
         batch: see `RaggedBatch`.
         params: see `AttentionParams`.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
@@ -68,7 +71,8 @@ def attend_xla(
         tiles: block sizes; None takes the measured or computed ones of the shape.
 
     Returns:
-        [T, Hq, D] in q's dtype; padding tokens hold garbage.
+        [T, Hq, D] in q's dtype; padding tokens hold garbage, as what exceeds the values of keys
+        alone does.
     """
     if tiles is None:
         tiles = choose_xla_tiles(q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
@@ -166,6 +170,9 @@ def _decode(
             visible = _visible(lens[:, None] - 1, _positions(kv, page, count)[None, :], params)
 
             def weigh(weight: jax.Array) -> jax.Array:
+                if num_kv_heads == 1:  # keys of all pages follow each other
+                    flat = values.reshape(rows, 1, -1, head_dim)
+                    return jnp.einsum("rhgk,rhkd->rhgd", weight, flat)
                 weight = weight.reshape(rows, num_kv_heads, group, count, kv.page_size)
                 weight = lax.optimization_barrier(weight.transpose(0, 3, 1, 2, 4))
                 return jnp.einsum("rnhgp,rnhpd->rnhgd", weight, values).sum(1)
@@ -299,23 +306,26 @@ def _gather(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Keys and values [R, Hkv, pages·P, D] in float32 of page ids [R, pages]."""
     rows, pages = ids.shape
     pool, scales = _copies(kv, ids.reshape(-1), 1)
-    block = _wide(pool, scales).reshape(rows, pages, *kv.pages.shape[1:])
+    block = _wide(kv, pool, scales).reshape(rows, pages, *kv.pages.shape[1:])
     block = block.transpose(2, 0, 3, 1, 4, 5)  # [2, R, Hkv, pages, P, D]
-    block = block.reshape(2, rows, kv.num_kv_heads, pages * kv.page_size, kv.head_dim)
-    return block[0], block[1]
+    block = block.reshape(-1, rows, kv.num_kv_heads, pages * kv.page_size, kv.head_dim)
+    return block[0], block[-1]
 
 
 def _gather_apart(kv: PagedKV, ids: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Keys and values [R, N, Hkv, P, D] in float32 of page ids [R, N]."""
     shape = (*ids.shape, *kv.pages.shape[2:])
 
+    halves = kv.pages.shape[1]
+
     def half(which: int) -> jax.Array:
-        pages, scales = _copies(kv, 2 * ids.reshape(-1) + which, 2)
-        numbers = _wide(pages, scales)
+        pages, scales = _copies(kv, halves * ids.reshape(-1) + which, halves)
+        numbers = _wide(kv, pages, scales)
         # Fused into a product, widening eight bits takes several times as long.
         return (numbers if scales is None else lax.optimization_barrier(numbers)).reshape(shape)
 
-    return half(0), half(1)
+    keys = half(0)
+    return keys, keys if halves == 1 else half(1)
 
 
 def _scores_of(queries: jax.Array, counts: set[int]) -> Callable[[jax.Array], jax.Array]:
@@ -375,10 +385,16 @@ def _copies(kv: PagedKV, ids: jax.Array, parts: int) -> tuple[jax.Array, jax.Arr
     return pages, None if kv.scales is None else copy(kv.scales)
 
 
-def _wide(pages: jax.Array, scales: jax.Array | None) -> jax.Array:
+def _wide(kv: PagedKV, pages: jax.Array, scales: jax.Array | None) -> jax.Array:
     """The numbers that copies of pages stand for, in float32."""
     numbers = to_float32(pages)
-    return numbers if scales is None else numbers * scales[..., None]
+    if scales is None:
+        return numbers
+    if kv.value_size is None:
+        return numbers * scales[..., None]
+    of_values, of_rest = jnp.split(scales, 2, axis=1)  # [ids, tokens] each
+    is_value = jnp.arange(kv.head_dim) < kv.value_size
+    return numbers * jnp.where(is_value, of_values[..., None], of_rest[..., None])
 
 
 def _soft_cap(scores: jax.Array, params: AttentionParams) -> jax.Array:

@@ -18,13 +18,18 @@ CONTEXT = 512
 
 
 def write_tiny_model(
-    directory: Path, seed: int = 0, is_tied: bool = False, num_experts: int = 0
+    directory: Path,
+    seed: int = 0,
+    is_tied: bool = False,
+    num_experts: int = 0,
+    has_latents: bool = False,
 ) -> Path:
     """Writes config, weights and a byte-level tokenizer; greedy texts do not repeat at once.
 
     Args:
         is_tied: whether the output layer is the embedding table.
         num_experts: of each layer, two a token; 0 is a Llama, without any.
+        has_latents: attention is over latents: a DeepSeek V3, with experts.
     """
     rng = np.random.default_rng(seed)
     config = {
@@ -55,6 +60,8 @@ def write_tiny_model(
             "moe_intermediate_size": MLP,
             "norm_topk_prob": True,
         }
+    if has_latents:
+        config |= LATENTS | {"num_experts": None, "head_dim": None, "num_key_value_heads": HEADS}
     (directory / "config.json").write_text(json.dumps(config))
 
     def normal(*shape: int) -> np.ndarray:
@@ -70,13 +77,18 @@ def write_tiny_model(
     for layer in range(LAYERS):
         prefix = f"model.layers.{layer}."
         tensors |= {
-            prefix + "self_attn.q_proj.weight": normal(HEADS * HEAD_DIM, HIDDEN) * 2,
-            prefix + "self_attn.k_proj.weight": normal(KV_HEADS * HEAD_DIM, HIDDEN) * 2,
-            prefix + "self_attn.v_proj.weight": normal(KV_HEADS * HEAD_DIM, HIDDEN) * 2,
-            prefix + "self_attn.o_proj.weight": normal(HIDDEN, HEADS * HEAD_DIM) * 2,
             prefix + "input_layernorm.weight": np.ones(HIDDEN, np.float32),
             prefix + "post_attention_layernorm.weight": np.ones(HIDDEN, np.float32),
         }
+        if has_latents:
+            tensors |= {prefix + name: value for name, value in _of_latents(normal).items()}
+        else:
+            tensors |= {
+                prefix + "self_attn.q_proj.weight": normal(HEADS * HEAD_DIM, HIDDEN) * 2,
+                prefix + "self_attn.k_proj.weight": normal(KV_HEADS * HEAD_DIM, HIDDEN) * 2,
+                prefix + "self_attn.v_proj.weight": normal(KV_HEADS * HEAD_DIM, HIDDEN) * 2,
+                prefix + "self_attn.o_proj.weight": normal(HIDDEN, HEADS * HEAD_DIM) * 2,
+            }
         experts = [f"mlp.experts.{expert}." for expert in range(num_experts)]
         for mlp in experts or ["mlp."]:
             tensors |= {
@@ -85,8 +97,9 @@ def write_tiny_model(
                 prefix + mlp + "down_proj.weight": normal(HIDDEN, MLP),
             }
         if experts:
+            tensors[prefix + "mlp.gate.weight"] = normal(num_experts, HIDDEN) * 4
+        if experts and not has_latents:
             tensors |= {
-                prefix + "mlp.gate.weight": normal(num_experts, HIDDEN) * 4,
                 prefix + "self_attn.q_norm.weight": np.ones(HEAD_DIM, np.float32) * 2,
                 prefix + "self_attn.k_norm.weight": np.ones(HEAD_DIM, np.float32) * 2,
             }
@@ -96,6 +109,40 @@ def write_tiny_model(
         json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": _TEMPLATE})
     )
     return directory
+
+
+LATENTS = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "q_lora_rank": 20,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+}
+
+
+def _of_latents(normal: Callable[..., np.ndarray]) -> dict[str, np.ndarray]:
+    """Tensors of a layer's attention and shared expert, and what corrects its router."""
+    return {
+        "self_attn.q_a_proj.weight": normal(20, HIDDEN),
+        "self_attn.q_a_layernorm.weight": np.ones(20, np.float32),
+        "self_attn.q_b_proj.weight": normal(HEADS * 20, 20) * 2,
+        "self_attn.kv_a_proj_with_mqa.weight": normal(24 + 8, HIDDEN) * 2,
+        "self_attn.kv_a_layernorm.weight": np.ones(24, np.float32),
+        "self_attn.kv_b_proj.weight": normal(HEADS * 28, 24) * 2,
+        "self_attn.o_proj.weight": normal(HIDDEN, HEADS * 16) * 2,
+        "mlp.gate.e_score_correction_bias": normal(8) * 0.1,
+        "mlp.shared_experts.gate_proj.weight": normal(MLP, HIDDEN),
+        "mlp.shared_experts.up_proj.weight": normal(MLP, HIDDEN),
+        "mlp.shared_experts.down_proj.weight": normal(HIDDEN, MLP),
+    }
 
 
 _TEMPLATE = (
@@ -168,6 +215,13 @@ programs compute says so: `warm_up="full"`."""
 def tiny_experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random two-layer Qwen 3 with eight experts a layer."""
     return write_tiny_model(tmp_path_factory.mktemp("tiny_experts"), num_experts=8)
+
+
+@pytest.fixture(scope="session")
+def tiny_latents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random two-layer DeepSeek V3 with eight experts a layer."""
+    path = tmp_path_factory.mktemp("tiny_latents")
+    return write_tiny_model(path, num_experts=8, has_latents=True)
 
 
 @pytest.fixture

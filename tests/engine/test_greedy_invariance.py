@@ -59,9 +59,24 @@ def alone(tiny_model: Path) -> list[list[int]]:
     return one_by_one(tiny_model)
 
 
-@pytest.fixture(scope="module")
-def alone_with_experts(tiny_experts: Path) -> list[list[int]]:
-    return one_by_one(tiny_experts)
+OTHERS = {
+    "tiny_experts": ["batched", "four devices"],
+    "tiny_latents": [
+        "batched",
+        "chunks of 16",
+        "eight steps a dispatch",
+        "pages of 64",
+        "two devices",
+        "four devices",
+    ],
+}
+"""Further models, and settings that matter to them: experts, and latents in place of keys."""
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def other(request: pytest.FixtureRequest) -> tuple[str, Path, list[list[int]]]:
+    path = request.getfixturevalue(request.param)
+    return request.param, path, one_by_one(path)
 
 
 # All programs of a lattice serve "batched" and "whole prompts", the coarse ones alone the others.
@@ -96,16 +111,17 @@ def test_tokens_are_those_of_the_request_alone(
         assert tokens(llm) == alone  # again, now that every prompt is in the prefix cache
 
 
-@pytest.mark.parametrize("setting", ["batched", "four devices"])
-def test_tokens_of_a_model_with_experts_are_those_of_the_request_alone(
-    setting: str,
-    make_llm: Callable[..., Any],
-    tiny_experts: Path,
-    alone_with_experts: list[list[int]],
+@pytest.mark.parametrize("setting", OTHERS["tiny_latents"])
+def test_tokens_of_other_models_are_those_of_the_request_alone(
+    setting: str, make_llm: Callable[..., Any], other: tuple[str, Path, list[list[int]]]
 ) -> None:
-    llm = make_llm(model=str(tiny_experts), **SETTINGS[setting] | {"warm_up": "coarse"})
-    assert tokens(llm) == alone_with_experts
-    assert tokens(llm) == alone_with_experts  # now that prompts are in the prefix cache
+    name, path, alone = other
+    if setting not in OTHERS[name]:
+        pytest.skip("another model stands for all")
+    llm = make_llm(model=str(path), **SETTINGS[setting] | {"warm_up": "coarse"})
+    assert tokens(llm) == alone
+    assert llm.engine.load().prefix_cache_hits > 0
+    assert tokens(llm) == alone  # now that prompts are in the prefix cache
 
 
 @pytest.mark.parametrize("overlap", [True, False])
@@ -120,6 +136,19 @@ def test_tokens_survive_preemption(
         overlap=overlap,
         num_decode_steps=num_decode_steps,
         max_model_len=256,
+    )
+    assert tokens(llm) == alone
+    assert llm.engine.load().num_preemptions > 0
+
+
+def test_latents_survive_preemption(
+    make_llm: Callable[..., Any], other: tuple[str, Path, list[list[int]]]
+) -> None:
+    name, path, alone = other
+    if name != "tiny_latents":
+        pytest.skip("pages of keys and values are preempted above")
+    llm = make_llm(
+        model=str(path), num_kv_pages=22, block_size=16, watermark=0.0, max_model_len=256
     )
     assert tokens(llm) == alone
     assert llm.engine.load().num_preemptions > 0

@@ -23,10 +23,11 @@ from octavo.engine.execution.state import kv_bytes_per_token
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.latent_attention import LatentAttention
 from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import LayerNorm, Norms, RMSNorm
-from octavo.models.cache_spec import PagedKVCache, SharedCache
+from octavo.models.cache_spec import LatentCache, PagedKVCache, SharedCache
 from octavo.models.config import ModelConfig
 from octavo.models.loading import orbax
 from octavo.models.parameters import declare, is_spec
@@ -49,6 +50,10 @@ WHOLE = Attention(num_heads=8, num_kv_heads=4, head_dim=8, rope=Rope(), qkv_bias
 PARTLY_ROTATED = Attention(
     num_heads=4, num_kv_heads=1, head_dim=16, qk_norm=NORM, qk_norm_whole=True,
     rope=Rope(theta=300.0, fraction=0.5, amplitude=1.2, temperature=Temperature(beta=0.4, span=8)),
+)  # fmt: skip
+LATENT = LatentAttention(
+    num_heads=4, latent_size=20, nope_size=12, rope_size=8, value_size=10, query_size=18,
+    rope=Rope(theta=400.0, pairs=True, temperature=Temperature(beta=0.3, span=16)), scale=0.25,
 )  # fmt: skip
 CONFIG = ModelConfig(
     vocab_size=VOCAB,
@@ -82,6 +87,7 @@ CONFIG = ModelConfig(
             feed_forward=MLP(intermediate_size=40, activation="gelu_tanh", bias=True, gated=False),
             norms=Norms(norm=LayerNorm(bias=True), parallel=True, residual_scale=0.7),
         ),
+        LayerSpec(mixer=LATENT, feed_forward=MLP(intermediate_size=48), norms=BEFORE),
     ),
     final_norm=NORM,
     logit_scale=0.6,
@@ -191,6 +197,25 @@ def attention(a: Attention, w: Any, x: np.ndarray, kept: list[Any] | None) -> tu
     return out + (w["bo"] if a.out_bias else 0), own
 
 
+def latent_attention(a: LatentAttention, w: Any, x: np.ndarray) -> np.ndarray:
+    """Each head in turn, its keys and values made of all latents."""
+    latents, shared = np.split(x @ w["w_latent"], [a.latent_size], -1)
+    latents = latents / np.sqrt((latents**2).mean(-1, keepdims=True) + 1e-6) * w["latent_norm"]
+    inner = x @ w["w_query_down"]
+    inner = inner / np.sqrt((inner**2).mean(-1, keepdims=True) + 1e-6) * w["query_norm"]
+    seen = np.arange(len(x))[:, None] >= np.arange(len(x))[None]
+    out = np.zeros_like(x)
+    for head in range(a.num_heads):
+        q_nope, q_rope = np.split(inner @ w["w_query"][:, head, 0], [a.nope_size], -1)
+        q = np.concatenate([q_nope, rotated(q_rope, a.rope)], -1)
+        keys = np.concatenate([latents @ w["w_uk"][head].T, rotated(shared, a.rope)], -1)
+        scores = np.where(seen, warmed(q, a.rope) @ keys.T * a.scale, -np.inf)
+        odds = np.exp(scores - scores.max(-1, keepdims=True))
+        odds = odds / odds.sum(-1, keepdims=True)
+        out = out + odds @ (latents @ w["w_uv"][head]) @ w["wo"][head, 0]
+    return out
+
+
 def mlp(m: MLP, w: Any, x: np.ndarray) -> np.ndarray:
     if m.gated:
         gate, up = np.einsum("te,ecf->ctf", x, w["w_gate_up"])
@@ -217,7 +242,10 @@ def next_logits(w: Any, ids: list[int]) -> np.ndarray:
             continue
         shared = None if spec.cache_of is None else kept[spec.cache_of]
         taken = normed(x, layer["attn_norm"]) if before else x
-        out, own = attention(spec.mixer, layer, taken, shared)
+        if isinstance(spec.mixer, LatentAttention):
+            out, own = latent_attention(spec.mixer, layer, taken), []
+        else:
+            out, own = attention(spec.mixer, layer, taken, shared)
         x = x + (normed(out, layer["post_attn_norm"]) if after else out)
         kept.append(own)
         out = mlp(spec.feed_forward, layer, normed(x, layer["mlp_norm"]) if before else x)
@@ -299,13 +327,14 @@ def test_each_own_cache_has_a_pool_of_its_shape_and_a_shared_one_has_none(
         PagedKVCache(num_kv_heads=1, key_size=24, value_size=24),
         SharedCache(0),
         PagedKVCache(num_kv_heads=1, key_size=16, value_size=16),
+        LatentCache(key_size=28, value_size=20),
     )
-    assert CONFIG.cache_places() == (0, 1, 1, 2, 0, 3)
+    assert CONFIG.cache_places() == (0, 1, 1, 2, 0, 3, 4)
     llm = make_llm(model=str(checkpoint))
     pools = llm.engine.executor._state.kv
     heads = [(pool.num_kv_heads, pool.head_dim) for pool in pools]
-    assert heads == [(4, 8), (2, 16), (1, 24), (1, 16)]
-    numbers = 2 * (4 * 8 + 2 * 16 + 1 * 24 + 1 * 16)
+    assert heads == [(4, 8), (2, 16), (1, 24), (1, 16), (1, 28)]
+    numbers = 2 * (4 * 8 + 2 * 16 + 1 * 24 + 1 * 16) + 28  # values are a view of latents
     assert kv_bytes_per_token(CONFIG, jnp.dtype("float32")) == 4 * numbers
     held = sum(pool.pages.nbytes for pool in pools)
     assert held == 4 * numbers * llm.engine.limits.page_size * llm.engine.limits.num_pages

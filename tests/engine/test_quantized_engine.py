@@ -45,12 +45,17 @@ def generate(llm: Any) -> tuple[list[list[int]], list[float]]:
     return [output.outputs[0].token_ids for output in outputs], scores
 
 
+@pytest.fixture(scope="module", params=["tiny_model", "tiny_latents"])
+def model(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
 @pytest.fixture(scope="module")
-def whole(tiny_model: Any) -> tuple[list[list[int]], list[float]]:
+def whole(model: str) -> tuple[list[list[int]], list[float]]:
     from octavo import LLM
 
     llm = LLM(
-        str(tiny_model),
+        model,
         progress=False,
         max_num_seqs=8,
         max_num_batched_tokens=64,
@@ -71,11 +76,12 @@ def whole(tiny_model: Any) -> tuple[list[list[int]], list[float]]:
 )
 def test_a_quantized_engine_says_nearly_what_the_whole_one_says(
     make_llm: Callable[..., Any],
+    model: str,
     whole: tuple[list[list[int]], list[float]],
     changes: dict[str, Any],
     kind: str,
 ) -> None:
-    llm = make_llm(warm_up="coarse", **changes)
+    llm = make_llm(model=model, warm_up="coarse", **changes)
     tokens, scores = generate(llm)
     moved = [abs(a - b) for a, b in zip(scores, whole[1], strict=True)]
     assert 0 < math.fsum(moved) / len(moved) < SMALL_LOSS[kind]

@@ -31,8 +31,14 @@ def tokens(llm: Any) -> list[list[int]]:
 
 
 @pytest.fixture
-def undisturbed(make_llm: Callable[..., Any]) -> list[list[int]]:
-    llm = make_llm()
+def model(request: pytest.FixtureRequest) -> str:
+    """The model's path: of keys and values, unless a test asks for another."""
+    return str(request.getfixturevalue(getattr(request, "param", "tiny_model")))
+
+
+@pytest.fixture
+def undisturbed(make_llm: Callable[..., Any], model: str) -> list[list[int]]:
+    llm = make_llm(model=model)
     found = tokens(llm)
     assert llm.engine.load().num_preemptions == 0
     return found
@@ -53,10 +59,24 @@ def policy(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], str]:
     return add
 
 
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("tiny_model", {}),
+        ("tiny_latents", {}),
+        ("tiny_latents", {"tensor_parallel_size": 2}),
+    ],
+    indirect=["model"],
+    ids=["keys and values", "latents", "latents on two devices"],
+)
 def test_swapped_sequences_go_on_as_if_nothing_had_happened(
-    make_llm: Callable[..., Any], undisturbed: list[list[int]], policy: Callable[[bool], str]
+    make_llm: Callable[..., Any],
+    undisturbed: list[list[int]],
+    policy: Callable[[bool], str],
+    model: str,
+    changes: dict[str, Any],
 ) -> None:
-    llm = make_llm(**TIGHT, scheduling_policy=policy(True))
+    llm = make_llm(model=model, **TIGHT, scheduling_policy=policy(True), **changes)
     assert tokens(llm) == undisturbed
     load = llm.engine.scheduler.load()
     assert load.num_swaps > 0

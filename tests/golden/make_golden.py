@@ -22,6 +22,8 @@ from octavo.models.families.table import config_from_hf
 from octavo.models.loading.tensors import expected_shapes
 
 HERE = Path(__file__).parent
+STORED_FUSED = ("mistral4",)
+"""Models whose checkpoints hold the experts of a layer in one tensor, and in no other way."""
 
 
 def reference_model(values: dict[str, Any]) -> torch.nn.Module:
@@ -29,6 +31,8 @@ def reference_model(values: dict[str, Any]) -> torch.nn.Module:
     config = config_from_hf(values)
     model_class = getattr(transformers, values["architectures"][0])
     weights = tiny_weights.tensors(expected_shapes(config), config.final_norm.offset)
+    if values["model_type"] in STORED_FUSED:
+        weights = with_fused_experts(weights, values["n_routed_experts"])
     # From a checkpoint: transformers has its own names for some tensors, of experts above all.
     with tempfile.TemporaryDirectory() as directory:
         save_file(weights, Path(directory) / "model.safetensors", metadata={"format": "pt"})
@@ -38,6 +42,21 @@ def reference_model(values: dict[str, Any]) -> torch.nn.Module:
         )
     assert not any(found.values()), found
     return model.eval()
+
+
+def with_fused_experts(weights: dict[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
+    """Tensors of which each layer's experts are `experts.gate_up_proj` and `experts.down_proj`."""
+    fused = {name: tensor for name, tensor in weights.items() if ".mlp.experts." not in name}
+    for prefix in {name.split(".experts.")[0] for name in weights.keys() - fused.keys()}:
+
+        def stacked(which: str, prefix: str = prefix) -> np.ndarray:
+            names = [f"{prefix}.experts.{expert}.{which}.weight" for expert in range(number)]
+            return np.stack([weights[name] for name in names])
+
+        gate_up = np.concatenate([stacked("gate_proj"), stacked("up_proj")], axis=1)
+        fused[f"{prefix}.experts.gate_up_proj"] = gate_up
+        fused[f"{prefix}.experts.down_proj"] = stacked("down_proj")
+    return fused
 
 
 def reference_logits(values: dict[str, Any]) -> np.ndarray:

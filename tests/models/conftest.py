@@ -21,7 +21,7 @@ from octavo.models import decoder
 from octavo.models.blocks.attention import LayerAttention
 from octavo.models.blocks.state_rows import StateRows
 from octavo.models.cache_groups import CachePlace
-from octavo.models.cache_spec import RecurrentState
+from octavo.models.cache_spec import LatentCache, RecurrentState
 from octavo.models.config import ModelConfig
 from octavo.models.families.table import config_from_hf
 from octavo.models.loading.tensors import expected_shapes
@@ -125,13 +125,23 @@ def make_golden() -> ModuleType:
 
 def dense_attention(
     positions: jax.Array, length: int
-) -> Callable[..., tuple[jax.Array, tuple[jax.Array, jax.Array]]]:
+) -> Callable[..., tuple[jax.Array, tuple[jax.Array, ...]]]:
     """One sequence over a dense cache of `length` positions: the plainest attention there is."""
 
     def attend(
-        q: jax.Array, k: jax.Array, v: jax.Array, cache: Any, attention: LayerAttention, sinks: Any
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array | None,
+        cache: Any,
+        attention: LayerAttention,
+        sinks: Any,
     ) -> tuple[jax.Array, Any]:
-        keys, values = cache[0].at[positions].set(k), cache[1].at[positions].set(v)
+        keys = cache[0].at[positions].set(k)
+        if v is None:
+            values, cache = keys[..., : attention.value_size], (keys,)
+        else:
+            values = cache[1].at[positions].set(v)
+            cache = (keys, values)
         group = q.shape[1] // k.shape[1]
         scores = jnp.einsum(
             "qhd,khd->hqk",
@@ -157,7 +167,7 @@ def dense_attention(
             jnp.repeat(values, group, axis=1).astype(jnp.float32),
             precision="highest",
         )
-        return out.astype(q.dtype), (keys, values)
+        return out.astype(q.dtype), cache
 
     return attend
 
@@ -209,7 +219,8 @@ def run_model() -> Callable[..., np.ndarray]:
             if isinstance(cache, RecurrentState):
                 # What another sequence left there.
                 return tuple(jnp.ones((1, *array.shape), jnp.float32) for array in cache.arrays)
-            return (jnp.zeros((length, cache.num_kv_heads, cache.key_size), dtype),) * 2
+            num_arrays = 1 if isinstance(cache, LatentCache) else 2
+            return (jnp.zeros((length, cache.num_kv_heads, cache.key_size), dtype),) * num_arrays
 
         caches: Any = tuple(map(empty, config.own_caches()))
         step = make_step(config, length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.models.cache_groups import MOST_GROUPS, CachePlace, cache_layout
-from octavo.models.cache_spec import PagedKVCache, RecurrentState, StateArray
+from octavo.models.cache_spec import LatentCache, PagedKVCache, RecurrentState, StateArray
 
 
 def cache(window: int | None = None, *, heads: int = 2) -> PagedKVCache:
@@ -24,6 +24,21 @@ def test_layers_of_one_kind_are_one_group_with_an_array_each() -> None:
         assert layout.windows == (window,)
         assert layout.arrays == (cache(window),) * 5
         assert layout.places() == tuple(CachePlace(i, 0) for i in range(5))
+
+
+def test_latents_are_one_group_and_take_no_room_for_values() -> None:
+    latent = LatentCache(key_size=576, value_size=512)
+    assert latent.numbers_per_token == 576
+    layout = cache_layout([latent] * 3)
+    assert [group.caches for group in layout.groups] == [(0, 1, 2)]
+    assert (layout.windows, layout.arrays) == ((None,), (latent,) * 3)
+
+
+def test_latents_beside_keys_and_values_have_arrays_of_their_own() -> None:
+    latent, window = LatentCache(key_size=32, value_size=16), cache(7)
+    layout = cache_layout([window, latent, window])
+    assert layout.arrays == (window, latent, window)
+    assert layout.windows == (None,)
 
 
 def test_five_windows_to_one_layer_that_sees_all_make_six_groups() -> None:

@@ -91,7 +91,7 @@ def test_a_router_chooses_as_its_numbers_say(changes: dict[str, Any], dtype: str
         ),
         ({"num_chosen": True}, "num_chosen = True"),
         ({"num_groups": 3}, r"num_groups = 3 is not allowed: a divisor of num_experts \(8\)"),
-        ({"num_groups": 8, "num_chosen_groups": 4}, "num_groups = 8 is not allowed: two experts"),
+        ({"num_groups": 8, "num_chosen_groups": 4}, "num_groups = 8 is not allowed: 2 experts a"),
         ({"num_groups": 2, "num_chosen_groups": 3}, "num_chosen_groups = 3"),
         ({"num_groups": 4, "num_chosen_groups": 1}, "num_chosen = 3 is not allowed: at most 2"),
         ({"scale": 0.0}, "routed scale = 0.0"),

@@ -46,6 +46,16 @@ def test_auto_takes_the_devices_own_kernel() -> None:
     assert choose_backend("auto", LLAMA, **CPU) == "xla"
 
 
+@pytest.mark.parametrize("device", [V6E, H200], ids=["tpu", "gpu"])
+def test_latents_are_left_to_xla_and_refused_by_kernels_by_name(device: dict[str, str]) -> None:
+    latents = dataclasses.replace(LLAMA, num_kv_heads=1, head_dim=576, value_size=512)
+    assert choose_backend("auto", latents, **device) == "xla"
+    kernel = "mosaic_tpu" if device is V6E else "mosaic_gpu"
+    with pytest.raises(InvalidConfigError, match="kv_lora_rank = 512 is not allowed") as caught:
+        choose_backend(kernel, latents, **device)
+    assert "attention_backend=xla takes it" in str(caught.value)
+
+
 @needs_gpu_kernels
 def test_auto_takes_the_hopper_kernel() -> None:
     assert choose_backend("auto", LLAMA, **H200) == "mosaic_gpu"

@@ -49,6 +49,32 @@ def test_a_layout_counts_every_byte_of_its_arrays(
         assert layout.bytes_per_head(dtype) == own
 
 
+@pytest.mark.parametrize(
+    ("dtype", "num_bytes"), [(jnp.float32, 4 * 576), (jnp.uint16, 2 * 576), (jnp.int8, 576 + 2 * 4)]
+)
+def test_a_latent_lies_once_and_unpadded(dtype: Any, num_bytes: int) -> None:
+    layout = pool_layout("xla", 576, 16, 512)
+    kv = jax.eval_shape(lambda: layout.zeros(7, 1, dtype))
+    assert kv.pages.shape == (7, 1, 1, 16, 576)
+    assert (kv.num_kv_heads, kv.page_size, kv.head_dim) == (1, 16, 576)
+    assert not kv.in_one_row
+    held = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(kv))
+    assert held == 7 * 16 * num_bytes
+    assert layout.bytes_per_token(dtype) == num_bytes
+
+
+@pytest.mark.parametrize("backend", ["mosaic_tpu", "mosaic_gpu"])
+def test_a_backend_without_latents_refuses_them(backend: Any) -> None:
+    case = make_case(
+        np.random.default_rng(0), [(1, 9)], num_tokens=1, num_rows=1, heads=(4, 1), value_size=8
+    )
+    with pytest.raises(ValueError, match=f"{backend} wants values of their own"):
+        ragged_paged_attention(*case, PARAMS, backend=backend)
+    q, k, _, kv, batch = case
+    with pytest.raises(ValueError, match="no v for a pool of keys alone"):
+        ragged_paged_attention(q, k, k, kv, batch, PARAMS)
+
+
 @pytest.mark.parametrize("kv_dtype", [None, "int8"])
 def test_the_reference_takes_a_pool_in_one_row_as_one_apart(kv_dtype: str | None) -> None:
     q, k, v, kv, batch = make_case(

@@ -80,6 +80,59 @@ def test_matches_the_reference(mix: str, variant: str) -> None:
     check(MIXES[mix], VARIANTS[variant])
 
 
+LATENTS = {"heads": (6, 1), "head_dim": 24, "value_size": 16}
+"""Keys alone, whose beginnings are the values."""
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "bfloat16", "int8", "fp8"])
+@pytest.mark.parametrize("mix", MIXES)
+def test_matches_the_reference_where_values_are_the_beginnings_of_keys(
+    mix: str, kv_dtype: str | None
+) -> None:
+    check(MIXES[mix], VARIANTS["full"], **LATENTS, kv_dtype=kv_dtype)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("page_size", "table"), [(16, 8), (64, 2)])
+def test_matches_the_reference_for_latents_of_a_real_size(
+    page_size: int, table: int, variant: str
+) -> None:
+    check(
+        MIXES["decode and prefill"],
+        VARIANTS[variant],
+        heads=(16, 1),
+        head_dim=576,
+        value_size=512,
+        page_size=page_size,
+        table=table,
+    )
+
+
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+def test_latents_are_read_as_keys_whose_beginnings_lie_again_as_values(
+    kv_dtype: str | None,
+) -> None:
+    rows = MIXES["decode and prefill"]
+    q, k, _, kv, batch = make_case(
+        np.random.default_rng(4), rows, num_tokens=51, num_rows=6, **LATENTS, kv_dtype=kv_dtype
+    )
+    assert kv.pages.shape[1] == 1
+    got, got_kv = ragged_paged_attention(q, k, None, kv, batch, VARIANTS["full"])
+    numbers = got_kv.pages.astype(jnp.float32)
+    if got_kv.scales is not None:
+        of_values, of_rest = (got_kv.scales[:, each, None, :, :, None] for each in (0, 1))
+        scale = [jnp.broadcast_to(of_values, (*numbers.shape[:-1], 16)),
+                 jnp.broadcast_to(of_rest, (*numbers.shape[:-1], 8))]  # fmt: skip
+        numbers = numbers * jnp.concatenate(scale, axis=-1).reshape(numbers.shape)
+    twice = PagedKV(pages=jnp.concatenate([numbers, numbers], axis=1))
+    want = attend_reference(q, twice, batch, VARIANTS["full"])
+    # What padding is told is nobody's business.
+    live = sum(num_tokens for num_tokens, _ in rows)
+    np.testing.assert_allclose(
+        got[:live], want[:live, :, :16], atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"]
+    )
+
+
 @pytest.mark.parametrize("heads", [(4, 4), (4, 1), (9, 3), (20, 4)])
 @pytest.mark.parametrize(("page_size", "table"), [(16, 8), (64, 2), (128, 1)])
 def test_matches_the_reference_for_heads_and_pages(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.execution.state import head_axis
+from octavo.engine.execution.state import head_axis, query_axis
 from octavo.models.blocks.attention import LayerAttention
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
@@ -55,12 +55,11 @@ def choose_attention(
     )
     shapes = []
     for num_heads, num_kv_heads, head_dim, asked in layers:
-        axis = head_axis(num_kv_heads, mesh)
-        split = 1 if axis is None else mesh.shape[axis]
         shape = AttentionShape(
-            num_heads=num_heads // split,
-            num_kv_heads=num_kv_heads // split,
+            num_heads=num_heads // _split(query_axis(num_heads, num_kv_heads, mesh), mesh),
+            num_kv_heads=num_kv_heads // _split(head_axis(num_kv_heads, mesh), mesh),
             head_dim=head_dim,
+            value_size=asked.value_size,
             page_size=page_size,
             max_tokens=max_tokens,
             q_dtype=dtype,
@@ -82,6 +81,11 @@ def choose_attention(
         logger.warning("attention_backend=%s is not used, xla is: %s", backend, problem)
         return "xla"
     return backend
+
+
+def _split(axis: str | None, mesh: Mesh) -> int:
+    """Parts that a mesh axis cuts an array in; None cuts none."""
+    return 1 if axis is None else int(mesh.shape[axis])
 
 
 def _problem(backend: Backend, shape: AttentionShape, asked: LayerAttention) -> str | None:

@@ -23,6 +23,7 @@ from octavo.engine.execution.step_spec import prefill_rows
 from octavo.engine.execution.weights.weight_variants import WeightVariants
 from octavo.engine.kv.page_needs import PageNeeds, page_needs
 from octavo.engine.scheduler.step_plan import StepLimits
+from octavo.models.cache_spec import LatentCache
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.cpu.native_attention import takes_pages
 from octavo.pallas_kernels.ragged_paged_attention import Backend
@@ -127,6 +128,7 @@ def decide_setup(
         and any(
             takes_pages(cache.key_size, page_size, kv_dtype)
             for cache in model.cache_layout().arrays
+            if not isinstance(cache, LatentCache)
         ),
     )
     num_rows, max_prefill_rows = config.max_num_seqs, lattice.max_prefill_rows

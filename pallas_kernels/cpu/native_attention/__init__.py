@@ -71,6 +71,7 @@ def takes(q_dim: int, kv: PagedKV) -> bool:
     return (
         (kv.scales is None or kv.scales.shape[3] == kv.page_size)
         and not kv.in_one_row
+        and not kv.holds_keys_alone
         and q_dim == kv.head_dim
         and takes_pages(q_dim, kv.page_size, kv.pages.dtype)
     )

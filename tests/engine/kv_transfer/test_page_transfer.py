@@ -37,9 +37,15 @@ def make_engine(model: Path, **changed: Any) -> Engine:
     return Engine(EngineConfig(**arguments | changed))
 
 
+@pytest.fixture(scope="module", params=["tiny_model", "tiny_latents"])
+def model(request: pytest.FixtureRequest) -> Path:
+    """Of keys and values, and of latents."""
+    return Path(request.getfixturevalue(request.param))
+
+
 @pytest.fixture(scope="module")
-def engines(tiny_model: Path) -> Iterator[tuple[Engine, Engine]]:
-    made = make_engine(tiny_model), make_engine(tiny_model)
+def engines(model: Path) -> Iterator[tuple[Engine, Engine]]:
+    made = make_engine(model), make_engine(model)
     yield made
     for engine in made:
         engine.close()
@@ -157,16 +163,16 @@ def test_damaged_and_foreign_pages_are_refused(engines: tuple[Engine, Engine]) -
         with pytest.raises(InvalidRequestError) as caught:
             second.transfer.take(dataclasses.replace(batch, **change))
         assert caught.value.field == field
-    with pytest.raises(InvalidRequestError, match="4096 bytes each"):
+    with pytest.raises(InvalidRequestError, match=f"{second.executor.page_bytes} bytes each"):
         second.transfer.take(PageBatch.of(batch.layout, batch.names[:1], [b"1234567"]))
     assert second.scheduler.host_page(batch.names[0]) is None
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_quantized_pages_move_with_their_scales(
-    engines: tuple[Engine, Engine], tiny_model: Path, kind: str
+    engines: tuple[Engine, Engine], model: Path, kind: str
 ) -> None:
-    first, second = (make_engine(tiny_model, kv_cache_dtype=kind) for _ in range(2))
+    first, second = (make_engine(model, kv_cache_dtype=kind) for _ in range(2))
     submission = submission_of(first, PROMPT, PARAMS)
     alone, narrator = (Narrator(transcript_of(submission)) for _ in range(2))
     submit(first, submission)
@@ -194,11 +200,11 @@ def test_quantized_pages_move_with_their_scales(
     second.close()
 
 
-def test_more_pages_than_the_host_has_room_for(tiny_model: Path) -> None:
+def test_more_pages_than_the_host_has_room_for(model: Path) -> None:
     """They go in parts, and what has no room is left out; nothing is lost by it."""
-    first = make_engine(tiny_model)
+    first = make_engine(model)
     page_bytes = first.executor.page_bytes
-    second = make_engine(tiny_model, host_kv_memory_bytes=5 * page_bytes)
+    second = make_engine(model, host_kv_memory_bytes=5 * page_bytes)
     submission = submission_of(first, PROMPT + PROMPT[:50], PARAMS)
     narrator = Narrator(transcript_of(submission))
     submit(first, submission)
@@ -211,8 +217,8 @@ def test_more_pages_than_the_host_has_room_for(tiny_model: Path) -> None:
     second.close()
 
 
-def test_what_moves_is_replayed(tiny_model: Path, tmp_path: Path) -> None:
-    first, second = make_engine(tiny_model), make_engine(tiny_model)
+def test_what_moves_is_replayed(model: Path, tmp_path: Path) -> None:
+    first, second = make_engine(model), make_engine(model)
     log = tmp_path / "log.jsonl"
     with start_log(second.core, second.config, log):
         for round_ in range(3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -22,6 +23,9 @@ def sparse(config: Any) -> list[bool]:
         ("qwen3_moe", {"num_hidden_layers": 4, "mlp_only_layers": [0, 3]}, "-XX-"),
         ("glm4_moe", {"num_hidden_layers": 4, "first_k_dense_replace": 3}, "---X"),
         ("glm4_moe", {"first_k_dense_replace": 0}, "XXX"),
+        ("deepseek_v3", {"num_hidden_layers": 4, "first_k_dense_replace": None}, "---X"),
+        ("deepseek_v2", {"first_k_dense_replace": None}, "XXX"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense", "sparse"]}, "X-X"),
         ("ernie4_5_moe", {"num_hidden_layers": 4, "moe_layer_end_index": -1}, "-XXX"),
         ("ernie4_5_moe", {"num_hidden_layers": 6, "moe_layer_interval": 2,
                           "moe_layer_start_index": 2, "moe_layer_end_index": 4}, "---X--"),
@@ -43,6 +47,25 @@ def test_a_gpt_oss_without_a_rotary_embedding_has_that_of_all_there_are(tiny_val
     assert not rope.scaling.truncate
 
 
+def test_kimi_k2_is_read_as_a_deepseek_v3(tiny_values: Any) -> None:
+    values = tiny_values("deepseek_v3")
+    own_code = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}  # which is never run
+    kimi = values | {"model_type": "kimi_k2", "auto_map": own_code}
+    assert config_from_hf(kimi) == config_from_hf(values)
+    assert config_from_hf(kimi | {"architectures": None, "auto_map": None}) == config_from_hf(
+        values
+    )
+
+
+def test_a_stretched_context_scales_scores_and_leaves_rotations_alone(tiny_values: Any) -> None:
+    values = tiny_values("deepseek_v3")
+    stretched = config_from_hf(values).layers[0].mixer
+    plain = config_from_hf(values | {"rope_scaling": None}).layers[0].mixer
+    assert plain.scale == (12 + 8) ** -0.5
+    assert stretched.scale == pytest.approx(plain.scale * (0.1 * math.log(8.0) + 1.0) ** 2)
+    assert stretched.rope.amplitude == 1.0  # mscale is mscale_all_dim
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
@@ -54,6 +77,19 @@ def test_a_gpt_oss_without_a_rotary_embedding_has_that_of_all_there_are(tiny_val
         ("minimax_m2", {"attn_type_list": [1, 0]}, "attn_type_list = [1, 0] is not supported"),
         ("ernie4_5_moe", {"moe_gate": "expert_choice"}, "moe_gate = 'expert_choice'"),
         ("ernie4_5_moe", {"moe_norm_min": 0.5}, "moe_norm_min = 0.5"),
+        ("deepseek_v2", {"topk_method": "noaux_tc"}, "topk_method = 'noaux_tc'"),
+        ("deepseek_v2", {"scoring_func": "sigmoid"}, "scoring_func = 'sigmoid'"),
+        ("deepseek_v2", {"norm_topk_prob": True}, "norm_topk_prob = True"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, "scoring_func = 'softmax'"),
+        ("deepseek_v3", {"topk_method": "greedy"}, "topk_method = 'greedy'"),
+        ("deepseek_v3", {"moe_layer_freq": 2}, "moe_layer_freq = 2"),
+        ("deepseek_v3", {"index_topk": 2048}, "index_topk = 2048 is not supported"),
+        ("deepseek_v3", {"attention_bias": True}, "attention_bias = True"),
+        ("deepseek_v3", {"num_key_value_heads": 2}, "num_key_value_heads = 2"),
+        ("deepseek_v3", {"qk_head_dim": 16}, "qk_head_dim = 16"),
+        ("deepseek_v3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
+        ("deepseek_v3", {"architectures": ["DeepseekV32ForCausalLM"]}, "DeepseekV32ForCausalLM"),
+        ("glm4_moe_lite", {"architectures": ["GlmMoeDsaForCausalLM"]}, "GlmMoeDsaForCausalLM"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha = 1.0"),
         ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "'awq'"),
         ("gpt_oss", {"hidden_act": "gelu_new"}, "hidden_act = 'gelu_new'"),
@@ -84,6 +120,13 @@ def test_mathematics_that_are_not_implemented_are_refused_by_name(
         ("glm4_moe", {"topk_group": 1}, "num_chosen = 3 is not allowed: at most 2"),
         ("glm4_moe", {"first_k_dense_replace": 4}, "first_k_dense_replace = 4 is not allowed"),
         ("glm4_moe", {"routed_scaling_factor": -1.0}, "routed scale = -1.0"),
+        ("deepseek_v3", {"kv_lora_rank": None}, "lacks kv_lora_rank"),
+        ("deepseek_v3", {"v_head_dim": None}, "lacks v_head_dim"),
+        ("deepseek_v3", {"qk_rope_head_dim": 7}, "partial_rotary_factor = 1.0 is not allowed"),
+        ("deepseek_v3", {"kv_lora_rank": 0}, "kv_lora_rank = 0 is not allowed"),
+        ("deepseek_v3", {"n_group": 8}, "num_groups = 8 is not allowed: 2 experts a group"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types = ['sparse']"),
+        ("glm4_moe_lite", {"mlp_layer_types": ["dense", "moe", "dense"]}, "mlp_layer_types = "),
         ("minimax_m2", {"rotary_dim": 24}, "partial_rotary_factor = 1.5"),
         ("gpt_oss", {"swiglu_limit": 0.0}, "gate_limit = 0.0"),
     ],

@@ -47,10 +47,11 @@ def test_a_tiny_model_exists_for_every_architecture(tiny_values):
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.architecture)
 def test_the_config_that_transformers_writes_by_default_is_read(family):
     kind = transformers.CONFIG_MAPPING[family.model_type]
-    # Those of StarCoder 2 lie outside of its default vocabulary, and half of GLM-4.5's default head
-    # is no even number.
-    heads = {"head_dim": 128} if family.model_type == "glm4_moe" else {}
-    values = kind(bos_token_id=1, eos_token_id=2, **heads).to_dict()
+    # The special tokens of StarCoder 2 lie outside of its default vocabulary, half of GLM-4.5's
+    # default head is no even number, and DeepSeek V2's default tokens go to no number of experts.
+    sizes = {"glm4_moe": {"head_dim": 128}, "deepseek_v2": {"num_experts_per_tok": 6}}
+    more = sizes.get(family.model_type, {})
+    values = kind(bos_token_id=1, eos_token_id=2, **more).to_dict()
     values |= NOT_DEFAULT.get(family.model_type, {})
     config = config_from_hf(values | {"architectures": None})
     assert config.num_layers == values["num_hidden_layers"]
