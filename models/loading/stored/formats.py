@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.engine.errors import UnsupportedModelError, shorten
@@ -19,17 +20,45 @@ from octavo.models.loading.stored import (
 from octavo.models.loading.stored.tensor import Format
 
 FIELD = "quantization_config"
-FORMATS: dict[str, Callable[[ConfigFields], Format]] = {
-    "awq": awq.read,
-    "bitsandbytes": bitsandbytes.read,
-    "compressed-tensors": compressed_tensors.read,
-    "fp8": fp8.read,
-    "gptq": gptq.read,
-    "modelopt": modelopt.read,
-    "modelopt_fp4": modelopt.read,
-    "mxfp4": mxfp4.read,
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFormat:
+    """A kind of quantized checkpoints.
+
+    Attributes:
+        read: its configuration.
+        what: of it is read.
+        checked: whose numbers these were compared with.
+    """
+
+    read: Callable[[ConfigFields], Format]
+    what: str
+    checked: str
+
+
+_MODELOPT = StoredFormat(
+    modelopt.read, "FP8 with a scale a tensor, NVFP4", "the format's description"
+)
+FORMATS = {
+    "awq": StoredFormat(awq.read, "four bits of the gemm kernels", "AutoAWQ"),
+    "bitsandbytes": StoredFormat(
+        bitsandbytes.read, "nf4 and fp4, double quantized or not; int8", "bitsandbytes"
+    ),
+    "compressed-tensors": StoredFormat(
+        compressed_tensors.read,
+        "2, 4 and 8 bits packed, int8, fp8 by tensor, output or block, NVFP4, MXFP4, MXFP8, mixed",
+        "compressed-tensors",
+    ),
+    "fp8": StoredFormat(fp8.read, "E4M3 in blocks or by tensor", "transformers"),
+    "gptq": StoredFormat(
+        gptq.read, "2, 3, 4 and 8 bits, in order of activations or not, both forms", "GPTQModel"
+    ),
+    "modelopt": _MODELOPT,
+    "modelopt_fp4": _MODELOPT,
+    "mxfp4": StoredFormat(mxfp4.read, "experts of gpt-oss", "transformers"),
 }
-"""What `quant_method` may be."""
+"""By what `quant_method` may be."""
 
 
 def without_quantization(values: Mapping[str, Any]) -> tuple[dict[str, Any], Format | None]:
@@ -55,4 +84,4 @@ def without_quantization(values: Mapping[str, Any]) -> tuple[dict[str, Any], For
         raise UnsupportedModelError(
             f"{where}: quant_method = {shorten(method)} is not supported: {', '.join(FORMATS)}"
         )
-    return left, FORMATS[method](ConfigFields(how, where))
+    return left, FORMATS[method].read(ConfigFields(how, where))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ import pytest
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError
 from octavo.models.loading.load import load_config, load_model, open_model
 from octavo.models.loading.safetensors import SafetensorsSource
+from octavo.models.loading.stored.formats import without_quantization
 from octavo.sharding.mesh import make_mesh
-from tests.models.loading.stored.writers import F8, FORMATS, quantized, write_safetensors
+from tests.models.loading.stored.writers import F8, FORMATS, Memory, quantized, write_safetensors
 
 Write = Callable[..., Path]
 LAYER = "model.layers.1.self_attn.k_proj."
@@ -298,3 +299,38 @@ def test_a_configuration_that_says_something_else_is_refused(
     assert words in str(caught.value)
     with pytest.raises((ModelLoadError, UnsupportedModelError)):
         load_config(write("llama", tiny_tensors("llama"), how))
+
+
+HOSTILE: list[Any] = [
+    None, True, False, "", "text", "\0", "\ud800", "x" * 5000, [], [[1]], [1, "a", None], [-1], {},
+    {"a": {}}, -1, 0, 1, 1.5, float("nan"), float("inf"), 2**31, 2**63, 10**400, "re:(",
+    "re:" + "(a" * 500,
+]  # fmt: skip
+
+
+def everywhere(value: Any) -> Iterator[Any]:
+    """A document with each hostile value in each of its places, in turn."""
+    yield from HOSTILE
+    if not isinstance(value, (dict, list)):
+        return
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in items:
+        for changed in everywhere(inner):
+            copy = dict(value) if isinstance(value, dict) else list(value)
+            copy[key] = changed
+            yield copy
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_any_value_anywhere_is_read_or_refused(name: str) -> None:
+    parts, _ = FORMATS[name][1](np.random.default_rng(0), (16, 32))
+    disk = Memory({f"layer.{part}": tensor for part, tensor in parts.items()})
+    for how in everywhere(FORMATS[name][0]):
+        words = ""
+        try:
+            _, form = without_quantization({"quantization_config": how})
+            if form is not None:
+                form(disk, ())
+        except (ModelLoadError, UnsupportedModelError) as error:
+            words = str(error)
+        assert len(words) < 1000

@@ -10,35 +10,17 @@ import numpy as np
 import pytest
 
 from octavo.models.families.config_fields import ConfigFields
-from octavo.models.loading.stored.disk import Entry
 from octavo.models.loading.stored.formats import FORMATS as READERS
-from octavo.models.tensor_layouts import Index
-from tests.models.loading.stored.writers import DTYPES, FORMATS
+from tests.models.loading.stored.writers import FORMATS, Memory
 
 torch = pytest.importorskip("torch")
 SHAPE = (48, 96)
 
 
-class Memory:
-    """Tensors as an open checkpoint."""
-
-    where = "here"
-
-    def __init__(self, tensors: dict[str, np.ndarray]) -> None:
-        self._tensors = tensors
-        self.entries = {
-            name: Entry(tensor.shape, DTYPES[tensor.dtype], name)
-            for name, tensor in tensors.items()
-        }
-
-    def read(self, name: str, index: Index | None = None) -> np.ndarray:
-        return self._tensors[name] if index is None else self._tensors[name][index]
-
-
 def read(name: str, stored: dict[str, np.ndarray]) -> np.ndarray:
     how = FORMATS[name][0]
     disk = Memory({f"layer.{part}": tensor for part, tensor in stored.items()})
-    form = READERS[how["quant_method"]](ConfigFields(how))
+    form = READERS[how["quant_method"]].read(ConfigFields(how))
     tensor = form(disk, ()).tensors["layer.weight"]
     assert tensor.shape == SHAPE
     return tensor.read(disk, (slice(0, SHAPE[0]), slice(0, SHAPE[1])))

@@ -14,6 +14,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from octavo.models.loading.stored.disk import Entry
+from octavo.models.tensor_layouts import Index
+
 Stored = dict[str, np.ndarray]
 """What follows the name of a layer -> a tensor on disk; "weight_shape" has its dot before it."""
 Made = tuple[Stored, np.ndarray]
@@ -57,6 +60,22 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
         data += raw
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+class Memory:
+    """Tensors as an open checkpoint."""
+
+    where = "here"
+
+    def __init__(self, tensors: dict[str, np.ndarray]) -> None:
+        self._tensors = tensors
+        self.entries = {
+            name: Entry(tensor.shape, DTYPES[tensor.dtype], name)
+            for name, tensor in tensors.items()
+        }
+
+    def read(self, name: str, index: Index | None = None) -> np.ndarray:
+        return self._tensors[name] if index is None else self._tensors[name][index]
 
 
 def in_words(integers: np.ndarray, bits: int) -> np.ndarray:
