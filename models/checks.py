@@ -10,9 +10,9 @@ MAX_SIZE = 2**31 - 1
 """Largest size of a model, because indices on devices are int32."""
 MAX_LAYERS = 4096
 """Most layers of a model: far above any that exists, and little to build in vain."""
-MAX_TENSORS = 16 * MAX_LAYERS
-"""Most tensors of a checkpoint: sixteen for each layer without experts, or three for each of 256
-experts in 85 layers."""
+MAX_TENSORS = 64 * MAX_LAYERS
+"""Most tensors of a checkpoint: Kimi K2 has 384 experts in 61 layers, three matrices
+each, and three tensors for each matrix."""
 MAX_EOS_TOKENS = 24
 """Most ids that end a text: a row on a device has room for as many."""
 MIN_NUMBER, MAX_NUMBER = 2.0**-126, 3.4028234663852886e38

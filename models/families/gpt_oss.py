@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from octavo.engine.errors import UnsupportedModelError, shorten
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.experts import ALPHA, Experts
 from octavo.models.blocks.norms import Norms, RMSNorm
@@ -28,7 +24,6 @@ _YARN = {
 
 def read(fields: ConfigFields) -> ModelConfig:
     """A gpt-oss of a config.json's fields."""
-    _check_quantization(fields)
     bias = fields.boolean("attention_bias", default=True)
     slides = family.slides(fields, lambda layer: layer % 2 == 0)
     window = fields.size("sliding_window", default=128) if any(slides) else None
@@ -67,20 +62,6 @@ def _rope(fields: ConfigFields) -> Rope:
     theta = fields.number("rope_theta", default=_THETA)
     known = {"max_position_embeddings": longest, "rope_scaling": _YARN}
     return read_rope(ConfigFields(known), theta)
-
-
-def _check_quantization(fields: ConfigFields) -> None:
-    """Experts may be stored in MXFP4; which, their tensors say.
-
-    Raises:
-        UnsupportedModelError: something else is.
-    """
-    how: Any = fields.raw("quantization_config")
-    if how and (not isinstance(how, Mapping) or how.get("quant_method") != "mxfp4"):
-        raise UnsupportedModelError(
-            f"{fields.where}: quantization_config = {shorten(how)} is not supported: "
-            "quant_method = 'mxfp4'"
-        )
 
 
 GPT_OSS = family.Family(

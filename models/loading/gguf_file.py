@@ -31,9 +31,23 @@ SUPPORTED_TYPES = (
     "Q5_0",
     "Q5_1",
     "Q8_0",
+    "Q2_K",
+    "Q3_K",
     "Q4_K",
     "Q5_K",
     "Q6_K",
+    "IQ1_S",
+    "IQ1_M",
+    "IQ2_XXS",
+    "IQ2_XS",
+    "IQ2_S",
+    "IQ3_XXS",
+    "IQ3_S",
+    "IQ4_NL",
+    "IQ4_XS",
+    "TQ1_0",
+    "TQ2_0",
+    "MXFP4",
 )
 DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4

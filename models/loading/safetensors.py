@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.checks import MAX_TENSORS
@@ -20,37 +20,33 @@ from octavo.models.families.composite import is_composite, text_tensor
 from octavo.models.families.config_fields import ConfigFields
 from octavo.models.families.expert_fields import NEXT_TOKENS
 from octavo.models.families.table import config_from_hf, is_classifier
-from octavo.models.loading.fused_experts import FusedPart, fused_parts
+from octavo.models.loading.fused_experts import fused_parts
 from octavo.models.loading.json_file import read_json
-from octavo.models.loading.mxfp4 import (
-    SUFFIXES,
-    PackedTensor,
-    blocks_of,
-    dequantized,
-    packed_tensors,
-)
+from octavo.models.loading.shard import Shard
+from octavo.models.loading.stored.disk import Entry
+from octavo.models.loading.stored.formats import FIELD, without_quantization
+from octavo.models.loading.stored.tensor import StoredTensor
 from octavo.models.loading.tensors import expected_tensors
 from octavo.models.tensor_layouts import Index
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
+QUANTIZATION_FILE = "hf_quant_config.json"
+"""Where ModelOpt says how weights are stored, if config.json does not."""
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-PACKED = "U8"
-"""Of what is no number by itself."""
 PREFIX = "model."
 """How the names of nearly all tensors begin; of a model without an output layer, none does."""
 HEAD = "score.weight"
 MAX_CLASSES = 4096
-MAX_HEADER_BYTES = 1 << 24
-"""Longest header that is parsed: 256 bytes for each of `MAX_TENSORS` tensors."""
 _LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 
 
 class SafetensorsSource:
-    """A `TensorSource` over a Hugging Face directory. Tensors are memory-mapped.
+    """A `TensorSource` over a Hugging Face directory. Tensors are memory-mapped; quantized ones are
+    read as the numbers they stand for.
 
     Attributes:
         config: what config.json says.
@@ -66,65 +62,75 @@ class SafetensorsSource:
 
     def __init__(self, path: str | Path) -> None:
         directory = Path(path)
-        values = read_json(directory / CONFIG_FILE)
-        self._files: dict[str, Any] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._parts: dict[str, FusedPart] = {}
-        self._packed: dict[str, PackedTensor] = {}
-        dtypes = [self._open(shard) for shard in _shard_paths(directory)]
+        self._shards: dict[str, Shard] = {}
+        for shard in map(Shard, _shard_paths(directory)):
+            self._add(shard)
         self._check_index(directory)
-        largest = max(dtypes, default={}, key=len)
-        found = [dtype for dtype in largest.values() if dtype in DTYPES]
-        if values.get("dtype") is None and values.get("torch_dtype") is None and found:
-            values = values | {"dtype": DTYPES[max(set(found), key=found.count)]}
+        values, form = without_quantization(_read_values(directory))
+        values = self._with_dtype(values)
         self.config: ModelConfig = _with_generation_eos(config_from_hf(values), directory)
-        stored_names = self._stored_names(directory, is_composite(values))
+        names = self._stored_names(directory, is_composite(values))
         # Qwen's layers that guess tokens beyond the next one; not every config.json tells of them.
-        self._stored = {
-            name: stored for name, stored in stored_names.items() if not name.startswith("mtp.")
-        }
+        names = {name: stored for name, stored in names.items() if not name.startswith("mtp.")}
         if any(values.get(name) for name in NEXT_TOKENS):
-            kept = _without_next_tokens(self._stored, self.config.num_layers)
-            self._stored = {name: self._stored[name] for name in kept}
-        stored = {name: self._shapes[stored] for name, stored in self._stored.items()}
-        self._packed = packed_tensors(stored, str(directory))
-        self._parts = fused_parts(self.shapes(), expected_tensors(self.config))
+            kept = _without_next_tokens(names, self.config.num_layers)
+            names = {name: names[name] for name in kept}
         self.head: ClassificationHead | None = None
         if is_classifier(values):
-            self.head = self._read_head(directory, values)
+            self.head = self._read_head(directory, names, values)
+        entries = {
+            name: Entry(*self._shards[stored].entries[stored], stored)
+            for name, stored in names.items()
+        }
+        self._disk = _Disk(str(directory), entries, self._shards)
+        expected = expected_tensors(self.config)
+        self._quantized: dict[str, StoredTensor] = {}
+        taken: set[str] = set()
+        if form is not None:
+            found = form(self._disk, expected)
+            self._quantized = found.tensors
+            taken = found.unused.union(*(tensor.names for tensor in found.tensors.values()))
+        plain = {name: entry for name, entry in entries.items() if name not in taken}
+        _check_dtypes(plain, str(directory))
+        whole = {name: entry.shape for name, entry in plain.items()}
+        whole |= {name: tensor.shape for name, tensor in self._quantized.items()}
+        self._parts = fused_parts(whole, expected)
+        fused = {part.stored for part in self._parts.values()}
+        self._shapes = {name: shape for name, shape in whole.items() if name not in fused}
+        self._shapes |= {name: part.shape for name, part in self._parts.items()}
 
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        taken = {part.stored for part in self._parts.values()}
-        for packed in self._packed.values():
-            taken |= {packed.blocks, packed.scales}
-        shapes = {
-            name: self._shapes[stored] for name, stored in self._stored.items() if name not in taken
-        }
-        shapes |= {name: part.shape for name, part in self._parts.items()}
-        return shapes | {name: packed.shape for name, packed in self._packed.items()}
+        return self._shapes
 
     def read(self, name: str, index: Index) -> np.ndarray:
         if name in self._parts:
             part = self._parts[name]
-            return self._slice(part.stored, part.index(index))[0]
-        if name in self._packed:
-            packed, (at, within) = self._packed[name], blocks_of(index)
-            blocks, scales = self._slice(packed.blocks, at), self._slice(packed.scales, at)
-            return dequantized(blocks, scales, name)[within].swapaxes(1, 2)
-        return self._slice(name, index)
+            whole: np.ndarray = self._read(part.stored, part.index(index))
+            return whole.reshape(whole.shape[1:])
+        return self._read(name, index)
 
-    def _slice(self, name: str, index: Index) -> np.ndarray:
-        stored = self._stored[name]
-        tensor: np.ndarray = self._files[stored].get_slice(stored)[index]
-        return tensor
+    def _read(self, name: str, index: Index) -> np.ndarray:
+        quantized = self._quantized.get(name)
+        if quantized is not None:
+            return quantized.read(self._disk, index)
+        return self._disk.read(name, index)
+
+    def _with_dtype(self, values: dict[str, Any]) -> dict[str, Any]:
+        """The values, with the dtype of most weights where they name none."""
+        if values.get("dtype") is not None or values.get("torch_dtype") is not None:
+            return values
+        weights = {name: shard for name, shard in self._shards.items() if name.endswith("weight")}
+        kinds = (shard.entries[name][1] for name, shard in weights.items())
+        found = Counter(kind for kind in kinds if kind in DTYPES).most_common(1)
+        return values | {"dtype": DTYPES[found[0][0]]} if found else values
 
     def _stored_names(self, directory: Path, is_composite: bool) -> dict[str, str]:
         """Name of each tensor of the text model -> what it is stored as."""
         if not is_composite:
-            prefix = "" if any(name.startswith(PREFIX) for name in self._files) else PREFIX
-            return {prefix + name: name for name in self._files}
+            prefix = "" if any(name.startswith(PREFIX) for name in self._shards) else PREFIX
+            return {prefix + name: name for name in self._shards}
         names: dict[str, str] = {}
-        for stored in self._files:
+        for stored in self._shards:
             name = text_tensor(stored)
             if name in names:
                 raise ModelLoadError(
@@ -135,59 +141,81 @@ class SafetensorsSource:
                 names[name] = stored
         return names
 
-    def _read_head(self, directory: Path, values: Mapping[str, Any]) -> ClassificationHead:
-        """The classification head, whose tensor the decoder does not know."""
-        stored = self._stored.pop(HEAD, None) or self._stored.pop(PREFIX + HEAD, None)
+    def _read_head(
+        self, directory: Path, names: dict[str, str], values: Mapping[str, Any]
+    ) -> ClassificationHead:
+        """The classification head, whose tensor the decoder does not know: taken from `names`."""
+        stored = names.pop(HEAD, None) or names.pop(PREFIX + HEAD, None)
         if stored is None:
             raise ModelLoadError(f"{directory} lacks {HEAD}, by its architecture")
-        shape, width = self._shapes[stored], self.config.hidden_size
+        shape, dtype = self._shards[stored].entries[stored]
+        _check_dtypes({stored: Entry(shape, dtype, stored)}, str(directory))
+        width = self.config.hidden_size
         if len(shape) != 2 or shape[1] != width or not 1 <= shape[0] <= MAX_CLASSES:
             raise ModelLoadError(
                 f"{directory}: the shape of {HEAD} = {shape} is not allowed: 1 to {MAX_CLASSES} "
                 f"classes of {width} numbers"
             )
-        weight = np.asarray(self._files[stored].get_slice(stored)[:], np.float32)
+        weight = self._shards[stored].read(stored).astype(np.float32)
         return ClassificationHead(weight=weight, labels=_labels(values, len(weight)))
 
-    def _open(self, path: Path) -> dict[str, str]:
-        """Map a shard and note its tensors. Returns name -> stored dtype."""
-        _check_header_length(path)
-        try:
-            shard = safe_open(path, framework="np")
-            names = list(shard.keys())
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(f"{path} is not a sound safetensors file: {error}") from error
-        num_tensors = len(self._files) + len(names)
+    def _add(self, shard: Shard) -> None:
+        num_tensors = len(self._shards) + len(shard.entries)
         if num_tensors > MAX_TENSORS:
             raise ModelLoadError(
-                f"{path}: {num_tensors} tensors is not allowed: at most {MAX_TENSORS} in all shards"
+                f"{shard.path}: {num_tensors} tensors is not allowed: at most {MAX_TENSORS} in all "
+                "shards"
             )
-        dtypes: dict[str, str] = {}
-        for name in names:
-            if name in self._files:
-                raise ModelLoadError(f"{path}: the tensor {shorten(name)} is also in another shard")
-            view = shard.get_slice(name)
-            dtypes[name] = view.get_dtype()
-            self._files[name], self._shapes[name] = shard, tuple(view.get_shape())
-        for name, dtype in dtypes.items():
-            is_harmless = name.endswith((".attn.bias", ".masked_bias"))
-            is_known = dtype == PACKED if name.endswith(SUFFIXES) else dtype in DTYPES
-            if not is_known and not is_harmless:
+        for name in shard.entries:
+            if name in self._shards:
                 raise ModelLoadError(
-                    f"{path}: the dtype of {shorten(name)} = {dtype} is not allowed: "
-                    f"{', '.join(DTYPES)}"
+                    f"{shard.path}: the tensor {shorten(name)} is also in another shard"
                 )
-        return dtypes
+            self._shards[name] = shard
 
     def _check_index(self, directory: Path) -> None:
         if not (directory / INDEX_FILE).is_file():
             return
         for name, shard in _weight_map(directory).items():
-            if name not in self._files:
+            if name not in self._shards:
                 raise ModelLoadError(
                     f"{directory / INDEX_FILE} places {shorten(name)} in {shorten(shard)}, "
                     "which does not hold it"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Disk:
+    """See `Disk`."""
+
+    where: str
+    entries: Mapping[str, Entry]
+    shards: Mapping[str, Shard]
+
+    def read(self, name: str, index: Index | None = None) -> np.ndarray:
+        stored = self.entries[name].stored_as
+        return self.shards[stored].read(stored, index)
+
+
+def _check_dtypes(entries: Mapping[str, Entry], where: str) -> None:
+    """Refuse tensors whose numbers are no floats, but for what nothing reads."""
+    for name, entry in entries.items():
+        if entry.dtype not in DTYPES and not name.endswith((".attn.bias", ".masked_bias")):
+            raise ModelLoadError(
+                f"{where}: the dtype of {shorten(entry.stored_as)} = {entry.dtype} is not allowed: "
+                f"{', '.join(DTYPES)}"
+            )
+
+
+def _read_values(directory: Path) -> dict[str, Any]:
+    """config.json, with what ModelOpt's file says of weights if it says nothing itself."""
+    values = dict(read_json(directory / CONFIG_FILE))
+    path = directory / QUANTIZATION_FILE
+    if values.get(FIELD) is None and path.is_file():
+        how = read_json(path).get("quantization")
+        if isinstance(how, dict):
+            values[FIELD] = how | {"quant_method": "modelopt"}
+    return values
 
 
 def _without_next_tokens(names: Iterable[str], num_layers: int) -> list[str]:
@@ -217,7 +245,8 @@ def read_config(directory: Path) -> ModelConfig:
     Raises:
         As for `SafetensorsSource`.
     """
-    return _with_generation_eos(config_from_hf(read_json(directory / CONFIG_FILE)), directory)
+    values, _ = without_quantization(_read_values(directory))
+    return _with_generation_eos(config_from_hf(values), directory)
 
 
 def _with_generation_eos(config: ModelConfig, directory: Path) -> ModelConfig:
@@ -282,17 +311,3 @@ def _inside(directory: Path, name: str) -> Path:
     if not is_file:
         raise ModelLoadError(f"the shard {shorten(name)} is missing from {directory}")
     return path
-
-
-def _check_header_length(path: Path) -> None:
-    """Refuse a header that is too long to be parsed; the library refuses other lies."""
-    try:
-        with path.open("rb") as file:
-            start = file.read(8)
-    except OSError as error:
-        raise ModelLoadError(f"{path} cannot be read: {error}") from error
-    if len(start) == 8 and MAX_HEADER_BYTES < struct.unpack("<Q", start)[0] < path.stat().st_size:
-        raise ModelLoadError(
-            f"{path} is not a sound safetensors file: its header is longer than "
-            f"{MAX_HEADER_BYTES} bytes"
-        )

@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
     listed = families()
     if args.json:
         names = [name for family in listed for name in family["architectures"]]
-        print(json.dumps({"packaged": packaged, "architectures": names, "families": listed}))
+        found = {"packaged": packaged, "architectures": names, "families": listed}
+        print(json.dumps(found | {"quantized": formats()}))
         return 0
     print("Packaged models (--model NAME):")
     for model in packaged:
@@ -40,6 +41,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"  {family['models']}")
         print(f"      {', '.join(family['architectures'])}")
         print(f"      {_tested(family)}")
+    print("Quantized checkpoints (quant_method in config.json):")
+    for one in formats():
+        print(f"  {one['method']:<18} {one['what']}")
     return 0
 
 
@@ -57,6 +61,17 @@ def families() -> list[dict[str, Any]]:
             "real": family.real or None,
         }
         for family in FAMILIES
+    ]
+
+
+def formats() -> list[dict[str, str]]:
+    """Quantized checkpoints that are read: their `quant_method`, which of them, and whose numbers
+    they were compared with."""
+    from octavo.models.loading.stored.formats import FORMATS
+
+    return [
+        {"method": name, "what": form.what, "checked": form.checked}
+        for name, form in FORMATS.items()
     ]
 
 

@@ -5,7 +5,7 @@ Run `python -m octavo.server.cli.models_reference > docs/models.md` after changi
 
 from __future__ import annotations
 
-from octavo.server.cli.models import families
+from octavo.server.cli.models import families, formats
 
 _HEAD = """# Models
 
@@ -22,6 +22,15 @@ What was tested, and how:
   here.
 
 GGUF files of Mistral and SmolLM2 say that they are `llama`, and are read so.
+"""
+_STORED = """## How weights may be stored
+
+Files of floats are read as they are. Quantized ones are read as the numbers that they stand for, to
+the last bit, by what `quantization_config` in config.json says
+([more](quantization.md#quantized-checkpoints)):
+
+| `quant_method` | what is read | checked against |
+|---|---|---|
 """
 _TAIL = """## What a configuration may say
 A field of config.json that changes the mathematics and is not implemented is refused by name, in
@@ -55,7 +64,8 @@ def render() -> str:
         gguf = f"`{family['gguf']}`" if family["gguf"] else "no"
         real = family["real"] or "none"
         lines.append(f"| {family['models']} | {names} | {gguf} | {family['parity']} | {real} |")
-    return "\n".join([*lines, "", _TAIL])
+    stored = [f"| `{one['method']}` | {one['what']} | {one['checked']} |" for one in formats()]
+    return "\n".join([*lines, "", _STORED + "\n".join(stored), "", _TAIL])
 
 
 if __name__ == "__main__":

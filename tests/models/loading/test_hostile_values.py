@@ -186,13 +186,13 @@ class TestBombs:
         directory = add_tokenizer(tiny_checkpoint("llama"))
         nothing = np.zeros((0,), np.float32)
         index = {}
-        for shard in range(2):
-            names = [f"{shard}.{number}" for number in range(40_000)]
+        for shard in range(5):
+            names = [f"{shard}.{number}" for number in range(60_000)]
             save_file(dict.fromkeys(names, nothing), directory / f"{shard}.safetensors")
             index |= dict.fromkeys(names, f"{shard}.safetensors")
         path = directory / "model.safetensors.index.json"
         path.write_text(json.dumps({"weight_map": index}))
-        refused(directory, "80000 tensors is not allowed: at most 65536")
+        refused(directory, "300000 tensors is not allowed: at most 262144")
 
     @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
     def test_a_sparse_file_beside_the_weights(self, refused, tiny_checkpoint, name):

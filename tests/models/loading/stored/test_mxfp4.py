@@ -11,12 +11,22 @@ import pytest
 
 from octavo.engine.errors import ModelLoadError
 from octavo.models.loading.load import load_model
-from octavo.models.loading.mxfp4 import blocks_of, dequantized, packed_tensors
+from octavo.models.loading.stored.mxfp4 import find
+from octavo.models.tensor_layouts import Index
 from octavo.sharding.mesh import make_mesh
+from tests.models.loading.stored.writers import Memory
 
 BYTES = np.arange(256, dtype=np.uint8)
 SCALES = np.arange(255, dtype=np.uint8)
+CONFIG = {"quant_method": "mxfp4"}
 PREFIX = "model.layers.1.mlp.experts."
+
+
+def dequantized(blocks: np.ndarray, scales: np.ndarray, index: Index | None = None) -> np.ndarray:
+    """[X, B · 32, rows], or a slice of it, of blocks [X, rows, B, 16] and scales [X, rows, B]."""
+    disk = Memory({"up_blocks": blocks, "up_scales": scales})
+    tensor = find(disk, ()).tensors["up"]
+    return tensor.read(disk, index or tuple(slice(0, size) for size in tensor.shape))
 
 
 def of_specification(code: int, scale: int) -> float:
@@ -26,10 +36,14 @@ def of_specification(code: int, scale: int) -> float:
     return (-1.0 if sign else 1.0) * magnitude * 2.0 ** (scale - 127)
 
 
+def every_byte() -> tuple[np.ndarray, np.ndarray]:
+    """One row a scale, and every byte in it: blocks [1, 255, 16, 16] and scales [1, 255, 16]."""
+    blocks = np.broadcast_to(BYTES.reshape(16, 16), (1, 255, 16, 16)).copy()
+    return blocks, np.broadcast_to(SCALES[:, None], (255, 16))[None].copy()
+
+
 def test_every_byte_under_every_scale_is_what_the_format_says() -> None:
-    blocks = np.broadcast_to(BYTES.reshape(16, 16), (255, 16, 16))
-    scales = np.broadcast_to(SCALES[:, None], (255, 16))
-    found = dequantized(blocks, scales, "w").reshape(255, 256, 2)
+    found = dequantized(*every_byte())[0].T.reshape(255, 256, 2)
     with np.errstate(over="ignore"):
         want = np.array(
             [[[of_specification(b & 15, s), of_specification(b >> 4, s)] for b in range(256)]
@@ -42,14 +56,11 @@ def test_every_byte_under_every_scale_is_what_the_format_says() -> None:
 def test_every_byte_under_every_scale_is_what_transformers_makes_of_it() -> None:
     torch = pytest.importorskip("torch")
     reference = importlib.import_module("transformers.integrations.mxfp4")
-    # One row a scale, and every byte in it: [experts, rows, blocks, 16].
-    blocks = np.broadcast_to(BYTES.reshape(16, 16), (1, 255, 16, 16)).copy()
-    scales = np.broadcast_to(SCALES[:, None], (255, 16))[None].copy()
+    blocks, scales = every_byte()
     want = reference.convert_moe_packed_tensors(
         torch.from_numpy(blocks), torch.from_numpy(scales), dtype=torch.float32
     )
-    found = dequantized(blocks, scales, "w").swapaxes(1, 2)
-    np.testing.assert_array_equal(found, want.numpy())
+    np.testing.assert_array_equal(dequantized(blocks, scales), want.numpy())
 
 
 @pytest.mark.parametrize("first", [0, 5, 31, 32, 64])
@@ -58,34 +69,34 @@ def test_a_slice_is_one_of_the_whole(first: int, last: int) -> None:
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (3, 5, 3, 16), np.uint8)
     scales = rng.integers(120, 130, (3, 5, 3), np.uint8)
-    whole = dequantized(blocks, scales, "w").swapaxes(1, 2)
     index = (slice(1, 3), slice(first, last), slice(2, 5))
-    at, within = blocks_of(index)
-    found = dequantized(blocks[at], scales[at], "w")[within].swapaxes(1, 2)
-    np.testing.assert_array_equal(found, whole[index])
+    np.testing.assert_array_equal(
+        dequantized(blocks, scales, index), dequantized(blocks, scales)[index]
+    )
 
 
 def test_a_scale_that_makes_no_number_is_refused() -> None:
     blocks, scales = np.zeros((1, 1, 2, 16), np.uint8), np.array([[[3, 255]]], np.uint8)
-    with pytest.raises(ModelLoadError, match="up_scales holds 255, which is not allowed: 0 to 254"):
-        dequantized(blocks, scales, "up")
+    with pytest.raises(ModelLoadError, match="up_scales' holds 255, which is not allowed: 0 to"):
+        dequantized(blocks, scales)
 
 
 @pytest.mark.parametrize(
     ("blocks", "scales", "words"),
     [
-        ((2, 4, 3, 16), None, "lacks w_scales"),
-        ((2, 4, 3, 8), (2, 4, 3), r"w_blocks = \(2, 4, 3, 8\) is not allowed: four dimensions"),
-        ((4, 3, 16), (4, 3), r"w_blocks = \(4, 3, 16\)"),
-        ((2, 4, 3, 16), (2, 4, 2), r"w_scales = \(2, 4, 2\) is not allowed: \(2, 4, 3\)"),
+        ((2, 4, 3, 16), None, "lacks 'w_scales'"),
+        ((2, 4, 3, 8), (2, 4, 3), r"w_blocks' = \(2, 4, 3, 8\) is not allowed: four dimensions"),
+        ((4, 3, 16), (4, 3), r"w_blocks' = \(4, 3, 16\)"),
+        ((2, 4, 3, 16), (2, 4, 2), r"w_scales' = \(2, 4, 2\) is not allowed: \(2, 4, 3\)"),
     ],
 )
 def test_blocks_that_do_not_fit_their_scales_are_refused(
     blocks: Any, scales: Any, words: str
 ) -> None:
-    stored = {"w_blocks": blocks} | ({"w_scales": scales} if scales else {})
+    shapes = {"w_blocks": blocks} | ({"w_scales": scales} if scales else {})
+    stored = {name: np.zeros(shape, np.uint8) for name, shape in shapes.items()}
     with pytest.raises(ModelLoadError, match=words):
-        packed_tensors(stored, "here")
+        find(Memory(stored), ())
 
 
 def packed(tensors: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
@@ -100,7 +111,7 @@ def packed(tensors: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[
         scales = rng.integers(122, 126, blocks.shape[:-1], np.uint8)
         del small[name]
         small |= {name + "_blocks": blocks, name + "_scales": scales}
-        plain[name] = np.ascontiguousarray(dequantized(blocks, scales, name).swapaxes(1, 2))
+        plain[name] = np.ascontiguousarray(dequantized(blocks, scales))
     return small, plain
 
 
@@ -110,9 +121,7 @@ def test_a_checkpoint_of_blocks_is_the_one_that_they_stand_for(
 ) -> None:
     small, plain = packed(tiny_tensors("gpt_oss"))
     want = load_model(tiny_checkpoint("gpt_oss", plain), "float32", make_mesh(num_devices))
-    directory = tiny_checkpoint(
-        "gpt_oss", small, quantization_config={"quant_method": "mxfp4"}, dtype="bfloat16"
-    )
+    directory = tiny_checkpoint("gpt_oss", small, quantization_config=CONFIG, dtype="bfloat16")
     found = load_model(directory, "float32", make_mesh(num_devices))
     jax.tree.map(np.testing.assert_array_equal, found.weights, want.weights)
     # Four bits and a power of two fit the eight bits of bfloat16.
@@ -124,10 +133,10 @@ def test_a_checkpoint_of_blocks_is_the_one_that_they_stand_for(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"down_proj_scales": None}, "lacks model.layers.1.mlp.experts.down_proj_scales"),
+        ({"down_proj_scales": None}, "lacks 'model.layers.1.mlp.experts.down_proj_scales'"),
         ({"down_proj_blocks": None}, "lacks 'model.layers.1.mlp.experts.down_proj'"),
         ({"down_proj_blocks": "float32"}, "the dtype of 'model.layers.1.mlp.experts.down_proj_blo"),
-        ({"down_proj_scales": "cut"}, "down_proj_scales = (8, 32, 1) is not allowed: (8, 32, 2)"),
+        ({"down_proj_scales": "cut"}, "down_proj_scales' = (8, 32, 1) is not allowed: (8, 32, 2)"),
         ({"down_proj": "both"}, "experts.down_proj' twice, as"),
     ],
     ids=str,
@@ -143,5 +152,5 @@ def test_a_checkpoint_that_lacks_a_part_is_refused(
             tensor = np.ascontiguousarray(tensor[..., :1]) if change == "cut" else tensor
             small[PREFIX + name] = tensor
     with pytest.raises(ModelLoadError) as caught:
-        load_model(tiny_checkpoint("gpt_oss", small))
+        load_model(tiny_checkpoint("gpt_oss", small, quantization_config=CONFIG))
     assert words in str(caught.value)
