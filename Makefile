@@ -70,7 +70,7 @@ multihost: venv ## run engines over groups of two and four processes, and kill m
 
 .PHONY: models
 models: venv ## test every family and every kind of layer, those that `make test` leaves out too
-	@OCTAVO_MODELS=1 $(BIN)/python -m pytest tests/models tests/engine/test_recurrent_layers.py tests/engine/test_windows.py $(PYTEST_ARGS)
+	@OCTAVO_MODELS=1 $(BIN)/python -m pytest tests/models tests/engine/test_recurrent_layers.py tests/engine/test_windows.py tests/engine/test_gemma4.py $(PYTEST_ARGS)
 
 .PHONY: guidellm
 guidellm: venv ## have GuideLLM, a benchmark client that nobody here wrote, measure a live server

@@ -22,6 +22,7 @@ from octavo.models.checks import (
 
 if TYPE_CHECKING:
     from octavo.models.blocks.layer import Attentions, LayerSpec
+    from octavo.models.blocks.layer_inputs import LayerInputs
     from octavo.models.blocks.norms import Norm
 
 T = TypeVar("T")
@@ -44,6 +45,7 @@ class ModelConfig:
         bos_token_id: of the beginning of a text, if there is one.
         eos_token_ids: any of these ends a text.
         checkpoint_dtype: of most weights on disk.
+        layer_inputs: what makes inputs that each layer takes for itself; None for none.
     """
 
     vocab_size: int
@@ -59,6 +61,7 @@ class ModelConfig:
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     checkpoint_dtype: str = "float32"
+    layer_inputs: LayerInputs | None = None
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "max_position_embeddings"):
@@ -75,6 +78,7 @@ class ModelConfig:
                 )
         self._check_token_ids()
         self._check_shared_caches()
+        self._check_layer_inputs()
         if not self.attentions():
             raise UnsupportedModelError(
                 "layers = recurrent ones alone is not supported: at least one with attention"
@@ -105,6 +109,15 @@ class ModelConfig:
                 raise ModelLoadError(
                     f"layer {index}: cache_of = {owner} is not allowed: an earlier layer that has "
                     f"a cache of its own, {layer.mixer.cache()}"
+                )
+
+    def _check_layer_inputs(self) -> None:
+        given = None if self.layer_inputs is None else self.layer_inputs.size
+        for index, layer in enumerate(self.layers):
+            taken = None if layer.tail is None else layer.tail.input_size
+            if taken != given:
+                raise ModelLoadError(
+                    f"layer {index}: input_size = {taken} is not allowed: {given}, by layer_inputs"
                 )
 
     @property
@@ -148,8 +161,11 @@ class ModelConfig:
         return values.pop() if len(values) == 1 else None
 
     def num_layer_weights(self) -> int:
-        """Numbers that a token's products multiply with, in all layers."""
-        return sum(layer.num_weights(self.hidden_size) for layer in self.layers)
+        """Numbers that a token's products multiply with, in all layers and to make their inputs."""
+        num_weights = sum(layer.num_weights(self.hidden_size) for layer in self.layers)
+        if self.layer_inputs is None:
+            return num_weights
+        return num_weights + self.layer_inputs.num_weights(self.hidden_size, self.num_layers)
 
     def num_idle_layer_weights(self) -> int:
         """Numbers of the experts that a token does not go to, in all layers."""

@@ -12,13 +12,15 @@ from typing import Any
 
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.attention import Attention
-from octavo.models.blocks.experts import Experts, Router
+from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.gated_delta import GatedDelta
 from octavo.models.blocks.latent_attention import LatentAttention
 from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.layer_inputs import LayerInputs, Tail
 from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import LayerNorm, Norm, Norms, RMSNorm
+from octavo.models.blocks.router import Router
 from octavo.models.blocks.short_conv import ShortConv
 from octavo.models.checks import MAX_LAYERS, is_integer
 from octavo.models.config import ModelConfig
@@ -47,11 +49,13 @@ def config_to_dict(config: ModelConfig) -> dict[str, Any]:
     fields = {
         field.name: getattr(config, field.name)
         for field in dataclasses.fields(config)
-        if field.name not in ("layers", "final_norm")
+        if field.name not in ("layers", "final_norm", "layer_inputs")
     }
+    inputs = config.layer_inputs
     return fields | {
         "eos_token_ids": list(config.eos_token_ids),
         "final_norm": _norm_to_dict(config.final_norm),
+        "layer_inputs": None if inputs is None else _with_norm(inputs, "norm"),
         "layer_specs": [_layer_to_dict(spec) for spec in specs],
         "layers": [specs.index(layer) for layer in config.layers],
     }
@@ -79,6 +83,7 @@ def config_from_dict(values: Mapping[str, Any]) -> ModelConfig:
             | {
                 "layers": tuple(specs[index] for index in order),
                 "final_norm": _norm(fields.pop("final_norm")),
+                "layer_inputs": _optional(_layer_inputs)(fields.pop("layer_inputs", None)),
                 "eos_token_ids": tuple(fields.pop("eos_token_ids", ())),
             }
         )
@@ -106,9 +111,30 @@ def _layer_to_dict(spec: LayerSpec) -> dict[str, Any]:
     for part in ("mixer", "feed_forward"):
         values[part] = {"kind": names[type(getattr(spec, part))], **values[part]}
     values["norms"]["norm"] = _norm_to_dict(spec.norms.norm)
-    if isinstance(spec.mixer, Attention) and spec.mixer.qk_norm is not None:
-        values["mixer"]["qk_norm"] = _norm_to_dict(spec.mixer.qk_norm)
+    for part, block, name in (
+        ("mixer", spec.mixer, "qk_norm"),
+        ("feed_forward", spec.feed_forward, "apart"),
+        ("tail", spec.tail, "norm"),
+    ):
+        norm = getattr(block, name, None)
+        if norm is not None:
+            values[part][name] = _norm_to_dict(norm)
     return values
+
+
+def _with_norm(block: Any, name: str) -> dict[str, Any]:
+    """A block's fields, that of its norm with what kind it is."""
+    return dataclasses.asdict(block) | {name: _norm_to_dict(getattr(block, name))}
+
+
+def _layer_inputs(values: Any) -> LayerInputs:
+    made: LayerInputs = _built(LayerInputs, values, norm=_norm)
+    return made
+
+
+def _tail(values: Any) -> Tail:
+    made: Tail = _built(Tail, values, norm=_norm)
+    return made
 
 
 def _norm_to_dict(norm: Norm) -> dict[str, Any]:
@@ -137,6 +163,7 @@ def _layer(values: Any) -> LayerSpec:
         feed_forward=partial(_block, FEED_FORWARDS),
         norms=lambda found: _built(Norms, found, norm=_norm),
         stored=_stored_names,
+        tail=_optional(_tail),
     )
 
 
@@ -145,8 +172,8 @@ def _block(kinds: Mapping[str, type[Any]], values: Any) -> Any:
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or kind not in kinds:
         raise ModelLoadError(f"kind = {shorten(kind)} is not allowed: {' or '.join(kinds)}")
-    rope, router = _optional(rope_from_dict), partial(_built, Router)
-    return _built(kinds[kind], fields, rope=rope, qk_norm=_optional(_norm), router=router)
+    rope, router, norm = _optional(rope_from_dict), partial(_built, Router), _optional(_norm)
+    return _built(kinds[kind], fields, rope=rope, qk_norm=norm, apart=norm, router=router)
 
 
 def _scaling(values: Any) -> RopeScaling:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from octavo.models.blocks.attention import Attend
 from octavo.models.blocks.experts import Experts, RunExperts
 from octavo.models.blocks.layer import FeedForward, Mixer, apply_layer
+from octavo.models.blocks.layer_inputs import Tail
 from octavo.models.blocks.norms import Norms
 from octavo.models.blocks.state_rows import StateRows
 from octavo.models.cache_groups import CachePlace
@@ -48,6 +49,24 @@ def embed(weights: Weights, config: ModelConfig, token_ids: jax.Array) -> jax.Ar
         return x
 
 
+def layer_inputs(
+    weights: Weights, config: ModelConfig, token_ids: jax.Array, x: jax.Array
+) -> jax.Array | None:
+    """Inputs of their own that layers take; None of a model without.
+
+    Args:
+        token_ids: as for `embed`.
+        x: [T, E], what `embed` made of them.
+
+    Returns:
+        [L, T, P] in x's dtype; see `LayerInputs`.
+    """
+    if config.layer_inputs is None:
+        return None
+    with jax.named_scope("layer_inputs"):
+        return config.layer_inputs.apply(weights, token_ids, x)
+
+
 def run_layers(
     weights: Weights,
     config: ModelConfig,
@@ -57,6 +76,7 @@ def run_layers(
     caches: tuple[Any, ...],
     places: Sequence[CachePlace] | None = None,
     run_experts: RunExperts | None = None,
+    layer_inputs: jax.Array | None = None,
 ) -> tuple[jax.Array, tuple[Any, ...]]:
     """All layers, one after another.
 
@@ -77,6 +97,7 @@ def run_layers(
             it; None if there is one for each, and one attention.
         run_experts: multiplies tokens by their experts; a `jax.tree_util.Partial`, as for `attend`.
             None does so plainly, and lets every token count.
+        layer_inputs: what `layer_inputs` returns.
 
     Returns:
         x [T, E] before the final norm, and the new caches.
@@ -102,9 +123,11 @@ def run_layers(
             new_caches[array],
             by_group[group],
             run_experts if isinstance(layer.feed_forward, Experts) else None,
+            None if layer_inputs is None else layer_inputs[index],
             mixer=layer.mixer,
             feed_forward=layer.feed_forward,
             norms=layer.norms,
+            tail=layer.tail,
         )
     return x, tuple(new_caches)
 
@@ -153,7 +176,7 @@ def _output_layer(weights: Weights) -> LinearWeight:
     return embedding_table(weights["embed"])
 
 
-@partial(jax.jit, static_argnames=("mixer", "feed_forward", "norms"))
+@partial(jax.jit, static_argnames=("mixer", "feed_forward", "norms", "tail"))
 def _layer(
     weights: Weights,
     x: jax.Array,
@@ -161,9 +184,23 @@ def _layer(
     cache: Any,
     attend: Attend | StateRows,
     run_experts: RunExperts | None,
+    layer_input: jax.Array | None,
     *,
     mixer: Mixer,
     feed_forward: FeedForward,
     norms: Norms,
+    tail: Tail | None,
 ) -> tuple[jax.Array, Any]:
-    return apply_layer(mixer, feed_forward, norms, weights, x, rotary, cache, attend, run_experts)
+    return apply_layer(
+        mixer,
+        feed_forward,
+        norms,
+        weights,
+        x,
+        rotary,
+        cache,
+        attend,
+        run_experts,
+        tail,
+        layer_input,
+    )

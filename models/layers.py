@@ -21,12 +21,12 @@ Rotary = tuple[jax.Array, ...]
 """What `rotary_tables` makes of a step's positions."""
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+def rms_norm(x: jax.Array, weight: jax.Array | None, eps: float) -> jax.Array:
     """x / rms(x) · weight over the last dimension, in float32.
 
     Args:
         x: [..., E] in the activation dtype.
-        weight: [E] float32, the whole multiplier (no offset left to add).
+        weight: [E] float32, the whole multiplier (no offset left to add); None is one of ones.
         eps: added to the mean square.
 
     Returns:
@@ -35,6 +35,8 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     x_f32 = x.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x_f32), axis=-1, keepdims=True)
     normed = x_f32 * jax.lax.rsqrt(mean_square + jnp.float32(eps))
+    if weight is None:
+        return normed.astype(x.dtype)
     per_feature = weight.astype(jnp.float32).reshape((1,) * (x.ndim - 1) + weight.shape)
     return (normed * per_feature).astype(x.dtype)
 
@@ -143,7 +145,8 @@ def rotary_frequencies(rope: Rope, head_dim: int) -> np.ndarray:
     Pairs that are not rotated come last, and have none.
     """
     rotary_dim = rope.rotary_dim(head_dim)
-    exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
+    whole = head_dim if rope.proportional else rotary_dim
+    exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / whole
     frequencies = rope.theta**-exponents
     if rope.scaling is not None:
         frequencies = _scaled(frequencies, rope.scaling, rope.theta)

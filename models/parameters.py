@@ -119,11 +119,15 @@ def declare(config: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
         dtype: of all parameters but norms, which are float32.
 
     Returns:
-        {"embed", "layers": one dict a layer, "final_norm", and "lm_head" if untied}, with a
+        {"embed", "layers": one dict a layer, "final_norm", "lm_head" if untied, and what makes the
+        inputs of layers if they have some}, with a
         `ParamSpec` at each leaf. Shared between calls: do not change it.
     """
     dtype = jnp.dtype(dtype)
     tree: dict[str, Any] = {**flatten(_WholeModel(config, dtype))}
+    if config.layer_inputs is not None:
+        hidden, number = config.hidden_size, config.num_layers
+        tree |= flatten(config.layer_inputs.parameters(hidden, number, dtype))
     alike = {layer: layer.declare(config.hidden_size, dtype) for layer in set(config.layers)}
     tree["layers"] = tuple(dict(alike[layer]) for layer in config.layers)
     return tree

@@ -20,6 +20,7 @@ from octavo.models.blocks import (
     attention,
     gated_delta,
     latent_attention,
+    layer_inputs,
     mamba2,
     mlp,
     short_conv,
@@ -36,7 +37,7 @@ from octavo.sharding.rules import DEFAULT_RULES
 
 RECURRENT = short_conv.NUM_INPUTS | gated_delta.NUM_INPUTS | mamba2.NUM_INPUTS
 ATTENTION = attention.NUM_INPUTS | latent_attention.NUM_INPUTS
-NUM_INPUTS = ATTENTION | RECURRENT | mlp.NUM_INPUTS | {"lm_head": 1}
+NUM_INPUTS = ATTENTION | RECURRENT | mlp.NUM_INPUTS | layer_inputs.NUM_INPUTS | {"lm_head": 1}
 """Linear layer -> its leading dimensions that a product contracts, as its block declares it. Stacks
 of experts are not among them: variants that know one weight alone leave them as they are."""
 EXPERTS = ("experts_gate", "experts_up", "experts_down")

@@ -99,6 +99,8 @@ class Rope:
         temperature: of queries, by their positions; None for the same at all of them.
         pairs: on disk, dimensions that are rotated together lie side by side. In memory they always
             lie half a head apart.
+        proportional: frequencies are the first ones of a head that is rotated whole, and what they
+            rotate lies half a head apart on disk, too.
     """
 
     theta: float = 10000.0
@@ -107,12 +109,16 @@ class Rope:
     amplitude: float = 1.0
     temperature: Temperature | None = None
     pairs: bool = False
+    proportional: bool = False
 
     def __post_init__(self) -> None:
         check_positive("rope theta", self.theta)
         check_number("partial_rotary_factor", self.fraction, 0.0, 1.0, "a number from 0 to 1")
         check_positive("rope attention factor", self.amplitude)
         check_flag("rope pairs", self.pairs)
+        check_flag("rope proportional", self.proportional)
+        if self.proportional and self.pairs:
+            raise ModelLoadError("rope proportional = true is not allowed: false, with pairs")
         if self.scaling is not None and self.scaling.kind == "yarn" and self.theta <= 1.0:
             raise ModelLoadError(f"rope theta = {self.theta} is not allowed: above 1, for yarn")
 

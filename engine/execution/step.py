@@ -360,8 +360,9 @@ def _forward(
     places = config.cache_layout().places()
     run_experts = jax.tree_util.Partial(experts_over_mesh(mesh), live)
     caches: tuple[Any, ...] = (*state.kv, *state.recurrent)
+    inputs = decoder.layer_inputs(weights, config, token_ids, x)
     hidden, caches = decoder.run_layers(
-        weights, config, x, position, [*attend, rows], caches, places, run_experts
+        weights, config, x, position, [*attend, rows], caches, places, run_experts, inputs
     )
     num_pools = len(state.kv)
     state = replace(state, kv=caches[:num_pools], recurrent=caches[num_pools:])

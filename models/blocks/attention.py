@@ -23,7 +23,7 @@ from octavo.engine.errors import ModelLoadError
 from octavo.models.blocks.norms import Norm
 from octavo.models.cache_spec import PagedKVCache
 from octavo.models.checks import check_flag, check_positive, check_size
-from octavo.models.layers import Rotary, apply_rotary, linear, row_major
+from octavo.models.layers import Rotary, apply_rotary, linear, rms_norm, row_major
 from octavo.models.parameters import param
 from octavo.models.rope import Rope
 from octavo.models.tensor_layouts import (
@@ -103,6 +103,10 @@ class Attention:
             that its `LayerSpec` names.
         kv_head_copies: adjacent KV heads that are copies of one head of the checkpoint, so that
             KV heads divide over devices; `num_kv_heads` counts the copies.
+        value_norm_eps: each head's value is divided by its root mean square, this much added to the
+            mean square; None does not.
+        values_are_keys: values have no weights of their own: they are the keys, before these are
+            normalized and rotated.
     """
 
     num_heads: int
@@ -120,6 +124,8 @@ class Attention:
     output_gate: bool = False
     shares_cache: bool = False
     kv_head_copies: int = 1
+    value_norm_eps: float | None = None
+    values_are_keys: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "kv_head_copies"):
@@ -131,6 +137,7 @@ class Attention:
             "sinks",
             "output_gate",
             "shares_cache",
+            "values_are_keys",
         ):
             check_flag(name, getattr(self, name))
         if self.num_heads % self.num_kv_heads:
@@ -151,6 +158,12 @@ class Attention:
             check_size("sliding_window", self.sliding_window)
         if self.logit_softcap is not None:
             check_positive("attn_logit_softcap", self.logit_softcap)
+        if self.value_norm_eps is not None:
+            check_positive("value_norm_eps", self.value_norm_eps)
+        if self.values_are_keys and self.stored_order is not None:
+            raise ModelLoadError(
+                "values_are_keys = true is not allowed: false, where keys lie otherwise on disk"
+            )
         if self.scale == 0.0:
             object.__setattr__(self, "scale", 1.0 / math.sqrt(self.head_dim))
         check_positive("query_scale", self.scale)
@@ -164,6 +177,13 @@ class Attention:
     def num_query_rows(self) -> int:
         """Rows of D in wqkv, before the key, that one KV head has: queries, each with its gate."""
         return self.num_queries_per_kv * (2 if self.output_gate else 1)
+
+    @property
+    def num_kv_rows(self) -> int:
+        """Rows of D in wqkv, behind the queries, that one KV head has: its key, and its value."""
+        if self.shares_cache:
+            return 0
+        return 1 if self.values_are_keys else 2
 
     @property
     def num_checkpoint_kv_heads(self) -> int:
@@ -188,7 +208,7 @@ class Attention:
     @property
     def stored_order(self) -> HeadOrder | None:
         """Where the rows of queries and keys lie on disk; None if it is as in memory."""
-        if self.rope is None:
+        if self.rope is None or self.rope.proportional:
             return None
         num_rotated = self.rope.rotary_dim(self.head_dim)
         if num_rotated == self.head_dim and not self.rope.pairs:
@@ -212,13 +232,14 @@ class Attention:
     def num_weights(self, hidden_size: int) -> int:
         """Numbers that a token's products multiply with."""
         num_heads = (3 if self.output_gate else 2) * self.num_heads
-        num_heads += 0 if self.shares_cache else 2 * self.num_kv_heads
+        num_heads += self.num_kv_rows * self.num_kv_heads
         return hidden_size * self.head_dim * num_heads
 
     def parameters(self, hidden_size: int, dtype: jnp.dtype) -> nnx.Module:
-        """wqkv [E, Hkv, G + 2, D] (G where the cache is shared; gates, if any, each follow their
-        query), wo [Hkv, G, D, E], and, if any, their biases bqkv and bo, the norms q_norm and
-        k_norm [D] (or [Hq · D] and, copies not counted, [Hkv · D]), and sinks [Hkv, G]."""
+        """wqkv [E, Hkv, G + 2, D] (G where the cache is shared, G + 1 where values are keys; gates,
+        if any, each follow their query), wo [Hkv, G, D, E], and, if any, their biases bqkv and bo,
+        the norms q_norm and k_norm [D] (or [Hq · D] and, copies not counted, [Hkv · D]), and sinks
+        [Hkv, G]."""
         return _Parameters(self, hidden_size, dtype)
 
     def apply(
@@ -253,7 +274,9 @@ class Attention:
         k = v = None
         if not self.shares_cache:
             k = self._placed(qkv[:, :, rows], weights, "k_norm", rotary)
-            v = qkv[:, :, rows + 1]
+            v = qkv[:, :, rows + self.num_kv_rows - 1]
+            if self.value_norm_eps is not None:
+                v = rms_norm(v, None, self.value_norm_eps)
         sinks = weights["sinks"].reshape(-1) if self.sinks else None
         out, cache = attend(q, k, v, cache, self.asked, sinks)
         if self.output_gate:
@@ -320,7 +343,7 @@ class _Parameters(nnx.Module):
     def __init__(self, attention: Attention, hidden: int, dtype: jnp.dtype) -> None:
         a = attention
         kv_heads, group, dim = a.num_kv_heads, a.num_queries_per_kv, a.head_dim
-        outputs = (kv_heads, a.num_query_rows + (0 if a.shares_cache else 2), dim)
+        outputs = (kv_heads, a.num_query_rows + a.num_kv_rows, dim)
         axes = ("kv_heads", None, "head_dim")
 
         self.wqkv = param(
@@ -389,7 +412,7 @@ def _fused(a: Attention, kind: str, *inputs: int) -> FusedHeads:
             order=order,
         )
 
-    names = () if a.shares_cache else ("k", "v")
+    names = ("k", "v")[: a.num_kv_rows]
     return FusedHeads(
         q=tensor("q", a.num_heads),
         kv=tuple(tensor(name, a.num_checkpoint_kv_heads) for name in names),

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.mlp import MLP
-from octavo.models.checks import check_flag, check_positive, check_size, is_integer
+from octavo.models.blocks.norms import Norm
+from octavo.models.blocks.router import Router
+from octavo.models.checks import check_flag, check_positive, check_size
 from octavo.models.layers import Activation, activate, linear
 from octavo.models.parameters import param
 from octavo.models.tensor_layouts import (
@@ -31,9 +33,6 @@ from octavo.models.tensor_layouts import (
 from octavo.pallas_kernels.routed_experts.ragged import ragged_experts
 from octavo.pallas_kernels.routed_experts.weights import ExpertWeights
 
-Scores = Literal["softmax", "sigmoid"]
-MAX_EXPERTS = 4096
-"""Most experts of a layer: far above any that exists, and few enough to name each in vain."""
 ALPHA = 1.702
 """Of a clamped gate: gate · sigmoid(alpha · gate)."""
 
@@ -77,100 +76,11 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Router:
-    """Which experts a token goes to, and with which shares; all of it in float32.
-
-    Attributes:
-        num_experts, num_chosen: X and K.
-        scores: what becomes of logits: over all experts, or each by itself.
-        normalizes: shares are divided by their sum.
-        corrects: experts are chosen by their scores plus a stored number, which shares leave out.
-        bias: logits add one.
-        num_groups: of experts.
-        num_chosen_groups: experts are chosen from so many groups, of the best scores.
-        num_group_scores: a group's score is the sum of so many of its largest.
-        scale: multiplies shares in the end.
-    """
-
-    num_experts: int
-    num_chosen: int
-    scores: Scores = "softmax"
-    normalizes: bool = True
-    corrects: bool = False
-    bias: bool = False
-    num_groups: int = 1
-    num_chosen_groups: int = 1
-    num_group_scores: int = 2
-    scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_size("num_experts", self.num_experts, MAX_EXPERTS)
-        for name, high, of in (
-            ("num_chosen", self.num_experts, "num_experts"),
-            ("num_groups", self.num_experts, "num_experts"),
-            ("num_chosen_groups", self.num_groups, "num_groups"),
-        ):
-            if not is_integer(getattr(self, name), 1, high):
-                raise ModelLoadError(
-                    f"{name} = {shorten(getattr(self, name))} is not allowed: "
-                    f"an integer from 1 to {of} ({high})"
-                )
-        if self.num_experts % self.num_groups:
-            raise ModelLoadError(
-                f"num_groups = {self.num_groups} is not allowed: "
-                f"a divisor of num_experts ({self.num_experts})"
-            )
-        group = self.num_experts // self.num_groups
-        check_size("num_group_scores", self.num_group_scores)
-        if self.num_groups > 1 and group < self.num_group_scores:
-            raise ModelLoadError(
-                f"num_groups = {self.num_groups} is not allowed: {self.num_group_scores} experts a "
-                f"group, of num_experts ({self.num_experts})"
-            )
-        if self.num_chosen > group * self.num_chosen_groups:
-            raise ModelLoadError(
-                f"num_chosen = {self.num_chosen} is not allowed: at most "
-                f"{group * self.num_chosen_groups}, in num_chosen_groups ({self.num_chosen_groups})"
-            )
-        if self.scores not in get_args(Scores):
-            raise UnsupportedModelError(
-                f"scores = {shorten(self.scores)} is not supported: {' or '.join(get_args(Scores))}"
-            )
-        for name in ("normalizes", "corrects", "bias"):
-            check_flag(name, getattr(self, name))
-        check_positive("routed scale", self.scale)
-
-    def choose(self, weights: Mapping[str, Any], x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Experts int32 [T, K] and shares float32 [T, K] of x's tokens [T, E]."""
-        logits = linear(x.astype(jnp.float32), weights["router"])
-        if self.bias:
-            logits = logits + weights["router_bias"][None]
-        scores = jax.nn.softmax(logits) if self.scores == "softmax" else jax.nn.sigmoid(logits)
-        ranked = scores + weights["router_correction"][None] if self.corrects else scores
-        if self.num_groups > 1:
-            ranked = self._of_chosen_groups(ranked)
-        _, chosen = jax.lax.top_k(ranked, self.num_chosen)
-        share = jnp.take_along_axis(scores, chosen, axis=1)
-        if self.normalizes:
-            share = share / jnp.maximum(share.sum(1, keepdims=True), jnp.float32(1e-20))
-        return chosen, share if self.scale == 1.0 else share * jnp.float32(self.scale)
-
-    def _of_chosen_groups(self, ranked: jax.Array) -> jax.Array:
-        """Scores [T, X], those of other groups -inf."""
-        by_group = ranked.reshape(len(ranked), self.num_groups, -1)
-        group_scores = jax.lax.top_k(by_group, self.num_group_scores)[0].sum(-1)
-        _, groups = jax.lax.top_k(group_scores, self.num_chosen_groups)
-        numbers = jnp.arange(self.num_groups, dtype=groups.dtype)
-        is_chosen = (groups[:, :, None] == numbers[None, None]).any(1)
-        return jnp.where(is_chosen[:, :, None], by_group, -jnp.inf).reshape(ranked.shape)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
     """What checkpoints of some families call a layer's tensors.
 
     Attributes:
-        router, correction: of the router.
+        router, correction, input_scale, expert_scale: of the router.
         experts: how the names of experts' tensors begin, before their numbers.
         gate, up, down: of an expert, after its number.
         shared: how the names of the shared expert's tensors begin.
@@ -180,6 +90,8 @@ class _Names:
 
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
+    input_scale: str = "router.scale"
+    expert_scale: str = "router.per_expert_scale"
     experts: str = "mlp.experts"
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -201,6 +113,7 @@ _NAMES = {
         down="w2",
     ),
     "gpt_oss": _Names(router="mlp.router", in_turn=True),
+    "gemma": _Names(router="router.proj", experts="experts", shared="mlp"),
     "lfm2": _Names(
         router="feed_forward.gate",
         correction="feed_forward.expert_bias",
@@ -210,6 +123,13 @@ _NAMES = {
         down="w2",
     ),
 }
+
+_NORMS_APART = {
+    "experts_norm": "pre_feedforward_layernorm_2",
+    "post_experts_norm": "post_feedforward_layernorm_2",
+    "post_shared_norm": "post_feedforward_layernorm_1",
+}
+"""Norms of experts that are apart -> what they are called on disk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +145,9 @@ class Experts:
         bias: experts' linear layers add one.
         shared_size: the shared expert's width; None is none.
         shared_gate: what the shared expert returns is multiplied by a gate of its own.
+        apart: normalizes, of the residual stream, what routed experts take (their router takes it
+            as it is), what they return, and what the shared expert does; None lets all of them take
+            what the layer's norm returns.
         names: of tensors, as a family's checkpoints have them; the key of a table.
     """
 
@@ -235,6 +158,7 @@ class Experts:
     bias: bool = False
     shared_size: int | None = None
     shared_gate: bool = False
+    apart: Norm | None = None
     names: str = "qwen"
 
     def __post_init__(self) -> None:
@@ -246,6 +170,8 @@ class Experts:
         check_flag("shared_gate", self.shared_gate)
         if self.shared_gate and self.shared_size is None:
             raise ModelLoadError("shared_gate = true is not allowed: false, without shared_size")
+        if self.apart is not None and self.shared_size is None:
+            raise ModelLoadError("apart = a norm is not allowed: none, without shared_size")
         if not isinstance(self.names, str) or self.names not in _NAMES:
             raise ModelLoadError(
                 f"names = {shorten(self.names)} is not allowed: {' or '.join(_NAMES)}"
@@ -261,9 +187,10 @@ class Experts:
     def parameters(self, hidden_size: int, dtype: jnp.dtype) -> nnx.Module:
         """router float32 [E, X], experts_gate and experts_up [X, E, F], experts_down [X, F, E].
 
-        And, if any, router_bias and router_correction float32 [X], experts_gate_bias and
-        experts_up_bias [X, F], experts_down_bias [X, E], the shared expert's w_gate_up [E, 2, S]
-        and w_down [S, E], and its gate shared_gate [E, 1].
+        And, if any, router_bias, router_correction and router_expert_scale float32 [X],
+        router_input_scale float32 [E], experts_gate_bias and experts_up_bias [X, F],
+        experts_down_bias [X, E], the shared expert's w_gate_up [E, 2, S] and w_down [S, E], its
+        gate shared_gate [E, 1], and the norms experts_norm, post_experts_norm and post_shared_norm.
         """
         return _Parameters(self, hidden_size, dtype)
 
@@ -281,7 +208,11 @@ class Experts:
         return 3 * hidden_size * self.intermediate_size * num_idle
 
     def apply(
-        self, weights: Mapping[str, Any], x: jax.Array, run_experts: RunExperts | None = None
+        self,
+        weights: Mapping[str, Any],
+        x: jax.Array,
+        run_experts: RunExperts | None = None,
+        stream: jax.Array | None = None,
     ) -> jax.Array:
         """x [T, E] -> [T, E].
 
@@ -289,9 +220,16 @@ class Experts:
             weights: the layer's.
             x: [T, E], normalized.
             run_experts: None is `ragged_experts`, and lets every token count.
+            stream: the residual stream [T, E] that x is made of; read if there is `apart`.
         """
+        routed = x
         with jax.named_scope("router"):
-            chosen, share = self.router.choose(weights, x)
+            if self.apart is None:
+                chosen, share = self.router.choose(weights, x)
+            else:
+                assert stream is not None
+                chosen, share = self.router.choose(weights, stream)
+                routed = self.apart(stream, weights, "experts_norm")
         biases = ("gate_bias", "up_bias", "down_bias") if self.bias else ()
         experts = ExpertWeights(
             **{name: weights[f"experts_{name}"] for name in ("gate", "up", "down", *biases)}
@@ -299,7 +237,7 @@ class Experts:
         gate = Gate(self.activation, self.gate_limit)
         with jax.named_scope("experts"):
             run = ragged_experts if run_experts is None else run_experts
-            out = run(x, chosen, share, experts, gate)
+            out = run(routed, chosen, share, experts, gate)
         shared = self.shared
         if shared is None:
             return out
@@ -307,7 +245,10 @@ class Experts:
             also = shared.apply(weights, x)
             if self.shared_gate:
                 also = also * jax.nn.sigmoid(linear(x, weights["shared_gate"]))
+        if self.apart is None:
             return out + also
+        out = self.apart(out, weights, "post_experts_norm")
+        return out + self.apart(also, weights, "post_shared_norm")
 
 
 class _Parameters(nnx.Module):
@@ -327,6 +268,20 @@ class _Parameters(nnx.Module):
             shape = (1, number) if experts.names == "ernie" else (number,)
             added = Tensor(name=names.correction, gguf="exp_probs_b.bias", shape=shape)
             self.router_correction = param((number,), float32, (None,), Reshaped(added))
+        if router.input_eps is not None:
+            scale = Tensor(name=names.input_scale, gguf="ffn_gate_inp_norm.weight", shape=(hidden,))
+            self.router_input_scale = param(
+                (hidden,), float32, ("embed",), Whole(scale), init="ones"
+            )
+        if router.expert_scales:
+            scale = Tensor(name=names.expert_scale, gguf="ffn_exps_scale.weight", shape=(number,))
+            self.router_expert_scale = param((number,), float32, (None,), Whole(scale), init="ones")
+        if experts.apart is not None:
+            for norm, stored in _NORMS_APART.items():
+                gguf = f"ffn_{norm}"
+                params = experts.apart.params(norm, hidden, "embed", stored=stored, gguf=gguf)
+                for name, value in params.items():
+                    setattr(self, name, value)
 
         sides = {
             "gate": ("embed", hidden, "mlp", width),

@@ -15,6 +15,7 @@ from octavo.models.blocks.attention import Attend, Attention
 from octavo.models.blocks.experts import Experts, RunExperts
 from octavo.models.blocks.gated_delta import GatedDelta
 from octavo.models.blocks.latent_attention import LatentAttention
+from octavo.models.blocks.layer_inputs import Tail
 from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
@@ -47,6 +48,7 @@ class LayerSpec:
         norms: around both.
         cache_of: the earlier layer whose cache the mixer reads; None where it has its own.
         stored: what its tensors are called on disk.
+        tail: what follows the feed-forward; None for nothing.
     """
 
     mixer: Mixer
@@ -54,6 +56,7 @@ class LayerSpec:
     norms: Norms
     cache_of: int | None = None
     stored: StoredNames = COMMON
+    tail: Tail | None = None
 
     def __post_init__(self) -> None:
         if self.cache_of is not None and not is_integer(self.cache_of, 0, MAX_LAYERS - 1):
@@ -77,6 +80,8 @@ class LayerSpec:
             **flatten(self.mixer.parameters(hidden_size, dtype)),
             **flatten(self.feed_forward.parameters(hidden_size, dtype)),
         }
+        if self.tail is not None:
+            specs |= flatten(self.tail.parameters(hidden_size, dtype))
         if self.stored == COMMON:
             return specs
         stored = self.stored.resolve(
@@ -94,7 +99,8 @@ class LayerSpec:
 
     def num_weights(self, hidden_size: int) -> int:
         """Numbers that a token's products multiply with."""
-        return self.mixer.num_weights(hidden_size) + self.feed_forward.num_weights(hidden_size)
+        parts = (self.mixer, self.feed_forward, self.tail)
+        return sum(part.num_weights(hidden_size) for part in parts if part is not None)
 
     def num_idle_weights(self, hidden_size: int) -> int:
         """Numbers that others' products multiply with: of the experts that a token passes by."""
@@ -120,17 +126,20 @@ def apply_layer(
     cache: Any,
     attend: Attend | StateRows,
     run_experts: RunExperts | None = None,
+    tail: Tail | None = None,
+    layer_input: jax.Array | None = None,
 ) -> tuple[jax.Array, Any]:
     """One layer of the residual stream.
 
     Args:
-        mixer, feed_forward, norms: of the layer's spec.
+        mixer, feed_forward, norms, tail: of the layer's spec.
         weights: the layer's.
         x: [T, E].
         rotary: tables for `mixer.rotary`.
         cache: the layer's, or the one it reads.
         attend: see `Attend`; of a recurrent layer, whose tokens these are.
         run_experts: see `Experts.apply`; None where the feed-forward has no experts.
+        layer_input: the layer's own [T, P]; None where its tail takes none.
 
     Returns:
         x [T, E], and the new cache.
@@ -148,8 +157,11 @@ def apply_layer(
         if not norms.parallel:
             normed = norms.enter(mixed, weights, "mlp")
         if isinstance(feed_forward, Experts):
-            out = feed_forward.apply(weights, normed, run_experts)
+            out = feed_forward.apply(weights, normed, run_experts, mixed)
         else:
             out = feed_forward.apply(weights, normed)
         x = mixed + norms.leave(out, weights, "mlp")
+    if tail is not None:
+        with jax.named_scope("tail"):
+            x = tail.apply(weights, x, layer_input)
     return x, cache

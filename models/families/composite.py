@@ -1,8 +1,8 @@
-"""Checkpoints of a text model and an encoder of images, of which the text model is served.
+"""Checkpoints of a text model and encoders of images and sounds, of which the text model is served.
 
 Their config.json keeps the text model's fields in `text_config`, which may leave out what its
 family has by default. Of their tensors those of the text model are read, under the names that they
-have by themselves; those of the encoder are known by how their names begin, and ignored.
+have by themselves; those of encoders are known by how their names begin, and ignored.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from octavo.models.families.config_fields import ConfigFields
 
 WRAPPED = {
     "gemma3_text": ("Gemma3ForConditionalGeneration",),
+    "gemma4_text": ("Gemma4ForConditionalGeneration",),
+    "gemma4_unified_text": ("Gemma4UnifiedForConditionalGeneration",),
     "llama": ("LlavaForConditionalGeneration",),
     "mistral": ("Mistral3ForConditionalGeneration",),
     "ministral3": ("Mistral3ForConditionalGeneration",),
@@ -29,8 +31,15 @@ COMPOSITES = tuple(dict.fromkeys(name for names in WRAPPED.values() for name in 
 
 _INHERITED = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype", "tie_word_embeddings")
 """Fields that the whole model's file may say for its text model."""
-_OF_IMAGES = (
+_OF_OTHERS = (
+    "audio_config",
+    "audio_token_id",
+    "boa_token_id",
+    "boi_token_id",
     "boi_token_index",
+    "eoa_token_id",
+    "eoa_token_index",
+    "eoi_token_id",
     "eoi_token_index",
     "image_seq_length",
     "image_token_id",
@@ -46,7 +55,7 @@ _OF_IMAGES = (
     "vision_feature_select_strategy",
     "vision_start_token_id",
 )
-"""Fields that matter to images alone."""
+"""Fields that matter to images and sounds alone."""
 
 IGNORED_TENSORS = (
     "vision_tower.",
@@ -55,8 +64,16 @@ IGNORED_TENSORS = (
     "model.multi_modal_projector.",
     "visual.",
     "model.visual.",
+    "audio_tower.",
+    "embed_audio.",
+    "embed_vision.",
+    "vision_embedder.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+    "model.embed_vision.",
+    "model.vision_embedder.",
 )
-"""How the names of an image encoder's tensors begin."""
+"""How the names of an encoder's tensors begin."""
 _PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -87,7 +104,7 @@ def text_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         raise ModelLoadError(
             f"config.json: text_config = {shorten(text)} is not allowed: an object"
         )
-    for name in (*_OF_IMAGES, *_INHERITED):
+    for name in (*_OF_OTHERS, *_INHERITED):
         fields.ignore(name)
     fields.refuse_unread()
     inherited = {name: values[name] for name in _INHERITED if values.get(name) is not None}

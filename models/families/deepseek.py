@@ -4,9 +4,10 @@ beside them, in all layers but the first. Youtu-LLM: the same attention, with a 
 from __future__ import annotations
 
 from octavo.engine.errors import UnsupportedModelError, shorten
-from octavo.models.blocks.experts import Experts, Router
+from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.latent_attention import LatentAttention
 from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.blocks.router import Router
 from octavo.models.config import ModelConfig
 from octavo.models.families import expert_fields, family, latent_fields
 from octavo.models.families.config_fields import ConfigFields

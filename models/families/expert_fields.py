@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.engine.errors import ModelLoadError, shorten
-from octavo.models.blocks.experts import MAX_EXPERTS, Router
+from octavo.models.blocks.router import MAX_EXPERTS, Router
 from octavo.models.checks import is_integer
 from octavo.models.families import family
 from octavo.models.families.config_fields import ConfigFields
 
 _OF_TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "moe_k", "experts_per_token")
+_CHOSEN = ("num_experts_per_tok", "moe_k", "experts_per_token", "top_k_experts")
 _KINDS = ("dense", "sparse")
 NEXT_TOKENS = (
     "num_nextn_predict_layers",

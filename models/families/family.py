@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.blocks.layer import Attentions, FeedForward, LayerSpec
+from octavo.models.blocks.layer_inputs import LayerInputs
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
 from octavo.models.checks import MAX_LAYERS
@@ -188,13 +189,15 @@ def model(
     logit_scale: float | None = None,
     final_logit_softcap: float | None = None,
     final_norm_stored: str = "model.norm",
+    layer_inputs: LayerInputs | None = None,
 ) -> ModelConfig:
     """The model of these layers, and of what every family says in the same words.
 
     Args:
         norms: of the layers; the final norm is like them.
         tied: what an absent `tie_word_embeddings` means.
-        embedding_scale, logit_scale, final_logit_softcap, final_norm_stored: of `ModelConfig`.
+        embedding_scale, logit_scale, final_logit_softcap, final_norm_stored, layer_inputs: of
+            `ModelConfig`.
     """
     dtype = fields.text("dtype", default=None) or fields.text("torch_dtype", default=None)
     return ModelConfig(
@@ -211,4 +214,5 @@ def model(
         bos_token_id=fields.token_id("bos_token_id"),
         eos_token_ids=fields.token_ids("eos_token_id"),
         checkpoint_dtype=dtype or "float32",
+        layer_inputs=layer_inputs,
     )

@@ -4,8 +4,9 @@ corrected sigmoids, and which has norms of all queries and all keys together."""
 from __future__ import annotations
 
 from octavo.models.blocks.attention import Attention
-from octavo.models.blocks.experts import Experts, Router
+from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.blocks.router import Router
 from octavo.models.config import ModelConfig
 from octavo.models.families import expert_fields, family
 from octavo.models.families.config_fields import ConfigFields

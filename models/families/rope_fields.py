@@ -17,7 +17,7 @@ from octavo.models.rope import Rope, RopeScaling, Temperature
 
 DEFAULT_THETA = 10000.0
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 
 
 def read_rope(
@@ -139,7 +139,9 @@ class _Reader:
             fields.ignore(name)
         scaling, amplitude = self._scaling(fields, kind)
         fraction = 1.0
-        if self.fraction is None:
+        if kind == "proportional":
+            fraction = fields.number("partial_rotary_factor", default=1.0)
+        elif self.fraction is None:
             fields.only("partial_rotary_factor", 1.0)
         else:
             fraction = fields.number("partial_rotary_factor", default=self.fraction)
@@ -150,6 +152,7 @@ class _Reader:
             amplitude=amplitude,
             temperature=self._temperature(fields) if self.has_temperature else None,
             pairs=self.pairs,
+            proportional=kind == "proportional",
         )
         fields.refuse_unread()
         return rope
@@ -159,6 +162,9 @@ class _Reader:
         if kind == "linear":
             fields.ignore("original_max_position_embeddings")
             return RopeScaling(kind="linear", factor=fields.number("factor")), 1.0
+        if kind == "proportional":
+            factor = fields.number("factor", default=1.0)
+            return (None if factor == 1.0 else RopeScaling(kind="linear", factor=factor)), 1.0
         if kind == "llama3":
             scaling = RopeScaling(
                 kind="llama3",

@@ -20,6 +20,7 @@ from octavo.models.families.ernie4_5 import ERNIE4_5
 from octavo.models.families.exaone import EXAONE4
 from octavo.models.families.family import Family
 from octavo.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from octavo.models.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from octavo.models.families.glm import GLM, GLM4
 from octavo.models.families.glm_moe import GLM4_MOE, GLM4_MOE_LITE
 from octavo.models.families.gpt_oss import GPT_OSS
@@ -41,7 +42,7 @@ from octavo.models.families.starcoder2 import STARCODER2
 FAMILIES: tuple[Family, ...] = (
     *(LLAMA, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3),
     *(QWEN2, QWEN3, QWEN3_VL),
-    *(GEMMA, GEMMA2, GEMMA3),
+    *(GEMMA, GEMMA2, GEMMA3, GEMMA4, GEMMA4_UNIFIED),
     *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE, GRANITE_HYBRID, ERNIE4_5),
     *(COHERE, COHERE2, STARCODER2, LFM2, LFM2_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
     *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, MINIMAX_M2, OLMOE, GLM4_MOE, ERNIE4_5_MOE, GPT_OSS),

@@ -14,7 +14,13 @@ from jax.sharding import Mesh
 
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.config import ModelConfig
-from octavo.models.loading.tensors import LM_HEAD, TensorSource, expected_shapes, read_parameter
+from octavo.models.loading.tensors import (
+    LM_HEAD,
+    TensorSource,
+    expected_shapes,
+    layer_prefix,
+    read_parameter,
+)
 from octavo.models.parameters import ParamSpec, declare, is_spec
 from octavo.models.quantization import is_quantized, path_keys, quantize_parameter
 from octavo.models.tensor_layouts import Index
@@ -33,13 +39,26 @@ def check_tensors(source: TensorSource, config: ModelConfig, where: str) -> None
     Raises:
         ModelLoadError: a tensor is missing, unknown, or of another shape.
     """
+    unread = _unread(config)
     found = {
         name: shape
         for name, shape in source.shapes().items()
         if not name.endswith(HARMLESS_SUFFIXES)
+        and not name.startswith(unread)
         and not (name == LM_HEAD and config.tie_word_embeddings)
     }
     check_shapes(found, expected_shapes(config), where)
+
+
+def _unread(config: ModelConfig) -> tuple[str, ...]:
+    """How the names of tensors begin that some files have and no layer reads: keys and values of
+    layers that read the cache of another."""
+    return tuple(
+        f"{layer_prefix(number)}self_attn.{name}."
+        for number, layer in enumerate(config.layers)
+        if layer.cache_of is not None
+        for name in ("k_proj", "v_proj", "k_norm", "v_norm")
+    )
 
 
 def check_shapes(

@@ -41,6 +41,7 @@ every family. So nothing is ignored silently.
 | `default`, `linear`, `llama3`, `yarn` | in every family, in the words of transformers 4 and 5 |
 | `longrope` | in every family; the served context decides between its two sets of factors |
 | `partial_rotary_factor` | in Phi, GLM and MiniMax |
+| `proportional` | in every family; of those above, Gemma 4 has it |
 | `dynamic` | refused |
 
 Longrope's long factors are used if `max_model_len` is above the context that the model was first
@@ -48,8 +49,12 @@ trained on (`original_max_position_embeddings`), and its short ones if not, what
 length. `transformers` decides by the longest sequence of a call: a sequence that grows past the
 original context then has keys of both kinds in its cache.
 
-Checkpoints of a text model and an encoder of images are served as their text model. Their other
-tensors are not read.
+Checkpoints of a text model and encoders of images and sounds are served as their text model. Their
+other tensors are not read.
+
+Layers of Gemma 4 have caches of two shapes, which cannot take each other's pages: those with a
+window keep all of theirs. A model with heads of 512 numbers runs on the XLA implementation of
+attention, on every device.
 
 A model that is not here: [add a family](walkthroughs/add-a-model-family.md).
 """

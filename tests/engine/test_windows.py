@@ -25,10 +25,11 @@ from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.step_plan import StepPlan
 from octavo.models import decoder
 from octavo.models.blocks.attention import Attention
-from octavo.models.blocks.experts import Experts, Router
+from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.blocks.router import Router
 from octavo.models.config import ModelConfig
 from octavo.models.loading import orbax
 from octavo.models.parameters import declare, is_spec

@@ -1,13 +1,15 @@
 """Write logits.npz: what transformers (torch, float32) says of every tiny model.
 
-    python tests/golden/make_golden.py
+    python tests/golden/make_golden.py [NAME ...]
 
+Names are of tiny models, and those of others stay as they are; none is all of them. It
 needs torch and octavo's own dependencies. Weights are not stored: `tiny_weights.py` makes them.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from octavo.models.families.table import config_from_hf
 from octavo.models.loading.tensors import expected_shapes
 
 HERE = Path(__file__).parent
-STORED_FUSED = ("mistral4",)
+STORED_FUSED = ("mistral4", "gemma4_text")
 """Models whose checkpoints hold the experts of a layer in one tensor, and in no other way."""
 
 
@@ -32,7 +34,7 @@ def reference_model(values: dict[str, Any]) -> torch.nn.Module:
     model_class = getattr(transformers, values["architectures"][0])
     weights = tiny_weights.tensors(expected_shapes(config), config.final_norm.offset)
     if values["model_type"] in STORED_FUSED:
-        weights = with_fused_experts(weights, values["n_routed_experts"])
+        weights = with_fused_experts(weights)
     # From a checkpoint: transformers has its own names for some tensors, of experts above all.
     with tempfile.TemporaryDirectory() as directory:
         save_file(weights, Path(directory) / "model.safetensors", metadata={"format": "pt"})
@@ -44,13 +46,16 @@ def reference_model(values: dict[str, Any]) -> torch.nn.Module:
     return model.eval()
 
 
-def with_fused_experts(weights: dict[str, np.ndarray], number: int) -> dict[str, np.ndarray]:
+def with_fused_experts(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Tensors of which each layer's experts are `experts.gate_up_proj` and `experts.down_proj`."""
-    fused = {name: tensor for name, tensor in weights.items() if ".mlp.experts." not in name}
+    fused = {name: tensor for name, tensor in weights.items() if ".experts." not in name}
     for prefix in {name.split(".experts.")[0] for name in weights.keys() - fused.keys()}:
 
         def stacked(which: str, prefix: str = prefix) -> np.ndarray:
-            names = [f"{prefix}.experts.{expert}.{which}.weight" for expert in range(number)]
+            suffix = f".{which}.weight"
+            begin = f"{prefix}.experts."
+            names = [name for name in weights if name.startswith(begin) and name.endswith(suffix)]
+            names.sort(key=lambda name: int(name.removeprefix(begin).removesuffix(suffix)))
             return np.stack([weights[name] for name in names])
 
         gate_up = np.concatenate([stacked("gate_proj"), stacked("up_proj")], axis=1)
@@ -69,8 +74,13 @@ def reference_logits(values: dict[str, Any]) -> np.ndarray:
 
 def main() -> None:
     configs = json.loads((HERE / "tiny_configs.json").read_text(encoding="utf-8"))
-    logits = {name: reference_logits(values) for name, values in configs.items()}
-    np.savez_compressed(HERE / "logits.npz", **logits)
+    wanted = sys.argv[1:] or list(configs)
+    logits = {name: reference_logits(configs[name]) for name in wanted}
+    kept = {}
+    if sys.argv[1:]:
+        with np.load(HERE / "logits.npz") as stored:
+            kept = dict(stored)
+    np.savez_compressed(HERE / "logits.npz", **(kept | logits))
     for name, array in logits.items():
         print(f"{name}: {array.shape}, largest {np.abs(array).max():.3f}")
 

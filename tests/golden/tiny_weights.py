@@ -36,6 +36,8 @@ def _tensor(name: str, shape: tuple[int, ...], norm_offset: float) -> np.ndarray
     values = uniform(name, shape) * 2.0 - 1.0
     if "norm" in name:
         return (1.0 - norm_offset + 0.3 * values).astype(np.float32)
+    if name.endswith(("scale", "scalar")):
+        return (1.0 + 0.3 * values).astype(np.float32)
     scale = 0.5 if name.endswith(".bias") else 1.5 / np.sqrt(shape[-1])
     if "embed_tokens" in name:
         scale = 1.0

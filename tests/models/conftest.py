@@ -130,19 +130,21 @@ def dense_attention(
 
     def attend(
         q: jax.Array,
-        k: jax.Array,
+        k: jax.Array | None,
         v: jax.Array | None,
         cache: Any,
         attention: LayerAttention,
         sinks: Any,
     ) -> tuple[jax.Array, Any]:
-        keys = cache[0].at[positions].set(k)
-        if v is None:
+        keys = cache[0] if k is None else cache[0].at[positions].set(k)
+        if k is None:  # the cache is an earlier layer's
+            values = cache[1]
+        elif v is None:
             values, cache = keys[..., : attention.value_size], (keys,)
         else:
             values = cache[1].at[positions].set(v)
             cache = (keys, values)
-        group = q.shape[1] // k.shape[1]
+        group = q.shape[1] // keys.shape[1]
         scores = jnp.einsum(
             "qhd,khd->hqk",
             q.astype(jnp.float32),
@@ -198,7 +200,10 @@ def make_step(config: ModelConfig, length: int) -> Callable[..., Any]:
             CachePlace(index, int(isinstance(cache, RecurrentState)))
             for index, cache in enumerate(config.own_caches())
         ]
-        x, caches = decoder.run_layers(weights, config, x, positions, attend, caches, places)
+        inputs = decoder.layer_inputs(weights, config, ids, x)
+        x, caches = decoder.run_layers(
+            weights, config, x, positions, attend, caches, places, layer_inputs=inputs
+        )
         return decoder.unembed(weights, config, x), caches
 
     return step

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError
-from octavo.models.blocks.experts import Experts, Gate, Router
+from octavo.models.blocks.experts import Experts, Gate
 from octavo.models.blocks.mlp import MLP
+from octavo.models.blocks.router import Router
 from octavo.models.parameters import flatten, num_parameters
 
 HIDDEN, TOKENS = 16, 12

@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from octavo.engine.errors import ModelLoadError
 from octavo.models import decoder
+from octavo.models.blocks import layer_inputs
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.mlp import MLP
@@ -138,10 +139,11 @@ def test_blocks_say_what_a_product_contracts(tiny_name, tiny_values) -> None:
     assert stacked <= set(EXPERTS)
     wanted = {name: number for name, number in wanted.items() if name not in stacked}
     assert wanted.items() <= NUM_INPUTS.items()
-    # An MLP has a gate or none, or is not there, the output layer may be the embedding, and few
-    # models are recurrent; attention has either keys or latents, whose queries may go through a
-    # latent of their own.
+    # An MLP has a gate or none, or is not there, the output layer may be the embedding, few models
+    # are recurrent or have inputs for each layer; attention has either keys or latents, whose
+    # queries may go through a latent of their own.
     unused = {"lm_head", "w_gate_up", "w_up"} | ({"w_down"} if stacked else set())
+    unused |= layer_inputs.NUM_INPUTS.keys()
     unused |= RECURRENT.keys() | {"w_query", "w_query_down"}
     unused |= {"wqkv"} if "w_latent" in wanted else {"w_latent"}
     assert NUM_INPUTS.keys() - wanted.keys() <= unused

@@ -18,9 +18,10 @@ from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME, StepWork, step_work
 from octavo.engine.simulation.workloads.traffic import Arrival, make_request
 from octavo.models.blocks.attention import Attention
-from octavo.models.blocks.experts import Experts, Router
+from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.blocks.router import Router
 from octavo.models.config import ModelConfig
 from octavo.models.flat_config import flat_config
 from octavo.models.rope import Rope

@@ -15,6 +15,8 @@ from octavo.models.loading.load import load_model
 
 WRAPPERS = {
     "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma4": "Gemma4ForConditionalGeneration",
+    "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
     "mistral": "Mistral3ForConditionalGeneration",
     "ministral3": "Mistral3ForConditionalGeneration",
     "llama": "LlavaForConditionalGeneration",
@@ -60,7 +62,7 @@ def write(tmp_path, tiny_values, tiny_tensors):
 def test_the_text_model_says_what_it_says_by_itself(
     name, prefixes, write, run_model, tokens, golden_logits
 ):
-    towers = ("vision_tower.", "multi_modal_projector.", "visual.")
+    towers = ("vision_tower.", "multi_modal_projector.", "visual.", "audio_tower.", "embed_audio.")
     begin = "model." if prefixes is NEW else ""
     images = {f"{begin}{tower}x.weight": np.ones((2, 2), np.float32) for tower in towers}
     model = load_model(write(name, prefixes, tensors=images), "float32")
@@ -99,8 +101,8 @@ def test_layers_that_guess_further_tokens_are_not_read(write, run_model, tokens,
 
 
 def test_tensors_that_are_not_of_images_are_not_ignored(write):
-    more = {"audio_tower.x.weight": np.ones((2, 2), np.float32)}
-    with pytest.raises(ModelLoadError, match=r"does not explain: 'audio_tower\.x\.weight'"):
+    more = {"depth_tower.x.weight": np.ones((2, 2), np.float32)}
+    with pytest.raises(ModelLoadError, match=r"does not explain: 'depth_tower\.x\.weight'"):
         load_model(write("llama", OLD, tensors=more), "float32")
 
 
@@ -139,7 +141,7 @@ def test_a_text_model_may_leave_out_what_its_family_has_by_default():
     ("changes", "words"),
     [
         ({"text_config": None}, "text_config = None is not allowed"),
-        ({"audio_config": {"hidden_size": 8}}, "audio_config"),
+        ({"depth_config": {"hidden_size": 8}}, "depth_config"),
         ({"text_config": {"model_type": "mamba"}}, "model_type = 'mamba'"),
     ],
 )
