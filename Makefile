@@ -80,6 +80,10 @@ guidellm: venv ## have GuideLLM, a benchmark client that nobody here wrote, meas
 routers: venv ## have routers that nobody here wrote spread requests over two live servers
 	@tools/check_routers.sh $(BIN)/python
 
+.PHONY: manifests
+manifests: venv ## check deploy/kubernetes against Kubernetes' schemas (ARGS="--crds FOLDER" for those of other kinds)
+	@tools/check_manifests.sh $(BIN)/python $(ARGS)
+
 .PHONY: clients
 clients: venv ## have clients and frameworks that nobody here wrote use a live server (ARGS=--all for more of them)
 	@tools/check_clients.sh $(BIN)/python $(ARGS)

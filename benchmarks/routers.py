@@ -6,6 +6,10 @@ A small random model is served by two `octavo serve`. `smg`, `sglang-router` and
 an environment of their own, spread chats and completions over them, whole and as streams. What a
 client gets through a router must be what it gets from a server directly: the same text, the same
 reason to end, the same usage. Both servers must have had requests.
+
+`smg` speaks to the servers over HTTP and, in a second round, over gRPC. There it renders, tokenizes
+and makes text itself, with the tokenizer that a server gives it; so its token ids are compared,
+too. A request whose client has left must end at the server.
 """
 
 from __future__ import annotations
@@ -23,25 +27,38 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.tiny_server import serving, write_tiny_model
+from benchmarks.tiny_server import Server, serving, write_tiny_model
+from octavo.client import OctavoClient, SamplingParams
+
+
+class Router(NamedTuple):
+    """How one is started, and what it speaks to its servers."""
+
+    command: tuple[str, ...]
+    is_grpc: bool = False
+
 
 ROUTERS = {
-    "smg": ("smg", "launch"),
-    "sglang-router": ("sglang-router", "launch"),
-    "vllm-router": ("vllm-router",),
+    "smg": Router(("smg", "launch")),
+    "smg-grpc": Router(("smg", "launch"), is_grpc=True),
+    "sglang-router": Router(("sglang-router", "launch")),
+    "vllm-router": Router(("vllm-router",)),
 }
 START_TIMEOUT_S = 60.0
 """Until a router takes requests for both of its servers."""
 STOP_TIMEOUT_S = 10.0
 NUM_PROMPTS = 4
 """Of each kind; their beginnings differ, so that a router that looks at them spreads them too."""
+ABORT_TIMEOUT_S = 10.0
+"""In which a server must have ended what nobody reads any more."""
 
 
 def asks(number: int) -> dict[str, dict[str, Any]]:
-    """Bodies by route."""
-    common = {"model": "tiny", "temperature": 0, "max_tokens": 12, "seed": number}
+    """Bodies by route; every other one is sampled."""
+    temperature = 0.8 * (number % 2)
+    common = {"model": "tiny", "temperature": temperature, "max_tokens": 12, "seed": number}
     text = f"{number} times {number} is"
     return {
         "/v1/completions": common | {"prompt": text},
@@ -81,21 +98,21 @@ def said(url: str, body: dict[str, Any], stream: bool) -> tuple[str, str, int]:
     return text, choices[-1]["finish_reason"], usage["completion_tokens"]
 
 
-def requests_of(url: str) -> int:
-    """Requests that a server has ended."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+def requests_of(server: Server, reason: str = "") -> int:
+    """Requests that a server has ended; with a reason, those that ended so."""
+    with urllib.request.urlopen(f"{server.http}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     return sum(
         round(float(line.split()[-1]))
         for line in lines
-        if line.startswith("octavo:request_success_total")
+        if line.startswith("octavo:request_success_total") and reason in line
     )
 
 
-def problems(router: str, workers: list[str]) -> list[str]:
+def problems(router: str, servers: list[Server], *, is_grpc: bool) -> list[str]:
     """What differs through a router, and from servers that had nothing to do."""
-    before = [requests_of(url) for url in workers]
-    found = []
+    before = [requests_of(server) for server in servers]
+    first, found = servers[0], []
     for number in range(NUM_PROMPTS):
         for route, body in asks(number).items():
             for stream in (False, True):
@@ -105,13 +122,92 @@ def problems(router: str, workers: list[str]) -> list[str]:
                 except (RuntimeError, OSError, ValueError, AssertionError, KeyError) as error:
                     found.append(f"{kind}: {type(error).__name__}: {error}")
                     continue
-                if through != (direct := said(workers[0] + route, body, stream)):
+                direct = said(first.http + route, body, stream)
+                if is_grpc:  # smg leaves a character out that a text ends within
+                    through, direct = (
+                        (text.rstrip("\ufffd"), *rest) for text, *rest in (through, direct)
+                    )
+                if through != direct:
                     found.append(f"{kind}: {through!r}, directly {direct!r}")
-    direct_to = [NUM_PROMPTS * 4 if url == workers[0] else 0 for url in workers]
-    for url, had, own in zip(workers, before, direct_to, strict=True):
-        if not found and requests_of(url) - had <= own:
-            found.append(f"nothing came to {url}")
+    direct_to = [NUM_PROMPTS * 4 if server is first else 0 for server in servers]
+    for server, had, own in zip(servers, before, direct_to, strict=True):
+        if not found and requests_of(server) - had <= own:
+            found.append(f"nothing came to {server.http}")
     return found
+
+
+def token_problems(router: str, server: Server) -> list[str]:
+    """What differs in token ids through a router that tells them (`/generate`)."""
+    found = []
+    with OctavoClient(server.grpc) as client:
+        for number in range(NUM_PROMPTS):
+            text = f"{number} times {number} is"
+            params = {"temperature": 0, "max_new_tokens": 16}
+            body = {"model": "tiny", "text": text, "sampling_params": params}
+            [answer] = json.loads(post(f"{router}/generate", body))
+            direct = client.generate(text, SamplingParams(temperature=0, max_tokens=16)).outputs[0]
+            if answer["output_ids"] != direct.token_ids:
+                ids = f"{answer['output_ids']}, directly {direct.token_ids}"
+                found.append(f"/generate, prompt {number}: {ids}")
+    return found
+
+
+PRINT_FIELDS = """
+import json
+from smg_grpc_proto.generated import common_pb2, vllm_engine_pb2
+def fields(message):
+    label = lambda field: (field.number, field.type, field.is_repeated, field.has_presence)
+    return {field.name: label(field) for field in message.fields}
+found = {}
+for file in (common_pb2.DESCRIPTOR, vllm_engine_pb2.DESCRIPTOR):
+    found |= {each.full_name: fields(each) for each in file.message_types_by_name.values()}
+    for service in file.services_by_name.values():
+        for method in service.methods:
+            names = method.input_type.full_name, method.output_type.full_name
+            streams = method.client_streaming, method.server_streaming
+            found[method.full_name] = {"types": [*names, *streams]}
+print(json.dumps(found))
+"""
+"""Prints messages and methods as smg has them; for the router's Python."""
+
+
+def proto_problems(bin_folder: Path) -> list[str]:
+    """Messages and methods of ours that are not smg's own."""
+    script = PRINT_FIELDS
+    theirs = json.loads(
+        subprocess.run(
+            [bin_folder / "python", "-c", script], capture_output=True, check=True
+        ).stdout
+    )
+    module = "octavo.server.proto.smg"
+    script = script.replace("smg_grpc_proto.generated", module)
+    ours = json.loads(
+        subprocess.run([sys.executable, "-c", script], capture_output=True, check=True).stdout
+    )
+    found = []
+    for name, fields in ours.items():
+        for field, facts in fields.items():
+            if (known := theirs.get(name, {}).get(field)) != facts:
+                found.append(f"{name}.{field}: {facts}, of smg {known}")
+    return found
+
+
+def abort_problems(router: str, servers: list[Server]) -> list[str]:
+    """Whether a server goes on with what a client asked for that has left."""
+    before = sum(requests_of(server, "cancelled") for server in servers)
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 500, "stream": True, "ignore_eos": True}
+    data = json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"{router}/v1/completions", data, {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        answer.readline()
+    end_s = time.monotonic() + ABORT_TIMEOUT_S
+    while time.monotonic() < end_s:
+        if sum(requests_of(server, "cancelled") for server in servers) > before:
+            return []
+        time.sleep(0.1)
+    return [f"a request whose client had left ran on for {ABORT_TIMEOUT_S:g} s, or to its end"]
 
 
 @contextlib.contextmanager
@@ -171,20 +267,25 @@ def main() -> int:
     args = parser.parse_args()
     wrong = []
     with contextlib.ExitStack() as stack:
-        workers = []
+        workers: list[Server] = []
         for _ in range(2):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             model = write_tiny_model(Path(folder))
-            workers.append(stack.enter_context(serving(model, ("--warm-up", "coarse"))).http)
+            workers.append(stack.enter_context(serving(model, ("--warm-up", "coarse"))))
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        for name, (program, *first) in ROUTERS.items():
+        for name, ((program, *first), is_grpc) in ROUTERS.items():
             if args.only not in (None, name):
                 continue
             begun_s = time.monotonic()
+            urls = [f"grpc://{each.grpc}" if is_grpc else each.http for each in workers]
             try:
                 command = [str(args.bin / program), *first]
-                with routing(command, workers, scratch / f"{name}.log") as url:
-                    found = problems(url, workers)
+                with routing(command, urls, scratch / f"{name}.log") as url:
+                    found = problems(url, workers, is_grpc=is_grpc)
+                    if is_grpc:
+                        found += proto_problems(args.bin)
+                        found += token_problems(url, workers[0])
+                        found += abort_problems(url, workers)
             except RuntimeError as error:
                 found = [str(error)]
             told = "\n  ".join(found) or "the same tokens as directly, from both servers"

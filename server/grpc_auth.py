@@ -14,8 +14,9 @@ from octavo.server.caller import CALLER
 from octavo.server.grpc_refusal import refuse
 from octavo.server.kserve.service import OPEN_METHODS
 from octavo.server.request_stats import RequestStats
+from octavo.server.smg.service import OPEN_METHODS as SMG_OPEN_METHODS
 
-_OPEN = (f"/{health.SERVICE_NAME}/", *OPEN_METHODS)
+_OPEN = (f"/{health.SERVICE_NAME}/", *OPEN_METHODS, *SMG_OPEN_METHODS)
 """Load balancers ask for health without a token."""
 
 

@@ -14,8 +14,9 @@ from octavo.server.call_limit import CallLimit
 from octavo.server.grpc_refusal import refuse
 from octavo.server.kserve.service import OPEN_METHODS
 from octavo.server.request_stats import RequestStats
+from octavo.server.smg.service import OPEN_METHODS as SMG_OPEN_METHODS
 
-_LANES = (f"/{health.SERVICE_NAME}/", *OPEN_METHODS)
+_LANES = (f"/{health.SERVICE_NAME}/", *OPEN_METHODS, *SMG_OPEN_METHODS)
 """Health is answered although everything else is full; its own service bounds the watches."""
 
 

@@ -40,6 +40,8 @@ from octavo.server.kserve.service import SERVICE as INFERENCE_SERVICE
 from octavo.server.kserve.service import InferenceService
 from octavo.server.ports import check_bindable
 from octavo.server.serve_config import SPARE_CALLS, ServeConfig
+from octavo.server.smg.service import SERVICE as VLLM_SERVICE
+from octavo.server.smg.service import VllmEngineService
 from octavo.server.tracing import RequestTracer, TraceInterceptor, exporting_tracer
 from octavo.server.watchdog import LoopAlarm, Watchdog
 
@@ -56,6 +58,7 @@ STOP_GRACE_S = 1.0
 ENGINE_STOP_S = 10.0
 """For the engine's thread to end its last step."""
 
+_SERVICES = (SERVICE, INFERENCE_SERVICE, VLLM_SERVICE)
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
@@ -137,13 +140,17 @@ class OctavoServer:
                 CallLimitInterceptor(config.max_concurrent_requests + SPARE_CALLS, stats),
             ),
         )
-        services = (OctavoService(self.front), InferenceService(self.front))
+        services = (
+            OctavoService(self.front),
+            InferenceService(self.front),
+            VllmEngineService(self.front),
+        )
         self._grpc.add_generic_rpc_handlers(tuple(service.handlers() for service in services))
         if admins is not None:
             service = AdminService(self.front, self.told_to_drain.set, config.profile_dir)
             self._grpc.add_generic_rpc_handlers((service.handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
-        names = (SERVICE, INFERENCE_SERVICE, *apart)
+        names = (*_SERVICES, *apart)
         reflection.enable_server_reflection(
             (*names, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
         )
@@ -289,7 +296,7 @@ class OctavoServer:
             _log.error("health is NOT_SERVING: %s", self.front.failing or "the engine is not ready")
         self._serving = serving
         status = health_pb2.HealthCheckResponse.ServingStatus
-        for name in ("", SERVICE, INFERENCE_SERVICE):
+        for name in ("", *_SERVICES):
             self._health.set(name, status.SERVING if serving else status.NOT_SERVING)
 
 

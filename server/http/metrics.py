@@ -6,6 +6,7 @@ became of requests from `RequestStats`. Nothing is updated for it while tokens a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 
@@ -27,6 +28,11 @@ from octavo.server.front import Front
 from octavo.server.request_stats import Histogram, RequestStats
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
+
+VLLM_PREFIX = "vllm:"
+VLLM_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+"""Gauges that are shown under vLLM's own names, too: where endpoint pickers of the Gateway API's
+inference extension read them (its proposal 003, "model server protocol")."""
 
 _HISTOGRAMS = {
     "time_to_first_token_seconds": ("ttft_s", "From acceptance to the first token."),
@@ -109,6 +115,10 @@ def _engine_metrics(load: EngineLoad) -> Iterator[Metric]:
     for _, same_name in groupby(engine_metrics(load), key=lambda metric: metric.name):
         metrics = list(same_name)
         yield _family(metrics)
+        name = metrics[0].name.removeprefix(PREFIX)
+        if name in VLLM_GAUGES:
+            [gauge] = metrics
+            yield _family([dataclasses.replace(gauge, name=VLLM_PREFIX + name)])
     yield SummaryMetricFamily(
         PREFIX + "step_time_model_error",
         "Relative errors of predicted step times.",

@@ -14,7 +14,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-SOURCES = ("octavo/v1/octavo.proto", "octavo/v1/admin.proto", "kserve/v2/inference.proto")
+SOURCES = (
+    "octavo/v1/octavo.proto",
+    "octavo/v1/admin.proto",
+    "kserve/v2/inference.proto",
+    "smg/common.proto",
+    "smg/vllm_engine.proto",
+)
 PACKAGE = "octavo.server.proto"
 """Where `ROOT` lies in the import namespace."""
 

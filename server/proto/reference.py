@@ -18,6 +18,9 @@ from google.protobuf import descriptor_pb2
 
 from octavo.server.proto.generate import ROOT, SOURCES
 
+DOCUMENTED = tuple(source for source in SOURCES if not source.startswith("smg/"))
+"""smg's own repository tells what its messages are."""
+
 _HEAD = """# The gRPC interface
 
 `octavo serve` listens on one port for all of these, with `grpc.health.v1` and server reflection.
@@ -86,7 +89,7 @@ def _read() -> list[descriptor_pb2.FileDescriptorProto]:
         code = protoc.main(
             [
                 *("protoc", f"-I{ROOT}", f"-I{well_known}", "--include_source_info"),
-                *(f"--descriptor_set_out={out}", *(str(ROOT / source) for source in SOURCES)),
+                *(f"--descriptor_set_out={out}", *(str(ROOT / source) for source in DOCUMENTED)),
             ]
         )
         if code:

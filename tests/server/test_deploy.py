@@ -10,14 +10,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from octavo.engine.execution.programs.compile_cache import TRUST_ENV
 from octavo.server.cli.dataclass_args import add_dataclass_args
-from octavo.server.cli.settings import PREFIX, SECTIONS
+from octavo.server.cli.settings import SECTIONS
 from octavo.server.serve_config import ServeConfig
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -37,11 +34,6 @@ def options() -> set[str]:
 
 def flags(words: list[str]) -> set[str]:
     return {word for word in words if word.startswith("--")}
-
-
-def documents() -> dict[str, Any]:
-    loaded = yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text())
-    return {document["kind"]: document for document in loaded}
 
 
 @pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
@@ -73,26 +65,6 @@ def test_there_is_an_image_for_each_target() -> None:
     assert [found and found[1] for found in extras] == [
         "http,otel", "http,otel,cuda", "http,otel,tpu",
     ]  # fmt: skip
-
-
-def test_the_manifest_fits_the_server(options: set[str]) -> None:
-    deployment, service = documents()["Deployment"], documents()["Service"]
-    pod = deployment["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert flags(container["args"]) <= options
-    settings = {item["name"]: item["value"] for item in container["env"]}
-    names = {f"{PREFIX}{option[2:].upper().replace('-', '_')}" for option in options}
-    assert settings.keys() <= names | {TRUST_ENV}
-    drain_s = float(settings[f"{PREFIX}DRAIN_TIMEOUT_S"])
-    assert pod["terminationGracePeriodSeconds"] > drain_s
-    ports = {port["name"] for port in container["ports"]}
-    assert {port["targetPort"] for port in service["spec"]["ports"]} == ports
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert service["spec"]["selector"].items() <= labels.items()
-    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
-        assert container[probe]["httpGet"]["path"] in ("/ready", "/health")
-    mounted = {mount["name"] for mount in container["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in pod["volumes"]}
 
 
 def test_the_unit_waits_longer_than_the_server_drains(options: set[str]) -> None:

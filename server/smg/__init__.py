@@ -1,0 +1,1 @@
+"""The service that the router smg speaks to engines over gRPC."""
