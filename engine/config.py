@@ -67,9 +67,9 @@ class EngineConfig:
         quantization: of weights: "none", "int8" or "fp8" rounds linear layers and the output layer
             to eight bits as they are loaded, and their inputs in each step; docs/quantization.md
             states what that costs in accuracy.
-        packed_weights: on a CPU that computes in float32, keep what a block-quantized GGUF holds
-            beside the float32 weights, and have decode steps of few rows read it instead: the same
-            numbers in a sixth to a quarter of the bytes.
+        packed_weights: on a CPU that computes in float32, keep what a GGUF or another quantized
+            checkpoint holds in blocks beside the float32 weights, and have decode steps of few rows
+            read it instead: the same numbers in a sixth to a quarter of the bytes.
         sliced_weights: on a CPU that computes in float32, where tuning tables say that it is
             faster, multiply in steps of many tokens with three int8 digits of each weight, kept
             beside it: as accurate as float32 within a factor of four.

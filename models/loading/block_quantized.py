@@ -1,4 +1,4 @@
-"""The linear layers of a GGUF model as their file holds them, for steps of few rows on a CPU.
+"""The linear layers of a quantized model as its files hold them, for steps of few rows on a CPU.
 
 They come beside the float32 weights, which steps of many rows multiply with, and are the same
 numbers. A parameter whose tensors are not all made of blocks has no block-quantized variant.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from octavo.models.config import ModelConfig
 from octavo.models.loading.aligned import aligned_empty
-from octavo.models.loading.gguf import GGUFSource
 from octavo.models.loading.tensors import layer_prefix
 from octavo.models.parameters import ParamSpec, declare
 from octavo.models.tensor_layouts import Tensor
@@ -30,20 +30,37 @@ from octavo.pallas_kernels.cpu.block_quantized_linear import (
     lay_out_blocks,
 )
 
+
+class BlockSource(Protocol):
+    """An open checkpoint some of whose tensors are made of blocks."""
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """See `TensorSource`."""
+        ...
+
+    def block_type(self, name: str) -> BlockType | None:
+        """How the blocks of a tensor are held; None if it has none."""
+        ...
+
+    def read_blocks(self, name: str) -> Blocks:
+        """All of a tensor that has blocks."""
+        ...
+
+
 _One = Callable[[ParamSpec, tuple[str, ...], BlockType], BlockQuantizedWeight]
 """From a parameter's spec, its tensors' names and how their blocks are held together."""
 
 
 class BlockQuantizedReader:
-    """Reads the linear layers of an open GGUF file as their blocks.
+    """Reads the linear layers of an open checkpoint as their blocks.
 
     Args:
-        source: the file.
+        source: the checkpoint.
         config: the model.
         mesh: of one device, which they go to.
     """
 
-    def __init__(self, source: GGUFSource, config: ModelConfig, mesh: Mesh) -> None:
+    def __init__(self, source: BlockSource, config: ModelConfig, mesh: Mesh) -> None:
         self._source = source
         self._config = config
         self._sharding = NamedSharding(mesh, PartitionSpec())

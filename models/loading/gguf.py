@@ -38,6 +38,7 @@ class GGUFSource:
         config: what the file's metadata say.
         metadata: what they say beyond it, the tokenizer above all.
         norms_include_offset: True: whoever writes a GGUF adds the offset.
+        is_quantized: True: some of its tensors may be made of blocks.
 
     Raises (on construction):
         ModelLoadError: a damaged file, or metadata that make no sense.
@@ -45,6 +46,7 @@ class GGUFSource:
     """
 
     norms_include_offset = True
+    is_quantized = True
 
     def __init__(self, path: str | Path) -> None:
         self.file = GGUFFile(path)

@@ -20,7 +20,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.loading.assemble import assemble_weights, check_tensors
 from octavo.models.loading.locate import CheckpointKind, locate
 from octavo.models.loading.sentence_transformers import read_pooling
-from octavo.models.loading.tensors import TensorSource, read_output_rows
+from octavo.models.loading.tensors import read_output_rows
 from octavo.models.parameters import abstract_weights
 from octavo.models.pooling_config import DEFAULT_POOLING, PoolingConfig
 from octavo.models.quantization import (
@@ -33,6 +33,8 @@ from octavo.sharding.mesh import make_mesh, tensor_parallel_size
 
 if TYPE_CHECKING:
     from octavo.models.loading.block_quantized import BlockQuantizedReader
+    from octavo.models.loading.gguf import GGUFSource
+    from octavo.models.loading.safetensors import SafetensorsSource
 
 DTYPES = ("float32", "bfloat16")
 
@@ -72,8 +74,8 @@ class OpenedModel:
         output_rows: the output layer's float32[tokens, hidden size] of some token ids; None of
             kinds that cannot read a few of its rows.
         metadata: of a GGUF file, which hold its tokenizer too; None for other kinds.
-        block_quantized: reads linear layers a second time, as a GGUF's blocks; None for other
-            kinds, and where weights are not to be whole and in float32 on one CPU.
+        block_quantized: reads linear layers a second time, as blocks of small codes; None where a
+            checkpoint has none, and where weights are not to be whole and in float32 on one CPU.
     """
 
     config: ModelConfig
@@ -121,7 +123,7 @@ def open_model(
     path, kind = locate(model)
     if kind == "orbax":
         return _open_orbax(path, dtype, mesh, kind_of_weights)
-    source: TensorSource = _open(path, kind)
+    source = _open(path, kind)
     config = source.config.with_tensor_parallel(tensor_parallel_size(mesh))
     resolved = resolve_dtype(dtype, config, mesh)
     check_tensors(source, config, str(path))
@@ -208,7 +210,7 @@ def save_model(model: LoadedModel, destination: str | Path) -> None:
     orbax.save(destination, model.config, model.weights, model.dtype, model.tokenizer_source)
 
 
-def _open(path: Path, kind: CheckpointKind) -> TensorSource:
+def _open(path: Path, kind: CheckpointKind) -> GGUFSource | SafetensorsSource:
     # Each library is imported when its kind of file is met: start-up pays for one of them.
     if kind == "gguf":
         from octavo.models.loading.gguf import GGUFSource
@@ -220,15 +222,16 @@ def _open(path: Path, kind: CheckpointKind) -> TensorSource:
 
 
 def _block_quantized(
-    source: TensorSource, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh
+    source: GGUFSource | SafetensorsSource, config: ModelConfig, dtype: jnp.dtype, mesh: Mesh
 ) -> BlockQuantizedReader | None:
     on_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
     if not on_cpu or dtype != jnp.float32:
         return None
+    if not source.is_quantized:
+        return None
     from octavo.models.loading.block_quantized import BlockQuantizedReader
-    from octavo.models.loading.gguf import GGUFSource
 
-    return BlockQuantizedReader(source, config, mesh) if isinstance(source, GGUFSource) else None
+    return BlockQuantizedReader(source, config, mesh)
 
 
 def _open_orbax(

@@ -23,11 +23,13 @@ from octavo.models.families.table import config_from_hf, is_classifier
 from octavo.models.loading.fused_experts import fused_parts
 from octavo.models.loading.json_file import read_json
 from octavo.models.loading.shard import Shard
+from octavo.models.loading.stored.blocks import block_type, read_blocks
 from octavo.models.loading.stored.disk import Entry
 from octavo.models.loading.stored.formats import FIELD, without_quantization
 from octavo.models.loading.stored.tensor import StoredTensor
 from octavo.models.loading.tensors import expected_tensors
 from octavo.models.tensor_layouts import Index
+from octavo.pallas_kernels.cpu.block_quantized_linear import Blocks, BlockType
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -51,6 +53,7 @@ class SafetensorsSource:
     Attributes:
         config: what config.json says.
         norms_include_offset: False: Hugging Face stores w of 1 + w.
+        is_quantized: whether any tensor is.
 
     Raises (on construction):
         ModelLoadError: a file is missing, damaged, of a wrong dtype, outside the directory, or
@@ -94,6 +97,7 @@ class SafetensorsSource:
         _check_dtypes(plain, str(directory))
         whole = {name: entry.shape for name, entry in plain.items()}
         whole |= {name: tensor.shape for name, tensor in self._quantized.items()}
+        self.is_quantized = bool(self._quantized)
         self._parts = fused_parts(whole, expected)
         fused = {part.stored for part in self._parts.values()}
         self._shapes = {name: shape for name, shape in whole.items() if name not in fused}
@@ -108,6 +112,15 @@ class SafetensorsSource:
             whole: np.ndarray = self._read(part.stored, part.index(index))
             return whole.reshape(whole.shape[1:])
         return self._read(name, index)
+
+    def block_type(self, name: str) -> BlockType | None:
+        """How the blocks of a tensor are held; None if it has none."""
+        tensor = self._quantized.get(name)
+        return None if tensor is None else block_type(self._disk, tensor)
+
+    def read_blocks(self, name: str) -> Blocks:
+        """All of a tensor that has blocks; what they stand for is what `read` reads."""
+        return read_blocks(self._disk, self._quantized[name])
 
     def _read(self, name: str, index: Index) -> np.ndarray:
         quantized = self._quantized.get(name)

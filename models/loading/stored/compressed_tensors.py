@@ -38,7 +38,7 @@ from octavo.models.loading.stored.grids import (
     num_blocks,
 )
 from octavo.models.loading.stored.group_size import read_group_size
-from octavo.models.loading.stored.tensor import Affine, Format, Found
+from octavo.models.loading.stored.tensor import Affine, Format, Found, read_groups
 
 MIXED = "mixed-precision"
 WIDTHS = (2, 4, 8)
@@ -127,7 +127,10 @@ def read(fields: ConfigFields) -> Format:
             module = scales.removesuffix(SCALE)
             stored = entry.stored_as.removesuffix(SCALE)
             scheme = _scheme_of(module, stored, schemes, disk)
-            found.add(disk, f"{module}.weight", _MAKERS[scheme.format](disk, module, scheme))
+            tensor = _MAKERS[scheme.format](disk, module, scheme)
+            found.add(disk, f"{module}.weight", tensor)
+            if tensor.groups is None:
+                found.unused.add(f"{module}.weight_g_idx")
         return found
 
     return find
@@ -243,7 +246,9 @@ def _packed_integers(disk: Disk, module: str, scheme: Scheme) -> Affine:
         block=scheme.block_of((shape[0], shape[1])),
         scales=scales,
         zeros=packed if has_zeros else None,
-        groups=_groups(disk, module, shape[1]),
+        groups=read_groups(
+            disk, f"{module}.weight_g_idx", shape[1], scheme.group_size or shape[1], name
+        ),
     )
 
 
@@ -265,7 +270,9 @@ def _plain(disk: Disk, module: str, scheme: Scheme) -> Affine:
         block=scheme.block_of((rows, columns)),
         scales=scales,
         zeros=held,
-        groups=_groups(disk, module, columns),
+        groups=read_groups(
+            disk, f"{module}.weight_g_idx", columns, scheme.group_size or columns, name
+        ),
     )
 
 
@@ -309,14 +316,6 @@ def _scales(
     name = f"{module}{SCALE}"
     require(disk, name, FLOATS, blocks, f"{module}.weight", may_lack_ones=True)
     return blocks, Scales(name, blocks)
-
-
-def _groups(disk: Disk, module: str, columns: int) -> str | None:
-    name = f"{module}.weight_g_idx"
-    if name not in disk.entries:
-        return None
-    require(disk, name, ("I32",), (columns,), f"{module}.weight")
-    return name
 
 
 _MAKERS: dict[str, Callable[[Disk, str, Scheme], Affine]] = {

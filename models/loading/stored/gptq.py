@@ -18,7 +18,7 @@ from octavo.models.families.config_fields import ConfigFields
 from octavo.models.loading.stored.disk import FLOATS, Disk, require
 from octavo.models.loading.stored.grids import WORD_BITS, PackedIntegers, Scales, num_blocks
 from octavo.models.loading.stored.group_size import read_group_size
-from octavo.models.loading.stored.tensor import Affine, Format, Found
+from octavo.models.loading.stored.tensor import Affine, Format, Found, read_groups
 
 WIDTHS = (2, 3, 4, 8)
 FORMS = {"gptq": 1, "gptq_v2": 0}
@@ -58,7 +58,10 @@ def read(fields: ConfigFields) -> Format:
             if not weight.endswith(SUFFIX):
                 continue
             name = weight.removesuffix(SUFFIX)
-            found.add(disk, f"{name}.weight", _tensor(disk, name, bits, group_size, added))
+            tensor = _tensor(disk, name, bits, group_size, added)
+            found.add(disk, f"{name}.weight", tensor)
+            if tensor.groups is None:
+                found.unused.add(f"{name}.g_idx")
             # Whoever wrote the file may have given each layer a bias.
             bias = f"{name}.bias"
             if bias in disk.entries and bias not in expected and not disk.read(bias).any():
@@ -80,17 +83,13 @@ def _tensor(disk: Disk, name: str, bits: int, group_size: int | None, added: int
     )
     require(disk, zeros, ("I32",), (groups, packed_zeros.num_words(outputs)), weight)
     require(disk, scales, FLOATS, (groups, outputs), weight)
-    order = f"{name}.g_idx"
-    is_ordered = order in disk.entries
-    if is_ordered:
-        require(disk, order, ("I32",), (inputs,), weight)
     return Affine(
         shape=(outputs, inputs),
         numbers=PackedIntegers(name=weight, bits=bits, transposed=True, straddles=straddles),
         block=(1, group),
         scales=Scales(scales, (outputs, groups), transposed=True),
         zeros=packed_zeros,
-        groups=order if is_ordered else None,
+        groups=read_groups(disk, f"{name}.g_idx", inputs, group, weight),
     )
 
 

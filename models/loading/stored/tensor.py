@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from octavo.engine.errors import ModelLoadError, shorten
-from octavo.models.loading.stored.disk import Disk
+from octavo.models.loading.stored.disk import Disk, require
 from octavo.models.loading.stored.grids import Grid
 from octavo.models.tensor_layouts import Index
 
@@ -124,6 +124,16 @@ class Affine:
             found *= np.float32(self.factor)
         return found.swapaxes(-1, -2) if self.turned else found
 
+    def spread(self, disk: Disk, grid: Grid, size: int) -> np.ndarray:
+        """Scales or zeros [rows, columns / size] of runs of columns, each within a block."""
+        rows, columns = self.shape
+        runs = columns // size
+        values = grid.read(
+            disk, (slice(0, -(-rows // self.block[0])), slice(0, -(-columns // self.block[1])))
+        )
+        values = values.repeat(self.block[0], 0)[:rows]
+        return values.take(np.arange(runs) * size // self.block[1], axis=1)
+
     def _grouped(self, disk: Disk, columns: slice) -> tuple[slice, np.ndarray]:
         assert self.groups is not None
         num_groups = -(-self.shape[-2 if self.turned else -1] // self.block[1])
@@ -135,6 +145,25 @@ class Affine:
                 f"0 to {num_groups - 1}"
             )
         return slice(0, num_groups), ids
+
+
+def read_groups(disk: Disk, name: str, columns: int, size: int, by: str) -> str | None:
+    """The tensor that says which group each input is in; None if it is not there, or if groups
+    follow each other anyway.
+
+    Args:
+        disk: the checkpoint.
+        name: of the tensor.
+        columns, size: inputs, and those of a group.
+        by: the weight, for messages.
+
+    Raises:
+        ModelLoadError: another dtype or shape.
+    """
+    if name not in disk.entries:
+        return None
+    require(disk, name, ("I32",), (columns,), by)
+    return None if np.array_equal(disk.read(name), np.arange(columns) // size) else name
 
 
 def _blocks(part: slice, size: int) -> tuple[slice, np.ndarray | None]:

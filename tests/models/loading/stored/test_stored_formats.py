@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -15,6 +17,8 @@ from octavo.engine.errors import ModelLoadError, UnsupportedModelError
 from octavo.models.loading.load import load_config, load_model, open_model
 from octavo.models.loading.safetensors import SafetensorsSource
 from octavo.models.loading.stored.formats import without_quantization
+from octavo.models.quantization import NUM_INPUTS
+from octavo.pallas_kernels.cpu.block_quantized_linear import dequantized
 from octavo.sharding.mesh import make_mesh
 from tests.models.loading.stored.writers import F8, FORMATS, Memory, quantized, write_safetensors
 
@@ -334,3 +338,57 @@ def test_any_value_anywhere_is_read_or_refused(name: str) -> None:
         except (ModelLoadError, UnsupportedModelError) as error:
             words = str(error)
         assert len(words) < 1000
+
+
+IN_BLOCKS = [name for name in FORMATS if re.match("awq|gptq|packed|int8|nvfp4|mxfp4", name)]
+WITHOUT = {
+    "packed 4 bits, ordered",
+    "gptq of 4 bits in order of activations",
+    "int8 by bitsandbytes",
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_integers_in_groups_are_also_read_as_blocks(
+    name: str, write: Write, tiny_tensors: Any
+) -> None:
+    stored, _ = quantized(name, tiny_tensors("llama"))
+    opened = open_model(write("llama", stored, FORMATS[name][0]), "float32")
+    assert opened.block_quantized is not None
+    weights, blocks = opened.read_weights()["layers"][1], opened.block_quantized.read()
+    abstract = opened.block_quantized.abstract()
+    for array, like in zip(jax.tree.leaves(blocks), jax.tree.leaves(abstract), strict=True):
+        assert (array.shape, array.dtype) == (like.shape, like.dtype)
+    found = blocks["layers"][1]
+    if name not in IN_BLOCKS or name in WITHOUT:
+        assert not found
+        return
+    # Inputs of 48 are no multiple of a word's three bits.
+    assert found.keys() >= {"wqkv", "wo", "w_gate_up"}
+    assert "w_down" in found or name in {"gptq of 3 bits", "mxfp4, compressed"}
+    for key, weight in found.items():
+        dense = np.asarray(weights[key])
+        dense = np.moveaxis(dense.reshape(-1, *dense.shape[NUM_INPUTS[key] :]), 0, -1)
+        np.testing.assert_array_equal(np.asarray(dequantized(weight)), dense)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("name", ["awq", "gptq of 8 bits, second form", "packed 4 bits by group"])
+def test_blocks_are_the_numbers_whatever_scales_are(
+    name: str, dtype: Any, write: Write, tiny_tensors: Any
+) -> None:
+    stored, _ = quantized(name, tiny_tensors("llama"))
+    rng = np.random.default_rng(3)
+    for key, tensor in stored.items():
+        if key.endswith((".scales", ".weight_scale")):
+            stored[key] = rng.uniform(1e-4, 3e-2, tensor.shape).astype(dtype)
+    opened = open_model(write("llama", stored, FORMATS[name][0]), "float32")
+    assert opened.block_quantized is not None
+    found = opened.block_quantized.read()["layers"][0]
+    # A difference of products under scales of 32 bits would round otherwise.
+    assert bool(found) == (dtype != np.float32 or name.startswith("packed"))
+    weights = opened.read_weights()["layers"][0]
+    for key, weight in found.items():
+        dense = np.asarray(weights[key])
+        dense = np.moveaxis(dense.reshape(-1, *dense.shape[NUM_INPUTS[key] :]), 0, -1)
+        np.testing.assert_array_equal(np.asarray(dequantized(weight)), dense)
