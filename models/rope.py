@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
-from octavo.models.checks import check_flag, check_number, check_positive, check_size
+from octavo.models.checks import check_flag, check_number, check_positive, check_size, is_integer
 
 RopeScalingKind = Literal["linear", "llama3", "factors", "yarn", "longrope"]
 
@@ -72,19 +72,25 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Temperature:
-    """Queries grow with their positions: by 1 + beta · log(1 + floor(position / span)).
+    """Queries grow with their positions: by 1 + beta · log(1 + floor((position + first) / span)).
 
     Attributes:
         beta: how much.
         span: positions of one value.
+        first: what the first position counts as.
     """
 
     beta: float
     span: int
+    first: int = 0
 
     def __post_init__(self) -> None:
         check_positive("attention temperature beta", self.beta)
         check_size("attention temperature span", self.span)
+        if not is_integer(self.first, 0, 1):
+            raise ModelLoadError(
+                f"attention temperature first = {shorten(self.first)} is not allowed: 0 or 1"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

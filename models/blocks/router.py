@@ -17,6 +17,7 @@ from octavo.models.checks import check_flag, check_positive, check_size, is_inte
 from octavo.models.layers import linear, rms_norm
 
 Scores = Literal["softmax", "sigmoid"]
+"""What becomes of logits."""
 MAX_EXPERTS = 4096
 """Most experts of a layer: far above any that exists, and few enough to name each in vain."""
 
@@ -38,6 +39,7 @@ class Router:
         input_eps: a token is first divided by its root mean square, this much added to the mean
             square, and by the root of E, and multiplied by stored numbers; None does not.
         expert_scales: each expert has a stored number that multiplies its share in the end.
+        scales_inputs: shares multiply what experts take, and not what they return.
     """
 
     num_experts: int
@@ -52,6 +54,7 @@ class Router:
     scale: float = 1.0
     input_eps: float | None = None
     expert_scales: bool = False
+    scales_inputs: bool = False
 
     def __post_init__(self) -> None:
         check_size("num_experts", self.num_experts, MAX_EXPERTS)
@@ -86,7 +89,7 @@ class Router:
             raise UnsupportedModelError(
                 f"scores = {shorten(self.scores)} is not supported: {' or '.join(get_args(Scores))}"
             )
-        for name in ("normalizes", "corrects", "bias", "expert_scales"):
+        for name in ("normalizes", "corrects", "bias", "expert_scales", "scales_inputs"):
             check_flag(name, getattr(self, name))
         check_positive("routed scale", self.scale)
         if self.input_eps is not None:

@@ -27,6 +27,7 @@ from octavo.models.families.gpt_oss import GPT_OSS
 from octavo.models.families.granite import GRANITE, GRANITE_HYBRID
 from octavo.models.families.lfm2 import LFM2, LFM2_MOE
 from octavo.models.families.llama import LLAMA
+from octavo.models.families.llama4 import LLAMA4
 from octavo.models.families.minicpm import MINICPM3
 from octavo.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL, MISTRAL4
 from octavo.models.families.mixtral import MINIMAX_M2, MIXTRAL
@@ -40,7 +41,7 @@ from octavo.models.families.smollm3 import SMOLLM3
 from octavo.models.families.starcoder2 import STARCODER2
 
 FAMILIES: tuple[Family, ...] = (
-    *(LLAMA, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3),
+    *(LLAMA, LLAMA4, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3),
     *(QWEN2, QWEN3, QWEN3_VL),
     *(GEMMA, GEMMA2, GEMMA3, GEMMA4, GEMMA4_UNIFIED),
     *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE, GRANITE_HYBRID, ERNIE4_5),
