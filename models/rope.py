@@ -105,6 +105,8 @@ class Rope:
         temperature: of queries, by their positions; None for the same at all of them.
         pairs: on disk, dimensions that are rotated together lie side by side. In memory they always
             lie half a head apart.
+        long_amplitude: of "longrope", `amplitude` where more than the original context is served;
+            None for the same.
         proportional: frequencies are the first ones of a head that is rotated whole, and what they
             rotate lies half a head apart on disk, too.
     """
@@ -116,6 +118,7 @@ class Rope:
     temperature: Temperature | None = None
     pairs: bool = False
     proportional: bool = False
+    long_amplitude: float | None = None
 
     def __post_init__(self) -> None:
         check_positive("rope theta", self.theta)
@@ -123,6 +126,8 @@ class Rope:
         check_positive("rope attention factor", self.amplitude)
         check_flag("rope pairs", self.pairs)
         check_flag("rope proportional", self.proportional)
+        if self.long_amplitude is not None:
+            check_positive("rope long attention factor", self.long_amplitude)
         if self.proportional and self.pairs:
             raise ModelLoadError("rope proportional = true is not allowed: false, with pairs")
         if self.scaling is not None and self.scaling.kind == "yarn" and self.theta <= 1.0:
@@ -140,7 +145,13 @@ class Rope:
             return self
         is_long = num_tokens > scaling.original_max_position
         factors = scaling.long_factors if is_long else scaling.factors
-        return dataclasses.replace(self, scaling=RopeScaling(kind="factors", factors=factors))
+        long_amplitude = self.amplitude if self.long_amplitude is None else self.long_amplitude
+        return dataclasses.replace(
+            self,
+            scaling=RopeScaling(kind="factors", factors=factors),
+            amplitude=long_amplitude if is_long else self.amplitude,
+            long_amplitude=None,
+        )
 
     def check_head_dim(self, head_dim: int) -> None:
         """Refuse an odd number of rotated dimensions, and factors that are not one a frequency.

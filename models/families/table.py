@@ -33,6 +33,7 @@ from octavo.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL, MISTR
 from octavo.models.families.mixtral import MINIMAX_M2, MIXTRAL
 from octavo.models.families.olmo import OLMO2, OLMO3, OLMOE
 from octavo.models.families.phi import PHI3
+from octavo.models.families.phi_moe import PHI_MOE
 from octavo.models.families.qwen import QWEN2, QWEN3, QWEN3_VL
 from octavo.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from octavo.models.families.qwen_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
@@ -46,11 +47,13 @@ FAMILIES: tuple[Family, ...] = (
     *(GEMMA, GEMMA2, GEMMA3, GEMMA4, GEMMA4_UNIFIED),
     *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE, GRANITE_HYBRID, ERNIE4_5),
     *(COHERE, COHERE2, STARCODER2, LFM2, LFM2_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
-    *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, MINIMAX_M2, OLMOE, GLM4_MOE, ERNIE4_5_MOE, GPT_OSS),
+    *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, PHI_MOE, MINIMAX_M2, OLMOE, GLM4_MOE, ERNIE4_5_MOE, GPT_OSS),
     *(DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, YOUTU, MINICPM3),
 )
 
-ARCHITECTURES = {family.architecture: family for family in FAMILIES}
+ARCHITECTURES = {
+    name: family for family in FAMILIES for name in (family.architecture, *family.aliases)
+}
 """The entry of `architectures` in a config.json -> its family."""
 _CLASSIFIERS = {
     family.architecture.replace("ForCausalLM", "ForSequenceClassification"): family.architecture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -9,7 +10,10 @@ import pytest
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError
 from octavo.models.blocks.experts import Experts
+from octavo.models.config_dict import config_from_dict, config_to_dict
 from octavo.models.families.table import config_from_hf
+from octavo.models.loading.load import open_model
+from octavo.models.weight_variants.logit_bounds import can_bound_logits
 
 
 def sparse(config: Any) -> list[bool]:
@@ -45,6 +49,28 @@ def test_a_gpt_oss_without_a_rotary_embedding_has_that_of_all_there_are(tiny_val
     assert (rope.theta, rope.scaling.kind, rope.scaling.factor) == (150_000.0, "yarn", 32.0)
     assert rope.scaling.original_max_position == 4096
     assert not rope.scaling.truncate
+
+
+def test_phi_moe_has_an_amplitude_for_each_set_of_factors(tiny_values: Any) -> None:
+    values = tiny_values("phimoe")
+    config = config_from_hf(values)
+    for context, amplitude, factors in ((32, 1.2, "short_factor"), (33, 1.3, "long_factor")):
+        rope = config.for_context(context).layers[0].mixer.rope
+        assert rope.amplitude == amplitude
+        assert list(rope.scaling.factors) == values["rope_scaling"][factors]
+    assert config_from_dict(config_to_dict(config)) == config
+    microsofts = values | {"architectures": ["PhiMoEForCausalLM"], "auto_map": {"AutoConfig": "x"}}
+    assert config_from_hf(microsofts) == config
+
+
+def test_a_bias_of_the_output_layer_rules_out_what_leaves_it_out(
+    tiny_values: Any, tiny_checkpoint: Any
+) -> None:
+    tied = config_from_hf(tiny_values("phimoe") | {"tie_word_embeddings": True})
+    assert tied.output_bias
+    assert not can_bound_logits(tied)
+    assert can_bound_logits(dataclasses.replace(tied, output_bias=False))
+    assert open_model(tiny_checkpoint("phimoe"), "float32").output_rows is None
 
 
 def test_kimi_k2_is_read_as_a_deepseek_v3(tiny_values: Any) -> None:
@@ -90,6 +116,8 @@ def test_a_stretched_context_scales_scores_and_leaves_rotations_alone(tiny_value
         ("deepseek_v3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ("deepseek_v3", {"architectures": ["DeepseekV32ForCausalLM"]}, "DeepseekV32ForCausalLM"),
         ("glm4_moe_lite", {"architectures": ["GlmMoeDsaForCausalLM"]}, "GlmMoeDsaForCausalLM"),
+        ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1 is not supported: 2"),
+        ("phimoe", {"mlp_bias": True}, "mlp_bias = True"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha = 1.0"),
         ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "'awq'"),
         ("gpt_oss", {"hidden_act": "gelu_new"}, "hidden_act = 'gelu_new'"),
