@@ -98,6 +98,7 @@ class Attention:
         qkv_bias, out_bias: which linear layers add a bias.
         qk_norm: normalizes each head's query and key before the rotary embedding; None does not.
         qk_norm_whole: it normalizes all heads' queries together, and so keys.
+        qk_norm_last: it comes behind the rotary embedding.
         sinks: each query head has a learned logit in the softmax's denominator (an attention sink),
             whose value is zero.
         output_gate: what a head returns is multiplied by the sigmoid of a gate, which is as wide
@@ -130,6 +131,7 @@ class Attention:
     value_norm_eps: float | None = None
     values_are_keys: bool = False
     attention_chunk: int | None = None
+    qk_norm_last: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "kv_head_copies"):
@@ -138,6 +140,7 @@ class Attention:
             "qkv_bias",
             "out_bias",
             "qk_norm_whole",
+            "qk_norm_last",
             "sinks",
             "output_gate",
             "shares_cache",
@@ -158,6 +161,10 @@ class Attention:
             raise ModelLoadError(f"head_dim = {self.head_dim} is not allowed: an even number")
         if self.rope is not None:
             self.rope.check_head_dim(self.head_dim)
+        if self.qk_norm_last and (self.qk_norm is None or self.qk_norm_whole):
+            raise ModelLoadError(
+                "qk_norm_last = true is not allowed: false, without qk_norm or with qk_norm_whole"
+            )
         if self.sliding_window is not None:
             check_size("sliding_window", self.sliding_window)
         if self.attention_chunk is not None:
@@ -309,9 +316,13 @@ class Attention:
         """Queries or keys [T, H, D], normalized and rotated by their positions."""
         if self.qk_norm is not None and self.qk_norm_whole:
             heads = self._normalized_whole(self.qk_norm, heads, weights, norm)
-        elif self.qk_norm is not None:
+        elif self.qk_norm is not None and not self.qk_norm_last:
             heads = self.qk_norm(heads, weights, norm)
-        return heads if rotary is None else apply_rotary(heads, *rotary[:2])
+        if rotary is not None:
+            heads = apply_rotary(heads, *rotary[:2])
+        if self.qk_norm is not None and self.qk_norm_last:
+            heads = self.qk_norm(heads, weights, norm)
+        return heads
 
     def _normalized_whole(
         self, norm: Norm, heads: jax.Array, weights: Mapping[str, Any], name: str

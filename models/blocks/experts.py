@@ -104,6 +104,7 @@ class _Names:
 _NAMES = {
     "glm": _Names(),
     "qwen": _Names(shared="mlp.shared_expert"),
+    "hunyuan": _Names(router="mlp.gate.wg", shared="mlp.shared_mlp"),
     "ernie": _Names(correction="mlp.moe_statics.e_score_correction_bias"),
     "mixtral": _Names(
         router="block_sparse_moe.gate",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError
+from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.experts import Experts
 from octavo.models.config_dict import config_from_dict, config_to_dict
 from octavo.models.families.table import config_from_hf
@@ -73,6 +74,18 @@ def test_a_bias_of_the_output_layer_rules_out_what_leaves_it_out(
     assert open_model(tiny_checkpoint("phimoe"), "float32").output_rows is None
 
 
+def test_layers_of_hunyuan_may_choose_differently_many_experts(tiny_values: Any) -> None:
+    layers = config_from_hf(tiny_values("hunyuan_moe")).layers
+    assert [layer.feed_forward.router.num_chosen for layer in layers] == [2, 3, 2]
+    once = config_from_hf(tiny_values("hunyuan_moe") | {"moe_topk": 2}).layers
+    assert set(once) == {layers[0]}
+
+
+def test_norms_behind_the_rotary_embedding_are_of_each_head() -> None:
+    with pytest.raises(ModelLoadError, match="qk_norm_last"):
+        Attention(num_heads=1, num_kv_heads=1, head_dim=8, rope=None, qk_norm_last=True)
+
+
 def test_kimi_k2_is_read_as_a_deepseek_v3(tiny_values: Any) -> None:
     values = tiny_values("deepseek_v3")
     own_code = {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}  # which is never run
@@ -118,6 +131,15 @@ def test_a_stretched_context_scales_scores_and_leaves_rotations_alone(tiny_value
         ("glm4_moe_lite", {"architectures": ["GlmMoeDsaForCausalLM"]}, "GlmMoeDsaForCausalLM"),
         ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1 is not supported: 2"),
         ("phimoe", {"mlp_bias": True}, "mlp_bias = True"),
+        ("hunyuan", {"use_cla": True}, "use_cla = True is not supported: False"),
+        ("hunyuan", {"use_qk_norm": False}, "use_qk_norm = False is not supported: True"),
+        ("hunyuan", {"attention_head_dim": 8}, "attention_head_dim = 8 is not supported: 16"),
+        ("hunyuan", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type = 'dynamic'"),
+        ("hunyuan", {"rope_scaling": {"type": "yarn", "alpha": 2.0}}, "'yarn' is not supported"),
+        ("hunyuan", {"rope_scaling": {"type": "dynamic", "alpha": 2.0, "gamma": 1}}, "gamma = 1"),
+        ("hunyuan_moe", {"num_shared_expert": [1, 2, 1]}, "num_shared_expert = [1, 2, 1]"),
+        ("hunyuan_moe", {"moe_intermediate_size": 16}, "moe_intermediate_size = 16"),
+        ("hunyuan_moe", {"mlp_bias": True}, "mlp_bias = True"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha = 1.0"),
         ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "'awq'"),
         ("gpt_oss", {"hidden_act": "gelu_new"}, "hidden_act = 'gelu_new'"),
@@ -134,6 +156,9 @@ def test_mathematics_that_are_not_implemented_are_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
+        ("hunyuan_moe", {"moe_topk": [2, 3]}, "moe_topk = [2, 3] is not allowed: one for each"),
+        ("hunyuan_moe", {"moe_topk": [2, 0, 2]}, "moe_topk = 0 is not allowed"),
+        ("hunyuan", {"rope_scaling": {"type": "dynamic", "alpha": -1.0}}, "alpha = -1.0"),
         ("qwen3_moe", {"num_experts": None}, "lacks num_experts"),
         ("qwen3_moe", {"num_experts_per_tok": None}, "lacks num_experts_per_tok"),
         ("qwen3_moe", {"num_experts": 0}, "num_experts = 0 is not allowed: an integer from 1"),
