@@ -38,6 +38,7 @@ class ModelConfig:
         final_norm: of what the last layer returns.
         final_norm_stored: what its tensors are called on disk, without ".weight" and ".bias".
         tie_word_embeddings: whether logits come from the embedding itself.
+        output_bias: whether the output layer adds one.
         embedding_scale: multiplies embeddings, rounded to their dtype first; None does not.
         logit_scale: multiplies the last logits; None does not.
         final_logit_softcap: c in c · tanh(logit / c) of the last logits; None does not cap.
@@ -54,6 +55,7 @@ class ModelConfig:
     final_norm: Norm
     final_norm_stored: str = "model.norm"
     tie_word_embeddings: bool = False
+    output_bias: bool = False
     embedding_scale: float | None = None
     logit_scale: float | None = None
     final_logit_softcap: float | None = None
@@ -68,6 +70,7 @@ class ModelConfig:
             check_size(name, getattr(self, name))
         check_size("num_layers", len(self.layers), MAX_LAYERS)
         check_flag("tie_word_embeddings", self.tie_word_embeddings)
+        check_flag("lm_head_bias", self.output_bias)
         for name in ("final_logit_softcap", "logit_scale", "embedding_scale"):
             if getattr(self, name) is not None:
                 check_positive(name, getattr(self, name))

@@ -144,6 +144,8 @@ def unembed(weights: Weights, config: ModelConfig, hidden: jax.Array) -> jax.Arr
     with jax.named_scope("unembed"):
         normed = config.final_norm(hidden, weights, "final_norm")
         logits = _output_layer(weights).apply(normed, out_dtype=jnp.dtype(jnp.float32))
+        if config.output_bias:
+            logits = logits + weights["lm_head_bias"].astype(jnp.float32)[None]
         if config.logit_scale is not None:
             logits = logits * jnp.float32(config.logit_scale)
         if config.final_logit_softcap is not None:

@@ -119,7 +119,8 @@ def rotary_tables(positions: jax.Array, rope: Rope, head_dim: int) -> Rotary:
         cos, sin = cos * amplitudes[None, :], sin * amplitudes[None, :]
     if rope.temperature is None:
         return cos, sin
-    spans = jnp.floor(positions.astype(jnp.float32) / jnp.float32(rope.temperature.span))
+    counted = (positions + rope.temperature.first).astype(jnp.float32)
+    spans = jnp.floor(counted / jnp.float32(rope.temperature.span))
     return cos, sin, 1.0 + jnp.float32(rope.temperature.beta) * jnp.log1p(spans)
 
 

@@ -103,6 +103,9 @@ class _WholeModel(nnx.Module):
         )
         for name, value in final_norm.items():
             setattr(self, name, value)
+        if config.output_bias:
+            bias = Tensor(name="lm_head.bias", gguf="output.bias", shape=(vocab,))
+            self.lm_head_bias = param((vocab,), dtype, ("vocab",), Whole(bias), init="zeros")
         if not config.tie_word_embeddings:
             head = Tensor(name="lm_head.weight", gguf="output.weight", shape=(vocab, hidden))
             self.lm_head = param(
@@ -119,8 +122,8 @@ def declare(config: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
         dtype: of all parameters but norms, which are float32.
 
     Returns:
-        {"embed", "layers": one dict a layer, "final_norm", "lm_head" if untied, and what makes the
-        inputs of layers if they have some}, with a
+        {"embed", "layers": one dict a layer, "final_norm", "lm_head" if untied, "lm_head_bias" and
+        what makes the inputs of layers if there are}, with a
         `ParamSpec` at each leaf. Shared between calls: do not change it.
     """
     dtype = jnp.dtype(dtype)

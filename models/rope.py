@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
-from octavo.models.checks import check_flag, check_number, check_positive, check_size
+from octavo.models.checks import check_flag, check_number, check_positive, check_size, is_integer
 
 RopeScalingKind = Literal["linear", "llama3", "factors", "yarn", "longrope"]
 
@@ -72,19 +72,25 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Temperature:
-    """Queries grow with their positions: by 1 + beta · log(1 + floor(position / span)).
+    """Queries grow with their positions: by 1 + beta · log(1 + floor((position + first) / span)).
 
     Attributes:
         beta: how much.
         span: positions of one value.
+        first: what the first position counts as.
     """
 
     beta: float
     span: int
+    first: int = 0
 
     def __post_init__(self) -> None:
         check_positive("attention temperature beta", self.beta)
         check_size("attention temperature span", self.span)
+        if not is_integer(self.first, 0, 1):
+            raise ModelLoadError(
+                f"attention temperature first = {shorten(self.first)} is not allowed: 0 or 1"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +105,8 @@ class Rope:
         temperature: of queries, by their positions; None for the same at all of them.
         pairs: on disk, dimensions that are rotated together lie side by side. In memory they always
             lie half a head apart.
+        long_amplitude: of "longrope", `amplitude` where more than the original context is served;
+            None for the same.
         proportional: frequencies are the first ones of a head that is rotated whole, and what they
             rotate lies half a head apart on disk, too.
     """
@@ -110,6 +118,7 @@ class Rope:
     temperature: Temperature | None = None
     pairs: bool = False
     proportional: bool = False
+    long_amplitude: float | None = None
 
     def __post_init__(self) -> None:
         check_positive("rope theta", self.theta)
@@ -117,6 +126,8 @@ class Rope:
         check_positive("rope attention factor", self.amplitude)
         check_flag("rope pairs", self.pairs)
         check_flag("rope proportional", self.proportional)
+        if self.long_amplitude is not None:
+            check_positive("rope long attention factor", self.long_amplitude)
         if self.proportional and self.pairs:
             raise ModelLoadError("rope proportional = true is not allowed: false, with pairs")
         if self.scaling is not None and self.scaling.kind == "yarn" and self.theta <= 1.0:
@@ -134,7 +145,13 @@ class Rope:
             return self
         is_long = num_tokens > scaling.original_max_position
         factors = scaling.long_factors if is_long else scaling.factors
-        return dataclasses.replace(self, scaling=RopeScaling(kind="factors", factors=factors))
+        long_amplitude = self.amplitude if self.long_amplitude is None else self.long_amplitude
+        return dataclasses.replace(
+            self,
+            scaling=RopeScaling(kind="factors", factors=factors),
+            amplitude=long_amplitude if is_long else self.amplitude,
+            long_amplitude=None,
+        )
 
     def check_head_dim(self, head_dim: int) -> None:
         """Refuse an odd number of rotated dimensions, and factors that are not one a frequency.

@@ -259,6 +259,28 @@ class EverySecond:
 
 
 @dataclass(frozen=True, slots=True)
+class LastPart:
+    """Of a tensor's last dimension, the numbers from one on.
+
+    Attributes:
+        first: that one.
+    """
+
+    tensor: Tensor
+    first: int
+    num_interleaved = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        *others, last = index
+        part = slice(self.first + last.start, self.first + last.stop)
+        return self.tensor.read(source, prefix, (*others, part)).astype(dtype, copy=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Reshaped:
     """A tensor as one dimension, whatever it has on disk."""
 

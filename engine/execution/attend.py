@@ -70,6 +70,7 @@ def attend_over_heads(
             scale=attention.scale,
             sliding_window=attention.sliding_window,
             logit_softcap=attention.logit_softcap,
+            attention_chunk=attention.attention_chunk,
         )
 
         def local(

@@ -52,6 +52,8 @@ class LayerAttention:
         logit_softcap: c in c · tanh(logit / c), applied before the mask; None does not cap.
         has_sinks: each head has a logit of its own in the softmax's denominator.
         value_size: values are the first so many numbers of keys; None has them on their own.
+        attention_chunk: positions are cut into chunks of so many, and a token sees those of its
+            own, up to itself; None is no such cut.
     """
 
     scale: float
@@ -59,6 +61,7 @@ class LayerAttention:
     logit_softcap: float | None = None
     has_sinks: bool = False
     value_size: int | None = None
+    attention_chunk: int | None = None
 
 
 class Attend(Protocol):
@@ -90,11 +93,12 @@ class Attention:
     Attributes:
         num_heads, num_kv_heads, head_dim: Hq, Hkv and D.
         rope: rotary embedding of queries and keys; None rotates none.
-        sliding_window, logit_softcap: see `LayerAttention`.
+        sliding_window, logit_softcap, attention_chunk: see `LayerAttention`.
         scale: multiplies q · k; 0 stands for 1 / sqrt(head_dim).
         qkv_bias, out_bias: which linear layers add a bias.
         qk_norm: normalizes each head's query and key before the rotary embedding; None does not.
         qk_norm_whole: it normalizes all heads' queries together, and so keys.
+        qk_norm_last: it comes behind the rotary embedding.
         sinks: each query head has a learned logit in the softmax's denominator (an attention sink),
             whose value is zero.
         output_gate: what a head returns is multiplied by the sigmoid of a gate, which is as wide
@@ -126,6 +130,8 @@ class Attention:
     kv_head_copies: int = 1
     value_norm_eps: float | None = None
     values_are_keys: bool = False
+    attention_chunk: int | None = None
+    qk_norm_last: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "kv_head_copies"):
@@ -134,6 +140,7 @@ class Attention:
             "qkv_bias",
             "out_bias",
             "qk_norm_whole",
+            "qk_norm_last",
             "sinks",
             "output_gate",
             "shares_cache",
@@ -154,8 +161,19 @@ class Attention:
             raise ModelLoadError(f"head_dim = {self.head_dim} is not allowed: an even number")
         if self.rope is not None:
             self.rope.check_head_dim(self.head_dim)
+        if self.qk_norm_last and (self.qk_norm is None or self.qk_norm_whole):
+            raise ModelLoadError(
+                "qk_norm_last = true is not allowed: false, without qk_norm or with qk_norm_whole"
+            )
         if self.sliding_window is not None:
             check_size("sliding_window", self.sliding_window)
+        if self.attention_chunk is not None:
+            check_size("attention_chunk_size", self.attention_chunk)
+            if self.sliding_window is not None:
+                raise ModelLoadError(
+                    f"attention_chunk_size = {self.attention_chunk} is not allowed: none, with "
+                    f"sliding_window"
+                )
         if self.logit_softcap is not None:
             check_positive("attn_logit_softcap", self.logit_softcap)
         if self.value_norm_eps is not None:
@@ -198,6 +216,7 @@ class Attention:
             sliding_window=self.sliding_window,
             logit_softcap=self.logit_softcap,
             has_sinks=self.sinks,
+            attention_chunk=self.attention_chunk,
         )
 
     @property
@@ -221,7 +240,7 @@ class Attention:
             num_kv_heads=self.num_kv_heads,
             key_size=self.head_dim,
             value_size=self.head_dim,
-            window=self.sliding_window,
+            window=self.sliding_window or self.attention_chunk,
         )
 
     def with_kv_heads(self, num_kv_heads: int) -> Attention:
@@ -297,9 +316,13 @@ class Attention:
         """Queries or keys [T, H, D], normalized and rotated by their positions."""
         if self.qk_norm is not None and self.qk_norm_whole:
             heads = self._normalized_whole(self.qk_norm, heads, weights, norm)
-        elif self.qk_norm is not None:
+        elif self.qk_norm is not None and not self.qk_norm_last:
             heads = self.qk_norm(heads, weights, norm)
-        return heads if rotary is None else apply_rotary(heads, *rotary[:2])
+        if rotary is not None:
+            heads = apply_rotary(heads, *rotary[:2])
+        if self.qk_norm is not None and self.qk_norm_last:
+            heads = self.qk_norm(heads, weights, norm)
+        return heads
 
     def _normalized_whole(
         self, norm: Norm, heads: jax.Array, weights: Mapping[str, Any], name: str

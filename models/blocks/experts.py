@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from octavo.models.tensor_layouts import (
     EverySecond,
     ExpertMatrices,
     ExpertVectors,
+    LastPart,
     Reshaped,
     Tensor,
     TensorLayout,
@@ -84,8 +85,8 @@ class _Names:
         experts: how the names of experts' tensors begin, before their numbers.
         gate, up, down: of an expert, after its number.
         shared: how the names of the shared expert's tensors begin.
-        in_turn: a layer's experts are one tensor, inputs before outputs, of which gates and ups
-            come in turn.
+        stacked: a layer's experts are one tensor, inputs before outputs, and so are their gates and
+            ups, either "in turn" or "end to end"; None where experts have tensors of their own.
     """
 
     router: str = "mlp.gate"
@@ -97,12 +98,13 @@ class _Names:
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "mlp.shared_experts"
-    in_turn: bool = False
+    stacked: Literal["in turn", "end to end"] | None = None
 
 
 _NAMES = {
     "glm": _Names(),
     "qwen": _Names(shared="mlp.shared_expert"),
+    "hunyuan": _Names(router="mlp.gate.wg", shared="mlp.shared_mlp"),
     "ernie": _Names(correction="mlp.moe_statics.e_score_correction_bias"),
     "mixtral": _Names(
         router="block_sparse_moe.gate",
@@ -112,7 +114,13 @@ _NAMES = {
         up="w3",
         down="w2",
     ),
-    "gpt_oss": _Names(router="mlp.router", in_turn=True),
+    "gpt_oss": _Names(router="mlp.router", stacked="in turn"),
+    "llama4": _Names(
+        router="feed_forward.router",
+        experts="feed_forward.experts",
+        shared="feed_forward.shared_expert",
+        stacked="end to end",
+    ),
     "gemma": _Names(router="router.proj", experts="experts", shared="mlp"),
     "lfm2": _Names(
         router="feed_forward.gate",
@@ -237,7 +245,10 @@ class Experts:
         gate = Gate(self.activation, self.gate_limit)
         with jax.named_scope("experts"):
             run = ragged_experts if run_experts is None else run_experts
-            out = run(routed, chosen, share, experts, gate)
+            if self.router.scales_inputs:
+                out = _run_scaled(run, routed, chosen, share, experts, gate)
+            else:
+                out = run(routed, chosen, share, experts, gate)
         shared = self.shared
         if shared is None:
             return out
@@ -249,6 +260,24 @@ class Experts:
             return out + also
         out = self.apart(out, weights, "post_experts_norm")
         return out + self.apart(also, weights, "post_shared_norm")
+
+
+def _run_scaled(
+    run: RunExperts,
+    x: jax.Array,
+    chosen: jax.Array,
+    share: jax.Array,
+    experts: ExpertWeights,
+    gate: Gate,
+) -> jax.Array:
+    """Experts of tokens [T, E] that are multiplied by their shares before: one choice at a time, as
+    a token is another for each of its experts."""
+    total = jnp.zeros_like(x)
+    for choice in range(chosen.shape[1]):
+        one = slice(choice, choice + 1)
+        scaled = x * share[:, one].astype(x.dtype)
+        total = total + run(scaled, chosen[:, one], jnp.ones_like(share[:, one]), experts, gate)
+    return total
 
 
 class _Parameters(nnx.Module):
@@ -329,7 +358,7 @@ def _layout(names: _Names, which: str, number: int, kind: str, *shape: int) -> T
         shape: of one expert's.
     """
     gguf = f"ffn_{which}_exps.{kind}"
-    if not names.in_turn:
+    if names.stacked is None:
         tensors = tuple(
             Tensor(
                 name=f"{names.experts}.{expert}.{getattr(names, which)}.{kind}",
@@ -347,4 +376,7 @@ def _layout(names: _Names, which: str, number: int, kind: str, *shape: int) -> T
     *inputs, outputs = shape[::-1]
     name = f"{names.experts}.gate_up_proj{suffix}"
     both = Tensor(name=name, gguf=gguf, shape=(number, *inputs, 2 * outputs))
-    return EverySecond(both, ("gate", "up").index(which))
+    number = ("gate", "up").index(which)
+    if names.stacked == "end to end":
+        return LastPart(both, number * outputs)
+    return EverySecond(both, number)

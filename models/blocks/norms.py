@@ -22,6 +22,7 @@ class _Norm:
 
     __slots__ = ()
     offset: float
+    weighted: bool
     bias: bool
 
     def params(
@@ -43,6 +44,8 @@ class _Norm:
             stored, gguf: names on disk, without ".weight" and ".bias".
             order: of the `Tensor`.
         """
+        if not self.weighted:
+            return {}
 
         def tensor(kind: str) -> Tensor:
             return Tensor(name=stored + kind, gguf=gguf + kind, shape=(size,), order=order)
@@ -64,19 +67,22 @@ class RMSNorm(_Norm):
         eps: added to the mean square.
         offset: what the architecture adds to the stored weight (1 for Gemma). Weights in memory
             already include it.
+        weighted: whether there is a weight.
     """
 
     eps: float = 1e-6
     offset: float = 0.0
+    weighted: bool = True
     bias = False
 
     def __post_init__(self) -> None:
         check_positive("rms_norm_eps", self.eps)
         check_number("norm_offset", self.offset, -MAX_NUMBER, MAX_NUMBER, "a finite number")
+        check_flag("norm weighted", self.weighted)
 
     def __call__(self, x: jax.Array, weights: Mapping[str, Any], name: str) -> jax.Array:
-        """x [..., E] normalized over its last dimension, times weights[name] [E]."""
-        return rms_norm(x, weights[name], self.eps)
+        """x [..., E] normalized over its last dimension, times weights[name] [E] if there are."""
+        return rms_norm(x, weights[name] if self.weighted else None, self.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +97,7 @@ class LayerNorm(_Norm):
     eps: float = 1e-5
     bias: bool = False
     offset = 0.0
+    weighted = True
 
     def __post_init__(self) -> None:
         check_positive("layer_norm_eps", self.eps)

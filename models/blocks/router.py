@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
-from octavo.models.checks import check_flag, check_positive, check_size, is_integer
+from octavo.models.checks import check_flag, check_number, check_positive, check_size, is_integer
 from octavo.models.layers import linear, rms_norm
 
-Scores = Literal["softmax", "sigmoid"]
+Scores = Literal["softmax", "sigmoid", "sparse_mixer"]
+"""What becomes of logits."""
 MAX_EXPERTS = 4096
 """Most experts of a layer: far above any that exists, and few enough to name each in vain."""
 
@@ -27,7 +28,8 @@ class Router:
 
     Attributes:
         num_experts, num_chosen: X and K.
-        scores: what becomes of logits: over all experts, or each by itself.
+        scores: what becomes of logits: over all experts, each by itself, or, one choice after the
+            other, over experts that come near to the best that is left.
         normalizes: shares are divided by their sum.
         corrects: experts are chosen by their scores plus a stored number, which shares leave out.
         bias: logits add one.
@@ -38,6 +40,9 @@ class Router:
         input_eps: a token is first divided by its root mean square, this much added to the mean
             square, and by the root of E, and multiplied by stored numbers; None does not.
         expert_scales: each expert has a stored number that multiplies its share in the end.
+        scales_inputs: shares multiply what experts take, and not what they return.
+        jitter: of "sparse_mixer", half of what a logit may lack of the best one's, as a part of the
+            larger of the two's sizes.
     """
 
     num_experts: int
@@ -52,6 +57,8 @@ class Router:
     scale: float = 1.0
     input_eps: float | None = None
     expert_scales: bool = False
+    scales_inputs: bool = False
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         check_size("num_experts", self.num_experts, MAX_EXPERTS)
@@ -86,9 +93,16 @@ class Router:
             raise UnsupportedModelError(
                 f"scores = {shorten(self.scores)} is not supported: {' or '.join(get_args(Scores))}"
             )
-        for name in ("normalizes", "corrects", "bias", "expert_scales"):
+        for name in ("normalizes", "corrects", "bias", "expert_scales", "scales_inputs"):
             check_flag(name, getattr(self, name))
         check_positive("routed scale", self.scale)
+        check_number("router jitter", self.jitter, 0.0, 1.0, "a number from 0 to 1")
+        mixes = self.normalizes or self.corrects or self.num_groups > 1 or self.expert_scales
+        if self.scores == "sparse_mixer" and mixes:
+            raise ModelLoadError(
+                "scores = 'sparse_mixer' is not allowed: softmax or sigmoid, with normalizes, "
+                "corrects, expert_scales or groups"
+            )
         if self.input_eps is not None:
             check_positive("router input_eps", self.input_eps)
 
@@ -101,6 +115,9 @@ class Router:
         logits = linear(x, weights["router"])
         if self.bias:
             logits = logits + weights["router_bias"][None]
+        if self.scores == "sparse_mixer":
+            chosen, share = self._mix_sparsely(logits)
+            return chosen, share if self.scale == 1.0 else share * jnp.float32(self.scale)
         scores = jax.nn.softmax(logits) if self.scores == "softmax" else jax.nn.sigmoid(logits)
         ranked = scores + weights["router_correction"][None] if self.corrects else scores
         if self.num_groups > 1:
@@ -112,6 +129,24 @@ class Router:
         if self.expert_scales:
             share = share * weights["router_expert_scale"][chosen]
         return chosen, share if self.scale == 1.0 else share * jnp.float32(self.scale)
+
+    def _mix_sparsely(self, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """One expert after the other, of logits float32 [T, X]: the best that is left, with its
+        softmax over those left that come near to it.
+
+        Source: Liu et al., GRIN: GRadient-INformed MoE, arXiv 2409.12136, as transformers' Phi-MoE
+        does at inference.
+        """
+        left, chosen, shares = logits, [], []
+        for _ in range(self.num_chosen):
+            best = left.max(1, keepdims=True)
+            is_far = (best - logits) / jnp.maximum(jnp.abs(logits), best) > 2 * self.jitter
+            near = jnp.where(is_far, -jnp.inf, left)
+            chosen.append(left.argmax(1).astype(jnp.int32))
+            shares.append(1.0 / jnp.exp(near - best).sum(1))
+            numbers = jnp.arange(self.num_experts, dtype=jnp.int32)
+            left = jnp.where(numbers[None] == chosen[-1][:, None], -jnp.inf, left)
+        return jnp.stack(chosen, 1), jnp.stack(shares, 1)
 
     def _of_chosen_groups(self, ranked: jax.Array) -> jax.Array:
         """Scores [T, X], those of other groups -inf."""

@@ -17,6 +17,7 @@ WRAPPED = {
     "gemma3_text": ("Gemma3ForConditionalGeneration",),
     "gemma4_text": ("Gemma4ForConditionalGeneration",),
     "gemma4_unified_text": ("Gemma4UnifiedForConditionalGeneration",),
+    "llama4_text": ("Llama4ForConditionalGeneration",),
     "llama": ("LlavaForConditionalGeneration",),
     "mistral": ("Mistral3ForConditionalGeneration",),
     "ministral3": ("Mistral3ForConditionalGeneration",),
@@ -58,6 +59,7 @@ _OF_OTHERS = (
 """Fields that matter to images and sounds alone."""
 
 IGNORED_TENSORS = (
+    "vision_model.",
     "vision_tower.",
     "multi_modal_projector.",
     "model.vision_tower.",
@@ -72,6 +74,7 @@ IGNORED_TENSORS = (
     "model.embed_audio.",
     "model.embed_vision.",
     "model.vision_embedder.",
+    "model.vision_model.",
 )
 """How the names of an encoder's tensors begin."""
 _PREFIXES = {

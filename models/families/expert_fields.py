@@ -10,7 +10,8 @@ from octavo.models.checks import is_integer
 from octavo.models.families import family
 from octavo.models.families.config_fields import ConfigFields
 
-_OF_TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
+OF_TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
+"""Fields of routers that matter to training alone."""
 _COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "moe_k", "experts_per_token", "top_k_experts")
 _KINDS = ("dense", "sparse")
@@ -33,7 +34,7 @@ def router(fields: ConfigFields, **others: Any) -> Router:
     Raises:
         ModelLoadError: a count is missing or malformed, or two names of it disagree.
     """
-    for name in _OF_TRAINING:
+    for name in OF_TRAINING:
         fields.ignore(name)
     return Router(
         num_experts=_one_of(fields, _COUNTS), num_chosen=_one_of(fields, _CHOSEN), **others

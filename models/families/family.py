@@ -42,6 +42,7 @@ class Family:
         architecture: the entry of `architectures` in a config.json.
         model_type: its `model_type`, for files that name no architecture.
         also: further `model_type`s that mean the same.
+        aliases: further entries of `architectures` that do.
         read: its fields -> the model. Fields that it leaves unread are refused by name.
         models: what people know its models as.
         real: a checkpoint of it that was served, and in which format; empty if none was.
@@ -59,6 +60,7 @@ class Family:
     model_type: str
     read: Callable[[ConfigFields], ModelConfig]
     also: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     models: str = ""
     real: str = ""
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -190,14 +192,15 @@ def model(
     final_logit_softcap: float | None = None,
     final_norm_stored: str = "model.norm",
     layer_inputs: LayerInputs | None = None,
+    output_bias: bool = False,
 ) -> ModelConfig:
     """The model of these layers, and of what every family says in the same words.
 
     Args:
         norms: of the layers; the final norm is like them.
         tied: what an absent `tie_word_embeddings` means.
-        embedding_scale, logit_scale, final_logit_softcap, final_norm_stored, layer_inputs: of
-            `ModelConfig`.
+        embedding_scale, logit_scale, final_logit_softcap, final_norm_stored, layer_inputs,
+            output_bias: of `ModelConfig`.
     """
     dtype = fields.text("dtype", default=None) or fields.text("torch_dtype", default=None)
     return ModelConfig(
@@ -215,4 +218,5 @@ def model(
         eos_token_ids=fields.token_ids("eos_token_id"),
         checkpoint_dtype=dtype or "float32",
         layer_inputs=layer_inputs,
+        output_bias=output_bias,
     )

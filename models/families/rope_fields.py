@@ -30,6 +30,7 @@ def read_rope(
     has_temperature: bool = False,
     renamed: Mapping[str, str] | None = None,
     ignored: Collection[str] = (),
+    has_mscales: bool = False,
 ) -> Rope:
     """The rotary embedding of a model whose layers share one.
 
@@ -41,6 +42,7 @@ def read_rope(
         has_temperature: whether the family's attention has one, by position.
         renamed: what the family calls a kind of scaling -> what others do.
         ignored: fields that do not matter to a text.
+        has_mscales: whether longrope's two sets of factors each have an amplitude.
 
     Raises:
         UnsupportedModelError: a kind of scaling, or a field of it, that is not supported.
@@ -54,6 +56,7 @@ def read_rope(
     else:
         fraction = fields.number("partial_rotary_factor", default=fraction)
     reader = _Reader(fields, theta, fraction, pairs, has_temperature, renamed or {}, ignored)
+    reader.has_mscales = has_mscales
     said = parameters if parameters is not None else scaling
     return reader.read(default if said is None else said)
 
@@ -118,6 +121,7 @@ class _Reader:
         self.has_temperature = has_temperature
         self.renamed = renamed or {}
         self.ignored = ignored
+        self.has_mscales = False
 
     def read(self, values: Any) -> Rope:
         if values is None:
@@ -138,6 +142,10 @@ class _Reader:
         for name in ("type", *self.ignored):
             fields.ignore(name)
         scaling, amplitude = self._scaling(fields, kind)
+        long_amplitude = None
+        if kind == "longrope" and self.has_mscales:
+            amplitude = fields.number("short_mscale")
+            long_amplitude = fields.number("long_mscale")
         fraction = 1.0
         if kind == "proportional":
             fraction = fields.number("partial_rotary_factor", default=1.0)
@@ -153,6 +161,7 @@ class _Reader:
             temperature=self._temperature(fields) if self.has_temperature else None,
             pairs=self.pairs,
             proportional=kind == "proportional",
+            long_amplitude=long_amplitude,
         )
         fields.refuse_unread()
         return rope

@@ -25,13 +25,16 @@ from octavo.models.families.glm import GLM, GLM4
 from octavo.models.families.glm_moe import GLM4_MOE, GLM4_MOE_LITE
 from octavo.models.families.gpt_oss import GPT_OSS
 from octavo.models.families.granite import GRANITE, GRANITE_HYBRID
+from octavo.models.families.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE
 from octavo.models.families.lfm2 import LFM2, LFM2_MOE
 from octavo.models.families.llama import LLAMA
+from octavo.models.families.llama4 import LLAMA4
 from octavo.models.families.minicpm import MINICPM3
 from octavo.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL, MISTRAL4
 from octavo.models.families.mixtral import MINIMAX_M2, MIXTRAL
 from octavo.models.families.olmo import OLMO2, OLMO3, OLMOE
 from octavo.models.families.phi import PHI3
+from octavo.models.families.phi_moe import PHI_MOE
 from octavo.models.families.qwen import QWEN2, QWEN3, QWEN3_VL
 from octavo.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from octavo.models.families.qwen_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
@@ -40,16 +43,19 @@ from octavo.models.families.smollm3 import SMOLLM3
 from octavo.models.families.starcoder2 import STARCODER2
 
 FAMILIES: tuple[Family, ...] = (
-    *(LLAMA, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3),
+    *(LLAMA, LLAMA4, SMOLLM3, MISTRAL, MINISTRAL, MINISTRAL3),
     *(QWEN2, QWEN3, QWEN3_VL),
     *(GEMMA, GEMMA2, GEMMA3, GEMMA4, GEMMA4_UNIFIED),
     *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE, GRANITE_HYBRID, ERNIE4_5),
     *(COHERE, COHERE2, STARCODER2, LFM2, LFM2_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
-    *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, MINIMAX_M2, OLMOE, GLM4_MOE, ERNIE4_5_MOE, GPT_OSS),
+    *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, PHI_MOE, MINIMAX_M2, OLMOE, GLM4_MOE, ERNIE4_5_MOE, GPT_OSS),
+    *(HUNYUAN_DENSE, HUNYUAN_MOE),
     *(DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, YOUTU, MINICPM3),
 )
 
-ARCHITECTURES = {family.architecture: family for family in FAMILIES}
+ARCHITECTURES = {
+    name: family for family in FAMILIES for name in (family.architecture, *family.aliases)
+}
 """The entry of `architectures` in a config.json -> its family."""
 _CLASSIFIERS = {
     family.architecture.replace("ForCausalLM", "ForSequenceClassification"): family.architecture

@@ -137,7 +137,7 @@ def open_model(
         mesh=mesh,
         pooling=read_pooling(path) if kind == "safetensors" else DEFAULT_POOLING,
         head=getattr(source, "head", None),
-        output_rows=partial(read_output_rows, source, config),
+        output_rows=None if config.output_bias else partial(read_output_rows, source, config),
         metadata=getattr(source, "metadata", None),
         block_quantized=(
             _block_quantized(source, config, resolved, mesh) if kind_of_weights is None else None

@@ -19,7 +19,8 @@ def can_bound_logits(config: ModelConfig) -> bool:
     Its output layer has to be its embedding table, of which a token's weights lie side by side, and
     logits have to be what they are: squeezed by a cap, several could be the largest.
     """
-    return config.tie_word_embeddings and config.final_logit_softcap is None
+    is_plain = config.final_logit_softcap is None and not config.output_bias
+    return config.tie_word_embeddings and is_plain
 
 
 def logit_bounds(weights: Mapping[str, Any]) -> LogitBounds:

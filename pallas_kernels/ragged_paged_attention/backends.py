@@ -35,6 +35,7 @@ class AttentionShape:
         max_tokens: most tokens of a step.
         q_dtype, kv_dtype: of queries and of the pool.
         value_size: where values are the first so many numbers of keys; None where they lie apart.
+        attention_chunk: of `AttentionParams`.
     """
 
     num_heads: int
@@ -45,6 +46,7 @@ class AttentionShape:
     q_dtype: Any
     kv_dtype: Any
     value_size: int | None = None
+    attention_chunk: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ def refusal(
         return Refusal("attention_backend", backend, f"{wants}; this device is {device_kind!r}")
     if shape.value_size is not None:
         return Refusal("kv_lora_rank", shape.value_size, "layers without latents")
+    if shape.attention_chunk is not None:
+        return Refusal("attention_chunk_size", shape.attention_chunk, "layers without chunks")
     if shape.head_dim not in HEAD_DIMS:
         return Refusal("head_dim", shape.head_dim, _one_of(HEAD_DIMS))
     if shape.page_size not in PAGE_SIZES:

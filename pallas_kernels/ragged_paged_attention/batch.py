@@ -147,8 +147,26 @@ class AttentionParams:
         scale: multiplies the scores.
         sliding_window: a query sees this many latest positions, itself included; None is all.
         logit_softcap: scores become `cap · tanh(score / cap)`; None is off.
+        attention_chunk: positions are cut into chunks of so many, and a query sees those of its
+            own, up to itself; None is no such cut.
     """
 
     scale: float
     sliding_window: int | None = None
     logit_softcap: float | None = None
+    attention_chunk: int | None = None
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a query sees every position before it."""
+        return self.sliding_window is None and self.attention_chunk is None
+
+    def first_visible(self, position: jax.Array) -> jax.Array:
+        """The first position that queries at `position`, int32 of any shape, see."""
+        first = jnp.zeros_like(position)
+        if self.sliding_window is not None:
+            first = jnp.maximum(position + 1 - self.sliding_window, 0)
+        if self.attention_chunk is not None:
+            chunk = jnp.asarray(self.attention_chunk, position.dtype)
+            first = jnp.maximum(first, position // chunk * chunk)
+        return first

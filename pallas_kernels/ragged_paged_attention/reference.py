@@ -70,6 +70,9 @@ def attend_reference(
     visible = key_position[None, :] <= position[:, None]
     if params.sliding_window is not None:
         visible &= key_position[None, :] > position[:, None] - params.sliding_window
+    if params.attention_chunk is not None:
+        chunk = params.attention_chunk
+        visible &= key_position[None, :] // chunk == position[:, None] // chunk
     scores = jnp.where(visible[:, None, None, :], scores, -jnp.inf)
     live = (token < batch.cu_q_lens[batch.num_rows]) & (batch.kv_lens[rows] > 0)
     scores = jnp.where(live[:, None, None, None], scores, 0.0)

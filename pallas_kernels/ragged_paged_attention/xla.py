@@ -405,13 +405,11 @@ def _soft_cap(scores: jax.Array, params: AttentionParams) -> jax.Array:
 
 def _visible(position: jax.Array, key_position: jax.Array, params: AttentionParams) -> jax.Array:
     visible = key_position <= position
-    if params.sliding_window is not None:
-        visible &= key_position > position - params.sliding_window
-    return visible
+    return (
+        visible if params.sees_all else visible & (key_position >= params.first_visible(position))
+    )
 
 
 def _first_visible(kv_len: jax.Array, params: AttentionParams) -> jax.Array:
     """First key position that the query at `kv_len - 1` sees."""
-    if params.sliding_window is None:
-        return jnp.zeros_like(kv_len)
-    return jnp.maximum(kv_len - params.sliding_window, 0)
+    return params.first_visible(jnp.maximum(kv_len - 1, 0))

@@ -55,7 +55,11 @@ def families() -> list[dict[str, Any]]:
     return [
         {
             "models": family.models or family.architecture,
-            "architectures": [family.architecture, *WRAPPED.get(family.model_type, ())],
+            "architectures": [
+                family.architecture,
+                *family.aliases,
+                *WRAPPED.get(family.model_type, ()),
+            ],
             "gguf": family.gguf,
             "parity": "tiny random models",
             "real": family.real or None,

@@ -1,7 +1,8 @@
 """Layers with a window give back the pages behind it, and say what they said with all of them.
 
 Models like Gemma 3 (five windows to one layer that sees all: six groups), Gemma 2 (one to one: two
-groups) and Mistral (windows alone: one group), with sequences many times as long as the window.
+groups) and Mistral (windows alone: one group), with sequences many times as long as the window. And
+one like Llama 4, whose chunks are windows that begin anew.
 What the engine says is compared with a decoder that keeps everything, one sequence at a time.
 """
 
@@ -33,36 +34,57 @@ from octavo.models.blocks.router import Router
 from octavo.models.config import ModelConfig
 from octavo.models.loading import orbax
 from octavo.models.parameters import declare, is_spec
-from octavo.models.rope import Rope
+from octavo.models.rope import Rope, Temperature
 from octavo.sharding.mesh import make_mesh
 
 VOCAB, HIDDEN, NUM_TOKENS, LONGEST = 272, 32, 40, 160
 WINDOW, PAGE = 20, 8
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 NORM = RMSNorm(eps=1e-5)
-LETTERS = {"gemma 3": "WWWWWF", "gemma 2": "WFWF", "mistral": "WW", "gpt-oss": "wf"}
-"""A layer a letter: W has a window. Small ones have sinks, and experts with all that is odd."""
-NUM_GROUPS = {"gemma 3": 6, "gemma 2": 2, "mistral": 1, "gpt-oss": 2}
+LETTERS = {
+    "gemma 3": "WWWWWF",
+    "gemma 2": "WFWF",
+    "mistral": "WW",
+    "gpt-oss": "wf",
+    "llama 4": "CN",
+}
+"""A layer a letter: W has a window, C chunks, and N queries that grow in place of rotations. Small
+ones have sinks, and experts with all that is odd."""
+NUM_GROUPS = {"gemma 3": 6, "gemma 2": 2, "mistral": 1, "gpt-oss": 2, "llama 4": 2}
 EXPERTS = Experts(
     router=Router(num_experts=8, num_chosen=2, bias=True),
     intermediate_size=24,
     gate_limit=1.5,
     bias=True,
 )
+SCALED = Experts(
+    router=Router(
+        num_experts=6, num_chosen=2, scores="sigmoid", normalizes=False, scales_inputs=True
+    ),
+    intermediate_size=24,
+    shared_size=24,
+)
 
 
 def model_config(letters: str) -> ModelConfig:
     whole = Attention(num_heads=8, num_kv_heads=4, head_dim=8, rope=Rope())
     window = dataclasses.replace(whole, sliding_window=WINDOW, rope=Rope(theta=500.0))
+    grows = Rope(fraction=0.0, temperature=Temperature(beta=0.3, span=16, first=1))
+    mixers = {
+        "W": window,
+        "F": whole,
+        "C": dataclasses.replace(
+            whole, attention_chunk=WINDOW, qk_norm=RMSNorm(weighted=False), scale=1.0
+        ),
+        "N": dataclasses.replace(whole, rope=grows),
+    }
     return ModelConfig(
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
         layers=tuple(
             LayerSpec(
-                mixer=dataclasses.replace(
-                    window if letter in "Ww" else whole, sinks=letter.islower()
-                ),
-                feed_forward=EXPERTS if letter.islower() else MLP(intermediate_size=48),
+                mixer=dataclasses.replace(mixers[letter.upper()], sinks=letter.islower()),
+                feed_forward=feed_forward(letter),
                 norms=Norms(norm=NORM),
             )
             for letter in letters
@@ -72,6 +94,12 @@ def model_config(letters: str) -> ModelConfig:
         bos_token_id=0,
         eos_token_ids=(1,),
     )
+
+
+def feed_forward(letter: str) -> Experts | MLP:
+    if letter.islower():
+        return EXPERTS
+    return SCALED if letter in "CN" else MLP(intermediate_size=48)
 
 
 def make_weights(config: ModelConfig) -> Any:
@@ -122,6 +150,8 @@ def dense_tokens(config: ModelConfig, weights: Any) -> list[list[int]]:
         keys, values = (jnp.repeat(each, group, axis=1) for each in (k, v))
         scores = jnp.einsum("qhd,khd->hqk", q, keys, precision="highest") * attention.scale
         seen = (behind >= 0) & (behind < (attention.sliding_window or LONGEST))
+        chunk = attention.attention_chunk or LONGEST
+        seen &= positions[:, None] // chunk == positions[None] // chunk
         scores = jnp.where(seen, scores, -jnp.inf)
         if sinks is not None:
             sink = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))
@@ -222,7 +252,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 FOR_ONE_MODEL = ("all programs", "two devices", "reference")
 """Settings that the model of six groups stands for alone: they compile for long. Over two devices
-goes the one with experts, too."""
+go those with experts, too."""
 
 
 def generated(llm: Any, order: list[int] | None = None) -> list[list[int]]:
@@ -235,7 +265,7 @@ def generated(llm: Any, order: list[int] | None = None) -> list[list[int]]:
 def test_tokens_are_those_of_a_decoder_that_keeps_everything(
     setting: str, make_llm: Callable[..., Any], model: Model
 ) -> None:
-    goes_over_two = setting == "two devices" and model.name == "gpt-oss"
+    goes_over_two = setting == "two devices" and model.name in ("gpt-oss", "llama 4")
     if setting in FOR_ONE_MODEL and NUM_GROUPS[model.name] < 6 and not goes_over_two:
         pytest.skip("the model of six groups stands for all")
     llm = make_llm(model=model.path, block_size=PAGE, **SETTINGS[setting])
@@ -271,7 +301,11 @@ def test_preempted_sequences_go_on_as_if_nothing_had_happened(
         return dataclasses.replace(whole, swap_or_recompute=lambda snapshot, victim: swaps)
 
     monkeypatch.setitem(POLICIES, "fcfs-forced", forced)
-    num_pages = {"gemma 3": 90, "gemma 2": 50, "mistral": 14, "gpt-oss": 50}[model.name]
+    num_pages = {
+        **dict.fromkeys(("gemma 2", "gpt-oss", "llama 4"), 50),
+        "gemma 3": 90,
+        "mistral": 14,
+    }[model.name]
     llm = make_llm(
         model=model.path,
         block_size=PAGE,

@@ -158,6 +158,9 @@ def dense_attention(
         seen = distance >= 0
         if attention.sliding_window is not None:
             seen &= distance < attention.sliding_window
+        if attention.attention_chunk is not None:
+            chunk = attention.attention_chunk
+            seen &= positions[:, None] // chunk == jnp.arange(length)[None, :] // chunk
         scores = jnp.where(seen[None], scores, -jnp.inf)
         if sinks is not None:
             sink = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))

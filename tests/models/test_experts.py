@@ -13,6 +13,7 @@ import pytest
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError
 from octavo.models.blocks.experts import Experts, Gate
 from octavo.models.blocks.mlp import MLP
+from octavo.models.blocks.norms import RMSNorm
 from octavo.models.blocks.router import Router
 from octavo.models.parameters import flatten, num_parameters
 
@@ -26,6 +27,8 @@ def router_weights(router: Router, seed: int = 0) -> dict[str, np.ndarray]:
         "router": rng.standard_normal((HIDDEN, number)).astype(np.float32),
         "router_bias": rng.standard_normal(number).astype(np.float32),
         "router_correction": rng.standard_normal(number).astype(np.float32),
+        "router_expert_scale": rng.standard_normal(number).astype(np.float32),
+        "router_input_scale": rng.standard_normal(HIDDEN).astype(np.float32),
     }
 
 
@@ -35,7 +38,15 @@ def plain_choice(
     """Token by token, in float64."""
     chosen, shares = [], []
     for row in x.astype(np.float64):
+        if router.input_eps is not None:
+            row = row / np.sqrt((row**2).mean() + router.input_eps) / np.sqrt(HIDDEN)
+            row = row * weights["router_input_scale"]
         logits = row @ weights["router"] + (weights["router_bias"] if router.bias else 0)
+        if router.scores == "sparse_mixer":
+            one_by_one = mixed_sparsely(router, logits)
+            chosen.append([expert for expert, _ in one_by_one])
+            shares.append([share for _, share in one_by_one])
+            continue
         odds = np.exp(logits - logits.max())
         scores = odds / odds.sum() if router.scores == "softmax" else 1 / (1 + np.exp(-logits))
         ranked = scores + (weights["router_correction"] if router.corrects else 0)
@@ -52,8 +63,24 @@ def plain_choice(
         experts = sorted(experts, key=lambda e: -ranked[e])[: router.num_chosen]
         total = sum(scores[e] for e in experts) if router.normalizes else 1.0
         chosen.append(experts)
-        shares.append([float(scores[e] / total * router.scale) for e in experts])
+        of_expert = weights["router_expert_scale"] if router.expert_scales else np.ones(12)
+        shares.append([float(scores[e] / total * router.scale * of_expert[e]) for e in experts])
     return chosen, shares
+
+
+def mixed_sparsely(router: Router, logits: np.ndarray) -> list[tuple[int, float]]:
+    """Experts and shares of one token."""
+    left, found = dict(enumerate(logits)), []
+    for _ in range(router.num_chosen):
+        best = max(left, key=lambda e: left[e])
+        near = [
+            e for e, logit in left.items()
+            if (left[best] - logit) / max(abs(logit), left[best]) <= 2 * router.jitter
+        ]  # fmt: skip
+        odds = {e: np.exp(left[e] - left[best]) for e in near}
+        found.append((best, float(odds[best] / sum(odds.values()))))
+        del left[best]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -66,6 +93,9 @@ def plain_choice(
         {"scores": "sigmoid", "corrects": True, "num_groups": 4, "num_chosen_groups": 2},
         {"corrects": True, "normalizes": False, "num_groups": 2, "num_chosen_groups": 1},
         {"num_chosen": 12},
+        {"input_eps": 1e-3, "expert_scales": True},
+        {"scores": "sparse_mixer", "normalizes": False, "jitter": 0.3},
+        {"scores": "sparse_mixer", "normalizes": False, "jitter": 0.0},
     ],
     ids=str,
 )
@@ -97,6 +127,9 @@ def test_a_router_chooses_as_its_numbers_say(changes: dict[str, Any], dtype: str
         ({"num_groups": 4, "num_chosen_groups": 1}, "num_chosen = 3 is not allowed: at most 2"),
         ({"scale": 0.0}, "routed scale = 0.0"),
         ({"corrects": 1}, "corrects = 1 is not allowed: true or false"),
+        ({"scores": "sparse_mixer"}, "scores = 'sparse_mixer' is not allowed"),
+        ({"jitter": 2.0}, "router jitter = 2.0"),
+        ({"input_eps": 0.0}, "router input_eps = 0.0"),
     ],
 )
 def test_a_router_that_makes_no_sense_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -116,6 +149,7 @@ def test_scores_of_another_kind_are_refused() -> None:
         ({"gate_limit": -1.0}, "gate_limit = -1.0"),
         ({"shared_size": 0}, "shared_size = 0"),
         ({"shared_gate": True}, "shared_gate = true is not allowed: false, without shared_size"),
+        ({"apart": RMSNorm()}, "apart = a norm is not allowed: none, without shared_size"),
         ({"names": "nobody"}, "names = 'nobody' is not allowed: "),
     ],
 )

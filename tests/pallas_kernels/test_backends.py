@@ -56,6 +56,15 @@ def test_latents_are_left_to_xla_and_refused_by_kernels_by_name(device: dict[str
     assert "attention_backend=xla takes it" in str(caught.value)
 
 
+@pytest.mark.parametrize("device", [V6E, H200], ids=["tpu", "gpu"])
+def test_chunks_are_left_to_xla_and_refused_by_kernels_by_name(device: dict[str, str]) -> None:
+    chunks = dataclasses.replace(LLAMA, attention_chunk=8192)
+    assert choose_backend("auto", chunks, **device) == "xla"
+    kernel = "mosaic_tpu" if device is V6E else "mosaic_gpu"
+    with pytest.raises(InvalidConfigError, match="attention_chunk_size = 8192 is not allowed"):
+        choose_backend(kernel, chunks, **device)
+
+
 @needs_gpu_kernels
 def test_auto_takes_the_hopper_kernel() -> None:
     assert choose_backend("auto", LLAMA, **H200) == "mosaic_gpu"

@@ -44,6 +44,7 @@ MIXES = {
 VARIANTS = {
     "full": AttentionParams(scale=0.25),
     "window": AttentionParams(scale=0.25, sliding_window=13),
+    "chunks": AttentionParams(scale=0.25, attention_chunk=21),
     "soft cap": AttentionParams(scale=0.4, logit_softcap=5.0),
 }
 

@@ -60,6 +60,7 @@ def choose_attention(
             num_kv_heads=num_kv_heads // _split(head_axis(num_kv_heads, mesh), mesh),
             head_dim=head_dim,
             value_size=asked.value_size,
+            attention_chunk=asked.attention_chunk,
             page_size=page_size,
             max_tokens=max_tokens,
             q_dtype=dtype,

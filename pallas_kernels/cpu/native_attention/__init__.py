@@ -150,9 +150,9 @@ def _attend(
     def one_row(row: jax.Array, out: jax.Array) -> jax.Array:
         num_keys = lax.dynamic_slice(lens, (row,), (1,))[0]
         oldest = jnp.uint32(0)
-        if params.sliding_window is not None:
-            window = np.uint32(params.sliding_window)
-            oldest = jnp.maximum(num_keys, window) - window
+        if not params.sees_all:
+            last = jnp.maximum(num_keys, np.uint32(1)).astype(jnp.int32) - np.int32(1)
+            oldest = params.first_visible(last).astype(jnp.uint32)
         query = lax.dynamic_slice(q, (row, zero, zero), (1, num_heads, dim))
         query = lax.optimization_barrier(query.reshape(pool.num_heads, 1, group, dim))
         this = Row(pool, params, ones, query, num_keys, oldest)

@@ -136,7 +136,7 @@ class Row(NamedTuple):
         scores = _soft_cap(scores.reshape(-1), self.params)
         at = first + key_of_lane
         visible = at < self.num_keys
-        if self.params.sliding_window is not None:
+        if not self.params.sees_all:
             visible &= at >= self.oldest
         return lax.optimization_barrier(jnp.where(visible, scores, np.float32(_MASKED)))
 

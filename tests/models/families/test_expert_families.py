@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError
+from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.experts import Experts
+from octavo.models.config_dict import config_from_dict, config_to_dict
 from octavo.models.families.table import config_from_hf
+from octavo.models.loading.load import open_model
+from octavo.models.weight_variants.logit_bounds import can_bound_logits
 
 
 def sparse(config: Any) -> list[bool]:
@@ -45,6 +50,40 @@ def test_a_gpt_oss_without_a_rotary_embedding_has_that_of_all_there_are(tiny_val
     assert (rope.theta, rope.scaling.kind, rope.scaling.factor) == (150_000.0, "yarn", 32.0)
     assert rope.scaling.original_max_position == 4096
     assert not rope.scaling.truncate
+
+
+def test_phi_moe_has_an_amplitude_for_each_set_of_factors(tiny_values: Any) -> None:
+    values = tiny_values("phimoe")
+    config = config_from_hf(values)
+    for context, amplitude, factors in ((32, 1.2, "short_factor"), (33, 1.3, "long_factor")):
+        rope = config.for_context(context).layers[0].mixer.rope
+        assert rope.amplitude == amplitude
+        assert list(rope.scaling.factors) == values["rope_scaling"][factors]
+    assert config_from_dict(config_to_dict(config)) == config
+    microsofts = values | {"architectures": ["PhiMoEForCausalLM"], "auto_map": {"AutoConfig": "x"}}
+    assert config_from_hf(microsofts) == config
+
+
+def test_a_bias_of_the_output_layer_rules_out_what_leaves_it_out(
+    tiny_values: Any, tiny_checkpoint: Any
+) -> None:
+    tied = config_from_hf(tiny_values("phimoe") | {"tie_word_embeddings": True})
+    assert tied.output_bias
+    assert not can_bound_logits(tied)
+    assert can_bound_logits(dataclasses.replace(tied, output_bias=False))
+    assert open_model(tiny_checkpoint("phimoe"), "float32").output_rows is None
+
+
+def test_layers_of_hunyuan_may_choose_differently_many_experts(tiny_values: Any) -> None:
+    layers = config_from_hf(tiny_values("hunyuan_moe")).layers
+    assert [layer.feed_forward.router.num_chosen for layer in layers] == [2, 3, 2]
+    once = config_from_hf(tiny_values("hunyuan_moe") | {"moe_topk": 2}).layers
+    assert set(once) == {layers[0]}
+
+
+def test_norms_behind_the_rotary_embedding_are_of_each_head() -> None:
+    with pytest.raises(ModelLoadError, match="qk_norm_last"):
+        Attention(num_heads=1, num_kv_heads=1, head_dim=8, rope=None, qk_norm_last=True)
 
 
 def test_kimi_k2_is_read_as_a_deepseek_v3(tiny_values: Any) -> None:
@@ -90,6 +129,17 @@ def test_a_stretched_context_scales_scores_and_leaves_rotations_alone(tiny_value
         ("deepseek_v3", {"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5"),
         ("deepseek_v3", {"architectures": ["DeepseekV32ForCausalLM"]}, "DeepseekV32ForCausalLM"),
         ("glm4_moe_lite", {"architectures": ["GlmMoeDsaForCausalLM"]}, "GlmMoeDsaForCausalLM"),
+        ("phimoe", {"num_experts_per_tok": 1}, "num_experts_per_tok = 1 is not supported: 2"),
+        ("phimoe", {"mlp_bias": True}, "mlp_bias = True"),
+        ("hunyuan", {"use_cla": True}, "use_cla = True is not supported: False"),
+        ("hunyuan", {"use_qk_norm": False}, "use_qk_norm = False is not supported: True"),
+        ("hunyuan", {"attention_head_dim": 8}, "attention_head_dim = 8 is not supported: 16"),
+        ("hunyuan", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type = 'dynamic'"),
+        ("hunyuan", {"rope_scaling": {"type": "yarn", "alpha": 2.0}}, "'yarn' is not supported"),
+        ("hunyuan", {"rope_scaling": {"type": "dynamic", "alpha": 2.0, "gamma": 1}}, "gamma = 1"),
+        ("hunyuan_moe", {"num_shared_expert": [1, 2, 1]}, "num_shared_expert = [1, 2, 1]"),
+        ("hunyuan_moe", {"moe_intermediate_size": 16}, "moe_intermediate_size = 16"),
+        ("hunyuan_moe", {"mlp_bias": True}, "mlp_bias = True"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha = 1.0"),
         ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "'awq'"),
         ("gpt_oss", {"hidden_act": "gelu_new"}, "hidden_act = 'gelu_new'"),
@@ -106,6 +156,9 @@ def test_mathematics_that_are_not_implemented_are_refused_by_name(
 @pytest.mark.parametrize(
     ("name", "changes", "words"),
     [
+        ("hunyuan_moe", {"moe_topk": [2, 3]}, "moe_topk = [2, 3] is not allowed: one for each"),
+        ("hunyuan_moe", {"moe_topk": [2, 0, 2]}, "moe_topk = 0 is not allowed"),
+        ("hunyuan", {"rope_scaling": {"type": "dynamic", "alpha": -1.0}}, "alpha = -1.0"),
         ("qwen3_moe", {"num_experts": None}, "lacks num_experts"),
         ("qwen3_moe", {"num_experts_per_tok": None}, "lacks num_experts_per_tok"),
         ("qwen3_moe", {"num_experts": 0}, "num_experts = 0 is not allowed: an integer from 1"),

@@ -19,6 +19,7 @@ WRAPPERS = {
     "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
     "mistral": "Mistral3ForConditionalGeneration",
     "ministral3": "Mistral3ForConditionalGeneration",
+    "llama4": "Llama4ForConditionalGeneration",
     "llama": "LlavaForConditionalGeneration",
     "qwen3": "Qwen3VLForConditionalGeneration",
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
@@ -63,6 +64,7 @@ def test_the_text_model_says_what_it_says_by_itself(
     name, prefixes, write, run_model, tokens, golden_logits
 ):
     towers = ("vision_tower.", "multi_modal_projector.", "visual.", "audio_tower.", "embed_audio.")
+    towers += ("vision_model.",) if name == "llama4" else ()
     begin = "model." if prefixes is NEW else ""
     images = {f"{begin}{tower}x.weight": np.ones((2, 2), np.float32) for tower in towers}
     model = load_model(write(name, prefixes, tensors=images), "float32")
