@@ -9,7 +9,8 @@ reason to end, the same usage. Both servers must have had requests.
 
 `smg` speaks to the servers over HTTP and, in a second round, over gRPC. There it renders, tokenizes
 and makes text itself, with the tokenizer that a server gives it; so its token ids are compared,
-too. A request whose client has left must end at the server.
+too. A request whose client has left must end at the server. With its policy `cache_aware` a prompt
+must go to the server whose prefix cache holds it, though it came there another way.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
 NUM_PROMPTS = 4
 """Of each kind; their beginnings differ, so that a router that looks at them spreads them too."""
+CACHE_NEWS_S = 1.0
+"""In which a router must know what came into a server's prefix cache."""
 ABORT_TIMEOUT_S = 10.0
 """In which a server must have ended what nobody reads any more."""
 
@@ -192,6 +195,22 @@ def proto_problems(bin_folder: Path) -> list[str]:
     return found
 
 
+def cache_problems(router: str, servers: list[Server]) -> list[str]:
+    """Prompts that go elsewhere than to the server that holds them."""
+    found = []
+    for number in range(2 * NUM_PROMPTS):
+        owner = servers[number % 2]
+        text = f"{number} times {number} is a number. " * 8
+        with OctavoClient(owner.grpc) as client:
+            client.generate(text, SamplingParams(temperature=0, max_tokens=1))
+        time.sleep(CACHE_NEWS_S)
+        before = requests_of(owner)
+        post(f"{router}/v1/completions", {"model": "tiny", "prompt": text, "max_tokens": 1})
+        if requests_of(owner) == before:
+            found.append(f"prompt {number} did not go to {owner.grpc}, which holds it")
+    return found
+
+
 def abort_problems(router: str, servers: list[Server]) -> list[str]:
     """Whether a server goes on with what a client asked for that has left."""
     before = sum(requests_of(server, "cancelled") for server in servers)
@@ -211,14 +230,17 @@ def abort_problems(router: str, servers: list[Server]) -> list[str]:
 
 
 @contextlib.contextmanager
-def routing(command: list[str], workers: list[str], log: Path) -> Iterator[str]:
+def routing(
+    command: list[str], workers: list[str], log: Path, policy: str = "round_robin"
+) -> Iterator[str]:
     """A router's URL, from when it takes requests until the block's end.
 
     Raises:
         RuntimeError: it did not start; carries the end of its log.
     """
     port, metrics_port = free_port(), free_port()
-    command += ["--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin"]
+    command = list(command)
+    command += ["--host", "127.0.0.1", "--port", str(port), "--policy", policy]
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(metrics_port)]
     command += ["--worker-urls", *workers]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -271,7 +293,9 @@ def main() -> int:
         for _ in range(2):
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             model = write_tiny_model(Path(folder))
-            workers.append(stack.enter_context(serving(model, ("--warm-up", "coarse"))))
+            workers.append(
+                stack.enter_context(serving(model, ("--warm-up", "coarse", "--kv-events")))
+            )
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for name, ((program, *first), is_grpc) in ROUTERS.items():
             if args.only not in (None, name):
@@ -286,6 +310,10 @@ def main() -> int:
                         found += proto_problems(args.bin)
                         found += token_problems(url, workers[0])
                         found += abort_problems(url, workers)
+                if is_grpc:
+                    log = scratch / f"{name}-cache.log"
+                    with routing(command, urls, log, "cache_aware") as url:
+                        found += cache_problems(url, workers)
             except RuntimeError as error:
                 found = [str(error)]
             told = "\n  ".join(found) or "the same tokens as directly, from both servers"

@@ -29,6 +29,7 @@ from octavo.server.tracing import TRACE_PARENT
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
+    from octavo.server.cache_feed import CacheFeed
 
 LOW_PRIORITY_SHARE = 0.875
 """Of the requests that a server holds, those of low priority may be: a batch that fills the server
@@ -55,6 +56,7 @@ class Front:
         stuck: set while the engine's thread has been in one step for too long.
         deaf: set when a port has stopped listening though nobody told it to.
         num_inflight: generations being answered.
+        cache_feed: what the prefix cache holds, if routers may follow it.
         renderer: renders chats; made for the first one if it was not before.
         stats: what became of requests.
         started_s: monotonic clock at the start.
@@ -73,6 +75,7 @@ class Front:
         self.stuck = False
         self.deaf = False
         self.num_inflight = 0
+        self.cache_feed: CacheFeed | None = None
         self.renderer: ChatRenderer | None = None
         self.stats = RequestStats()
         self.started_s = time.monotonic()

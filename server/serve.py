@@ -28,6 +28,7 @@ from octavo.engine.process.own_process import ServingProcess
 from octavo.server.admin_service import SERVICE as ADMIN_SERVICE
 from octavo.server.admin_service import AdminService
 from octavo.server.auth import TokenFile
+from octavo.server.cache_feed import feed_of
 from octavo.server.chat_renderer import ChatRenderer
 from octavo.server.file_limit import most_connections
 from octavo.server.front import Front
@@ -200,6 +201,9 @@ class OctavoServer:
         engine.stream_interval_s = self._config.stream_interval_ms / 1e3
         if self._tracing is not None:
             self.trace(engine, self._tracing[0])
+        if self._config.kv_events:
+            self.front.cache_feed = feed_of(engine)
+            self.front.cache_feed.start()
         tokenizer = engine.tokenizer
         if tokenizer.chat_template is not None:
             self.front.renderer = ChatRenderer(tokenizer.chat_template, tokenizer.named_tokens)
@@ -236,6 +240,8 @@ class OctavoServer:
             _log.warning("cutting off %d requests", self.front.num_inflight)
         if self._watch is not None:
             self._watch.cancel()
+        if self.front.cache_feed is not None:
+            self.front.cache_feed.close()
         self._alarm.close()
         stops = [self._grpc.stop(0 if self.front.num_inflight else STOP_GRACE_S)]
         if self._http is not None:

@@ -56,6 +56,9 @@ class ServeConfig:
         batch_file_bytes: largest file that may be uploaded.
         batch_files_bytes: most bytes of files that one tenant may keep.
         stuck_after_s: seconds in one engine step after which the server calls itself dead.
+        kv_events: whether routers may follow what comes into the prefix cache and goes out of it,
+            tokens of prompts included (SubscribeKvEvents of the service that smg speaks). Of pages
+            of a tenant, or of a cache salt, nothing is told.
         token_file: bearer tokens, one a line, each with its tenant and a colon before it or alone;
             read again when the file changes; none lets everybody in.
         admin_token_file: bearer tokens of the admin service alone, as in token_file; none does not
@@ -93,6 +96,7 @@ class ServeConfig:
     keepalive_s: float = 30.0
     stream_interval_ms: float = 5.0
     stuck_after_s: float = 120.0
+    kv_events: bool = False
     token_file: str | None = None
     admin_token_file: str | None = None
     profile_dir: str | None = None

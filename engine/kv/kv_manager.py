@@ -7,8 +7,9 @@ pages of one pool, so that what one gives back another can use.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain, islice, zip_longest
+from itertools import chain, groupby, islice, zip_longest
 
+from octavo.engine.kv.cache_events import SHARED_ROOT, CacheEvents
 from octavo.engine.kv.held_prefixes import HeldPrefixes
 from octavo.engine.kv.host_tier import HostTier
 from octavo.engine.kv.page_hash import PageHash, group_suffix, page_hashes, root_hash
@@ -79,6 +80,12 @@ class KVManager:
     def usage(self) -> float:
         """Share of the pool that live sequences hold, 0 to 1."""
         return self.pool.num_owned / self.pool.num_usable
+
+    def tell(self, events: CacheEvents) -> None:
+        """Tells of shared pages that come and go, from now on. There must be one group alone, which
+        sees everything: a page of a window says nothing of the prefix before it."""
+        assert self.needs.is_plain
+        self.cache.events = events
 
     def num_pages_for(self, num_tokens: int) -> int:
         """Pages that a sequence of `num_tokens` tokens holds, of all groups together."""
@@ -365,10 +372,24 @@ class KVManager:
         if num_full <= pages.num_registered or not self.enable_prefix_caching:
             return
         self._extend_hashes(pages, num_full)
+        if self.cache.events is not None and pages.root == SHARED_ROOT:
+            self._tell_stored(self.cache.events, pages, num_full)
         for table, first, keys in zip(pages.tables, pages.first, pages.keys, strict=True):
             new = slice(max(first, pages.num_registered), num_full)  # others were when given back
             self.cache.register_all(keys[new], table[new])
         pages.num_registered = num_full
+
+    def _tell_stored(self, events: CacheEvents, pages: SequencePages, num_full: int) -> None:
+        """Tells of the pages that are about to be registered, but for contents that are there."""
+        self.cache.flush()  # what was given up goes before the same comes back
+        hashes, size = pages.hashes, self.page_size
+        new = range(pages.num_registered, num_full)
+        for is_known, run in groupby(new, lambda index: self.cache.knows(hashes[index])):
+            if not is_known:
+                first, *others = run
+                end = first + len(others) + 1
+                parent = hashes[first - 1] if first else None
+                events.stored(hashes[first:end], parent, pages.tokens(first * size, end * size))
 
     def release(self, pages: SequencePages) -> None:
         """Takes every page from the sequence; registered ones stay cached.

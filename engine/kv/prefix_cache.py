@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from octavo.engine.kv.cache_events import CacheEvents
 from octavo.engine.kv.eviction_queue import EvictionQueue
 from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.kv.page_watch import PageWatch
@@ -25,6 +26,7 @@ class PrefixCache:
 
     Attributes:
         num_queried_tokens, num_hit_tokens: prompt tokens looked up and found, over all time.
+        events: told of pages that can be found no longer. None if nobody follows them.
     """
 
     def __init__(self, num_pages: int, watch: PageWatch | None = None) -> None:
@@ -33,6 +35,7 @@ class PrefixCache:
         self._hash_of: list[PageHash | None] = [None] * num_pages
         self._unreferenced = EvictionQueue(num_pages)
         self._given_up: list[int] = []
+        self.events: CacheEvents | None = None
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
@@ -145,6 +148,8 @@ class PrefixCache:
             del page_of[page_hash]  # all of them are registered
             hash_of[page] = None
         self._watch.note(hashes)
+        if self.events is not None:
+            self.events.removed(hashes)
         self._given_up.clear()
         self._unreferenced.flush()
 
@@ -157,6 +162,8 @@ class PrefixCache:
             self._hash_of[page] = None
         self._page_of.clear()
         self._watch.note_all()
+        if self.events is not None:
+            self.events.cleared()
         return pages
 
     def check_integrity(self, cached_pages: Iterable[int]) -> None:

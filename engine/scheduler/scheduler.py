@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from octavo.engine.errors import DeadlineExceededError, InvalidConfigError
+from octavo.engine.kv.cache_events import CacheEvents
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.request import Priority, Request, RequestStatus
@@ -122,6 +123,7 @@ class Scheduler:
         self.refusals = Refusals(self.forecast)
         self._builder = PlanBuilder(explains=explain)
         self._traces = Traces()
+        self._cache_events: CacheEvents | None = None
         self._make_books()
         self._dispatched: deque[Dispatched] = deque()
         self._last_s = self._last_commit_s = 0.0
@@ -144,6 +146,9 @@ class Scheduler:
             windows=limits.windows,
             chunk_tokens=limits.max_num_batched_tokens,
         )
+        if self._cache_events is not None:
+            self._kv.tell(self._cache_events)
+            self._cache_events.cleared()
         self._transfers = Transfers(self._kv, self.forecast, self._builder)
         self._unapplied = table = RequestTable(
             limits, self.policy, self._kv, self.forecast, self._tenants
@@ -524,6 +529,16 @@ class Scheduler:
         heapq.heapify(self._deadlines)
         self._hold_others()
         self.num_rebuilds += 1
+
+    @property
+    def can_tell_cache_events(self) -> bool:
+        """Whether there is a prefix cache whose pages are all of one group that sees everything."""
+        return self._enable_prefix_caching and self._kv.needs.is_plain
+
+    def tell_cache_events(self, events: CacheEvents) -> None:
+        """Tells of the prefix cache's pages that come and go, from now on; where that can be."""
+        self._cache_events = events
+        self._kv.tell(events)
 
     def flush_prefixes(self) -> tuple[int, int]:
         """Forgets every cached prefix; (device pages, host pages) that come free by it.

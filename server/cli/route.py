@@ -78,6 +78,9 @@ def run(args: argparse.Namespace) -> int:
 
     serve_config = ServeConfig(**given_args(args, ServeConfig, _PREFIX))
     log_config = LogConfig(**given_args(args, LogConfig, _PREFIX))
+    if serve_config.kv_events:
+        allowed = "false at a front, which has no cache: given to its servers"
+        raise InvalidConfigError("kv_events", True, allowed)
     membership = Membership(args.backend)
     get_live_policy(args.router, "router")
     if not 0 < args.backend_timeout_s <= MOST_TIMEOUT_S:

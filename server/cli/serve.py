@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
     start_logging(settings.log)
     check_early(settings.engine)
     of_one_engine(settings.engine, "record", args.record)
-    for name in ("otlp_traces_endpoint", "profile_dir"):
-        of_one_engine(settings.engine, name, getattr(settings.serve, name))
+    for name in ("otlp_traces_endpoint", "profile_dir", "kv_events"):
+        of_one_engine(settings.engine, name, getattr(settings.serve, name) or None)
 
     place = settings.hosts.found(os.environ, settings.engine.tensor_parallel_size)
     if place.is_group:

@@ -28,6 +28,7 @@ from octavo.server.proto.smg import vllm_engine_pb2 as pb
 from octavo.server.server_info import octavo_version
 from octavo.server.slo_headers import read_targets
 from octavo.server.smg.answer import AnswerEncoder
+from octavo.server.smg.kv_events import batch_message
 from octavo.server.smg.request import (
     check_served,
     prompt_of,
@@ -76,6 +77,10 @@ class VllmEngineService:
         streams: dict[str, tuple[type[Message], Handler]] = {
             "Generate": (pb.GenerateRequest, self.generate),
             "GetTokenizer": (common_pb2.GetTokenizerRequest, self.get_tokenizer),
+            "SubscribeKvEvents": (
+                common_pb2.SubscribeKvEventsRequest,
+                self.subscribe_kv_events,
+            ),
         }
         stats = self._front.stats
         methods = {
@@ -216,3 +221,17 @@ class VllmEngineService:
         tokenizer = self._front.ready_engine().tokenizer
         for chunk in chunks_of(await asyncio.to_thread(tokenizer_archive, tokenizer)):
             await context.write(chunk)
+
+    async def subscribe_kv_events(
+        self, request: common_pb2.SubscribeKvEventsRequest, context: Context
+    ) -> None:
+        """What the prefix cache holds, and what comes and goes; see `CacheFeed.batches`."""
+        feed = self._front.cache_feed
+        if feed is None:
+            text = "the server was not started with kv_events"
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, text)
+            return
+        await context.send_initial_metadata(())  # smg waits for it, however idle the server is
+        async with contextlib.aclosing(feed.batches(request.start_sequence_number)) as batches:
+            async for batch in batches:
+                await context.write(batch_message(batch, feed.page_size))

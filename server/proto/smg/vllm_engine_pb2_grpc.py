@@ -75,6 +75,11 @@ class VllmEngineStub:
                 request_serializer=smg_dot_common__pb2.GetTokenizerRequest.SerializeToString,
                 response_deserializer=smg_dot_common__pb2.GetTokenizerChunk.FromString,
                 _registered_method=True)
+        self.SubscribeKvEvents = channel.unary_stream(
+                '/vllm.grpc.engine.VllmEngine/SubscribeKvEvents',
+                request_serializer=smg_dot_common__pb2.SubscribeKvEventsRequest.SerializeToString,
+                response_deserializer=smg_dot_common__pb2.KvEventBatch.FromString,
+                _registered_method=True)
 
 
 class VllmEngineServicer:
@@ -131,6 +136,13 @@ class VllmEngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SubscribeKvEvents(self, request, context):
+        """What the prefix cache holds, and then what comes and goes; where the server was started with `kv_events`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VllmEngineServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -173,6 +185,11 @@ def add_VllmEngineServicer_to_server(servicer, server):
                     servicer.GetTokenizer,
                     request_deserializer=smg_dot_common__pb2.GetTokenizerRequest.FromString,
                     response_serializer=smg_dot_common__pb2.GetTokenizerChunk.SerializeToString,
+            ),
+            'SubscribeKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.SubscribeKvEvents,
+                    request_deserializer=smg_dot_common__pb2.SubscribeKvEventsRequest.FromString,
+                    response_serializer=smg_dot_common__pb2.KvEventBatch.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -391,6 +408,33 @@ class VllmEngine:
             '/vllm.grpc.engine.VllmEngine/GetTokenizer',
             smg_dot_common__pb2.GetTokenizerRequest.SerializeToString,
             smg_dot_common__pb2.GetTokenizerChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SubscribeKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/vllm.grpc.engine.VllmEngine/SubscribeKvEvents',
+            smg_dot_common__pb2.SubscribeKvEventsRequest.SerializeToString,
+            smg_dot_common__pb2.KvEventBatch.FromString,
             options,
             channel_credentials,
             insecure,

@@ -7,6 +7,8 @@ import hashlib
 import io
 import json
 import math
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -312,3 +314,73 @@ def test_targets_in_metadata_count(on_stand):
         assert not seen["params"].detokenize
 
     on_stand(scenario)
+
+
+def test_a_router_can_follow_the_prefix_cache(server_process, tiny_model, tiny_args, tmp_path):
+    args = ("--model", str(tiny_model), *tiny_args, "--kv-events", "--num-kv-pages", "40")
+    with (
+        server_process(*args, log=tmp_path / "log") as process,
+        grpc.insecure_channel(process.grpc) as channel,
+        OctavoClient(process.grpc) as client,
+    ):
+        stub = VllmEngineStub(channel)
+
+        def follow(last: int = 0) -> Any:
+            request = common_pb2.SubscribeKvEventsRequest(start_sequence_number=last)
+            return stub.SubscribeKvEvents(request, timeout=60)
+
+        ids = list(range(5, 90))
+        params = SamplingParams(max_tokens=1, temperature=0)
+        stream = follow()
+        whole = next(stream)
+        assert (whole.snapshot.index, whole.snapshot.count, whole.snapshot.blocks) == (0, 1, 0)
+        client.generate(ids, params)
+        blocks: list[Any] = []
+        while len(blocks) < 5:
+            batch = next(stream)
+            blocks += [block for event in batch.events for block in event.stored.blocks]
+        assert [t for block in blocks for t in block.token_ids] == ids[:80]
+        assert {block.block_size for block in blocks} == {16}
+        first = batch.events[0].stored
+        assert batch.sequence_number == whole.sequence_number + 1 or first.parent_block_hash
+        # Who comes now is told the same; who was there goes on.
+        late = next(follow())
+        assert late.snapshot.blocks == 5
+        assert [event.WhichOneof("data") for event in late.events] == ["cleared"] + ["stored"] * 5
+        parents = [e.stored.parent_block_hash for e in late.events[2:]]
+        assert parents == [block.block_hash for block in blocks[:4]]
+        # Others' prompts take the pages.
+        for number in range(8):
+            client.generate([100 + number] * 200, params)
+        removed: set[int] = set()
+        while not removed.issuperset(block.block_hash for block in blocks):
+            for event in next(stream).events:
+                removed |= set(event.removed.block_hashes)
+        stream.cancel()
+        process.popen.terminate()  # an open stream does not hold the server
+        assert process.ended(30) == 0
+
+
+def test_without_the_setting_there_is_nothing_to_follow(stub):
+    with pytest.raises(grpc.RpcError, match="kv_events") as caught:
+        next(stub.SubscribeKvEvents(common_pb2.SubscribeKvEventsRequest()))
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve", "--quiet", "--warm-up", "few", "--data-parallel-size", "2"),
+        ("serve", "--quiet", "--warm-up", "few", "--no-enable-prefix-caching"),
+        ("route", "--backend", "127.0.0.1:1"),
+    ],
+    ids=["replicas", "no cache", "front"],
+)
+def test_a_cache_that_cannot_be_followed_is_said_at_the_start(tiny_model, arguments):
+    command = [sys.executable, "-m", "octavo.server.cli.main", *arguments]
+    done = subprocess.run(
+        [*command, "--model", str(tiny_model), "--grpc-port", "0", "--kv-events"],
+        capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "kv_events = True is not allowed" in done.stderr
