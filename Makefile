@@ -68,6 +68,10 @@ soak-server: venv ## keep a live server at 1.5 times its capacity for half an ho
 multihost: venv ## run engines over groups of two and four processes, and kill members of them
 	@OCTAVO_MULTIHOST=1 $(BIN)/python -m pytest tests/engine/hosts tests/server/route/test_group_behind_a_front.py $(PYTEST_ARGS)
 
+.PHONY: fleet
+fleet: venv ## run servers on a local Ray cluster behind a front, and kill some of them
+	@tools/check_fleet.sh $(BIN)/python $(PYTEST_ARGS)
+
 .PHONY: models
 models: venv ## test every family and every kind of layer, those that `make test` leaves out too
 	@OCTAVO_MODELS=1 $(BIN)/python -m pytest tests/models tests/engine/test_recurrent_layers.py tests/engine/test_windows.py tests/engine/test_gemma4.py $(PYTEST_ARGS)

@@ -143,6 +143,22 @@ class TokenFile:
         return InvalidConfigError("token_file", self._path, f"{allowed}; see {lines}")
 
 
+def first_token(path: str | Path, field: str = "token_file") -> str:
+    """The first token of a file as `TokenFile` reads it: what a client of that server shows.
+
+    Raises:
+        InvalidConfigError: it cannot be read, or holds no token; names `field`.
+    """
+    try:
+        lines = Path(path).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfigError(field, str(path), f"a file that can be read ({error})") from None
+    for line in map(str.strip, lines):
+        if line and not line.startswith("#"):
+            return _parse(line)[1]
+    raise InvalidConfigError(field, str(path), "a file with a token")
+
+
 def bearer_token(header: str) -> str | None:
     """The token of a call's `authorization`; None if that has another scheme."""
     if header[: len(_SCHEME)].lower() != _SCHEME:

@@ -23,6 +23,7 @@ COMMANDS = {
     "chat": "talk to a model",
     "serve": "serve a model over gRPC and HTTP",
     "route": "serve what other servers generate, and go on elsewhere if one dies",
+    "deploy": "run servers of a model on a Ray cluster",
     "compile": "fill the compile cache ahead, for images",
     "admin": "drain a server, flush its cache, profile it, trace its schedule",
     "convert": "write a checkpoint that opens faster",

@@ -32,7 +32,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--backend", metavar="HOST:PORT", action="append", default=[], required=True,
         help="gRPC address of a server; given once for each. dns:NAME:PORT is every address of a "
-        "name, and file:PATH a file with one a line: both are looked at again every 2 s",
+        "name, file:PATH a file with one a line, and ray:NAME what `octavo deploy` runs: they are "
+        "looked at again every 2 s",
     )  # fmt: skip
     parser.add_argument(
         "--model", metavar="MODEL", required=True,
@@ -70,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     """Serves until told to stop; 0."""
     from octavo.engine.errors import InvalidConfigError
     from octavo.engine.routing.policies import get_live_policy
+    from octavo.server.auth import first_token
     from octavo.server.cli.serve import serve_until_told
     from octavo.server.event_loop import new_event_loop
     from octavo.server.logs import LogConfig, start_logging
@@ -86,7 +88,9 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.backend_timeout_s <= MOST_TIMEOUT_S:
         allowed = f"more than 0, at most {MOST_TIMEOUT_S:.0f} seconds"
         raise InvalidConfigError("backend_timeout_s", args.backend_timeout_s, allowed)
-    token, ca = _first_line(args.backend_token_file), _file("backend_ca", args.backend_ca)
+    path = args.backend_token_file
+    token = None if path is None else first_token(path, "backend_token_file")
+    ca = _file("backend_ca", args.backend_ca)
     start_logging(log_config)
 
     def make_engine() -> AsyncEngine:
@@ -124,15 +128,3 @@ def _file(name: str, path: str | None) -> bytes | None:
         return Path(path).read_bytes()
     except OSError as error:
         raise InvalidConfigError(name, path, f"a file that can be read ({error})") from None
-
-
-def _first_line(path: str | None) -> str | None:
-    from octavo.engine.errors import InvalidConfigError
-
-    found = _file("backend_token_file", path)
-    if found is None:
-        return None
-    lines = found.decode("utf-8", "replace").split()
-    if not lines:
-        raise InvalidConfigError("backend_token_file", path, "a file with a token")
-    return lines[0].rpartition(":")[2]

@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.server.ray.cluster import check_app_name, require_ray
+from octavo.server.ray.watcher import MembersWatcher
 
 MAX_BACKENDS = 1024
-FORMS = "HOST:PORT, dns:NAME:PORT or file:PATH"
+FORMS = "HOST:PORT, dns:NAME:PORT, file:PATH or ray:APP"
+LIVE = ("dns:", "file:", "ray:")
 
 logger = logging.getLogger(__name__)
 
@@ -21,12 +24,13 @@ class Membership:
 
     Args:
         sources: each `HOST:PORT`, one server; `dns:NAME:PORT`, every address that a name has, such
-            as that of a headless service of Kubernetes; or `file:PATH`, an address a line, where
-            `#` begins a comment.
+            as that of a headless service of Kubernetes; `file:PATH`, an address a line, where
+            `#` begins a comment; or `ray:APP`, the servers of an application on the Ray cluster
+            that this machine is a node of.
 
     Raises:
         InvalidConfigError: one has none of these forms, or is there twice, its file cannot be read,
-            or there is none.
+            Ray is not installed, or there is none.
     """
 
     def __init__(self, sources: Sequence[str]) -> None:
@@ -37,18 +41,22 @@ class Membership:
             kind, _, rest = source.partition(":")
             if kind == "file":
                 _read(Path(rest), "backend")
+            elif kind == "ray":
+                require_ray("backend", source)
+                check_app_name("backend", rest)
             elif not _is_target(rest if kind == "dns" else source):
                 raise InvalidConfigError("backend", source, FORMS)
             if sources.count(source) > 1:
                 raise InvalidConfigError("backend", source, "given once")
         self._sources = sources
         self._known: dict[str, list[str]] = {}
-        self._failing: set[str] = set()
+        self._failing: dict[str, str] = {}
+        self._watchers: dict[str, MembersWatcher] = {}
 
     @property
     def is_fixed(self) -> bool:
         """Whether servers come and go by nothing but their own lives."""
-        return not any(source.startswith(("dns:", "file:")) for source in self._sources)
+        return not any(source.startswith(LIVE) for source in self._sources)
 
     async def look(self) -> list[str]:
         """Addresses of the servers there are, each once.
@@ -59,26 +67,32 @@ class Membership:
         found: dict[str, None] = {}
         for source in self._sources:
             try:
-                self._known[source] = await _targets(source)
+                self._known[source] = await self._targets(source)
             except (OSError, InvalidConfigError) as error:
-                if source not in self._failing:
+                if self._failing.get(source) != str(error):
                     logger.warning("%s tells no servers: %s", source, error)
-                self._failing.add(source)
+                self._failing[source] = str(error)
             else:
-                self._failing.discard(source)
+                self._failing.pop(source, None)
             found |= dict.fromkeys(self._known.get(source, ()))
         if len(found) > MAX_BACKENDS:
             logger.error("%d servers: only the first %d are used", len(found), MAX_BACKENDS)
         return list(found)[:MAX_BACKENDS]
 
+    async def _targets(self, source: str) -> list[str]:
+        kind, _, rest = source.partition(":")
+        if kind == "file":
+            return _read(Path(rest), "backend")
+        if kind == "ray":
+            if source not in self._watchers:
+                self._watchers[source] = MembersWatcher(rest)
+            return self._watchers[source].addresses()
+        return await _addresses(rest) if kind == "dns" else [source]
 
-async def _targets(source: str) -> list[str]:
-    kind, _, rest = source.partition(":")
-    if kind == "file":
-        return _read(Path(rest), "backend")
-    if kind != "dns":
-        return [source]
-    host, _, port = rest.rpartition(":")
+
+async def _addresses(name: str) -> list[str]:
+    """All addresses of `NAME:PORT`."""
+    host, _, port = name.rpartition(":")
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
     hosts = sorted({str(address[0]) for *_, address in found})

@@ -1,0 +1,82 @@
+"""The Ray Serve application: servers of one model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ray import serve
+
+from octavo.engine.errors import InvalidConfigError
+from octavo.server.ray.deploy_config import NODE, DeployConfig
+from octavo.server.ray.replica import ServerReplica
+from octavo.server.ray.server_words import check_words
+
+DEPLOYMENT = "servers"
+HEALTH_PERIOD_S = 1.0
+"""Three failed looks, and a replica is replaced."""
+HEALTH_TIMEOUT_S = 10.0
+MOST_STARTS = 3
+"""Attempts at a replica's start, after which the application has failed."""
+STOP_S = 15.0
+"""For a replica to end, beyond its server's drain."""
+
+
+def make_application(
+    model: str, words: Sequence[str] = (), config: DeployConfig | None = None
+) -> serve.Application:
+    """An application for `serve.run`, with `route_prefix=None`.
+
+    Args:
+        model: as of `octavo serve --model`, on every node.
+        words: further options of `octavo serve`.
+        config: how many servers, and what each gets; None for one.
+
+    Raises:
+        InvalidConfigError: a value that cannot work.
+    """
+    config = config or DeployConfig()
+    settings = check_words(model, words, config.listen)
+    drain_s = settings.serve.drain_timeout_s
+    deployment = serve.deployment(
+        ServerReplica,
+        name=DEPLOYMENT,
+        num_replicas=config.replicas,
+        max_constructor_retry_count=MOST_STARTS,
+        health_check_period_s=HEALTH_PERIOD_S,
+        health_check_timeout_s=HEALTH_TIMEOUT_S,
+        graceful_shutdown_timeout_s=drain_s + STOP_S,
+        ray_actor_options={
+            "num_cpus": config.cpus_per_replica,
+            "num_gpus": config.gpus_per_replica,
+            "resources": config.other_resources(),
+        },
+    )
+    return deployment.bind(
+        ("--quiet", "--model", model, *words),
+        listens_on_node=config.listen == NODE,
+        token_file=settings.serve.token_file,
+        drain_s=drain_s + STOP_S / 2,
+    )
+
+
+def build(args: Mapping[str, Any]) -> serve.Application:
+    """The application of a file for `serve deploy`, whose `import_path` names this function.
+
+    Args:
+        args: `model`; `serve`, options of `octavo serve` as a list of words; and the fields of
+            `DeployConfig`.
+
+    Raises:
+        InvalidConfigError: an unknown name, or a value that cannot work.
+    """
+    given = dict(args)
+    model, words = given.pop("model", None), given.pop("serve", [])
+    if not isinstance(model, str) or not model:
+        raise InvalidConfigError("model", model, "a folder, a GGUF file or a packaged model's name")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise InvalidConfigError("serve", words, "a list of words, such as ['--max-num-seqs', '8']")
+    known = DeployConfig.__dataclass_fields__
+    for name in given.keys() - known:
+        raise InvalidConfigError("args", name, f"model, serve or one of {', '.join(known)}")
+    return make_application(model, words, DeployConfig(**given))
