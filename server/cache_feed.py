@@ -118,19 +118,24 @@ class CacheFeed:
             last: its number; 0 for none.
         """
         while not self._is_closed:
-            oldest = self._history[0].number if self._history else self._number + 1
-            if not oldest - 1 <= last <= self._number:
-                for batch in list(self._whole()):
-                    yield batch
-                    last = batch.number
-                continue
-            news = self._news
-            missed = [batch for batch in self._history if batch.number > last]
+            news, missed = self._news, self.missed(last)
             for batch in missed:
                 yield batch
                 last = batch.number
             if not missed:
                 await news.wait()
+
+    def missed(self, last: int) -> list[Batch]:
+        """Batches behind the last one that a reader has, as far as there are any; the whole where
+        they are not kept.
+
+        Args:
+            last: its number; 0 for none.
+        """
+        oldest = self._history[0].number if self._history else self._number + 1
+        if oldest - 1 <= last <= self._number:
+            return [batch for batch in self._history if batch.number > last]
+        return list(self._whole())
 
     def _apply(self, event: CacheEvent) -> CacheEvent | None:
         """Enters an event in what is known; the event as it is told, None for none of it."""

@@ -45,6 +45,7 @@ from octavo.server.smg.service import SERVICE as VLLM_SERVICE
 from octavo.server.smg.service import VllmEngineService
 from octavo.server.tracing import RequestTracer, TraceInterceptor, exporting_tracer
 from octavo.server.watchdog import LoopAlarm, Watchdog
+from octavo.server.zmq_events import ZmqPublisher
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
@@ -157,6 +158,7 @@ class OctavoServer:
         )
         self._http = None if config.http_port is None else _http_server(config, self.front, tokens)
         self._serving = False
+        self._publisher: ZmqPublisher | None = None
         self._watch: asyncio.Task[None] | None = None
         self._alarm = LoopAlarm(max(config.stuck_after_s, LOOP_PERIODS * HEALTH_PERIOD_S))
         self._grpc_ended: asyncio.Task[Any] | None = None
@@ -204,6 +206,10 @@ class OctavoServer:
         if self._config.kv_events:
             self.front.cache_feed = feed_of(engine)
             self.front.cache_feed.start()
+            if (endpoint := self._config.kv_events_endpoint) is not None:
+                replay, topic = self._config.kv_events_replay_endpoint, self._config.kv_events_topic
+                self._publisher = ZmqPublisher(self.front.cache_feed, endpoint, replay, topic)
+                self._publisher.start()
         tokenizer = engine.tokenizer
         if tokenizer.chat_template is not None:
             self.front.renderer = ChatRenderer(tokenizer.chat_template, tokenizer.named_tokens)
@@ -242,6 +248,8 @@ class OctavoServer:
             self._watch.cancel()
         if self.front.cache_feed is not None:
             self.front.cache_feed.close()
+        if self._publisher is not None:
+            self._publisher.close()
         self._alarm.close()
         stops = [self._grpc.stop(0 if self.front.num_inflight else STOP_GRACE_S)]
         if self._http is not None:

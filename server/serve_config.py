@@ -59,6 +59,10 @@ class ServeConfig:
         kv_events: whether routers may follow what comes into the prefix cache and goes out of it,
             tokens of prompts included (SubscribeKvEvents of the service that smg speaks). Of pages
             of a tenant, or of a cache salt, nothing is told.
+        kv_events_endpoint: where the same is published over ZeroMQ as vLLM does, such as
+            tcp://0.0.0.0:5557; whoever reaches it may read. Needs octavo[kv-events].
+        kv_events_replay_endpoint: where subscribers ask for what they missed.
+        kv_events_topic: of what is published; llm-d's indexer wants kv@POD@MODEL.
         token_file: bearer tokens, one a line, each with its tenant and a colon before it or alone;
             read again when the file changes; none lets everybody in.
         admin_token_file: bearer tokens of the admin service alone, as in token_file; none does not
@@ -97,6 +101,9 @@ class ServeConfig:
     stream_interval_ms: float = 5.0
     stuck_after_s: float = 120.0
     kv_events: bool = False
+    kv_events_endpoint: str | None = None
+    kv_events_replay_endpoint: str | None = None
+    kv_events_topic: str = ""
     token_file: str | None = None
     admin_token_file: str | None = None
     profile_dir: str | None = None
@@ -134,6 +141,13 @@ class ServeConfig:
             raise InvalidConfigError(
                 "batch_files_dir", self.batch_files_dir, "given together with http_port"
             )
+        for name, needed in (
+            ("kv_events_endpoint", "kv_events"),
+            ("kv_events_replay_endpoint", "kv_events_endpoint"),
+        ):
+            if getattr(self, name) is not None and not getattr(self, needed):
+                allowed = f"given together with {needed}"
+                raise InvalidConfigError(name, getattr(self, name), allowed)
         self.cross_origin()
         if (self.tls_cert is None) != (self.tls_key is None):
             raise InvalidConfigError("tls_key", self.tls_key, "given together with tls_cert")
