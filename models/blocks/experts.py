@@ -23,6 +23,7 @@ from octavo.models.parameters import param
 from octavo.models.tensor_layouts import (
     EverySecond,
     ExpertMatrices,
+    ExpertRows,
     ExpertVectors,
     LastPart,
     Reshaped,
@@ -85,8 +86,9 @@ class _Names:
         experts: how the names of experts' tensors begin, before their numbers.
         gate, up, down: of an expert, after its number.
         shared: how the names of the shared expert's tensors begin.
-        stacked: a layer's experts are one tensor, inputs before outputs, and so are their gates and
-            ups, either "in turn" or "end to end"; None where experts have tensors of their own.
+        stacked: a layer's experts are one tensor, and so are their gates and ups: inputs before
+            outputs, "in turn" or "end to end", or "by rows", outputs first; None where experts
+            have tensors of their own.
     """
 
     router: str = "mlp.gate"
@@ -98,7 +100,7 @@ class _Names:
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "mlp.shared_experts"
-    stacked: Literal["in turn", "end to end"] | None = None
+    stacked: Literal["in turn", "end to end", "by rows"] | None = None
 
 
 _NAMES = {
@@ -120,6 +122,15 @@ _NAMES = {
         experts="feed_forward.experts",
         shared="feed_forward.shared_expert",
         stacked="end to end",
+    ),
+    "granite": _Names(
+        router="block_sparse_moe.router.layer",
+        experts="block_sparse_moe",
+        gate="input_linear",
+        up="input_linear",
+        down="output_linear",
+        shared="mlp",
+        stacked="by rows",
     ),
     "gemma": _Names(router="router.proj", experts="experts", shared="mlp"),
     "lfm2": _Names(
@@ -171,6 +182,10 @@ class Experts:
 
     def __post_init__(self) -> None:
         MLP(intermediate_size=self.intermediate_size, activation=self.activation, bias=self.bias)
+        if not isinstance(self.names, str) or self.names not in _NAMES:
+            raise ModelLoadError(
+                f"names = {shorten(self.names)} is not allowed: {' or '.join(_NAMES)}"
+            )
         if self.gate_limit is not None:
             check_positive("gate_limit", self.gate_limit)
         if self.shared_size is not None:
@@ -178,12 +193,10 @@ class Experts:
         check_flag("shared_gate", self.shared_gate)
         if self.shared_gate and self.shared_size is None:
             raise ModelLoadError("shared_gate = true is not allowed: false, without shared_size")
+        if self.bias and _NAMES[self.names].stacked == "by rows":
+            raise ModelLoadError(f"bias = true is not allowed: false, with names = {self.names!r}")
         if self.apart is not None and self.shared_size is None:
             raise ModelLoadError("apart = a norm is not allowed: none, without shared_size")
-        if not isinstance(self.names, str) or self.names not in _NAMES:
-            raise ModelLoadError(
-                f"names = {shorten(self.names)} is not allowed: {' or '.join(_NAMES)}"
-            )
 
     @property
     def shared(self) -> MLP | None:
@@ -369,6 +382,12 @@ def _layout(names: _Names, which: str, number: int, kind: str, *shape: int) -> T
             for expert in range(number)
         )
         return ExpertMatrices(tensors) if kind == "weight" else ExpertVectors(tensors)
+    if names.stacked == "by rows":
+        num_outputs, num_inputs = shape
+        name = f"{names.experts}.{getattr(names, which)}.{kind}"
+        num_rows = num_outputs if which == "down" else 2 * num_outputs
+        rows = Tensor(name=name, gguf=gguf, shape=(number, num_rows, num_inputs))
+        return ExpertRows(rows, num_outputs if which == "up" else 0)
     suffix = "_bias" if kind == "bias" else ""
     if which == "down":
         name = f"{names.experts}.{names.down}{suffix}"

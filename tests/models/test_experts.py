@@ -150,6 +150,7 @@ def test_scores_of_another_kind_are_refused() -> None:
         ({"shared_size": 0}, "shared_size = 0"),
         ({"shared_gate": True}, "shared_gate = true is not allowed: false, without shared_size"),
         ({"apart": RMSNorm()}, "apart = a norm is not allowed: none, without shared_size"),
+        ({"names": "granite", "bias": True}, "bias = true is not allowed: false, with names"),
         ({"names": "nobody"}, "names = 'nobody' is not allowed: "),
     ],
 )
