@@ -39,6 +39,12 @@ INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 PACKED = "U8"
 """Of what is no number by itself."""
+RENAMED = (
+    ("backbone.embeddings.", "model.embed_tokens."),
+    ("model.embeddings.", "model.embed_tokens."),
+    ("backbone.", "model."),
+)
+"""How the names of tensors begin in files of Nemotron-H -> how those of others do."""
 PREFIX = "model."
 """How the names of nearly all tensors begin; of a model without an output layer, none does."""
 HEAD = "score.weight"
@@ -121,8 +127,9 @@ class SafetensorsSource:
     def _stored_names(self, directory: Path, is_composite: bool) -> dict[str, str]:
         """Name of each tensor of the text model -> what it is stored as."""
         if not is_composite:
-            prefix = "" if any(name.startswith(PREFIX) for name in self._files) else PREFIX
-            return {prefix + name: name for name in self._files}
+            prefixes = (PREFIX, *(old for old, _ in RENAMED))
+            prefix = "" if any(name.startswith(prefixes) for name in self._files) else PREFIX
+            return {_renamed(prefix + name): name for name in self._files}
         names: dict[str, str] = {}
         for stored in self._files:
             name = text_tensor(stored)
@@ -188,6 +195,13 @@ class SafetensorsSource:
                     f"{directory / INDEX_FILE} places {shorten(name)} in {shorten(shard)}, "
                     "which does not hold it"
                 )
+
+
+def _renamed(name: str) -> str:
+    for old, new in RENAMED:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 def _without_next_tokens(names: Iterable[str], num_layers: int) -> list[str]:
