@@ -446,7 +446,7 @@ def _about_pages(model: OpenedModel, max_model_len: int) -> str:
     """What beside the checkpoint makes keys and values of two engines the same. Of some models,
     whose rotary embedding depends on the context that is served, it is a part."""
     layers = model.config.for_context(max_model_len).layers
-    rotary = zlib.crc32(repr(dict.fromkeys(layer.mixer.rotary for layer in layers)).encode())
+    rotary = zlib.crc32(repr(dict.fromkeys(layer.rotary for layer in layers)).encode())
     return f"{model.dtype}, quantization {model.quantization}, rotary {rotary:08x}"
 
 

@@ -96,4 +96,9 @@ class RecurrentState:
         return sum(4 * math.prod(array.shape) for array in self.arrays)
 
 
-CacheSpec = PagedCache | RecurrentState | SharedCache
+@dataclass(frozen=True, slots=True)
+class NoCache:
+    """Nothing: the layer computes each token by itself."""
+
+
+CacheSpec = PagedCache | RecurrentState | SharedCache | NoCache

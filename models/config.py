@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.cache_groups import CacheLayout, cache_layout
-from octavo.models.cache_spec import CacheSpec, PagedCache, RecurrentState, SharedCache
+from octavo.models.cache_spec import CacheSpec, NoCache, PagedCache, RecurrentState, SharedCache
 from octavo.models.checks import (
     MAX_EOS_TOKENS,
     MAX_LAYERS,
@@ -108,10 +108,11 @@ class ModelConfig:
             owner = layer.cache_of
             if owner is None:
                 continue
-            if owner >= index or self.layers[owner].cache() != layer.mixer.cache():
+            wanted = cast("Attentions", layer.mixer).cache()
+            if owner >= index or self.layers[owner].cache() != wanted:
                 raise ModelLoadError(
                     f"layer {index}: cache_of = {owner} is not allowed: an earlier layer that has "
-                    f"a cache of its own, {layer.mixer.cache()}"
+                    f"a cache of its own, {wanted}"
                 )
 
     def _check_layer_inputs(self) -> None:
@@ -137,21 +138,27 @@ class ModelConfig:
         return tuple(
             cast("Attentions", layer.mixer)
             for layer, cache in zip(self.layers, self.caches(), strict=True)
-            if not isinstance(cache, RecurrentState)
+            if not isinstance(cache, RecurrentState | NoCache)
         )
 
     def own_caches(self) -> tuple[PagedCache | RecurrentState, ...]:
         """The caches that room is needed for, in the order of their layers."""
-        return tuple(cache for cache in self.caches() if not isinstance(cache, SharedCache))
+        return tuple(
+            cache for cache in self.caches() if not isinstance(cache, SharedCache | NoCache)
+        )
 
-    def cache_places(self) -> tuple[int, ...]:
-        """For each layer, which of `own_caches` it uses."""
-        places: list[int] = []
+    def cache_places(self) -> tuple[int | None, ...]:
+        """For each layer, which of `own_caches` it uses; None if it uses none."""
+        places: list[int | None] = []
         num_own = 0
         for cache in self.caches():
-            is_shared = isinstance(cache, SharedCache)
-            places.append(places[cache.layer] if isinstance(cache, SharedCache) else num_own)
-            num_own += not is_shared
+            if isinstance(cache, NoCache):
+                places.append(None)
+            elif isinstance(cache, SharedCache):
+                places.append(places[cache.layer])
+            else:
+                places.append(num_own)
+                num_own += 1
         return tuple(places)
 
     def cache_layout(self) -> CacheLayout:
@@ -206,9 +213,9 @@ class ModelConfig:
     def _with_kv_heads(self, wanted: Callable[[int], int]) -> ModelConfig:
         """So many KV heads of the checkpoint's, wherever query heads divide over them."""
         places = self.cache_places()
-        users: dict[int, list[Attentions]] = {}
+        users: dict[int | None, list[Attentions]] = {}
         for layer, place in zip(self.layers, places, strict=True):
-            if not isinstance(layer.cache(), RecurrentState):
+            if not isinstance(layer.cache(), RecurrentState | NoCache):
                 users.setdefault(place, []).append(cast("Attentions", layer.mixer))
 
         def num_kv_heads(sharing: list[Attentions]) -> int:
@@ -230,7 +237,7 @@ class ModelConfig:
 
 
 def _for_context(layer: LayerSpec, num_tokens: int) -> LayerSpec:
-    if isinstance(layer.cache(), RecurrentState):
+    if isinstance(layer.cache(), RecurrentState | NoCache):
         return layer
     attention = cast("Attentions", layer.mixer)
     if attention.rope is None:

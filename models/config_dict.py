@@ -109,7 +109,8 @@ def _layer_to_dict(spec: LayerSpec) -> dict[str, Any]:
     names = {kind: name for name, kind in (MIXERS | FEED_FORWARDS).items()}
     values = dataclasses.asdict(spec)
     for part in ("mixer", "feed_forward"):
-        values[part] = {"kind": names[type(getattr(spec, part))], **values[part]}
+        if values[part] is not None:
+            values[part] = {"kind": names[type(getattr(spec, part))], **values[part]}
     values["norms"]["norm"] = _norm_to_dict(spec.norms.norm)
     for part, block, name in (
         ("mixer", spec.mixer, "qk_norm"),
@@ -159,8 +160,8 @@ def _layer(values: Any) -> LayerSpec:
     return _built(
         LayerSpec,
         values,
-        mixer=partial(_block, MIXERS),
-        feed_forward=partial(_block, FEED_FORWARDS),
+        mixer=_optional(partial(_block, MIXERS)),
+        feed_forward=_optional(partial(_block, FEED_FORWARDS)),
         norms=lambda found: _built(Norms, found, norm=_norm),
         stored=_stored_names,
         tail=_optional(_tail),

@@ -109,19 +109,19 @@ def run_layers(
     if places is None:
         places = [CachePlace(array, 0) for array in range(len(caches))]
     with jax.named_scope("rotary"):
-        wanted = dict.fromkeys(layer.mixer.rotary for layer in config.layers)
+        wanted = dict.fromkeys(layer.rotary for layer in config.layers)
         tables = [None if key is None else rotary_tables(positions, *key) for key in wanted]
         # Fused into their users, XLA's CPU backend would compute them for each head of each layer.
         rotary = dict(zip(wanted, jax.lax.optimization_barrier(tables), strict=True))
     new_caches = list(caches)
     for index, (layer, cache) in enumerate(zip(config.layers, config.cache_places(), strict=True)):
-        array, group = places[cache]
-        x, new_caches[array] = _layer(
+        array, group = (None, None) if cache is None else places[cache]
+        x, new_cache = _layer(
             weights["layers"][index],
             x,
-            rotary[layer.mixer.rotary],
-            new_caches[array],
-            by_group[group],
+            rotary[layer.rotary],
+            None if array is None else new_caches[array],
+            None if group is None else by_group[group],
             run_experts if isinstance(layer.feed_forward, Experts) else None,
             None if layer_inputs is None else layer_inputs[index],
             mixer=layer.mixer,
@@ -129,6 +129,8 @@ def run_layers(
             norms=layer.norms,
             tail=layer.tail,
         )
+        if array is not None:
+            new_caches[array] = new_cache
     return x, tuple(new_caches)
 
 
@@ -184,12 +186,12 @@ def _layer(
     x: jax.Array,
     rotary: Rotary | None,
     cache: Any,
-    attend: Attend | StateRows,
+    attend: Attend | StateRows | None,
     run_experts: RunExperts | None,
     layer_input: jax.Array | None,
     *,
-    mixer: Mixer,
-    feed_forward: FeedForward,
+    mixer: Mixer | None,
+    feed_forward: FeedForward | None,
     norms: Norms,
     tail: Tail | None,
 ) -> tuple[jax.Array, Any]:

@@ -16,7 +16,7 @@ from octavo.models.rope import Rope, RopeScaling
 from octavo.pallas_kernels.compat import device_kind, laid_out_row_major
 from octavo.pallas_kernels.linear_weight import LinearWeight, linear_weight
 
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu_tanh", "relu", "relu2"]
 Rotary = tuple[jax.Array, ...]
 """What `rotary_tables` makes of a step's positions."""
 
@@ -88,6 +88,10 @@ def activate(x: jax.Array, activation: Activation) -> jax.Array:
     """The gate's nonlinearity, elementwise."""
     if activation == "silu":
         return jax.nn.silu(x)
+    if activation == "relu":
+        return jax.nn.relu(x)
+    if activation == "relu2":
+        return jnp.square(jax.nn.relu(x))
     return jax.nn.gelu(x, approximate=True)
 
 

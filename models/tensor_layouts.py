@@ -235,6 +235,30 @@ class ExpertMatrices:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertRows:
+    """Of a tensor of all experts' linear weights [X, rows, in], some rows as [X, in, out].
+
+    Attributes:
+        first: of those rows.
+    """
+
+    tensor: Tensor
+    first: int
+    num_interleaved = 1
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.tensor,)
+
+    def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
+        experts, inputs, rows = index
+        stored = slice(self.first + rows.start, self.first + rows.stop)
+        out = _empty(index, dtype)
+        out[...] = self.tensor.read(source, prefix, (experts, stored, inputs)).swapaxes(1, 2)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
 class EverySecond:
     """Of a tensor's last dimension, every second number.
 

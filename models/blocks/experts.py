@@ -23,6 +23,7 @@ from octavo.models.parameters import param
 from octavo.models.tensor_layouts import (
     EverySecond,
     ExpertMatrices,
+    ExpertRows,
     ExpertVectors,
     LastPart,
     Reshaped,
@@ -85,8 +86,9 @@ class _Names:
         experts: how the names of experts' tensors begin, before their numbers.
         gate, up, down: of an expert, after its number.
         shared: how the names of the shared expert's tensors begin.
-        stacked: a layer's experts are one tensor, inputs before outputs, and so are their gates and
-            ups, either "in turn" or "end to end"; None where experts have tensors of their own.
+        stacked: a layer's experts are one tensor, and so are their gates and ups: inputs before
+            outputs, "in turn" or "end to end", or "by rows", outputs first; None where experts
+            have tensors of their own.
     """
 
     router: str = "mlp.gate"
@@ -98,7 +100,7 @@ class _Names:
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "mlp.shared_experts"
-    stacked: Literal["in turn", "end to end"] | None = None
+    stacked: Literal["in turn", "end to end", "by rows"] | None = None
 
 
 _NAMES = {
@@ -120,6 +122,21 @@ _NAMES = {
         experts="feed_forward.experts",
         shared="feed_forward.shared_expert",
         stacked="end to end",
+    ),
+    "granite": _Names(
+        router="block_sparse_moe.router.layer",
+        experts="block_sparse_moe",
+        gate="input_linear",
+        up="input_linear",
+        down="output_linear",
+        shared="mlp",
+        stacked="by rows",
+    ),
+    "nemotron_h": _Names(
+        router="mixer.gate",
+        correction="mixer.gate.e_score_correction_bias",
+        experts="mixer.experts",
+        shared="mixer.shared_experts",
     ),
     "gemma": _Names(router="router.proj", experts="experts", shared="mlp"),
     "lfm2": _Names(
@@ -148,6 +165,8 @@ class Experts:
         router: which choose.
         intermediate_size: F.
         activation: of the gates.
+        gated: whether there are gates; without, they are down(activation(up(x))), and so is the
+            shared expert. The activation is "relu2" then, and no other one's is not.
         gate_limit: gates are at most so much, ups at most so far from zero; gates go through
             gate · sigmoid(1.702 · gate), and 1 is added to ups. None is a plain gated MLP.
         bias: experts' linear layers add one.
@@ -162,6 +181,7 @@ class Experts:
     router: Router
     intermediate_size: int
     activation: Activation = "silu"
+    gated: bool = True
     gate_limit: float | None = None
     bias: bool = False
     shared_size: int | None = None
@@ -171,6 +191,18 @@ class Experts:
 
     def __post_init__(self) -> None:
         MLP(intermediate_size=self.intermediate_size, activation=self.activation, bias=self.bias)
+        if not isinstance(self.names, str) or self.names not in _NAMES:
+            raise ModelLoadError(
+                f"names = {shorten(self.names)} is not allowed: {' or '.join(_NAMES)}"
+            )
+        check_flag("gated", self.gated)
+        if self.gated == (self.activation == "relu2") or not (
+            self.gated or (self.gate_limit is None and not self.bias)
+        ):
+            raise ModelLoadError(
+                f"gated = {str(self.gated).lower()} is not allowed: false with activation = "
+                f"'relu2' and neither gate_limit nor bias, or else true"
+            )
         if self.gate_limit is not None:
             check_positive("gate_limit", self.gate_limit)
         if self.shared_size is not None:
@@ -178,26 +210,25 @@ class Experts:
         check_flag("shared_gate", self.shared_gate)
         if self.shared_gate and self.shared_size is None:
             raise ModelLoadError("shared_gate = true is not allowed: false, without shared_size")
+        if self.bias and _NAMES[self.names].stacked == "by rows":
+            raise ModelLoadError(f"bias = true is not allowed: false, with names = {self.names!r}")
         if self.apart is not None and self.shared_size is None:
             raise ModelLoadError("apart = a norm is not allowed: none, without shared_size")
-        if not isinstance(self.names, str) or self.names not in _NAMES:
-            raise ModelLoadError(
-                f"names = {shorten(self.names)} is not allowed: {' or '.join(_NAMES)}"
-            )
 
     @property
     def shared(self) -> MLP | None:
         """The shared expert."""
         if self.shared_size is None:
             return None
-        return MLP(intermediate_size=self.shared_size, activation=self.activation)
+        return MLP(intermediate_size=self.shared_size, activation=self.activation, gated=self.gated)
 
     def parameters(self, hidden_size: int, dtype: jnp.dtype) -> nnx.Module:
-        """router float32 [E, X], experts_gate and experts_up [X, E, F], experts_down [X, F, E].
+        """router float32 [E, X], experts_gate (if gated) and experts_up [X, E, F], experts_down
+        [X, F, E].
 
         And, if any, router_bias, router_correction and router_expert_scale float32 [X],
         router_input_scale float32 [E], experts_gate_bias and experts_up_bias [X, F],
-        experts_down_bias [X, E], the shared expert's w_gate_up [E, 2, S] and w_down [S, E], its
+        experts_down_bias [X, E], the shared expert's parameters as of an `MLP` of S, its
         gate shared_gate [E, 1], and the norms experts_norm, post_experts_norm and post_shared_norm.
         """
         return _Parameters(self, hidden_size, dtype)
@@ -206,14 +237,19 @@ class Experts:
         """Numbers that a token's products multiply with: of the experts, the chosen ones."""
         router = self.router
         num_weights = hidden_size * router.num_experts
-        num_weights += 3 * hidden_size * self.intermediate_size * router.num_chosen
+        num_weights += self._num_matrices * hidden_size * self.intermediate_size * router.num_chosen
         shared = self.shared
         return num_weights + (0 if shared is None else shared.num_weights(hidden_size))
 
     def num_idle_weights(self, hidden_size: int) -> int:
         """Numbers of the experts that a token does not go to."""
         num_idle = self.router.num_experts - self.router.num_chosen
-        return 3 * hidden_size * self.intermediate_size * num_idle
+        return self._num_matrices * hidden_size * self.intermediate_size * num_idle
+
+    @property
+    def _num_matrices(self) -> int:
+        """Of an expert."""
+        return 3 if self.gated else 2
 
     def apply(
         self,
@@ -239,10 +275,13 @@ class Experts:
                 chosen, share = self.router.choose(weights, stream)
                 routed = self.apart(stream, weights, "experts_norm")
         biases = ("gate_bias", "up_bias", "down_bias") if self.bias else ()
-        experts = ExpertWeights(
-            **{name: weights[f"experts_{name}"] for name in ("gate", "up", "down", *biases)}
-        )
+        names = ("gate", "up", "down", *biases)
+        stored: dict[str, Any] = {name: weights.get(f"experts_{name}") for name in names}
         gate = Gate(self.activation, self.gate_limit)
+        if not self.gated:
+            # What goes up gates itself: relu(x) · x is relu(x)². XLA computes the product once.
+            stored["gate"], gate = stored["up"], Gate("relu")
+        experts = ExpertWeights(**stored)
         with jax.named_scope("experts"):
             run = ragged_experts if run_experts is None else run_experts
             if self.router.scales_inputs:
@@ -317,6 +356,8 @@ class _Parameters(nnx.Module):
             "up": ("embed", hidden, "mlp", width),
             "down": ("mlp", width, "embed", hidden),
         }
+        if not experts.gated:
+            del sides["gate"]
         for which, (inputs, num_inputs, outputs, num_outputs) in sides.items():
             matrices = param(
                 (number, num_inputs, num_outputs),
@@ -338,7 +379,11 @@ class _Parameters(nnx.Module):
         of_shared: Any = shared.parameters(
             hidden, dtype, prefix=names.shared, gguf="ffn_{name}_shexp"
         )
-        self.w_gate_up, self.w_down = of_shared.w_gate_up, of_shared.w_down
+        if experts.gated:
+            self.w_gate_up = of_shared.w_gate_up
+        else:
+            self.w_up = of_shared.w_up
+        self.w_down = of_shared.w_down
         if experts.shared_gate:
             gate = Tensor(
                 name=f"{names.shared}_gate.weight",
@@ -369,6 +414,12 @@ def _layout(names: _Names, which: str, number: int, kind: str, *shape: int) -> T
             for expert in range(number)
         )
         return ExpertMatrices(tensors) if kind == "weight" else ExpertVectors(tensors)
+    if names.stacked == "by rows":
+        num_outputs, num_inputs = shape
+        name = f"{names.experts}.{getattr(names, which)}.{kind}"
+        num_rows = num_outputs if which == "down" else 2 * num_outputs
+        rows = Tensor(name=name, gguf=gguf, shape=(number, num_rows, num_inputs))
+        return ExpertRows(rows, num_outputs if which == "up" else 0)
     suffix = "_bias" if kind == "bias" else ""
     if which == "down":
         name = f"{names.experts}.{names.down}{suffix}"

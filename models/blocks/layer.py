@@ -21,10 +21,11 @@ from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
 from octavo.models.blocks.short_conv import ShortConv
 from octavo.models.blocks.state_rows import StateRows
-from octavo.models.cache_spec import CacheSpec, SharedCache
+from octavo.models.cache_spec import CacheSpec, NoCache, SharedCache
 from octavo.models.checks import MAX_LAYERS, is_integer
 from octavo.models.layers import Rotary
 from octavo.models.parameters import ParamSpec, flatten
+from octavo.models.rope import Rope
 from octavo.models.stored_names import COMMON, StoredNames
 from octavo.models.tensor_layouts import Tensor, with_tensors
 
@@ -43,16 +44,16 @@ class LayerSpec:
     """One layer of a decoder. Equal layers share one traced function.
 
     Attributes:
-        mixer: what mixes its tokens.
-        feed_forward: what computes each token by itself.
+        mixer: what mixes its tokens; None for nothing.
+        feed_forward: what computes each token by itself; None for nothing.
         norms: around both.
         cache_of: the earlier layer whose cache the mixer reads; None where it has its own.
         stored: what its tensors are called on disk.
         tail: what follows the feed-forward; None for nothing.
     """
 
-    mixer: Mixer
-    feed_forward: FeedForward
+    mixer: Mixer | None
+    feed_forward: FeedForward | None
     norms: Norms
     cache_of: int | None = None
     stored: StoredNames = COMMON
@@ -63,7 +64,14 @@ class LayerSpec:
             raise ModelLoadError(
                 f"cache_of = {shorten(self.cache_of)} is not allowed: an earlier layer's number"
             )
-        if self.mixer.shares_cache != (self.cache_of is not None):
+        num_parts = (self.mixer is not None) + (self.feed_forward is not None)
+        if num_parts == 0 or (num_parts == 1 and self.norms.parallel):
+            raise ModelLoadError(
+                f"a layer of {num_parts} is not allowed: a mixer, a feed-forward or both, and both "
+                f"with parallel norms"
+            )
+        shares_cache = self.mixer is not None and self.mixer.shares_cache
+        if shares_cache != (self.cache_of is not None):
             raise ModelLoadError(
                 f"cache_of = {self.cache_of} is not allowed: a number if the mixer has "
                 f"shares_cache, and none if not"
@@ -71,17 +79,30 @@ class LayerSpec:
 
     def cache(self) -> CacheSpec:
         """What the layer keeps of its tokens."""
+        if self.mixer is None:
+            return NoCache()
         return self.mixer.cache() if self.cache_of is None else SharedCache(self.cache_of)
+
+    @property
+    def rotary(self) -> tuple[Rope, int] | None:
+        """Rotary embedding of its mixer, and the size of what it rotates; None for none."""
+        return None if self.mixer is None else self.mixer.rotary
 
     def declare(self, hidden_size: int, dtype: jnp.dtype) -> dict[str, ParamSpec]:
         """The specs of its parameters by name."""
+        norms = flatten(self.norms.parameters(hidden_size))
+        absent = tuple(
+            name for name, part in (("attn_norm", self.mixer), ("mlp_norm", self.feed_forward))
+            if part is None
+        )  # fmt: skip
         specs = {
-            **flatten(self.norms.parameters(hidden_size)),
-            **flatten(self.mixer.parameters(hidden_size, dtype)),
-            **flatten(self.feed_forward.parameters(hidden_size, dtype)),
+            name: spec
+            for name, spec in norms.items()
+            if not name.removeprefix("post_").startswith(absent)
         }
-        if self.tail is not None:
-            specs |= flatten(self.tail.parameters(hidden_size, dtype))
+        for part in (self.mixer, self.feed_forward, self.tail):
+            if part is not None:
+                specs |= flatten(part.parameters(hidden_size, dtype))
         if self.stored == COMMON:
             return specs
         stored = self.stored.resolve(
@@ -117,14 +138,14 @@ class LayerSpec:
 
 
 def apply_layer(
-    mixer: Mixer,
-    feed_forward: FeedForward,
+    mixer: Mixer | None,
+    feed_forward: FeedForward | None,
     norms: Norms,
     weights: Mapping[str, Any],
     x: jax.Array,
     rotary: Rotary | None,
     cache: Any,
-    attend: Attend | StateRows,
+    attend: Attend | StateRows | None,
     run_experts: RunExperts | None = None,
     tail: Tail | None = None,
     layer_input: jax.Array | None = None,
@@ -137,30 +158,36 @@ def apply_layer(
         x: [T, E].
         rotary: tables for `mixer.rotary`.
         cache: the layer's, or the one it reads.
-        attend: see `Attend`; of a recurrent layer, whose tokens these are.
+        attend: see `Attend`; of a recurrent layer, whose tokens these are; of one without a mixer,
+            None.
         run_experts: see `Experts.apply`; None where the feed-forward has no experts.
         layer_input: the layer's own [T, P]; None where its tail takes none.
 
     Returns:
         x [T, E], and the new cache.
     """
-    with jax.named_scope("attention" if isinstance(mixer, Attentions) else "recurrence"):
-        normed = norms.enter(x, weights, "attn")
-        if isinstance(mixer, Attentions):
-            assert not isinstance(attend, StateRows)
-            out, cache = mixer.apply(weights, normed, rotary, cache, attend)
-        else:
-            assert isinstance(attend, StateRows)
-            out, cache = mixer.apply(weights, normed, rotary, cache, attend)
-        mixed = x + norms.leave(out, weights, "attn")
-    with jax.named_scope("mlp"):
-        if not norms.parallel:
-            normed = norms.enter(mixed, weights, "mlp")
-        if isinstance(feed_forward, Experts):
-            out = feed_forward.apply(weights, normed, run_experts, mixed)
-        else:
-            out = feed_forward.apply(weights, normed)
-        x = mixed + norms.leave(out, weights, "mlp")
+    normed, mixed = x, x
+    if mixer is not None:
+        with jax.named_scope("attention" if isinstance(mixer, Attentions) else "recurrence"):
+            normed = norms.enter(x, weights, "attn")
+            if isinstance(mixer, Attentions):
+                assert not isinstance(attend, StateRows)
+                assert attend is not None
+                out, cache = mixer.apply(weights, normed, rotary, cache, attend)
+            else:
+                assert isinstance(attend, StateRows)
+                out, cache = mixer.apply(weights, normed, rotary, cache, attend)
+            mixed = x + norms.leave(out, weights, "attn")
+    x = mixed
+    if feed_forward is not None:
+        with jax.named_scope("mlp"):
+            if not norms.parallel:
+                normed = norms.enter(mixed, weights, "mlp")
+            if isinstance(feed_forward, Experts):
+                out = feed_forward.apply(weights, normed, run_experts, mixed)
+            else:
+                out = feed_forward.apply(weights, normed)
+            x = mixed + norms.leave(out, weights, "mlp")
     if tail is not None:
         with jax.named_scope("tail"):
             x = tail.apply(weights, x, layer_input)

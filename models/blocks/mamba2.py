@@ -33,7 +33,13 @@ from octavo.models.blocks.state_rows import (
     recur,
 )
 from octavo.models.cache_spec import RecurrentState, StateArray
-from octavo.models.checks import check_flag, check_positive, check_size
+from octavo.models.checks import (
+    MAX_NUMBER,
+    check_flag,
+    check_number,
+    check_positive,
+    check_size,
+)
 from octavo.models.layers import Rotary, linear
 from octavo.models.parameters import param
 from octavo.models.tensor_layouts import ByHead, HeadColumns, HeadRows, Tensor
@@ -55,6 +61,7 @@ class Mamba2:
         eps: of the norm of outputs, over a group's.
         conv_bias: the convolution adds one.
         stored: how the names of its tensors begin.
+        min_step: step sizes are at least so large.
     """
 
     num_heads: int
@@ -65,6 +72,7 @@ class Mamba2:
     eps: float
     conv_bias: bool = True
     stored: str = "mamba"
+    min_step: float = 0.0
     shares_cache = False
     rotary = None
 
@@ -79,6 +87,7 @@ class Mamba2:
         check_width("mamba_d_conv", self.width)
         check_positive("rms_norm_eps", self.eps)
         check_flag("mamba_conv_bias", self.conv_bias)
+        check_number("time_step_min", self.min_step, 0.0, MAX_NUMBER, "a number from 0 on")
         if not isinstance(self.stored, str):
             raise ModelLoadError("stored = no text is not allowed: how tensors' names begin")
 
@@ -150,6 +159,8 @@ class Mamba2:
         inputs = convolved[..., :size].reshape(shape)
         b, c = jnp.split(convolved[..., size:], 2, axis=-1)
         step = jax.nn.softplus(mixed[..., end:].astype(jnp.float32) + weights["mamba_step"][None])
+        if self.min_step > 0.0:
+            step = jnp.maximum(step, jnp.float32(self.min_step))
         decay = -jnp.exp(weights["mamba_decay"])[None] * step
         with jax.named_scope("state_space"):
             out, states = recur(

@@ -1,5 +1,6 @@
-"""Granite 3: Llama whose embeddings, attention, residual sums and logits are multiplied; Granite 4,
-whose layers are Mamba-2 or attention, with a shared MLP and no routed experts."""
+"""Granite 3: Llama whose embeddings, attention, residual sums and logits are multiplied, dense or
+with experts; Granite 4, whose layers are Mamba-2 or attention, with a shared MLP, and experts
+beside it in large ones."""
 
 from __future__ import annotations
 
@@ -9,26 +10,22 @@ from typing import Any
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.blocks.attention import Attention
-from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.experts import Experts
+from octavo.models.blocks.layer import FeedForward, LayerSpec
 from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.checks import check_positive
 from octavo.models.config import ModelConfig
-from octavo.models.families import family
+from octavo.models.families import expert_fields, family
 from octavo.models.families.config_fields import ConfigFields
 from octavo.models.families.gguf_metadata import Metadata
 from octavo.models.families.rope_fields import read_rope
 from octavo.models.rope import Rope
 from octavo.models.stored_names import COMMON, Fused, StoredNames
 
-_OF_EXPERTS = (
-    "intermediate_size",
-    "num_experts_per_tok",
-    "output_router_logits",
-    "router_aux_loss_coef",
-)
-"""Fields of experts, which are not there."""
+_OF_EXPERTS = ("intermediate_size", "num_experts_per_tok", *expert_fields.OF_TRAINING)
+"""Fields of experts, which may not be there."""
 _OF_MAMBA = (
     "mamba_conv_bias",
     "mamba_d_conv",
@@ -54,29 +51,44 @@ def read(fields: ConfigFields) -> ModelConfig:
     return _read(fields, read_rope(fields), family.gated_mlp(fields), COMMON)
 
 
+def read_moe(fields: ConfigFields) -> ModelConfig:
+    """A Granite 3 with experts, of a config.json's fields."""
+    return _read(fields, read_rope(fields), _experts(fields), COMMON)
+
+
 def read_hybrid(fields: ConfigFields) -> ModelConfig:
-    """A Granite 4 of a config.json's fields, if it has no routed experts."""
+    """A Granite 4 of a config.json's fields."""
     types = family.layer_types(fields, _MAMBA + _ATTENTION)
     if types is None:
         raise ModelLoadError(f"{fields.where} lacks layer_types")
-    num_experts = fields.integer("num_local_experts", default=8)
-    if num_experts != 0:
-        raise UnsupportedModelError(
-            f"{fields.where}: num_local_experts = {num_experts} is not supported: 0"
-        )
     fields.only("normalization_function", "rmsnorm")
-    for name in (*_OF_EXPERTS, *_OF_MAMBA, "mamba_chunk_size"):  # how chunks are cut, and no more
+    for name in (*_OF_MAMBA, "mamba_chunk_size"):  # how chunks are cut, and no more
         fields.ignore(name)
     rope = read_rope(fields)
     rotates = fields.text("position_embedding_type", default=None) == "rope"
-    mlp = MLP(
-        intermediate_size=fields.size("shared_intermediate_size", default=1024),
-        activation=family.activation(fields),
-    )
+    shared_size = fields.size("shared_intermediate_size", default=1024)
+    feed_forward: FeedForward
+    if fields.integer("num_local_experts", default=8) == 0:
+        feed_forward = MLP(intermediate_size=shared_size, activation=family.activation(fields))
+        for name in _OF_EXPERTS:
+            fields.ignore(name)
+    else:
+        feed_forward = _experts(fields, shared_size)
     recurs = [each in _MAMBA for each in types]
     mamba = _mamba(fields) if any(recurs) else None
     mixers = [mamba if each else None for each in recurs]
-    return _read(fields, rope if rotates else None, mlp, _SHARED_MLP, mixers)
+    return _read(fields, rope if rotates else None, feed_forward, _SHARED_MLP, mixers)
+
+
+def _experts(fields: ConfigFields, shared_size: int | None = None) -> Experts:
+    """Of all layers; softmax over the chosen ones' logits is that over all, divided by its sum."""
+    return Experts(
+        router=expert_fields.router(fields),
+        intermediate_size=fields.size("intermediate_size"),
+        activation=family.activation(fields),
+        shared_size=shared_size,
+        names="granite",
+    )
 
 
 def _mamba(fields: ConfigFields) -> Mamba2:
@@ -114,7 +126,7 @@ def _mamba(fields: ConfigFields) -> Mamba2:
 def _read(
     fields: ConfigFields,
     rope: Rope | None,
-    mlp: MLP,
+    feed_forward: FeedForward,
     stored: StoredNames,
     mixers: list[Mamba2 | None] | None = None,
 ) -> ModelConfig:
@@ -137,7 +149,9 @@ def _read(
     return family.model(
         fields,
         [
-            LayerSpec(mixer=each or attention, feed_forward=mlp, norms=norms, stored=stored)
+            LayerSpec(
+                mixer=each or attention, feed_forward=feed_forward, norms=norms, stored=stored
+            )
             for each in mixers
         ],
         norms,
@@ -177,5 +191,11 @@ GRANITE_HYBRID = family.Family(
     architecture="GraniteMoeHybridForCausalLM",
     model_type="granitemoehybrid",
     read=read_hybrid,
-    models="Granite 4 without routed experts: 350M, 1B, Micro, and hybrids",
+    models="Granite 4: 350M, 1B, Micro, and hybrids, Tiny and Small with experts too",
+)
+GRANITE_MOE = family.Family(
+    architecture="GraniteMoeForCausalLM",
+    model_type="granitemoe",
+    read=read_moe,
+    models="Granite 3 1B-A400M and 3B-A800M",
 )

@@ -24,7 +24,7 @@ from octavo.models.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from octavo.models.families.glm import GLM, GLM4
 from octavo.models.families.glm_moe import GLM4_MOE, GLM4_MOE_LITE
 from octavo.models.families.gpt_oss import GPT_OSS
-from octavo.models.families.granite import GRANITE, GRANITE_HYBRID
+from octavo.models.families.granite import GRANITE, GRANITE_HYBRID, GRANITE_MOE
 from octavo.models.families.hunyuan import HUNYUAN_DENSE, HUNYUAN_MOE
 from octavo.models.families.lfm2 import LFM2, LFM2_MOE
 from octavo.models.families.llama import LLAMA
@@ -32,6 +32,7 @@ from octavo.models.families.llama4 import LLAMA4
 from octavo.models.families.minicpm import MINICPM3
 from octavo.models.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL, MISTRAL4
 from octavo.models.families.mixtral import MINIMAX_M2, MIXTRAL
+from octavo.models.families.nemotron_h import NEMOTRON_H
 from octavo.models.families.olmo import OLMO2, OLMO3, OLMOE
 from octavo.models.families.phi import PHI3
 from octavo.models.families.phi_moe import PHI_MOE
@@ -49,7 +50,7 @@ FAMILIES: tuple[Family, ...] = (
     *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE, GRANITE_HYBRID, ERNIE4_5),
     *(COHERE, COHERE2, STARCODER2, LFM2, LFM2_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
     *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, PHI_MOE, MINIMAX_M2, OLMOE, GLM4_MOE, ERNIE4_5_MOE, GPT_OSS),
-    *(HUNYUAN_DENSE, HUNYUAN_MOE),
+    *(HUNYUAN_DENSE, HUNYUAN_MOE, GRANITE_MOE, NEMOTRON_H),
     *(DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, YOUTU, MINICPM3),
 )
 

@@ -38,6 +38,12 @@ QUANTIZATION_FILE = "hf_quant_config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+RENAMED = (
+    ("backbone.embeddings.", "model.embed_tokens."),
+    ("model.embeddings.", "model.embed_tokens."),
+    ("backbone.", "model."),
+)
+"""How the names of tensors begin in files of Nemotron-H -> how those of others do."""
 PREFIX = "model."
 """How the names of nearly all tensors begin; of a model without an output layer, none does."""
 HEAD = "score.weight"
@@ -139,12 +145,11 @@ class SafetensorsSource:
 
     def _stored_names(self, directory: Path, is_composite: bool) -> dict[str, str]:
         """Name of each tensor of the text model -> what it is stored as."""
-        if not is_composite:
-            prefix = "" if any(name.startswith(PREFIX) for name in self._shards) else PREFIX
-            return {prefix + name: name for name in self._shards}
         names: dict[str, str] = {}
+        prefixes = (PREFIX, *(old for old, _ in RENAMED))
+        prefix = "" if any(name.startswith(prefixes) for name in self._shards) else PREFIX
         for stored in self._shards:
-            name = text_tensor(stored)
+            name = text_tensor(stored) if is_composite else _renamed(prefix + stored)
             if name in names:
                 raise ModelLoadError(
                     f"{directory} holds {shorten(name)} twice, as {shorten(stored)} and "
@@ -195,6 +200,13 @@ class SafetensorsSource:
                     f"{directory / INDEX_FILE} places {shorten(name)} in {shorten(shard)}, "
                     "which does not hold it"
                 )
+
+
+def _renamed(name: str) -> str:
+    for old, new in RENAMED:
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 @dataclass(frozen=True, slots=True)

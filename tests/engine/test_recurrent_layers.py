@@ -24,11 +24,13 @@ from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.step_plan import StepPlan
 from octavo.models.blocks import state_rows
 from octavo.models.blocks.attention import Attention
+from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.gated_delta import GatedDelta
 from octavo.models.blocks.layer import LayerSpec, Recurrent
 from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
+from octavo.models.blocks.router import Router
 from octavo.models.blocks.short_conv import ShortConv
 from octavo.models.config import ModelConfig
 from octavo.models.config_dict import config_from_dict, config_to_dict
@@ -52,6 +54,13 @@ MIXERS: dict[str, Recurrent] = {
     ),
     "mamba2": Mamba2(num_heads=8, num_groups=1, head_size=8, state_size=12, width=4, eps=1e-5),
 }
+EXPERTS = Experts(
+    router=Router(num_experts=8, num_chosen=2),
+    intermediate_size=24,
+    activation="relu2",
+    gated=False,
+    shared_size=24,
+)
 DIGITS = SamplingParams(temperature=0.0, max_tokens=60, structured_outputs={"regex": "ab[0-9]{9}z"})
 
 
@@ -60,11 +69,21 @@ def config_of(kind: str) -> ModelConfig:
     attention = Attention(
         num_heads=8, num_kv_heads=4, head_dim=8, rope=Rope(fraction=0.5), output_gate=True
     )
-    mixers = (MIXERS[kind], attention, MIXERS[kind])
+    mixer = MIXERS[kind]
+    layers = [
+        LayerSpec(mixer=each, feed_forward=mlp, norms=norms) for each in (mixer, attention, mixer)
+    ]
+    if kind == "mamba2":  # as in Nemotron-H: parts of the first layer by themselves, and no gates
+        plain = MLP(intermediate_size=64, activation="relu2", gated=False)
+        first = [
+            LayerSpec(mixer=mixer, feed_forward=None, norms=norms),
+            LayerSpec(mixer=None, feed_forward=plain, norms=norms),
+        ]
+        layers = [*first, *layers[1:], LayerSpec(mixer=None, feed_forward=EXPERTS, norms=norms)]
     return ModelConfig(
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
-        layers=tuple(LayerSpec(mixer=each, feed_forward=mlp, norms=norms) for each in mixers),
+        layers=tuple(layers),
         final_norm=norms.norm,
         max_position_embeddings=512,
         bos_token_id=0,
@@ -81,9 +100,8 @@ def make_weights(config: ModelConfig) -> Any:
         if spec.num_inputs is None:
             centre = 1.0 if spec.init == "ones" else 0.0
             return np.asarray(centre + 0.3 * normal, spec.dtype)
-        return np.asarray(
-            1.5 * normal / math.sqrt(math.prod(spec.shape[: spec.num_inputs])), spec.dtype
-        )
+        inputs = spec.shape[spec.num_stacked : spec.num_stacked + spec.num_inputs]
+        return np.asarray(1.5 * normal / math.sqrt(math.prod(inputs)), spec.dtype)
 
     weights = jax.tree.map(values, declare(config, jnp.dtype("float32")), is_leaf=is_spec)
     return {**weights, "embed": weights["embed"] * 10, "lm_head": weights["lm_head"] * 4}

@@ -27,6 +27,9 @@ HERE = Path(__file__).parent
 STORED_FUSED = ("mistral4", "gemma4_text")
 """Models whose checkpoints hold the experts of a layer in one tensor, and in no other way."""
 
+RENAMED = {"nemotron_h": (("model.embed_tokens.", "model.embeddings."), ("model.", "backbone."))}
+"""Models whose checkpoints have other names than Octavo has: what they begin with."""
+
 
 def reference_model(values: dict[str, Any]) -> torch.nn.Module:
     """A tiny model in transformers, with the weights of `tiny_weights`."""
@@ -35,6 +38,8 @@ def reference_model(values: dict[str, Any]) -> torch.nn.Module:
     weights = tiny_weights.tensors(expected_shapes(config), config.final_norm.offset)
     if values["model_type"] in STORED_FUSED:
         weights = with_fused_experts(weights)
+    for old, new in RENAMED.get(values["model_type"], ()):
+        weights = {name.replace(old, new, 1): tensor for name, tensor in weights.items()}
     # From a checkpoint: transformers has its own names for some tensors, of experts above all.
     with tempfile.TemporaryDirectory() as directory:
         save_file(weights, Path(directory) / "model.safetensors", metadata={"format": "pt"})

@@ -150,6 +150,10 @@ def test_scores_of_another_kind_are_refused() -> None:
         ({"shared_size": 0}, "shared_size = 0"),
         ({"shared_gate": True}, "shared_gate = true is not allowed: false, without shared_size"),
         ({"apart": RMSNorm()}, "apart = a norm is not allowed: none, without shared_size"),
+        ({"gated": False}, "gated = false is not allowed: false with activation = 'relu2'"),
+        ({"activation": "relu2"}, "gated = true is not allowed"),
+        ({"activation": "relu2", "gated": False, "bias": True}, "gated = false is not allowed"),
+        ({"names": "granite", "bias": True}, "bias = true is not allowed: false, with names"),
         ({"names": "nobody"}, "names = 'nobody' is not allowed: "),
     ],
 )

@@ -16,7 +16,7 @@ from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
-from octavo.models.cache_spec import PagedKVCache, SharedCache
+from octavo.models.cache_spec import NoCache, PagedKVCache, SharedCache
 from octavo.models.config import ModelConfig
 from octavo.models.config_dict import config_from_dict, config_to_dict
 from octavo.models.families.table import config_from_hf
@@ -121,6 +121,28 @@ def test_kv_heads_are_copied_layer_by_layer_and_alike_where_a_cache_is_shared() 
     assert parallel.without_kv_head_copies() == config
     assert parallel.common(lambda one: one.mixer.num_kv_heads) is None
     assert config.common(lambda one: one.feed_forward.intermediate_size) == 48
+
+
+def test_a_layer_may_have_no_mixer_or_no_feed_forward() -> None:
+    whole = layer(WHOLE)
+    mixes = dataclasses.replace(whole, feed_forward=None)
+    feeds = dataclasses.replace(whole, mixer=None)
+    config = model(mixes, feeds, whole)
+    assert config.cache_places() == (0, None, 1)
+    assert config.caches()[1] == NoCache()
+    assert len(config.own_caches()) == len(config.attentions()) == 2
+    first, second, third = declare(config, jnp.dtype("float32"))["layers"]
+    assert first.keys() == {"attn_norm", "wqkv", "wo"}
+    assert second.keys() == {"mlp_norm", "w_gate_up", "w_down"}
+    assert first.keys() | second.keys() == third.keys()
+    assert config_from_dict(config_to_dict(config)) == config
+    assert config.with_tensor_parallel(4).layers[1] == feeds
+    for wrong in (
+        {"mixer": None, "feed_forward": None},
+        {"norms": Norms(norm=NORM, parallel=True)},
+    ):
+        with pytest.raises(ModelLoadError, match="a layer of"):
+            dataclasses.replace(mixes, **wrong)
 
 
 def test_specs_survive_json() -> None:

@@ -50,8 +50,8 @@ def test_a_transformers_5_config_means_the_same_model(tiny_name, make_golden, ti
     written = make_golden.reference_model(values).config.to_dict() | {
         "architectures": values["architectures"]
     }
-    assert "rope_parameters" in written
     expected, found = config_from_hf(values), config_from_hf(written)
+    assert "rope_parameters" in written or not any(layer.rotary for layer in expected.layers)
     assert replace(found, checkpoint_dtype="") == replace(expected, checkpoint_dtype="")
 
 
