@@ -1,4 +1,4 @@
-"""`octavo plan`: memory arithmetic from a model's config alone; no weights are loaded."""
+"""`octavo plan`: what a model needs, from its config alone; no weights are loaded."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING, Any
 from octavo.engine.config import DEFAULT_MODEL
 from octavo.engine.errors import InvalidConfigError
 from octavo.server.cli.capacity import Capacity
+from octavo.server.cli.plan_fleet import (
+    add_fleet_plan_args,
+    check_no_fleet_plan,
+    run_fleet_plan,
+)
 from octavo.server.cli.sizes import parse_bytes, parse_rate, show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -25,7 +30,7 @@ def add_parser(subparsers: Any) -> None:
         "plan",
         description="Size KV cache, concurrency, and swap and hand-off times from a model's config "
         "alone: a config.json, a Hugging Face directory, a GGUF file, an Orbax checkpoint or a "
-        "packaged model's name.",
+        "packaged model's name. With --slo: how many replicas a workload needs to be on time.",
     )
     parser.add_argument("--model", default=DEFAULT_MODEL, help="(default: %(default)s)")
     parser.add_argument(
@@ -61,10 +66,14 @@ def add_parser(subparsers: Any) -> None:
         help="devices that share each layer (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object, sizes in bytes")
+    add_fleet_plan_args(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints the plan; 0, also when the weights do not fit."""
+    if args.slo is not None:
+        return run_fleet_plan(args)
+    check_no_fleet_plan(args)
     from octavo.engine.config import EngineConfig
 
     # Borrowed for its checks.

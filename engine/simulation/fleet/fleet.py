@@ -62,6 +62,7 @@ class FleetOptions:
         seed: of disasters, losses and faults.
         num_processes: that play replicas; 0 plays them in this one.
         stops_when_all_late: end the run once nobody is left who can be on time.
+        stops_below: end the run once this attainment is out of reach; 0 never does.
     """
 
     num_replicas: int
@@ -77,6 +78,7 @@ class FleetOptions:
     seed: int = 0
     num_processes: int = 0
     stops_when_all_late: bool = False
+    stops_below: float = 0.0
 
     def __post_init__(self) -> None:
         for name, least in (("num_replicas", 1), ("num_fronts", 1), ("num_tries", 1),
@@ -206,9 +208,9 @@ class _Fleet:
                     break
             shards_s = self.exchange(until_s)
             now_s, turn = until_s, turn + 1
-            if self.options.stops_when_all_late and at == len(arrivals) and now_s >= late_s:
+            if now_s >= late_s:
                 late_s = now_s + ALL_LATE_EVERY_S
-                if all(r.is_late(now_s) for r in self.records if not r.status):
+                if self.is_decided(now_s, all_came=at == len(arrivals)):
                     self.give_up(now_s)
         return self.report(now_s)
 
@@ -358,6 +360,20 @@ class _Fleet:
         assert not record.status, f"{record.request_id} ended twice"
         record.status, record.finished_s = status, now_s
         self.num_open -= 1
+
+    def is_decided(self, now_s: float, *, all_came: bool) -> bool:
+        """Whether the run may end before its requests have."""
+        options, records = self.options, self.records
+        if options.stops_when_all_late and all_came:
+            return all(record.is_late(now_s) for record in records if not record.status)
+        if not options.stops_below:
+            return False
+        missed = sum(
+            not record.is_on_time if record.status else record.is_late(now_s)
+            for record in records
+            if record.is_counted
+        )
+        return missed > (1.0 - options.stops_below) * len(records)
 
     def give_up(self, now_s: float) -> None:
         """Leaves everybody who is left unfinished."""

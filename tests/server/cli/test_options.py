@@ -262,7 +262,9 @@ def test_an_unexpected_error_names_itself_and_shows_its_traceback_only_when_aske
         main(["models"])
 
 
-@pytest.mark.parametrize("command", [None, *sorted(COMMANDS.keys() - {"bench", "simulate"})])
+@pytest.mark.parametrize(
+    "command", [None, *sorted(COMMANDS.keys() - {"bench", "plan", "simulate"})]
+)
 def test_help_imports_nothing_heavy(command):
     program = (
         "import sys\n"
