@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
+from octavo import __version__
 from octavo.engine.errors import InvalidConfigError
 from octavo.server.ray.autoscaling import SaturationPolicy
+from octavo.server.ray.compat import with_version
 from octavo.server.ray.deploy_config import NODE, DeployConfig
 from octavo.server.ray.replica import ServerReplica
 from octavo.server.ray.server_words import check_words
@@ -56,12 +60,16 @@ def make_application(
             "resources": config.other_resources(),
         },
     )
-    return deployment.bind(
-        ("--quiet", "--model", model, *words),
-        listens_on_node=config.listen == NODE,
-        token_file=settings.serve.token_file,
-        drain_s=drain_s + STOP_S / 2,
-    )
+    server = ("--quiet", "--model", model, *words)
+    kept = {
+        "listens_on_node": config.listen == NODE,
+        "token_file": settings.serve.token_file,
+        "drain_s": drain_s + STOP_S / 2,
+    }
+    # A replica that runs does not begin to tell Serve what a rule of scaling reads.
+    alike = [__version__, server, kept, config.autoscale is not None]
+    version = hashlib.sha256(json.dumps(alike).encode()).hexdigest()
+    return with_version(deployment, version).bind(server, **kept)
 
 
 def _size(config: DeployConfig) -> dict[str, Any]:
