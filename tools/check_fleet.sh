@@ -16,4 +16,4 @@ if ! tools/outside_venv.sh "$python" "$dir" requirements-ray.txt; then
 fi
 beside=$("$dir/bin/python" -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
 export OCTAVO_FLEET=1 PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}$beside"
-exec "$python" -m pytest tests/server/ray "$@"
+exec "$python" -m pytest tests/server/ray/test_fleet.py "$@"

@@ -91,8 +91,8 @@ def run_fleet(args: argparse.Namespace) -> int:
     """
     import dataclasses
 
+    from octavo.engine.routing.autoscaler import Autoscaling
     from octavo.engine.simulation.faults import Faults
-    from octavo.engine.simulation.fleet.autoscaler import Autoscaling
     from octavo.engine.simulation.fleet.disasters import Disasters
     from octavo.engine.simulation.fleet.fleet import FleetOptions, simulate_fleet
     from octavo.engine.simulation.fleet.machines import Machine, parse_machines

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
+from octavo import __version__
 from octavo.engine.errors import InvalidConfigError
+from octavo.server.ray.autoscaling import SaturationPolicy
+from octavo.server.ray.compat import with_version
 from octavo.server.ray.deploy_config import NODE, DeployConfig
 from octavo.server.ray.replica import ServerReplica
 from octavo.server.ray.server_words import check_words
@@ -18,6 +24,8 @@ HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
 MOST_STARTS = 3
 """Attempts at a replica's start, after which the application has failed."""
+LOOK_BACK_S = 10.0
+"""Over which the signal of a rule is averaged."""
 STOP_S = 15.0
 """For a replica to end, beyond its server's drain."""
 
@@ -41,7 +49,7 @@ def make_application(
     deployment = serve.deployment(
         ServerReplica,
         name=DEPLOYMENT,
-        num_replicas=config.replicas,
+        **_size(config),
         max_constructor_retry_count=MOST_STARTS,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
@@ -52,12 +60,38 @@ def make_application(
             "resources": config.other_resources(),
         },
     )
-    return deployment.bind(
-        ("--quiet", "--model", model, *words),
-        listens_on_node=config.listen == NODE,
-        token_file=settings.serve.token_file,
-        drain_s=drain_s + STOP_S / 2,
+    server = ("--quiet", "--model", model, *words)
+    kept = {
+        "listens_on_node": config.listen == NODE,
+        "token_file": settings.serve.token_file,
+        "drain_s": drain_s + STOP_S / 2,
+    }
+    # A replica that runs does not begin to tell Serve what a rule of scaling reads.
+    alike = [__version__, server, kept, config.autoscale is not None]
+    version = hashlib.sha256(json.dumps(alike).encode()).hexdigest()
+    return with_version(deployment, version).bind(server, **kept)
+
+
+def _size(config: DeployConfig) -> dict[str, Any]:
+    """How many replicas: options of a deployment."""
+    rule = config.autoscaling()
+    if rule is None:
+        return {"num_replicas": config.replicas or 1}
+    policy = AutoscalingPolicy(
+        policy_function=f"{SaturationPolicy.__module__}:{SaturationPolicy.__qualname__}",
+        policy_kwargs={"rule": config.autoscale},
     )
+    scaling = AutoscalingConfig(
+        min_replicas=rule.least,
+        initial_replicas=config.replicas or rule.least,
+        max_replicas=rule.most,
+        look_back_period_s=LOOK_BACK_S,
+        # The rule itself says how long a signal must last.
+        upscale_delay_s=0,
+        downscale_delay_s=0,
+        policy=policy,
+    )
+    return {"autoscaling_config": scaling}
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:

@@ -70,7 +70,8 @@ def connect(address: str | None = None) -> None:
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         allowed = (
             "the address of a Ray cluster that this machine is a node of; "
-            f"`octavo deploy --start-cluster` starts one ({_first_line(error)})"
+            "`octavo deploy --start-cluster` starts one. Its token must be in RAY_AUTH_TOKEN or "
+            f"~/.ray/auth_token ({_first_line(error)})"
         )
         raise InvalidConfigError("address", address, allowed) from error
 

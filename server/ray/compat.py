@@ -27,6 +27,23 @@ def take_loopback_as_it_is() -> None:
     ray_constants.ENABLE_RAY_CLUSTER = False
 
 
+def with_version(deployment: Any, version: str) -> Any:
+    """A deployment of this version: Serve keeps the replicas that run, if theirs is the same.
+
+    Without, it replaces all of them whenever it is told how many there should be. It still does so
+    where Ray does not take a version any more.
+
+    Args:
+        deployment: as `serve.deployment` made it.
+        version: alike for deployments whose replicas are alike.
+    """
+    try:
+        return deployment.options(version=version, _internal=True)
+    except (TypeError, ValueError) as error:
+        logger.warning("this version of Ray Serve replaces every server: %s", error)
+        return deployment
+
+
 def keep_replica_to(host: str) -> None:
     """Has Serve's own gRPC server of this replica listen on one address.
 

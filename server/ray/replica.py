@@ -18,6 +18,7 @@ from ray import serve
 from octavo.engine.errors import EngineDeadError
 from octavo.server.auth import first_token
 from octavo.server.client import AsyncOctavoClient
+from octavo.server.ray.autoscaling import NUM_REQUESTS, NUM_ROWS
 from octavo.server.ray.cluster import LOOPBACK
 from octavo.server.ray.compat import keep_replica_to
 from octavo.server.ray.members import NAMESPACE, TELL_S, Member, Members, actor_name
@@ -86,7 +87,7 @@ class ServerReplica:
         ) as client:
             standing = (await client.load()).standing
         num_requests = standing.num_running + standing.num_waiting
-        return {"num_requests": float(num_requests), "num_rows": float(standing.num_rows)}
+        return {NUM_REQUESTS: float(num_requests), NUM_ROWS: float(standing.num_rows)}
 
     async def _keep_telling(self) -> None:
         """Says where the server is as long as it runs."""

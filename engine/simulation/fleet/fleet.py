@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.routing.autoscaler import Autoscaling
 from octavo.engine.routing.policies import get_route_policy
 from octavo.engine.routing.report import ReplicaReport
 from octavo.engine.routing.request import Route
 from octavo.engine.routing.router import Router
 from octavo.engine.simulation.fleet.arrivals import route_request
-from octavo.engine.simulation.fleet.autoscaler import Autoscaling
 from octavo.engine.simulation.fleet.disasters import NO_DISASTERS, Disasters
 from octavo.engine.simulation.fleet.keeper import LOOK_EVERY_S, Keeper
 from octavo.engine.simulation.fleet.machines import Machine, deal

@@ -6,8 +6,8 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 
+from octavo.engine.routing.autoscaler import Autoscaler, Autoscaling
 from octavo.engine.routing.router import Router
-from octavo.engine.simulation.fleet.autoscaler import Autoscaler, Autoscaling
 from octavo.engine.simulation.fleet.disasters import DEATH, PARTITION, SLOW, Disaster, Disasters
 from octavo.engine.simulation.fleet.messages import Order
 from octavo.engine.simulation.fleet.replica import DRAIN, KILL, START

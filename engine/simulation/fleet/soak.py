@@ -14,9 +14,9 @@ import random
 import sys
 from dataclasses import replace
 
+from octavo.engine.routing.autoscaler import SIGNALS, Autoscaling
 from octavo.engine.routing.policies import POLICIES
 from octavo.engine.simulation.checked_executor import CheckedExecutor
-from octavo.engine.simulation.fleet.autoscaler import SIGNALS, Autoscaling
 from octavo.engine.simulation.fleet.disasters import Disasters
 from octavo.engine.simulation.fleet.fleet import FleetOptions, simulate_fleet
 from octavo.engine.simulation.fleet.machines import Machine

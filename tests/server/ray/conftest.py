@@ -90,6 +90,7 @@ def start_fleet(model: Path, log: Path, *options: str) -> Iterator[Fleet]:
         environ = {
             **os.environ, MARK: uuid.uuid4().hex, "RAY_TMPDIR": scratch, "HOME": scratch,
             "RAY_enable_metrics_collection": "0",
+            "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2",
         }  # fmt: skip
         route = "--grpc-port 0 --backend-timeout-s 4 --log-level info"
         command = [sys.executable, "-m", "octavo.server.cli.main", "deploy", "--start-cluster"]

@@ -19,6 +19,9 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
     ("argv", "says"),
     [
         (["--replicas", "0", "m"], "replicas = 0"),
+        (["--autoscale", "moods", "m"], "autoscale.signal = 'moods'"),
+        (["--autoscale", "refusals", "m"], "of signal saturation"),
+        (["--autoscale", "saturation:least=2,most=4", "--replicas", "5", "m"], "replicas = 5"),
         (["--cpus-per-replica", "-1", "m"], "cpus_per_replica = -1"),
         (["--gpus-per-replica", "99", "m"], "gpus_per_replica = 99"),
         (["--resources", "TPU", "m"], "resources = 'TPU'"),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.server.conftest import TINY_ARGS, Process
-from tests.server.ray.conftest import Fleet, wait_for
+from tests.server.ray.conftest import WAIT_S, Fleet, wait_for
 from tests.server.route.test_route import LONG, answers, stream_all
 
 pytestmark = pytest.mark.skipif(
@@ -87,9 +88,27 @@ def test_a_server_that_is_one_too_many_drains(
         assert "1 servers of" in done.stdout
         assert "octavo route --backend ray:octavo" in done.stdout
 
-    num_left = fleet.left()
+    servers, num_left = fleet.servers(), fleet.left()
     assert stream_all(fleet.front, deploy_one) == expected
     wait_for(lambda: len(fleet.servers()) == 1 and fleet.left() > num_left)
+    assert set(fleet.servers()) < set(servers)
+
+
+def test_servers_come_with_load_and_go_after_it(
+    fleet: Fleet, expected: list[tuple[list[int], str]]
+) -> None:
+    rule = "saturation:least=1,most=2,high=0.4,low=0.1,every_s=2,calm_looks=2"
+    words = ("--autoscale", rule, "--cpus-per-replica", "0.1")
+    num_served = len(fleet.served())
+    done = fleet.octavo("deploy", *words, str(fleet.model), *TINY_ARGS)
+    assert done.returncode == 0, done.stderr
+    wait_for(lambda: len(fleet.served()) > num_served)  # the first server that tells its load
+    num_served, end_s = len(fleet.served()), time.monotonic() + WAIT_S
+    while len(fleet.served()) == num_served:
+        assert time.monotonic() < end_s
+        assert stream_all(fleet.front, lambda: None) == expected
+    wait_for(lambda: len(fleet.servers()) == 1)
+    assert stream_all(fleet.front, lambda: None) == expected
 
 
 # The last test: it ends the application.

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.routing.autoscaler import Autoscaling
 from octavo.engine.routing.prefixes import CHUNK_TOKENS, prompt_chunks
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.simulation.fleet import disasters as befallen
 from octavo.engine.simulation.fleet.arrivals import arrival_chunks, session_of
-from octavo.engine.simulation.fleet.autoscaler import Autoscaler, Autoscaling
 from octavo.engine.simulation.fleet.disasters import Disaster, Disasters
 from octavo.engine.simulation.fleet.fleet import FleetOptions, simulate_fleet
 from octavo.engine.simulation.fleet.machines import Machine, deal, parse_machines
@@ -131,14 +131,6 @@ def test_a_fleet_grows_under_load_and_shrinks_after_it(
     assert not any(record.status == "failed" for record in report.records)
 
 
-def test_one_overload_is_not_answered_at_every_look() -> None:
-    scaler = Autoscaler(Autoscaling(most=10, high=0.5, low=0.1, calm_looks=2))
-    assert scaler.wanted(1.0, 2, 0) == 4
-    assert scaler.wanted(1.0, 2, 2) == 4
-    assert scaler.wanted(0.3, 4, 0) == 4
-    assert [scaler.wanted(0.05, 4, 0) for _ in range(3)] == [4, 3, 4]
-
-
 def test_kinds_of_machines_are_dealt_by_their_shares(small_limits: StepLimits) -> None:
     plain = Machine(limits=small_limits, step_time=NIYAMA_STEP_TIME)
     kinds = parse_machines(["a:share=3", "b:share=1,speed=0.5,kv_tokens=1024"], plain)
@@ -155,10 +147,6 @@ def test_kinds_of_machines_are_dealt_by_their_shares(small_limits: StepLimits) -
         (Disasters.parse, "floods=1"),
         (Disasters.parse, "deaths=many"),
         (Disasters.parse, "slow_factor=0.5"),
-        (Autoscaling.parse, "moods"),
-        (Autoscaling.parse, "saturation:least=9,most=3"),
-        (Autoscaling.parse, "saturation:high=0.1,low=0.5"),
-        (Autoscaling.parse, "saturation:size=3"),
         (lambda text: parse_machines([text], None), "a:speed=0"),  # type: ignore[arg-type]
         (lambda text: FleetOptions(num_replicas=2, router=text), "magic"),
         (lambda text: FleetOptions(num_replicas=int(text)), "0"),
