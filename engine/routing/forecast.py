@@ -82,7 +82,9 @@ def forecast(
         left_s = (request.ttft_target_s or math.inf) - (now_s - request.arrival_s)
         soonest_s = float(first_s.min(axis=0))
         is_hopeless = soonest_s > refuse_at * left_s or (request.tried and is_late.all())
-        if is_hopeless and not request.is_begun:
+        # A replica that has not reported yet has room for no token: what it would take is a guess.
+        are_known = bool((view.kv_tokens[among] > 0).all())
+        if is_hopeless and are_known and not request.is_begun:
             return RouteRefusal("no replica would be in time", max(0.1, soonest_s - left_s))
         score = harm_s + wait_price * wait_s + late_price * np.maximum(late_s, 0.0)
         score += late_price * np.maximum(load - MOST_PACE_LOAD, 0.0)

@@ -365,15 +365,34 @@ class _Fleet:
         """Whether the run may end before its requests have."""
         options, records = self.options, self.records
         if options.stops_when_all_late and all_came:
-            return all(record.is_late(now_s) for record in records if not record.status)
+            return all(
+                self.is_late(number, now_s)
+                for number, record in enumerate(records)
+                if not record.status
+            )
         if not options.stops_below:
             return False
         missed = sum(
-            not record.is_on_time if record.status else record.is_late(now_s)
-            for record in records
+            not record.is_on_time if record.status else self.is_late(number, now_s)
+            for number, record in enumerate(records)
             if record.is_counted
         )
         return missed > (1.0 - options.stops_below) * len(records)
+
+    def is_late(self, number: int, now_s: float) -> bool:
+        """Whether a request that has not ended cannot be on time any more.
+
+        When its first token came, fronts hear at its end. Whoever keeps both of its promises has
+        ended by the last of its tokens at the promised pace.
+        """
+        record, arrival = self.records[number], self.arrivals[number]
+        goals = record.traffic_class
+        limits_s = [goals.e2e_target_s] if goals.e2e_target_s is not None else []
+        if goals.ttft_target_s is not None and goals.tpot_target_s is not None:
+            pace_s = goals.tpot_target_s * max(arrival.num_output - 1, 0)
+            limits_s.append(goals.ttft_target_s + pace_s)
+        waited_s = now_s - record.arrival_s
+        return any(waited_s > limit_s for limit_s in limits_s)
 
     def give_up(self, now_s: float) -> None:
         """Leaves everybody who is left unfinished."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -138,3 +140,16 @@ def test_counts_are_those_of_what_is_under_way(events) -> None:
         router.ended(name)
     for column in ("own_work", "own_requests", "sent_requests", "sent_output", "sent_kv"):
         assert not getattr(router.view, column).any(), column
+
+
+def test_nobody_is_refused_by_guesses_of_replicas_that_have_not_reported() -> None:
+    router = Router(2, get_route_policy("forecast"))
+    hasty = RouteRequest(
+        request_id="a", num_prompt_tokens=5000, max_tokens=8, ttft_target_s=0.05, tpot_target_s=0.01
+    )
+    assert isinstance(router.route(hasty, 0.0), Route)
+    # Once both have said that a prompt of this length takes half a second, it is.
+    for number in range(2):
+        router.report(report(number, 1, 0.1, prompt_token_s=1e-4))
+    later = dataclasses.replace(hasty, request_id="b", arrival_s=0.2)
+    assert isinstance(router.route(later, 0.2), RouteRefusal)

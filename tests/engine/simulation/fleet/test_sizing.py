@@ -10,8 +10,11 @@ import pytest
 from octavo.engine.simulation.fleet.sizing import fewest_replicas
 from octavo.server.cli.main import main
 
-WORKLOAD = ["--rate", "40", "--num-requests", "200", "--workload", "chat", "--ttft", "0.5"]
-PLAN = ["plan", "--slo", "0.95", "--json", *WORKLOAD, "--tpot", "0.05"]
+WORKLOAD = [
+    "--rate", "2000", "--num-requests", "120", "--workload", "chat", "--ttft", "0.03",
+    "--tpot", "0.005",
+]  # fmt: skip
+PLAN = ["plan", "--slo", "0.9", "--json", *WORKLOAD]
 
 
 @pytest.mark.parametrize("most", [1, 5, 8, 100])
@@ -38,30 +41,22 @@ def plan(capsys: pytest.CaptureFixture[str], *more: str) -> Any:
 
 def simulated(capsys: pytest.CaptureFixture[str], *more: str) -> float:
     words = ["simulate", "--json", "--policy", "slo", "--prefix-caching", *WORKLOAD]
-    assert main([*words, "--tpot", "0.05", *more]) == 0
+    assert main([*words, *more]) == 0
     share: float = json.loads(capsys.readouterr().out)["attainment"]
     return share
 
 
 def test_the_plan_is_what_simulated_fleets_of_that_size_attain(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    # A chip ten times as slow, so that one is not enough.
-    from octavo.engine.simulation import roofline
-
-    slow = roofline.Device(
-        name="v5e", bytes_per_s=0.819e11, flops_per_s=197e11, memory_bytes=16e9,
-        host_bytes_per_s=16e9, link_bytes_per_s=200e9,
-    )  # fmt: skip
-    monkeypatch.setitem(roofline.DEVICES, "v5e", slow)
     [found] = plan(capsys, "--device", "v5e")
     num = found["replicas"]
     assert num > 1
     at = ("--step-time", "v5e", "--replicas")
     share = simulated(capsys, *at, str(num))
-    assert share >= 0.95
+    assert share >= 0.9
     assert found["attained"][str(num)] == pytest.approx(share, abs=1e-6)
-    assert simulated(capsys, *at, str(num - 1)) < 0.95
+    assert simulated(capsys, *at, str(num - 1)) < 0.9
     assert found["attained"][str(num - 1)] is None
 
 
