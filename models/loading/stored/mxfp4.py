@@ -31,11 +31,14 @@ def find(disk: Disk, expected: Collection[str]) -> Found:
     """See `Format`."""
     del expected
     found = Found()
-    for blocks in disk.entries:
-        if not blocks.endswith(BLOCKS):
-            continue
-        name = blocks.removesuffix(BLOCKS)
-        scales = name + SCALES
+    names = dict.fromkeys(
+        entry.removesuffix(suffix)
+        for entry in disk.entries
+        for suffix in (BLOCKS, SCALES)
+        if entry.endswith(suffix)
+    )
+    for name in names:
+        blocks, scales = name + BLOCKS, name + SCALES
         shape = require(disk, blocks, ("U8",), None, scales).shape
         if len(shape) != 4 or shape[-1] != BLOCK // 2:
             raise ModelLoadError(

@@ -134,7 +134,7 @@ def test_a_checkpoint_of_blocks_is_the_one_that_they_stand_for(
     ("changes", "words"),
     [
         ({"down_proj_scales": None}, "lacks 'model.layers.1.mlp.experts.down_proj_scales'"),
-        ({"down_proj_blocks": None}, "lacks 'model.layers.1.mlp.experts.down_proj'"),
+        ({"down_proj_blocks": None}, "lacks 'model.layers.1.mlp.experts.down_proj_blocks'"),
         ({"down_proj_blocks": "float32"}, "the dtype of 'model.layers.1.mlp.experts.down_proj_blo"),
         ({"down_proj_scales": "cut"}, "down_proj_scales' = (8, 32, 1) is not allowed: (8, 32, 2)"),
         ({"down_proj": "both"}, "experts.down_proj' twice, as"),
