@@ -110,7 +110,7 @@ def test_requests_are_sent_with_their_targets_tenants_and_classes(on_stand, prot
 
     async def scenario(stand):
         stand.engine.model_config = SimpleNamespace(
-            vocab_size=1000, hidden_size=8, num_layers=1, common=lambda get: 8, eos_token_ids=(),
+            vocab_size=1000, hidden_size=8, num_layers=1, attentions=tuple, eos_token_ids=(),
         )  # fmt: skip
         target = HttpTarget(stand.http) if protocol == "http" else GrpcTarget(stand.address)
         sent = await send_all(target, bench_requests(offered, 1000))
