@@ -150,8 +150,8 @@ class TensorLayout(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A tensor as it is."""
+class OfOneTensor:
+    """What layouts of a single tensor have in common."""
 
     tensor: Tensor
     num_interleaved = 1
@@ -159,26 +159,25 @@ class Whole:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.tensor,)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(OfOneTensor):
+    """A tensor as it is."""
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         return self.tensor.read(source, prefix, index).astype(dtype, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
-class NormWeight:
+class NormWeight(OfOneTensor):
     """A norm's multiplier.
 
     Attributes:
         offset: added to what is stored, unless the checkpoint's format includes it already.
     """
 
-    tensor: Tensor
     offset: float
-    num_interleaved = 1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.tensor,)
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         offset = (
@@ -188,15 +187,8 @@ class NormWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class Transposed:
+class Transposed(OfOneTensor):
     """A linear weight [out, in] as [in, out]."""
-
-    tensor: Tensor
-    num_interleaved = 1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.tensor,)
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         out = _empty(index, dtype)
@@ -235,20 +227,14 @@ class ExpertMatrices:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertRows:
+class ExpertRows(OfOneTensor):
     """Of a tensor of all experts' linear weights [X, rows, in], some rows as [X, in, out].
 
     Attributes:
         first: of those rows.
     """
 
-    tensor: Tensor
     first: int
-    num_interleaved = 1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.tensor,)
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         experts, inputs, rows = index
@@ -259,20 +245,14 @@ class ExpertRows:
 
 
 @dataclass(frozen=True, slots=True)
-class EverySecond:
+class EverySecond(OfOneTensor):
     """Of a tensor's last dimension, every second number.
 
     Attributes:
         first: 0 or 1.
     """
 
-    tensor: Tensor
     first: int
-    num_interleaved = 1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.tensor,)
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         *others, last = index
@@ -283,20 +263,14 @@ class EverySecond:
 
 
 @dataclass(frozen=True, slots=True)
-class LastPart:
+class LastPart(OfOneTensor):
     """Of a tensor's last dimension, the numbers from one on.
 
     Attributes:
         first: that one.
     """
 
-    tensor: Tensor
     first: int
-    num_interleaved = 1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.tensor,)
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         *others, last = index
@@ -305,15 +279,8 @@ class LastPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Reshaped:
+class Reshaped(OfOneTensor):
     """A tensor as one dimension, whatever it has on disk."""
-
-    tensor: Tensor
-    num_interleaved = 1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.tensor,)
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         whole = tuple(slice(0, size, 1) for size in self.tensor.shape)
@@ -385,7 +352,7 @@ class FusedHeads:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadMatrices:
+class HeadMatrices(OfOneTensor):
     """Of each head's rows of a linear weight [H · R, in], some: [H, rows, in], or [H, in, rows].
 
     Attributes:
@@ -394,16 +361,10 @@ class HeadMatrices:
         transposed: whether inputs come before the rows.
     """
 
-    tensor: Tensor
     head_rows: int
     first: int
     num_rows: int
     transposed: bool
-    num_interleaved = 1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.tensor,)
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         heads, rows, inputs = (index[0], index[2], index[1]) if self.transposed else index
@@ -417,17 +378,11 @@ class HeadMatrices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadColumns:
+class HeadColumns(OfOneTensor):
     """An output projection [E, Hq · D] as [Hkv, G, D, E]."""
 
-    tensor: Tensor
     num_queries: int
     head_dim: int
-    num_interleaved = 1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.tensor,)
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         width = self.num_queries * self.head_dim
@@ -440,16 +395,10 @@ class HeadColumns:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ByHead:
+class ByHead(OfOneTensor):
     """One number a query head [Hq] as [Hkv, G]."""
 
-    tensor: Tensor
     num_queries: int
-    num_interleaved = 1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.tensor,)
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         span = slice(index[0].start * self.num_queries, index[0].stop * self.num_queries)
@@ -458,15 +407,8 @@ class ByHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Taps:
+class Taps(OfOneTensor):
     """A convolution's taps by channel, [C, 1, W] as [C, W]."""
-
-    tensor: Tensor
-    num_interleaved = 1
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.tensor,)
 
     def read(self, source: Source, prefix: str, index: Index, dtype: Any) -> np.ndarray:
         part = self.tensor.read(source, prefix, (index[0], slice(0, 1, 1), index[1]))
