@@ -70,19 +70,6 @@ def add_fleet_args(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def check_no_fleet(args: argparse.Namespace) -> None:
-    """Refuses a fleet's arguments where one engine is simulated, which would ignore them.
-
-    Raises:
-        InvalidConfigError: names the first of them.
-    """
-    parser = argparse.ArgumentParser()
-    add_fleet_args(parser)
-    for name, default in vars(parser.parse_args([])).items():
-        if getattr(args, name) != default:
-            raise InvalidConfigError(name, getattr(args, name), "given with --replicas alone")
-
-
 def run_fleet(args: argparse.Namespace) -> int:
     """Simulates a fleet and prints how its requests fared.
 

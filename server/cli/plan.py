@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING, Any
 from octavo.engine.config import DEFAULT_MODEL
 from octavo.engine.errors import InvalidConfigError
 from octavo.server.cli.capacity import Capacity
-from octavo.server.cli.plan_fleet import (
-    add_fleet_plan_args,
-    check_no_fleet_plan,
-    run_fleet_plan,
-)
+from octavo.server.cli.dependent_args import check_left_out
+from octavo.server.cli.plan_fleet import add_fleet_plan_args, run_fleet_plan
 from octavo.server.cli.sizes import parse_bytes, parse_rate, show_bytes, show_seconds
 
 if TYPE_CHECKING:
@@ -73,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the plan; 0, also when the weights do not fit."""
     if args.slo is not None:
         return run_fleet_plan(args)
-    check_no_fleet_plan(args)
+    check_left_out(args, add_fleet_plan_args, "--slo")
     from octavo.engine.config import EngineConfig
 
     # Borrowed for its checks.

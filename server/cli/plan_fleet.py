@@ -47,19 +47,6 @@ def add_fleet_plan_args(parser: argparse.ArgumentParser) -> None:
     add_workload_args(group)
 
 
-def check_no_fleet_plan(args: argparse.Namespace) -> None:
-    """Refuses a fleet's arguments where none is planned, which would ignore them.
-
-    Raises:
-        InvalidConfigError: names the first of them.
-    """
-    parser = argparse.ArgumentParser()
-    add_fleet_plan_args(parser)
-    for name, default in vars(parser.parse_args([])).items():
-        if getattr(args, name) != default:
-            raise InvalidConfigError(name, getattr(args, name), "given with --slo alone")
-
-
 def run_fleet_plan(args: argparse.Namespace) -> int:
     """Prints how many of each device it takes; 0, also if no number is enough.
 

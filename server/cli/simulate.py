@@ -16,7 +16,8 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from octavo.server.cli.fleet_args import add_fleet_args, check_no_fleet, run_fleet
+from octavo.server.cli.dependent_args import check_left_out
+from octavo.server.cli.fleet_args import add_fleet_args, run_fleet
 from octavo.server.cli.pictures import Pictures, add_picture_args
 from octavo.server.cli.simulation_args import (
     add_setting_args,
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulates or replays; 1 if a replay decided otherwise."""
     if args.replicas is not None:
         return run_fleet(args)
-    check_no_fleet(args)
+    check_left_out(args, add_fleet_args, "--replicas")
     if args.replay is not None:
         return _replay(args)
     if args.check_refusals is not None:
