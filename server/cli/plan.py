@@ -95,8 +95,10 @@ def read_model_config(model: str) -> ModelConfig:
     if model.endswith(".json"):
         from octavo.models.families.table import config_from_hf
         from octavo.models.loading.json_file import read_json
+        from octavo.models.loading.stored.formats import without_quantization
 
-        return config_from_hf(read_json(Path(model).expanduser()))
+        values, _ = without_quantization(read_json(Path(model).expanduser()))
+        return config_from_hf(values)
     from octavo.models.loading.load import load_config
 
     return load_config(model)

@@ -70,6 +70,20 @@ def test_plan_reads_a_directory_or_a_config_alone(file, tiny_model, tmp_path, ca
     assert report["swap_s"] == 64 * 256 / 1e6
 
 
+def test_plan_reads_the_config_of_a_quantized_checkpoint_alone(tiny_model, tmp_path, capsys):
+    values = json.loads((tiny_model / "config.json").read_text())
+    reports = []
+    for how in (None, {"quant_method": "fp8", "weight_block_size": [128, 128]}):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(values | {"quantization_config": how}))
+        assert main(["plan", "--model", str(path), "--json"]) == 0
+        reports.append(json.loads(capsys.readouterr().out))
+    assert reports[0] == reports[1]
+    path.write_text(json.dumps(values | {"quantization_config": {"quant_method": "hqq"}}))
+    assert main(["plan", "--model", str(path)]) == 2
+    assert "quant_method = 'hqq' is not supported" in capsys.readouterr().err
+
+
 def test_plan_for_people_says_when_the_weights_do_not_fit(tiny_model, capsys):
     assert main(["plan", "--model", str(tiny_model), "--memory", "1KB"]) == 0
     assert "do not fit" in capsys.readouterr().out
