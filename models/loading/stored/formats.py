@@ -52,7 +52,9 @@ FORMATS = {
     ),
     "fp8": StoredFormat(fp8.read, "E4M3 in blocks or by tensor", "transformers"),
     "gptq": StoredFormat(
-        gptq.read, "2, 3, 4 and 8 bits, in order of activations or not, both forms", "GPTQModel"
+        gptq.read,
+        "2, 3, 4 and 8 bits, in order of activations or not, both forms",
+        "arithmetic of GPTQModel",
     ),
     "modelopt": _MODELOPT,
     "modelopt_fp4": _MODELOPT,
