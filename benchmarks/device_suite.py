@@ -41,6 +41,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="checks and kernels alone")
+    parser.add_argument("--sections", default="", help="these alone, as roofs,steps")
     parser.add_argument("--tiny", action="store_true", help="small shapes, float32")
     parser.add_argument("--backend", default="auto", help="of attention (default: the device's)")
     parser.add_argument("--budget-s", type=float, default=BUDGET_S)
@@ -53,7 +54,7 @@ def main() -> int:
 
     import jax
 
-    from benchmarks.device import checks, kernels, roofs, steps
+    from benchmarks.device import checks, hot_kernels, kernels, roofs, steps
     from benchmarks.device.report import Report, Section
     from octavo.pallas_kernels.ragged_paged_attention.backends import (
         AttentionShape,
@@ -94,12 +95,21 @@ def main() -> int:
         Section("roofs", functools.partial(roofs.measure, tiny=args.tiny), 40),
         Section("checks", functools.partial(checks.check, **common), 110),
         Section("kernels", functools.partial(kernels.measure, **common), 100),
+        Section("hot kernels", functools.partial(hot_kernels.measure, **common), 40),
     ]
     if not args.quick:
-        sections.append(Section("steps", functools.partial(steps.measure, **common), 190))
+        sections.append(Section("steps", functools.partial(steps.measure, **common), 190, 150))
         for name, limit_s in (("decode", 60), ("sdpa", 40), ("transformers", 110)):
             run = functools.partial(peers, part=name)
-            sections.append(Section(f"peer {name}", run, limit_s))
+            sections.append(Section(f"peer {name}", run, limit_s, limit_s + 20))
+    if args.sections:
+        named = args.sections.split(",")
+        if unknown := set(named) - {section.name for section in sections}:
+            parser.error(
+                f"--sections {args.sections}: no section {sorted(unknown)}; there are "
+                f"{[section.name for section in sections]}"
+            )
+        sections = [section for section in sections if section.name in named]
     for section in sections:
         report.run(section)
         steps.free_device()

@@ -21,6 +21,8 @@ from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2}
 """Outputs are averages of unit normals; bfloat16 rounds weights and outputs to 8 bits."""
 SPARE_PAGES, PADDING = 3, 11
+REPEATS = 8
+"""Runs whose outputs must be the same bit for bit: a race seldom shows in one."""
 DECODE_ONLY = ("decode", "idle")
 
 ROWS = {
@@ -28,6 +30,7 @@ ROWS = {
     "prefill": [(130, 130), (64, 200), (37, 300)],
     "mixed": [(1, 90), (1, 257), (1, 5), (97, 160), (5, 5), (40, 512)],
     "idle": [(1, 40), (1, 0), (1, 71)],
+    "ends": [(63, 63), (31, 700), (94, 150), (62, 350), (30, 30), (95, 500)],
 }
 WINDOW = {"sliding_window": 70}
 CAP = {"logit_softcap": 5.0}
@@ -37,6 +40,8 @@ GRID: tuple[Check, ...] = (
     ("decode", (32, 8), 128, 64, {}, None),
     ("prefill", (32, 8), 128, 64, {}, None),
     ("mixed", (32, 8), 128, 64, {}, None),
+    # Rows that end within a tile: what they leave goes row by row, and takes a warp's time.
+    ("ends", (32, 8), 128, 64, {}, None),
     ("mixed", (32, 8), 64, 16, {}, None),
     ("mixed", (8, 1), 128, 128, {}, None),
     ("mixed", (16, 16), 128, 256, WINDOW, None),
@@ -46,6 +51,7 @@ GRID: tuple[Check, ...] = (
     ("idle", (32, 8), 128, 64, {}, None),
     ("decode", (32, 8), 128, 64, {}, "int8"),
     ("mixed", (32, 8), 128, 64, {}, "int8"),
+    ("ends", (32, 8), 128, 64, {}, "int8"),
     ("mixed", (32, 8), 128, 128, WINDOW | CAP, "fp8"),
     ("mixed", (8, 2), 64, 32, {}, "fp8"),
     ("mixed", (16, 8), 96, 64, CAP, "int8"),
@@ -91,18 +97,20 @@ def _one(
     )
     num_tokens = q.shape[0]
 
-    def run(name: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+    def run(name: Any, repeats: int = 1) -> tuple[np.ndarray, list[np.ndarray], bool]:
         attend = attention(name, kind, head_dim, extra)
         program = jax.jit(attend).lower(q, k, v, kv, batch).compile()
         poison(q.size * q.dtype.itemsize)
         out, pool = program(q, k, v, kv, batch)
+        again = [program(q, k, v, kv, batch)[0] for _ in range(1, repeats)]
+        same = all(jnp.array_equal(out, other, equal_nan=True) for other in again)
         stored = [np.asarray(pool.pages[1:used], np.float32)]
         if pool.scales is not None:
             stored.append(np.asarray(pool.scales[1:used, ..., :page_size]))
-        return np.asarray(out, np.float32), stored
+        return np.asarray(out, np.float32), stored, same
 
-    out, pool = run(backend)
-    expected, expected_pool = run("reference")
+    out, pool, same = run(backend, REPEATS)
+    expected, expected_pool, _ = run("reference")
     live = np.concatenate(
         [np.full(new, kv_len > 0) for new, kv_len in rows]
         + [np.zeros(num_tokens - sum(new for new, _ in rows), bool)]
@@ -117,7 +125,8 @@ def _one(
         ),
         "worst": worst,
         "pool": "same" if same_pool else "DIFFERS",
-        "ok": worst <= TOLERANCE[dtype] and same_pool and padding_finite,
+        "repeats": "same" if same else "DIFFER",
+        "ok": worst <= TOLERANCE[dtype] and same_pool and same and padding_finite,
     }
 
 

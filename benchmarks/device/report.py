@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import time
 import traceback
@@ -23,11 +24,14 @@ class Section:
         run: called with the results so far and the moment (`time.monotonic`) at which it should be
             done; yields or returns rows, dicts with at least "what".
         limit_s: most it may take; less if the whole budget is nearly spent.
+        row_limit_s: most that one row may take: a kernel that never ends cannot be left, so the
+            process is then ended, with the line that waits; what was measured is on disk.
     """
 
     name: str
     run: Callable[[dict[str, Any], float], Any]
     limit_s: float
+    row_limit_s: float = 60.0
 
 
 class Report:
@@ -56,7 +60,9 @@ class Report:
         else:
             try:
                 deadline_s = begun_s + min(section.limit_s, left_s)
+                faulthandler.dump_traceback_later(section.row_limit_s, exit=True)
                 for row in section.run(self.results, deadline_s) or ():
+                    faulthandler.dump_traceback_later(section.row_limit_s, exit=True)
                     rows.append(row)
                     print(f"[{section.name}] {line(row)}", flush=True)
                     self.write()
@@ -68,6 +74,8 @@ class Report:
             except Exception as error:
                 here["failed"] = f"{type(error).__name__}: {str(error)[:600]}"
                 traceback.print_exc()
+            finally:
+                faulthandler.cancel_dump_traceback_later()
         here["seconds"] = round(time.monotonic() - begun_s, 1)
         for state in ("skipped", "cut", "failed"):
             if state in here:

@@ -5,11 +5,12 @@ read it. Tiles of an int8 or fp8 pool go there by way of registers: wgmma wants 
 in shared memory and in bfloat16, so the warpgroup keeps `num_raw` narrow tiles on their way, widens
 each as it comes (exactly: bfloat16 holds every number of both) and starts the copy of a later one
 in its place. Memory moves a byte a number; what is widened never leaves the multiprocessor. Scales
-are not applied here: they come beside the tiles, for the computing warpgroups to multiply scores
-and weights with.
+are not applied here: they come beside the keys, for the computing warpgroups to multiply scores
+and weights with. Keys and values may have a copying warpgroup each: one alone can take longer to
+widen a tile than its bytes are on their way.
 
-A tile's scales stay in a ring of `num_raw + num_stages + 1`: those copied next overwrite those of
-the tile before the last whose keys were let go of, with which every computing warpgroup is done.
+A tile's scales stay in a ring of `scale_ring`: those copied next overwrite those of a tile before
+the last whose keys its own computing warpgroup let go of, which is done with it.
 """
 
 from __future__ import annotations
@@ -156,11 +157,18 @@ class KVMemory:
         row = parts[0] if copies == 1 else jnp.concatenate(parts)
         return lax.broadcast_in_dim(row, shape, [1])
 
-    def copy_share(self, walk: ShareWalk, items: PagedItems, memory: Any = None) -> None:
-        """What the copying warpgroup does: fills stages with the share's tiles, in turn.
+    def copy_share(
+        self,
+        walk: ShareWalk,
+        items: PagedItems,
+        memory: Any = None,
+        halves: tuple[int, ...] = (0, 1),
+    ) -> None:
+        """What a copying warpgroup does: fills stages with the share's tiles, in turn.
 
         Args:
             memory: for its place in the share, where registers are few; see `each_in_memory`.
+            halves: keys (0) and values (1), or one of them, of a narrow pool.
         """
         if self.raw is None:
             if memory is None:
@@ -171,15 +179,17 @@ class KVMemory:
                 segment = read()
                 self._copy_straight(segment, items.tiles_of(segment))
 
-            walk.each_in_memory(memory, visit, lambda *_: plgpu.commit_smem())
+            walk.each_in_memory(memory, visit, lambda *_: None)
             return
         raw, raw_ready = self.raw, self.raw_ready
-        walk.each(lambda segment: self._copy_raw(segment, items.tiles_of(segment), raw, raw_ready))
+        walk.each(
+            lambda segment: self._copy_raw(segment, items.tiles_of(segment), raw, raw_ready, halves)
+        )
         num_tiles = walk.num_tiles
 
         @pl.loop(jnp.maximum(num_tiles - raw[0].shape[0], 0), num_tiles)
         def _rest(step: Any) -> None:
-            for half in (0, 1):
+            for half in halves:
                 self._widen_one(step, half, raw, raw_ready)
 
     def _wait_free(self, step: Any, half: int) -> None:
@@ -197,7 +207,14 @@ class KVMemory:
                 smem, ready = self.tiles[half].at[slot], self.ready[half].at[slot]
                 source.copy(source.pools[0], half, index, smem, ready)
 
-    def _copy_raw(self, segment: Segment, source: PagedTiles, raw: Any, raw_ready: Any) -> None:
+    def _copy_raw(
+        self,
+        segment: Segment,
+        source: PagedTiles,
+        raw: Any,
+        raw_ready: Any,
+        halves: tuple[int, ...],
+    ) -> None:
         """Starts the copies of a segment's tiles, each where the one `num_raw` before it was."""
         num_raw = raw[0].shape[0]
         pages, scales = source.pools
@@ -206,7 +223,7 @@ class KVMemory:
         def _one_tile(index: Any) -> None:
             step = segment.step(index)
             slot = _slot(step, raw[0])
-            for half in (0, 1):
+            for half in halves:
 
                 @pl.when(step >= num_raw)
                 def _make_room(half: int = half) -> None:
@@ -238,13 +255,15 @@ def _widen(raw: Any, out: Any) -> None:
     tile, head_dim = out.shape
     keys, columns = _CHUNK
     for key in range(0, tile, keys):
-        for column in range(0, head_dim, columns):
-            here = pl.ds(key, keys), pl.ds(column, columns)
-            numbers = plgpu.load(raw.at[here], layout=plgpu.Layout.WGMMA_UPCAST_2X)
+        chunks = [
+            (pl.ds(key, keys), pl.ds(column, columns)) for column in range(0, head_dim, columns)
+        ]
+        # All of a row of chunks before any is written: no read may pass a write.
+        loaded = [plgpu.load(raw.at[here], layout=plgpu.Layout.WGMMA_UPCAST_2X) for here in chunks]
+        for here, numbers in zip(chunks, loaded, strict=True):
             if jnp.issubdtype(numbers.dtype, jnp.floating):
                 numbers = numbers.astype(jnp.float32)  # Hopper knows no shorter way from fp8
-            numbers = plgpu.layout_cast(numbers.astype(out.dtype), plgpu.Layout.WGMMA)
-            out[here] = numbers
+            out[here] = plgpu.layout_cast(numbers.astype(out.dtype), plgpu.Layout.WGMMA)
 
 
 def kv_scratch(

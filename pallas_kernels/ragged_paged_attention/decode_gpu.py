@@ -61,6 +61,8 @@ from octavo.pallas_kernels.tuning import tuning_key
 _MASKED = -1e30
 QUERY_ROWS = 64
 """Rows of a wgmma tile."""
+_REGISTERS = 80, 168
+"""Of a copying and of a computing warpgroup, where there are two of each."""
 
 
 def decode_gpu(
@@ -110,7 +112,7 @@ def decode_gpu(
     rows = jnp.pad(rows, ((0, 0), (0, 0), (0, padded - group), (0, 0)))
     table = batch.block_table
     call = plgpu.kernel(
-        partial(_kernel, params, tiles.tile, table.shape[1], bool(interpret)),
+        partial(_kernel, params, tiles, table.shape[1], bool(interpret)),
         out_type=(
             jax.ShapeDtypeStruct(
                 (num_kv_heads, num_parts * num_wgs, padded, head_dim), jnp.float32
@@ -128,7 +130,7 @@ def decode_gpu(
         },
         grid=(tiles.num_programs,),
         grid_names=("program",),
-        num_threads=num_wgs + 1,
+        num_threads=num_wgs + tiles.num_copiers,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         **mosaic_gpu_options(
@@ -178,7 +180,7 @@ def part_places(shares: Shares, item: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def _kernel(
     params: AttentionParams,
-    tile: int,
+    tiles: DecodeTiles,
     table_pages: int,
     plain: bool,
     # Global memory.
@@ -205,12 +207,18 @@ def _kernel(
     kv = kv_memory(kv_refs)
     walk = ShareWalk(plan_ref=plan_ref, first_ref=first_ref, end_ref=end_ref, program=program)
 
-    @pl.when((walk.num_tiles > 0) & (wg == num_wgs))
-    def _copies() -> None:
-        items = PagedItems(
-            pools=tuple(pools), table=table_ref, rows=row_ref, table_pages=table_pages, tile=tile
-        )
-        kv.copy_share(walk, items)
+    tile = tiles.tile
+    shares_registers = tiles.num_copiers + num_wgs > 3  # of fewer, each has enough
+    items = PagedItems(
+        pools=tuple(pools), table=table_ref, rows=row_ref, table_pages=table_pages, tile=tile
+    )
+    for copier, halves in enumerate(tiles.copied_halves):
+
+        @pl.when((walk.num_tiles > 0) & (wg == num_wgs + copier))
+        def _copies(halves: tuple[int, ...] = halves) -> None:
+            if shares_registers:
+                plgpu.set_max_registers(_REGISTERS[0], action="decrease")
+            kv.copy_share(walk, items, halves=halves)
 
     def one_segment(segment: Segment) -> None:
         row, head = row_ref[segment.item], segment.head
@@ -280,6 +288,8 @@ def _kernel(
 
     @pl.when((walk.num_tiles > 0) & (wg < num_wgs))
     def _compute() -> None:
+        if shares_registers:
+            plgpu.set_max_registers(_REGISTERS[1], action="increase")
         # Rows of the tile beyond the group are zeros: their scores are too, and nobody reads them.
         q_smem[wg] = plgpu.layout_cast(
             jnp.zeros((QUERY_ROWS, head_dim), q_smem.dtype), plgpu.Layout.WGMMA

@@ -73,9 +73,9 @@ QUERY_ROWS = 64
 """Rows of packed queries of one warpgroup."""
 MAX_PARTS = 8
 """Of an item; more would cost more to combine than they spare."""
-_REGISTERS = ((40, 232), (72, 216))
-"""Of the copying warpgroup and of one of two computing ones; the second pair where the first
-widens. A single computing one shares alike."""
+_REGISTERS = {(False, 1): (40, 232), (True, 1): (72, 216), (True, 2): (72, 184)}
+"""Of a copying warpgroup and of one of two computing ones, by whether it widens and how many copy.
+A single computing one shares alike."""
 
 
 def prefill_gpu(
@@ -135,7 +135,7 @@ def prefill_gpu(
         partial(
             _kernel,
             params,
-            tiles.tile,
+            tiles,
             padded,
             table.shape[1],
             sinks is not None,
@@ -159,7 +159,7 @@ def prefill_gpu(
         },
         grid=(tiles.num_programs,),
         grid_names=("program",),
-        num_threads=num_wgs + 1,
+        num_threads=num_wgs + tiles.num_copiers,
         thread_name="wg",
         compiler_params=plgpu.CompilerParams(approx_math=True),
         **mosaic_gpu_options(
@@ -241,7 +241,7 @@ def _combine(part: jax.Array, lse: jax.Array, num_parts: jax.Array) -> jax.Array
 
 def _kernel(
     params: AttentionParams,
-    tile: int,
+    tiles: PrefillTiles,
     group: int,
     table_pages: int,
     has_sinks: bool,
@@ -273,7 +273,8 @@ def _kernel(
     program, wg = lax.axis_index("program"), lax.axis_index("wg")
     kv = kv_memory(kv_refs)
     num_wgs, _, head_dim = q_smem.shape
-    copying, computing = _REGISTERS[kv.scales is not None]
+    tile, num_copiers = tiles.tile, tiles.num_copiers
+    copying, computing = _REGISTERS[kv.scales is not None, num_copiers]
     walk = ShareWalk(plan_ref=plan_ref, first_ref=first_ref, end_ref=end_ref, program=program)
 
     def take_turn() -> None:
@@ -437,12 +438,13 @@ def _kernel(
             pl.when(wg == 0)(take_turn)
         plgpu.wait_smem_to_gmem(0)
 
-    @pl.when((walk.num_tiles > 0) & (wg == num_wgs))
-    def _copies() -> None:
-        if num_wgs > 1:
-            plgpu.set_max_registers(copying, action="decrease")
+    items = PagedItems(
+        pools=tuple(pools), table=table_ref, rows=row_ref, table_pages=table_pages, tile=tile
+    )
+    for copier, halves in enumerate(tiles.copied_halves):
 
-        items = PagedItems(
-            pools=tuple(pools), table=table_ref, rows=row_ref, table_pages=table_pages, tile=tile
-        )
-        kv.copy_share(walk, items, walk_smem.at[num_wgs])
+        @pl.when((walk.num_tiles > 0) & (wg == num_wgs + copier))
+        def _copies(halves: tuple[int, ...] = halves) -> None:
+            if num_wgs > 1:
+                plgpu.set_max_registers(copying, action="decrease")
+            kv.copy_share(walk, items, walk_smem.at[num_wgs], halves)

@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 PLAN_FIELDS = 6
 """Of a program, in `Shares.plan`: head, item, tiles of it before, tiles, segments, live items."""
@@ -174,13 +175,15 @@ class ShareWalk:
         Args:
             memory: int32[WALK_FIELDS] of this warpgroup alone.
             visit: is given what reads the segment from memory, for when it is needed.
-            leave: is given what `visit` returned. It has to bring the warpgroup's threads together,
-                as `commit_smem` does, so that none writes what another has yet to read.
+            leave: is given the segment and what `visit` returned.
         """
 
         def write(place: _Place) -> None:
+            # Warps run apart: each has read the old place before any writes, and none reads before.
+            plgpu.commit_smem()
             for i, value in enumerate(place):
                 memory[i] = value
+            plgpu.commit_smem()
 
         def read() -> Segment:
             return self._segment((memory[0], memory[1], memory[2], memory[3]))

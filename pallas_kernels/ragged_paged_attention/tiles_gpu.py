@@ -46,6 +46,7 @@ class _KVTiles:
         num_programs: of the persistent grid; as many as the GPU has room for at once.
         min_tiles: least KV tiles of a program's share, where an item has so many: partial results
             cost about a tile's time.
+        num_copiers: copying warpgroups; 2 of a narrow pool, of keys and of values.
     """
 
     tile: int
@@ -53,15 +54,21 @@ class _KVTiles:
     num_raw: int = 0
     num_programs: int = NUM_MULTIPROCESSORS
     min_tiles: int = 4
-
-    def copies(self, page_size: int) -> int:
-        """Bulk copies that fill one tile of keys or of values."""
-        return max(1, self.tile // page_size)
+    num_copiers: int = 1
 
     @property
     def scale_ring(self) -> int:
         """Tiles whose scales are kept; see `copies_gpu`."""
         return self.num_raw + self.num_stages + 1
+
+    @property
+    def copied_halves(self) -> tuple[tuple[int, ...], ...]:
+        """Of each copying warpgroup: keys (0), values (1) or both."""
+        return ((0, 1),) if self.num_copiers == 1 else ((0,), (1,))
+
+    def copies(self, page_size: int) -> int:
+        """Bulk copies that fill one tile of keys or of values."""
+        return max(1, self.tile // page_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +81,10 @@ class DecodeTiles(_KVTiles):
     """
 
     num_warpgroups: int = 1
+
+    @property
+    def scale_ring(self) -> int:
+        return self.num_raw + self.num_stages + self.num_warpgroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +124,12 @@ def choose_decode_tiles(
     else:
         tiles = DecodeTiles(tile=64, num_stages=2, num_raw=_raw(fixed, head_dim, itemsize))
         places = 1
-    tiles = replace(tiles, num_programs=places * _multiprocessors(key), num_warpgroups=num_wgs)
+    tiles = replace(
+        tiles,
+        num_programs=places * _multiprocessors(key),
+        num_warpgroups=num_wgs,
+        num_copiers=_num_copiers(head_dim, itemsize, kv_itemsize),
+    )
     return _tuned_decode(tiles, key, head_dim, itemsize, kv_itemsize)
 
 
@@ -158,8 +174,14 @@ def choose_prefill_tiles(
         tile = 128 if fitting(fixed, head_dim, itemsize, kv_itemsize, 128, 2) >= 2 else 64
         raw = _raw(fixed, head_dim, itemsize, tile)
         tiles = PrefillTiles(tile=tile, num_stages=2, num_raw=raw)
-    tiles = replace(tiles, num_programs=_multiprocessors(key))
+    num_copiers = _num_copiers(head_dim, itemsize, kv_itemsize)
+    tiles = replace(tiles, num_programs=_multiprocessors(key), num_copiers=num_copiers)
     return _tuned(tiles, key, fixed, head_dim, itemsize, kv_itemsize)
+
+
+def _num_copiers(head_dim: int, itemsize: int, kv_itemsize: int) -> int:
+    """Two where tiles are widened and the registers of larger heads leave room."""
+    return 2 if kv_itemsize < itemsize and head_dim <= 128 else 1
 
 
 def _multiprocessors(key: TuningKey | None) -> int:
@@ -188,6 +210,9 @@ def _tuned(
     sizes = {"tile": tiles.tile, "num_stages": tiles.num_stages, "num_raw": tiles.num_raw}
     if tiles.tile % 64:
         raise bad_tiles(key, sizes, "tiles of a multiple of 64 keys")
+    if tiles.num_copiers not in {1, _num_copiers(head_dim, itemsize, kv_itemsize)}:
+        allowed = "1 copying warpgroup, or 2 of int8 and fp8 pools with heads of up to 128"
+        raise bad_tiles(key, {"num_copiers": tiles.num_copiers}, allowed)
     if bool(tiles.num_raw) != (kv_itemsize < itemsize):
         raise bad_tiles(key, sizes, "raw tiles where the pool is int8 or fp8, and nowhere else")
     most = fitting(fixed, head_dim, itemsize, kv_itemsize, tiles.tile, tiles.num_stages)
@@ -234,7 +259,7 @@ def fitting(
     if kv_itemsize == itemsize:
         return left // (2 * tile * head_dim * itemsize)
     scales = 2 * 2 * tile * 4  # of pages of 16, every other place is empty
-    left -= stages * 2 * tile * head_dim * itemsize + (stages + 1) * scales
+    left -= stages * 2 * tile * head_dim * itemsize + (stages + 2) * scales
     return left // (2 * tile * head_dim * kv_itemsize + scales)
 
 

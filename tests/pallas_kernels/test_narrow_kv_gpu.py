@@ -54,7 +54,7 @@ def some_sinks(num_heads: int) -> Any:
         ("fp8", (2, 2), 128, 128, FULL, True),
     ],
 )
-@pytest.mark.parametrize("num_warpgroups", [1, 2])
+@pytest.mark.parametrize(("num_warpgroups", "num_copiers"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_decode_matches_the_reference(
     kv_dtype: str,
     heads: tuple[int, int],
@@ -63,6 +63,7 @@ def test_decode_matches_the_reference(
     params: AttentionParams,
     has_sinks: bool,
     num_warpgroups: int,
+    num_copiers: int,
 ) -> None:
     from octavo.pallas_kernels.ragged_paged_attention.decode_gpu import decode_gpu
     from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import DecodeTiles
@@ -84,6 +85,7 @@ def test_decode_matches_the_reference(
         num_raw=2,
         num_programs=1,
         num_warpgroups=num_warpgroups,
+        num_copiers=num_copiers,
     )
     got = decode_gpu(q, kv, batch, params, sinks=sinks, tiles=tiles, interpret=interpreter())
     want = attend_reference(q, kv, batch, params, sinks=sinks).astype(jnp.float32)
