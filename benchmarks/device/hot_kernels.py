@@ -1,4 +1,4 @@
-"""Which of the device's kernels take the time of a program: the profiler's trace, summed by name."""
+"""Which of a device's kernels take the time of a program: the profiler's trace, summed by name."""
 
 from __future__ import annotations
 

@@ -110,7 +110,8 @@ def prefill_gpu(
     key = tuning_key("mosaic_gpu", "prefill", q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
     tiles = tiles or choose_prefill_tiles(head_dim, q.dtype.itemsize, kv.pages.dtype.itemsize, key)
 
-    packing = pack_prefill(batch, num_tokens, tile=tile, align=align)
+    # Worked out once a step: XLA would repeat it for every number that is packed or unpacked.
+    packing = lax.optimization_barrier(pack_prefill(batch, num_tokens, tile=tile, align=align))
     packed = q.reshape(num_tokens, num_kv_heads, group, head_dim)[packing.token]
     packed = jnp.pad(packed, ((0, 0), (0, 0), (0, padded - group), (0, 0)))
     packed = packed.transpose(1, 0, 2, 3).reshape(num_kv_heads, -1, head_dim)
@@ -197,6 +198,7 @@ def prefill_gpu(
         part.reshape(-1, 2, rows, head_dim), lse.reshape(-1, 2, rows), shares.num_parts
     ).reshape(-1, tile, padded, head_dim)
     owner = jnp.where(shares.last > shares.first, shares.first, -1)[:, packing.item]  # [Hkv, T]
+    owner, whole = lax.optimization_barrier((owner, whole))
     combined = whole[owner, packing.within][:, :, :group]
     out = jnp.where(owner[..., None, None] >= 0, combined, out)
     return out.transpose(1, 0, 2, 3).reshape(q.shape)
