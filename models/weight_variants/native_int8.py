@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -12,7 +13,15 @@ from octavo.pallas_kernels.quantized_linear import QuantizedWeight
 
 def has_int8(weights: Any) -> bool:
     """Whether a tree of weights has some of int8."""
-    return any(map(_is_int8, jax.tree.leaves(weights, is_leaf=_is_int8)))
+    return bool(int8_shapes(weights))
+
+
+def int8_shapes(weights: Any) -> list[tuple[int, int]]:
+    """Inputs and outputs of each shape that a tree has int8 weights of."""
+    found = [leaf for leaf in jax.tree.leaves(weights, is_leaf=_is_int8) if _is_int8(leaf)]
+    outputs = [math.prod(weight.scale.shape) for weight in found]
+    shapes = [(weight.values.size // n, n) for weight, n in zip(found, outputs, strict=True)]
+    return sorted(set(shapes))
 
 
 def native_int8_weights(weights: Any) -> Any:

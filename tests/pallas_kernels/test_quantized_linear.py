@@ -119,3 +119,15 @@ def test_the_table_of_formulations_names_a_default() -> None:
     assert {"cpu", "default"} <= set(formulations())
     with pytest.raises(ValueError, match="min_rows = 0"):
         Formulation(min_rows=0, weight_first_rows=0, widen_fp8=False)
+
+
+def test_the_check_finds_products_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    from octavo.pallas_kernels.quantized_linear import self_check
+
+    assert self_check.wrong_int8_product([(96, 64), (32, 200)]) is None
+
+    def twice(x: jax.Array, weight: QuantizedWeight) -> jax.Array:
+        return quantized_linear(x, weight) * (2 if x.shape == (128, 32) else 1)
+
+    monkeypatch.setattr(self_check, "quantized_linear", twice)
+    assert self_check.wrong_int8_product([(96, 64), (32, 200)]) == "128 x 32 x 200"

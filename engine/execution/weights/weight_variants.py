@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.platform.kv_memory import has_room_for, requested_kv_dtype
 from octavo.engine.execution.platform.traits import traits_of_device
 from octavo.engine.execution.step_spec import StepShape
@@ -23,7 +24,7 @@ from octavo.models.loading.load import OpenedModel
 from octavo.models.parameters import num_bytes
 from octavo.models.weight_variants.int8_split import abstract_int8_split_weights
 from octavo.models.weight_variants.logit_bounds import abstract_logit_bounds, can_bound_logits
-from octavo.models.weight_variants.native_int8 import has_int8
+from octavo.models.weight_variants.native_int8 import has_int8, int8_shapes
 from octavo.models.weight_variants.tree import VariantTree
 from octavo.pallas_kernels.compat import product_compiler_options
 from octavo.pallas_kernels.cpu.block_quantized_linear import (
@@ -122,9 +123,12 @@ def choose_weight_variants(
         host_memory_bytes: of the host's memory; None takes what is available.
 
     Raises:
-        InvalidConfigError: a tuning table cannot be read.
+        InvalidConfigError: a tuning table cannot be read; weights are int8, and the device's int8
+            products are wrong.
     """
     weights, mesh = model.abstract_weights(), model.mesh
+    if mesh.devices.flat[0].platform == "gpu":
+        _check_int8_products(weights)
     variants = plain_variants(weights, requested_kv_dtype(config, model.dtype))
     total = num_bytes(weights)
     if config.warm_up == "coarse":
@@ -168,6 +172,24 @@ def plain_variants(weights: Any, kv_dtype: jnp.dtype) -> WeightVariants:
         library=choose_product_library(weights, kv_dtype),
         native_int8=has_native and has_int8(weights),
     )
+
+
+def _check_int8_products(weights: Any) -> None:
+    """Raises InvalidConfigError if a product in one of the weights' shapes is wrong."""
+    shapes = int8_shapes(weights)
+    if not shapes:
+        return
+    # Imported here: a CPU never needs it.
+    from octavo.pallas_kernels.quantized_linear.self_check import wrong_int8_product
+
+    wrong = wrong_int8_product(shapes)
+    if wrong is not None:
+        raise InvalidConfigError(
+            "quantization",
+            "int8",
+            f"fp8 or none: here XLA's int8 product of {wrong} is wrong "
+            "(with --xla_gpu_autotune_level=0 in XLA_FLAGS it is known to be)",
+        )
 
 
 def _is_within(number: int, span: Span | None) -> bool:
