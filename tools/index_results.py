@@ -29,6 +29,7 @@ SHOWS = {
     "aot": "kernels and steps compiled for TPUs and Hopper: registers, memory, least times",
     "aot-gpu": "kernels and steps compiled for Hopper, with the cycles of their hot loops",
     "azure-goodput": "every policy on Azure's traces, simulated: goodput by rate",
+    "device": "kernels checked and timed, and whole steps, on a GPU or TPU",
     "fidelity": "latencies of the live engine beside their simulation",
     "fuzz": "messages that no sane client sends, and how long a sane stream waited beside them",
     "goodput-matrix": "`slo` beside tuned policies over workloads and loads, simulated",
@@ -77,7 +78,7 @@ MACHINES = {
 """Machines of results, or of kinds, whose files do not say theirs."""
 
 _DATED = re.compile(r"(?P<kind>.+?)-(?P<date>\d{4}-\d\d-\d\d)(?P<rest>(?:-\w+)*)")
-_MACHINE = re.compile(r"EPYC|Xeon")
+_MACHINE = re.compile(r"EPYC|Xeon|NVIDIA H\d+")
 _COMMAND = re.compile(r"(?:python|taskset|octavo) [^;]*?(?:benchmarks|bench)[^;]*")
 _COMMAND_LINE = re.compile(r"\A`(.*)`$|^    ((?:.*\\\n)*.*)$", re.MULTILINE)
 _PLACES = re.compile(r" --(?:out|output|cache-dir|log-dir|envs|cache|trace-dir|steps) [^\s\d]\S*")
@@ -203,6 +204,8 @@ def _machine(name: str, said: str, date: str) -> str:
     found = _MACHINE.search(said)
     if not found:
         raise ValueError(f"{name}: its files do not say its machine, nor does MACHINES")
+    if found[0] not in ("EPYC", "Xeon"):
+        return found[0]
     if found[0] == "Xeon":
         return XEON
     # Two generations go by one name; the second came on this day.

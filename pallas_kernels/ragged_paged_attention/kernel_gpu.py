@@ -3,7 +3,7 @@
 Decode rows and prefill chunks are two kernels that write disjoint tokens, each over a worklist
 computed from the lengths: see `decode_gpu` and `prefill_gpu`.
 
-Speed on hardware: not yet measured. See docs/kernels/ragged_paged_attention.md.
+Speed on hardware: docs/kernels/README.md.
 """
 
 from __future__ import annotations
