@@ -18,10 +18,11 @@ Source: the package compressed-tensors, its compressors.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import regex
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.families.config_fields import ConfigFields
@@ -47,6 +48,8 @@ MX_GROUP = 32
 MAX_GROUPS = 64
 PATTERN = "re:"
 """How a target begins that is a pattern of names."""
+MATCH_S = 0.5
+"""Most that a pattern may take for a name: some would take for ever."""
 SCALE = ".weight_scale"
 _UNUSED = (
     ".input_scale", ".input_zero_point", ".input_global_scale", ".output_scale",
@@ -75,9 +78,13 @@ class Scheme:
     block: tuple[int, int] | None
 
     def names(self, module: str) -> bool:
-        """Whether a target is this layer's name, or a pattern of it."""
+        """Whether a target is this layer's name, or a pattern of it.
+
+        Raises:
+            ModelLoadError: a pattern takes too long.
+        """
         return any(
-            re.match(target.removeprefix(PATTERN), module) is not None
+            _matches(target.removeprefix(PATTERN), module)
             if target.startswith(PATTERN)
             else target == module
             for target in self.targets
@@ -175,12 +182,22 @@ def _read_scheme(group: Any, where: str, default: Any) -> Scheme:
     return _read_weights(ConfigFields(weights, f"{where}: weights"), kind, tuple(targets))
 
 
+def _matches(pattern: str, module: str) -> bool:
+    try:
+        return regex.match(pattern, module, timeout=MATCH_S) is not None
+    except TimeoutError:
+        raise ModelLoadError(
+            f"quantization_config: target {shorten(PATTERN + pattern)} is not allowed: a pattern "
+            f"that is compared with {shorten(module)} within {MATCH_S} s"
+        ) from None
+
+
 def _check_pattern(target: str, where: str) -> None:
     if not target.startswith(PATTERN):
         return
     try:
-        re.compile(target.removeprefix(PATTERN))
-    except (re.error, RecursionError, OverflowError) as error:
+        regex.compile(target.removeprefix(PATTERN))
+    except (regex.error, RecursionError, OverflowError) as error:
         raise ModelLoadError(
             f"{where}: target {shorten(target)} is not allowed: a pattern ({error})"
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -303,6 +304,14 @@ def test_a_configuration_that_says_something_else_is_refused(
     assert words in str(caught.value)
     with pytest.raises((ModelLoadError, UnsupportedModelError)):
         load_config(write("llama", tiny_tensors("llama"), how))
+
+
+def test_a_pattern_that_takes_for_ever_is_refused(write: Write, tiny_tensors: Any) -> None:
+    stored, _ = quantized("packed 4 bits by group", tiny_tensors("llama"))
+    how = copy.deepcopy(FORMATS["packed 4 bits by group"][0])
+    how["config_groups"]["group_0"]["targets"] = [r"re:(\w+|.+?)*(?<!.)"]
+    with pytest.raises(ModelLoadError, match=r"a pattern that is compared with '\S+' within"):
+        load_model(write("llama", stored, how))
 
 
 HOSTILE: list[Any] = [
