@@ -22,6 +22,7 @@ from octavo.engine.text.assistant.events import (
 from octavo.engine.text.assistant.tool_request import ToolUse, read_tool_use
 from octavo.engine.text.assistant.turn_plan import TurnPlan, model_formats
 from octavo.engine.text.assistant.turn_reader import TurnReader
+from octavo.server.beside_loop import beside_loop
 from octavo.server.front import Front
 from octavo.server.output_message import FINISH_REASONS, timings_message
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
@@ -66,12 +67,15 @@ async def prepare_chat(front: Front, request: pb.ChatRequest, kind: RequestOutpu
         InvalidRequestError: a value that cannot be served; names the field.
     """
     engine = front.ready_engine()
-    params = _params(request, kind)
-    use = _tool_use(request)
-    plan = model_formats(engine.config, engine.tokenizer).plan(use, _budget(request))
-    names = _names(request, use)
+
+    def read() -> tuple[SamplingParams, TurnPlan | None, dict[str, Any], list[dict[str, Any]]]:
+        params, use = _params(request, kind), _tool_use(request)
+        plan = model_formats(engine.config, engine.tokenizer).plan(use, _budget(request))
+        return params, plan, _names(request, use), _messages(request)
+
+    params, plan, names, messages = await beside_loop(read)
     try:
-        text = await front.render_chat(_messages(request), names)
+        text = await front.render_chat(messages, names)
     except InvalidRequestError as error:
         # The chat's own checks speak of OpenAI's shape.
         raise InvalidRequestError(_field(error.field), error.value, error.allowed) from None
@@ -85,7 +89,8 @@ async def prepare_chat(front: Front, request: pb.ChatRequest, kind: RequestOutpu
         return GrpcChat(prompt=prompt, params=made, plan=opened)
 
     # The grammar of many tools takes a second: other answers must not wait for it.
-    return await asyncio.to_thread(finish) if use is not None else finish()
+    has_tools = plan is not None and plan.use is not None
+    return await asyncio.to_thread(finish) if has_tools else finish()
 
 
 class ChatEncoder:

@@ -30,6 +30,7 @@ from octavo.engine.input.targets import Targets
 from octavo.engine.output.outputs import Generated
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import MAX_N, RequestOutputKind, SamplingParams
+from octavo.server.beside_loop import MESSAGE_BYTES, beside_loop
 from octavo.server.chat_message import ChatEncoder, prepare_chat
 from octavo.server.embedding_message import embed_response, pooling_params_from_message
 from octavo.server.front import Front
@@ -264,7 +265,7 @@ class OctavoService:
     ) -> None:
         engine = self._front.ready_engine()
         _check_model(request, engine)
-        params = sampling_params_from_message(request.sampling_params)
+        params = await beside_loop(sampling_params_from_message, request.sampling_params)
         if kind is not None:
             params = params.replace(output_kind=kind)
         stream = self._front.generate(
@@ -381,6 +382,7 @@ def parser(
     """
 
     def parse(raw: bytes) -> Message | InvalidRequestError:
+        MESSAGE_BYTES.set(len(raw))
         if max_parts is not None and num_parts(raw, kind, max_parts) > max_parts:
             return InvalidRequestError("message", "more fields", f"at most {max_parts} fields")
         try:

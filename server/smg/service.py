@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ from octavo.engine.input.input_processor import POOLED
 from octavo.engine.pooling.outputs import vector_of
 from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
+from octavo.server.beside_loop import beside_loop
 from octavo.server.front import Front
 from octavo.server.grpc_service import Context, guarded, parser, serialize
 from octavo.server.proto.smg import common_pb2
@@ -101,7 +103,7 @@ class VllmEngineService:
         message = request.sampling_params
         tokenization = tokenization_of(message)
         is_cut = tokenization.truncate_prompt_tokens is not None
-        params = sampling_params_of(message, stream=request.stream)
+        params = await beside_loop(partial(sampling_params_of, message, stream=request.stream))
         stream = self._front.generate(
             prompt_of(request, None if is_cut else engine.max_model_len - 1),
             params,
