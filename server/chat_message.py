@@ -20,26 +20,20 @@ from octavo.engine.text.assistant.events import (
     ReasoningDelta,
 )
 from octavo.engine.text.assistant.tool_request import ToolUse, read_tool_use
-from octavo.engine.text.assistant.turn_plan import TurnPlan, model_formats
+from octavo.engine.text.assistant.turn_plan import TurnPlan, check_thought_budget, model_formats
 from octavo.engine.text.assistant.turn_reader import TurnReader
 from octavo.server.beside_loop import beside_loop
 from octavo.server.front import Front
 from octavo.server.output_message import FINISH_REASONS, timings_message
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.sampling_message import sampling_params_from_message
+from octavo.server.template_names import FIELD, MAX_BYTES, template_names
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
 
 MAX_MESSAGES = 8_192
-MAX_BUDGET = 1_000_000
-MAX_TEMPLATE_NAMES, MAX_TEMPLATE_CHARS = 64, 65_536
-"""Of `chat_template_kwargs`."""
 _CHOICES = ("", "auto", "none", "required")
-_OWN_NAMES = (
-    *("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
-    *("add_special_tokens", "self"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,12 +167,8 @@ def _params(request: pb.ChatRequest, kind: RequestOutputKind) -> SamplingParams:
 
 
 def _budget(request: pb.ChatRequest) -> int | None:
-    if not request.HasField("thinking_token_budget"):
-        return None
-    budget = request.thinking_token_budget
-    if not 0 <= budget <= MAX_BUDGET:
-        raise InvalidRequestError("thinking_token_budget", budget, f"0 to {MAX_BUDGET}")
-    return budget
+    is_given = request.HasField("thinking_token_budget")
+    return check_thought_budget(request.thinking_token_budget if is_given else None)
 
 
 def _tool_use(request: pb.ChatRequest) -> ToolUse | None:
@@ -210,19 +200,13 @@ def _tool(index: int, tool: pb.Tool) -> dict[str, Any]:
 def _names(request: pb.ChatRequest, use: ToolUse | None) -> dict[str, Any]:
     """What the template gets besides the messages."""
     given = request.chat_template_kwargs
-    if len(given) > MAX_TEMPLATE_CHARS:
-        allowed = f"at most {MAX_TEMPLATE_CHARS} characters"
-        raise InvalidRequestError("chat_template_kwargs", f"{len(given)} characters", allowed)
-    names = _json("chat_template_kwargs", given) if given else {}
-    if not isinstance(names, dict) or len(names) > MAX_TEMPLATE_NAMES:
-        allowed = f"a JSON object of at most {MAX_TEMPLATE_NAMES} names"
-        raise InvalidRequestError("chat_template_kwargs", given, allowed)
-    for name in _OWN_NAMES:
-        if name in names:
-            raise InvalidRequestError("chat_template_kwargs", name, "names other than this one")
-    tools = {} if use is None else {"tools": list(use.shown)}
-    ends = {"add_generation_prompt": True, "continue_final_message": False}
-    return {**names, **tools, **ends}
+    if len(given) > MAX_BYTES:
+        allowed = f"at most {MAX_BYTES} characters"
+        raise InvalidRequestError(FIELD, f"{len(given)} characters", allowed)
+    names = _json(FIELD, given) if given else {}
+    if not isinstance(names, dict):
+        raise InvalidRequestError(FIELD, given, "a JSON object")
+    return template_names(names, use)
 
 
 def _messages(request: pb.ChatRequest) -> list[dict[str, Any]]:
