@@ -15,7 +15,7 @@ import httpx
 
 from benchmarks.hostile.call_cases import SERVICE, calls
 from benchmarks.hostile.case import Addresses, Case
-from octavo.server.chat_request import chat_request
+from octavo.server.client_requests import chat_request
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 HI = [{"role": "user", "content": "hi"}]

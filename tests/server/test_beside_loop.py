@@ -15,7 +15,7 @@ import pytest
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.structured.params import StructuredOutputsParams
 from octavo.server.beside_loop import SHORT_BYTES
-from octavo.server.chat_request import chat_request
+from octavo.server.client_requests import chat_request
 from octavo.server.http.messages import translation as messages_translation
 from octavo.server.http.responses import translation as responses_translation
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb

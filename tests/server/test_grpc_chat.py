@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.client import AsyncOctavoClient, InvalidRequestError, OctavoClient, SamplingParams
-from octavo.server.chat_request import chat_request
+from octavo.server.client_requests import chat_request
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.proto.octavo.v1.octavo_pb2_grpc import OctavoServiceStub
 
