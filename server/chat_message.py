@@ -27,12 +27,11 @@ from octavo.server.front import Front
 from octavo.server.output_message import FINISH_REASONS, timings_message
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.sampling_message import sampling_params_from_message
-from octavo.server.template_names import FIELD, MAX_BYTES, template_names
+from octavo.server.template_names import FIELD, MAX_BYTES, MAX_MESSAGES, template_names
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
 
-MAX_MESSAGES = 8_192
 _CHOICES = ("", "auto", "none", "required")
 
 

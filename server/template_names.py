@@ -1,4 +1,4 @@
-"""What a chat gives its template besides the messages, whatever protocol brings it."""
+"""What a chat gives its template, whatever protocol brings it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from octavo.engine.errors import InvalidRequestError
 from octavo.engine.text.assistant.tool_request import ToolUse
 
 FIELD = "chat_template_kwargs"
+MAX_MESSAGES = 8_192
 MAX_NAMES, MAX_BYTES, MAX_NAME_CHARS = 64, 65_536, 256
 _OWN_FIELDS = (
     *("messages", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
@@ -24,7 +25,7 @@ def template_names(
     generates: bool | None = None,
     goes_on: bool = False,
 ) -> dict[str, Any]:
-    """Named arguments of the template.
+    """What it gets besides the messages.
 
     Args:
         given: `chat_template_kwargs`.

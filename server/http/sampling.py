@@ -25,7 +25,7 @@ from octavo.server.http.protocol import (
     TokenizeRequest,
 )
 from octavo.server.slo_headers import read_targets
-from octavo.server.template_names import MAX_NAME_CHARS, template_names
+from octavo.server.template_names import MAX_MESSAGES, MAX_NAME_CHARS, template_names
 
 if TYPE_CHECKING:
     from octavo.engine.any_engine import AnyEngine
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 MAX_PROMPTS = 128
 MAX_SEQUENCES = 512
 """Answers that one body may ask for: its prompts times n."""
-MAX_MESSAGES = 8_192
 MAX_TEMPLATE_CHARS = 65_536
 _SAME_NAMES = (
     *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"),
