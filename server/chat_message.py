@@ -19,6 +19,7 @@ from octavo.engine.text.assistant.events import (
     ContentDelta,
     ReasoningDelta,
 )
+from octavo.engine.text.assistant.message import ToolCall
 from octavo.engine.text.assistant.tool_request import ToolUse, read_tool_use
 from octavo.engine.text.assistant.turn_plan import TurnPlan, check_thought_budget, model_formats
 from octavo.engine.text.assistant.turn_reader import TurnReader
@@ -220,12 +221,7 @@ def _messages(request: pb.ChatRequest) -> list[dict[str, Any]]:
             message["reasoning_content"] = each.reasoning
         if each.tool_calls:
             message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in each.tool_calls
+                ToolCall(call.id, call.name, call.arguments).as_openai() for call in each.tool_calls
             ]
         if each.tool_call_id:
             message["tool_call_id"] = each.tool_call_id
