@@ -17,18 +17,3 @@ class MonotonicClock:
 
     def now_s(self) -> float:
         return time.monotonic()
-
-
-class ManualClock:
-    """A clock that only moves when told to: for tests and simulation."""
-
-    def __init__(self, now_s: float = 0.0) -> None:
-        self._now_s = now_s
-
-    def now_s(self) -> float:
-        return self._now_s
-
-    def advance(self, seconds: float) -> None:
-        """Moves time forward by `seconds` (≥ 0)."""
-        assert seconds >= 0, seconds
-        self._now_s += seconds

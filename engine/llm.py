@@ -436,10 +436,13 @@ class LLM:
         budget = check_thought_budget(thinking_token_budget)
         plan = model_formats(self.engine.config, self.tokenizer).plan(use, budget)
         plans = [None if plan is None else plan.opened_by(text) for text in texts]
-        params = [
-            each if its_plan is None else its_plan.constrained(each, self.tokenizer)
-            for each, its_plan in zip(params, plans, strict=True)
-        ]
+        made: dict[tuple[int, bool], SamplingParams] = {}
+        for index, (each, its_plan) in enumerate(zip(params, plans, strict=True)):
+            if its_plan is not None:  # the grammar of many tools takes a while: once for all
+                key = id(each), its_plan.is_open
+                if key not in made:
+                    made[key] = its_plan.constrained(each, self.tokenizer)
+                params[index] = made[key]
         prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in texts]
         outputs = self.generate(prompts, params, use_tqdm=use_tqdm, priority=priority)
         for output, each, its_plan in zip(outputs, params, plans, strict=True):

@@ -17,7 +17,7 @@ from octavo.engine.errors import InvalidConfigError, InvalidRequestError
 from octavo.engine.observability.perfetto import perfetto_trace
 from octavo.engine.observability.schedule import Schedule
 from octavo.server.front import Front
-from octavo.server.grpc_service import Handler, guarded, parser, serialize
+from octavo.server.grpc_service import Handler, method
 from octavo.server.proto.octavo.v1 import admin_pb2 as pb
 
 SERVICE = pb.DESCRIPTOR.services_by_name["AdminService"].full_name
@@ -57,9 +57,7 @@ class AdminService:
         return grpc.method_handlers_generic_handler(
             SERVICE,
             {
-                name: grpc.unary_unary_rpc_method_handler(
-                    guarded(handler, self._front.stats), parser(kind), serialize
-                )
+                name: method(grpc.unary_unary_rpc_method_handler, handler, kind, self._front.stats)
                 for name, (kind, handler) in methods.items()
             },
         )

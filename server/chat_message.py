@@ -19,26 +19,21 @@ from octavo.engine.text.assistant.events import (
     ContentDelta,
     ReasoningDelta,
 )
+from octavo.engine.text.assistant.message import ToolCall
 from octavo.engine.text.assistant.tool_request import ToolUse, read_tool_use
-from octavo.engine.text.assistant.turn_plan import TurnPlan, model_formats
+from octavo.engine.text.assistant.turn_plan import TurnPlan, check_thought_budget, model_formats
 from octavo.engine.text.assistant.turn_reader import TurnReader
+from octavo.server.beside_loop import beside_loop
 from octavo.server.front import Front
 from octavo.server.output_message import FINISH_REASONS, timings_message
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.sampling_message import sampling_params_from_message
+from octavo.server.template_names import FIELD, MAX_BYTES, MAX_MESSAGES, template_names
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
 
-MAX_MESSAGES = 8_192
-MAX_BUDGET = 1_000_000
-MAX_TEMPLATE_NAMES, MAX_TEMPLATE_CHARS = 64, 65_536
-"""Of `chat_template_kwargs`."""
 _CHOICES = ("", "auto", "none", "required")
-_OWN_NAMES = (
-    *("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"),
-    *("add_special_tokens", "self"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +61,15 @@ async def prepare_chat(front: Front, request: pb.ChatRequest, kind: RequestOutpu
         InvalidRequestError: a value that cannot be served; names the field.
     """
     engine = front.ready_engine()
-    params = _params(request, kind)
-    use = _tool_use(request)
-    plan = model_formats(engine.config, engine.tokenizer).plan(use, _budget(request))
-    names = _names(request, use)
+
+    def read() -> tuple[SamplingParams, TurnPlan | None, dict[str, Any], list[dict[str, Any]]]:
+        params, use = _params(request, kind), _tool_use(request)
+        plan = model_formats(engine.config, engine.tokenizer).plan(use, _budget(request))
+        return params, plan, _names(request, use), _messages(request)
+
+    params, plan, names, messages = await beside_loop(read)
     try:
-        text = await front.render_chat(_messages(request), names)
+        text = await front.render_chat(messages, names)
     except InvalidRequestError as error:
         # The chat's own checks speak of OpenAI's shape.
         raise InvalidRequestError(_field(error.field), error.value, error.allowed) from None
@@ -85,7 +83,8 @@ async def prepare_chat(front: Front, request: pb.ChatRequest, kind: RequestOutpu
         return GrpcChat(prompt=prompt, params=made, plan=opened)
 
     # The grammar of many tools takes a second: other answers must not wait for it.
-    return await asyncio.to_thread(finish) if use is not None else finish()
+    has_tools = plan is not None and plan.use is not None
+    return await asyncio.to_thread(finish) if has_tools else finish()
 
 
 class ChatEncoder:
@@ -168,12 +167,8 @@ def _params(request: pb.ChatRequest, kind: RequestOutputKind) -> SamplingParams:
 
 
 def _budget(request: pb.ChatRequest) -> int | None:
-    if not request.HasField("thinking_token_budget"):
-        return None
-    budget = request.thinking_token_budget
-    if not 0 <= budget <= MAX_BUDGET:
-        raise InvalidRequestError("thinking_token_budget", budget, f"0 to {MAX_BUDGET}")
-    return budget
+    is_given = request.HasField("thinking_token_budget")
+    return check_thought_budget(request.thinking_token_budget if is_given else None)
 
 
 def _tool_use(request: pb.ChatRequest) -> ToolUse | None:
@@ -205,19 +200,13 @@ def _tool(index: int, tool: pb.Tool) -> dict[str, Any]:
 def _names(request: pb.ChatRequest, use: ToolUse | None) -> dict[str, Any]:
     """What the template gets besides the messages."""
     given = request.chat_template_kwargs
-    if len(given) > MAX_TEMPLATE_CHARS:
-        allowed = f"at most {MAX_TEMPLATE_CHARS} characters"
-        raise InvalidRequestError("chat_template_kwargs", f"{len(given)} characters", allowed)
-    names = _json("chat_template_kwargs", given) if given else {}
-    if not isinstance(names, dict) or len(names) > MAX_TEMPLATE_NAMES:
-        allowed = f"a JSON object of at most {MAX_TEMPLATE_NAMES} names"
-        raise InvalidRequestError("chat_template_kwargs", given, allowed)
-    for name in _OWN_NAMES:
-        if name in names:
-            raise InvalidRequestError("chat_template_kwargs", name, "names other than this one")
-    tools = {} if use is None else {"tools": list(use.shown)}
-    ends = {"add_generation_prompt": True, "continue_final_message": False}
-    return {**names, **tools, **ends}
+    if len(given) > MAX_BYTES:
+        allowed = f"at most {MAX_BYTES} characters"
+        raise InvalidRequestError(FIELD, f"{len(given)} characters", allowed)
+    names = _json(FIELD, given) if given else {}
+    if not isinstance(names, dict):
+        raise InvalidRequestError(FIELD, given, "a JSON object")
+    return template_names(names, use)
 
 
 def _messages(request: pb.ChatRequest) -> list[dict[str, Any]]:
@@ -232,12 +221,7 @@ def _messages(request: pb.ChatRequest) -> list[dict[str, Any]]:
             message["reasoning_content"] = each.reasoning
         if each.tool_calls:
             message["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in each.tool_calls
+                ToolCall(call.id, call.name, call.arguments).as_openai() for call in each.tool_calls
             ]
         if each.tool_call_id:
             message["tool_call_id"] = each.tool_call_id

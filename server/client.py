@@ -11,7 +11,6 @@ module, method for method, so that neither gets what the other lacks.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -20,19 +19,20 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from octavo.engine.errors import InvalidRequestError
-from octavo.engine.output.outputs import Generated, RequestOutput
+from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.pooling.outputs import EmbeddingRequestOutput
-from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
-from octavo.models.pooling_config import Pooling
-from octavo.server.chat_request import chat_request, read_chat_response
-from octavo.server.embedding_message import pooling_fields, read_embed_response
-from octavo.server.output_message import OutputDecoder, generated_message
+from octavo.server.client_requests import (
+    chat_request,
+    embed_request,
+    generate_request,
+    read_chat_response,
+)
+from octavo.server.embedding_message import read_embed_response
+from octavo.server.output_message import OutputDecoder
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.retries import NO_RETRIES, Attempts, RetryPolicy, check_timeout
-from octavo.server.sampling_message import sampling_params_to_message
 from octavo.server.status import error_of
 
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -49,119 +49,6 @@ _OPTIONS = (
 )
 
 _M = TypeVar("_M", bound=Message)
-
-
-def generate_request(
-    prompt: str | Sequence[int],
-    sampling_params: SamplingParams | None = None,
-    *,
-    request_id: str | None = None,
-    model: str | None = None,
-    priority: Priority | str | int | None = None,
-    tenant: str = "",
-    cache_salt: str = "",
-    ttft_target_ms: float | None = None,
-    tpot_target_ms: float | None = None,
-    e2e_target_ms: float | None = None,
-    generated: Sequence[Generated] = (),
-) -> pb.GenerateRequest:
-    """The message of one generation.
-
-    Args:
-        prompt: text, or token ids.
-        sampling_params: how tokens are chosen; None takes the defaults.
-        request_id: your name for it, repeated in its outputs; need not be unique. None lets the
-            server name it.
-        model: the served model's name; None is any.
-        priority: a class, its name or its number.
-        tenant, cache_salt: identity for fairness; prefix-cache isolation.
-        ttft_target_ms, tpot_target_ms, e2e_target_ms: wanted time to the first token, per token
-            after it, and to the last one.
-        generated: of each completion, what another server generated for the same prompt, parameters
-            and seed: the stream of deltas goes on after it.
-
-    Raises:
-        InvalidRequestError: a value that no message can carry.
-    """
-    with _fitting():
-        message = pb.GenerateRequest(
-            request_id=request_id,
-            model=model,
-            sampling_params=sampling_params_to_message(sampling_params or SamplingParams()),
-            priority=pb.Priority.Name(Priority.parse(priority) + 1),
-            tenant=tenant,
-            cache_salt=cache_salt,
-            ttft_target_ms=ttft_target_ms,
-            tpot_target_ms=tpot_target_ms,
-            e2e_target_ms=e2e_target_ms,
-            generated=map(generated_message, generated),
-        )
-        _set_prompt(message, prompt)
-    return message
-
-
-def embed_request(
-    prompt: str | Sequence[int],
-    *,
-    pooling: Pooling | None = None,
-    normalize: bool | None = None,
-    dimensions: int | None = None,
-    prompt_name: str | None = None,
-    request_id: str | None = None,
-    model: str | None = None,
-    priority: Priority | str | int | None = None,
-    tenant: str = "",
-    cache_salt: str = "",
-    ttft_target_ms: float | None = None,
-) -> pb.EmbedRequest:
-    """The message of one embedding.
-
-    Args:
-        prompt: text, or token ids.
-        pooling: of which tokens: "last", "mean" or "cls", the first; None is the model's own.
-        normalize: scale the vector to length 1; None is the model's own.
-        dimensions: numbers of the vector that are kept, before it is normalized.
-        prompt_name: which of the model's prompts stands before the text; None is its default.
-        ttft_target_ms: wanted time to the vector.
-
-    The others are those of `generate_request`.
-
-    Raises:
-        InvalidRequestError: a value that is out of its range, or that no message can carry.
-    """
-    params = PoolingParams(pooling=pooling, normalize=normalize, dimensions=dimensions)
-    with _fitting():
-        message = pb.EmbedRequest(
-            request_id=request_id,
-            model=model,
-            prompt_name=prompt_name,
-            priority=pb.Priority.Name(Priority.parse(priority) + 1),
-            tenant=tenant,
-            cache_salt=cache_salt,
-            ttft_target_ms=ttft_target_ms,
-            **pooling_fields(params),
-        )
-        _set_prompt(message, prompt)
-    return message
-
-
-def _set_prompt(message: pb.GenerateRequest | pb.EmbedRequest, prompt: str | Sequence[int]) -> None:
-    if isinstance(prompt, str):
-        message.prompt = prompt
-    else:
-        message.prompt_token_ids.SetInParent()
-        message.prompt_token_ids.ids.extend(prompt)
-
-
-@contextlib.contextmanager
-def _fitting() -> Iterator[None]:
-    """Names what no message can carry."""
-    try:
-        yield
-    except InvalidRequestError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise InvalidRequestError("request", str(error), "values that fit the message") from error
 
 
 class OctavoClient:

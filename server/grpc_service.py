@@ -30,6 +30,7 @@ from octavo.engine.input.targets import Targets
 from octavo.engine.output.outputs import Generated
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import MAX_N, RequestOutputKind, SamplingParams
+from octavo.server.beside_loop import MESSAGE_BYTES, beside_loop
 from octavo.server.chat_message import ChatEncoder, prepare_chat
 from octavo.server.embedding_message import embed_response, pooling_params_from_message
 from octavo.server.front import Front
@@ -50,8 +51,8 @@ SERVICE = pb.DESCRIPTOR.services_by_name["OctavoService"].full_name
 MAX_NAME_CHARS = 256
 """Of request ids, tenants and cache salts."""
 
-_MAX_PARTS: dict[type[Message], int] = {pb.ChatRequest: 65_536}
-"""Fields of messages of a kind that may hold many, those within them included."""
+MAX_PARTS = 65_536
+"""Fields of a message of a kind that may hold many messages, those within them included."""
 _TARGET_FIELDS = tuple(f"{kind}_target_ms" for kind in KINDS)
 _log = logging.getLogger(__name__)
 
@@ -84,20 +85,21 @@ class OctavoService:
             "GetServerInfo": (pb.GetServerInfoRequest, self.get_server_info),
             "GetLoad": (pb.GetLoadRequest, self.get_load),
         }
-        methods = {
-            name: grpc.unary_unary_rpc_method_handler(
-                guarded(handler, self._front.stats), parser(kind, _MAX_PARTS.get(kind)), serialize
-            )
-            for name, (kind, handler) in unary.items()
+        streams: dict[str, tuple[type[Message], Handler]] = {
+            "ChatStream": (pb.ChatRequest, self.chat_stream),
+            "GenerateStream": (pb.GenerateRequest, self.generate_stream),
         }
-        methods["ChatStream"] = grpc.unary_stream_rpc_method_handler(
-            guarded(self.chat_stream, self._front.stats),
-            parser(pb.ChatRequest, _MAX_PARTS[pb.ChatRequest]),
-            serialize,
-        )
-        methods["GenerateStream"] = grpc.unary_stream_rpc_method_handler(
-            guarded(self.generate_stream, self._front.stats), parser(pb.GenerateRequest), serialize
-        )
+        methods = {
+            name: method(
+                make, handler, kind, self._front.stats,
+                MAX_PARTS if kind is pb.ChatRequest else None,
+            )
+            for make, group in (
+                (grpc.unary_unary_rpc_method_handler, unary),
+                (grpc.unary_stream_rpc_method_handler, streams),
+            )
+            for name, (kind, handler) in group.items()
+        }  # fmt: skip
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
     async def generate(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResponse:
@@ -264,7 +266,7 @@ class OctavoService:
     ) -> None:
         engine = self._front.ready_engine()
         _check_model(request, engine)
-        params = sampling_params_from_message(request.sampling_params)
+        params = await beside_loop(sampling_params_from_message, request.sampling_params)
         if kind is not None:
             params = params.replace(output_kind=kind)
         stream = self._front.generate(
@@ -377,12 +379,15 @@ def parser(
 
     Args:
         max_parts: fields that it may have, those of messages within it included; for kinds that
-            may hold so many messages that parsing them would delay others' tokens.
+            may hold so many messages that parsing them, which keeps the interpreter, would delay
+            others' tokens.
     """
 
     def parse(raw: bytes) -> Message | InvalidRequestError:
-        if max_parts is not None and num_parts(raw, kind, max_parts) > max_parts:
-            return InvalidRequestError("message", "more fields", f"at most {max_parts} fields")
+        # A field takes two bytes at least: counting takes longer than parsing what is short.
+        most = max_parts or len(raw)
+        if len(raw) > 2 * most and num_parts(raw, kind, most) > most:
+            return InvalidRequestError("message", "more fields", f"at most {most} fields")
         try:
             return kind.FromString(raw)
         except DecodeError:
@@ -398,16 +403,41 @@ def serialize(message: Message) -> bytes:
     return data
 
 
-def guarded(handler: Handler, stats: RequestStats | None = None) -> Handler:
+def method(
+    make: Callable[..., Any],
+    handler: Handler,
+    kind: type[Message],
+    stats: RequestStats,
+    max_parts: int | None = None,
+) -> Any:
+    """gRPC's own handler of a method that takes one message.
+
+    Args:
+        make: of gRPC, by what answers.
+        handler: of a call.
+        kind: of its message.
+        stats: counts refusals.
+        max_parts: see `parser`.
+    """
+    return make(guarded(handler, stats, parser(kind, max_parts)), None, serialize)
+
+
+def guarded(
+    handler: Handler, stats: RequestStats, parse: Callable[[bytes], Any] | None = None
+) -> Handler:
     """The handler with its errors turned into statuses.
 
     Args:
         handler: of a call.
-        stats: counts refusals; None counts none.
+        stats: counts refusals.
+        parse: makes the message of its bytes; None if gRPC has done so.
     """
 
     async def run(request: Any, context: Any) -> Any:
         try:
+            if parse is not None:
+                MESSAGE_BYTES.set(len(request))
+                request = await beside_loop(parse, request)
             if isinstance(request, InvalidRequestError):
                 raise request
             return await handler(request, context)

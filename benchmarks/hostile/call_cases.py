@@ -25,13 +25,19 @@ REFUSED = frozenset(
 )
 
 
-def _calls(method: str, message: bytes) -> Callable[[Addresses], Awaitable[None]]:
+def calls(method: str, message: bytes, count: int = 1) -> Callable[[Addresses], Awaitable[None]]:
+    """Sends a message that must be refused, so many at once."""
+
     async def send(to: Addresses) -> None:
         options = [("grpc.max_send_message_length", -1)]
         async with grpc.aio.insecure_channel(to.grpc, options=options) as channel:
-            call = channel.unary_unary(method)(message, metadata=list(to.headers.items()))
-            code, details = await call.code(), await call.details()
-        assert code in REFUSED, f"{method}: {code} {details}"
+            made = [
+                channel.unary_unary(method)(message, metadata=list(to.headers.items()))
+                for _ in range(count)
+            ]
+            for call in made:
+                code, details = await call.code(), await call.details()
+                assert code in REFUSED, f"{method}: {code} {details}"
 
     return send
 
@@ -76,5 +82,5 @@ _MESSAGES: dict[str, tuple[str, bytes]] = {
 }
 
 CASES = tuple(
-    Case(name=name, send=_calls(*message), short=False) for name, message in _MESSAGES.items()
+    Case(name=name, send=calls(*message), short=False) for name, message in _MESSAGES.items()
 )

@@ -13,7 +13,9 @@ from typing import Any
 
 import httpx
 
+from benchmarks.hostile.call_cases import SERVICE, calls
 from benchmarks.hostile.case import Addresses, Case
+from octavo.server.client_requests import chat_request
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 HI = [{"role": "user", "content": "hi"}]
@@ -88,6 +90,10 @@ def _many(**more: Any) -> dict[str, Any]:
 def _listed(count: int) -> dict[str, Any]:
     values = {"enum": [f"value {number}" for number in range(count)]}
     return {"type": "object", "properties": {"a": values}, "required": ["a"]}
+
+
+def _wide(count: int) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{number}": {} for number in range(count)}}
 
 
 def _named(schema: dict[str, Any]) -> dict[str, Any]:
@@ -166,12 +172,37 @@ _BODIES: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {
         RESPONSES, lambda: {"input": _items(4_000), "max_output_tokens": 2}
     ),
     "a history of 8,000 short messages": (CHAT, lambda: {"messages": HI * 8_000, "max_tokens": 2}),
+    "60,000 properties of a response's format": (
+        CHAT,
+        lambda: {
+            "messages": HI, "max_tokens": 2,
+            "response_format": {"type": "json_schema", "json_schema": {"schema": _wide(60_000)}},
+        },
+    ),
+    "128 tools, their tokens counted": (
+        f"{MESSAGES}/count_tokens",
+        lambda: {"messages": HI, "tools": _messages_with([_nested(3, 4)] * 128)["tools"]},
+    ),
+    "a history of 4,000 calls, its tokens counted": (
+        f"{RESPONSES}/input_tokens", lambda: {"input": _items(4_000)}
+    ),
+    "a body of 2,000,000 values": (CHAT, lambda: {"messages": HI, "metadata": {"a": [1] * 2**21}}),
 }  # fmt: skip
 
-CASES = tuple(
+CASES = (
+    *(
+        Case(
+            name=f"tools: {name}", send=sends(path, body, AT_ONCE),
+            short=name in ("128 tools with deep schemas", "an enum of 5,000 in a tool"),
+        )
+        for name, (path, body) in _BODIES.items()
+    ),
     Case(
-        name=f"tools: {name}", send=sends(path, body, AT_ONCE),
-        short=name in ("128 tools with deep schemas", "an enum of 5,000 in a tool"),
-    )
-    for name, (path, body) in _BODIES.items()
+        name="gRPC: a chat with 128 tools", short=False,
+        send=calls(
+            f"{SERVICE}/Chat",
+            chat_request(HI, tools=_tools([_nested(4, 6)] * 128)).SerializeToString(),
+            AT_ONCE,
+        ),
+    ),
 )  # fmt: skip

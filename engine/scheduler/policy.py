@@ -38,7 +38,6 @@ class Snapshot:
             policy gives none.
         running: live requests with a row, in order of acceptance.
         num_available_pages: pages that could be allocated now.
-        num_free_rows: rows that nobody holds.
         num_awaiting: waiting requests that would have been admitted, if a running prompt were not
             computing what they begin with.
         limits: what a step can take.
@@ -62,7 +61,6 @@ class Snapshot:
     limits: StepLimits
     forecast: Forecast
     rows: RowTable
-    num_free_rows: int = 0
     num_awaiting: int = 0
     waiting_columns: WaitingColumns = field(default_factory=WaitingColumns)
     prefilling: Sequence[Request] = ()

@@ -104,7 +104,6 @@ class RequestTable:
         snapshot.starts_s = max(snapshot.now_s, self.busy_until_s)
         snapshot.prefilling, snapshot.demoted = self._prompts()
         snapshot.num_available_pages = self.kv.pool.num_available
-        snapshot.num_free_rows = len(self.rows.free_slots)
         snapshot.num_awaiting = self.work.num_awaiting
 
     def _prompts(self) -> tuple[Sequence[Request], Sequence[Request]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from octavo.engine.errors import InvalidConfigError
@@ -54,17 +55,29 @@ class Faults:
         Raises:
             InvalidConfigError: an unknown name, or a value out of range.
         """
-        names = [spec.name for spec in fields(cls)]
-        values: dict[str, float] = {}
-        for part in filter(None, text.split(",")):
-            name, _, value = part.partition("=")
-            if name not in names:
-                raise InvalidConfigError("faults", name, f"one of {', '.join(names)}")
-            try:
-                values[name] = float(value)
-            except ValueError:
-                raise InvalidConfigError(f"faults.{name}", value, "a number") from None
-        return cls(**values)
+        return cls(**read_numbers("faults", text, [spec.name for spec in fields(cls)]))
+
+
+def read_numbers(field: str, text: str, names: Sequence[str]) -> dict[str, float]:
+    """Reads numbers by name, `"a=1,b=0.5"`.
+
+    Args:
+        field: what the text is called, for errors.
+        names: that may be given.
+
+    Raises:
+        InvalidConfigError: an unknown name, or no number.
+    """
+    values: dict[str, float] = {}
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name not in names:
+            raise InvalidConfigError(field, name, f"one of {', '.join(names)}")
+        try:
+            values[name] = float(value)
+        except ValueError:
+            raise InvalidConfigError(f"{field}.{name}", value, "a number") from None
+    return values
 
 
 NO_FAULTS = Faults()

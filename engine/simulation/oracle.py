@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.simulation.request_record import RequestRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,8 +162,3 @@ def _phases(job: Job, page_size: int) -> list[tuple[int, int]]:
         else:
             phases.append((pages, 1))
     return phases
-
-
-def count_on_time(records: Sequence[RequestRecord]) -> int:
-    """Requests on time, to be held against a bound."""
-    return sum(record.is_on_time for record in records)

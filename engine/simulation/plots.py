@@ -145,28 +145,6 @@ def plot_budgets(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
     _save(figure, path)
 
 
-def plot_sweep(
-    rows: Sequence[Mapping[str, Any]],
-    path: str | Path,
-    *,
-    title: str,
-    x: str,
-    lines: Mapping[str, str],
-) -> None:
-    """Several figures against one parameter.
-
-    Args:
-        rows: one for each value of the parameter.
-        title, x: of the plot and of the parameter; `x` is also its key in a row.
-        lines: key in a row -> what the legend calls it.
-    """
-    figure, axes = _figure(title, x.replace("_", " "), "")
-    for key, label in lines.items():
-        axes.plot([row[x] for row in rows], [row[key] for row in rows], marker="o", label=label)
-    axes.legend(fontsize=8)
-    _save(figure, path)
-
-
 def plot_tradeoff(
     rows: Sequence[Mapping[str, Any]],
     path: str | Path,

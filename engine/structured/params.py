@@ -157,27 +157,22 @@ class StructuredOutputsParams:
     def _schema_text(self, schema: object) -> str:
         """The schema as JSON text, not too long and not too deep."""
         shown = "the schema"
-        too_long = self._invalid("json", shown, f"at most {MAX_SCHEMA_CHARS} characters of JSON")
         too_deep = self._invalid("json", shown, f"values nested at most {MAX_SCHEMA_DEPTH} deep")
         try:
-            if isinstance(schema, str):
-                if len(schema) > MAX_SCHEMA_CHARS:
-                    raise too_long
-                text, schema = schema, json.loads(schema)
-            else:
-                _check_depth(schema, too_deep)
-                text = json.dumps(schema, allow_nan=False)
+            text = schema if isinstance(schema, str) else json.dumps(schema, allow_nan=False)
+            is_long = len(text) > MAX_SCHEMA_CHARS
+            schema = None if is_long else json.loads(text)  # plain values: quick to look at
         except RecursionError:
             raise too_deep from None
-        except InvalidRequestError:
-            raise
         except (TypeError, ValueError) as error:
             raise self._invalid("json", shown, f"a JSON schema ({error})") from None
-        if len(text) > MAX_SCHEMA_CHARS:
-            raise too_long
-        if not isinstance(schema, Mapping | bool):
+        if is_long:
+            allowed = f"at most {MAX_SCHEMA_CHARS} characters of JSON"
+            raise self._invalid("json", shown, allowed)
+        if not isinstance(schema, dict | bool):
             raise self._invalid("json", schema, "a JSON schema: an object")
-        _check_depth(schema, too_deep)
+        if _is_deep(schema):
+            raise too_deep
         if (reference := endless_reference(schema)) is not None:
             allowed = "a schema without references that lead straight back to themselves"
             raise self._invalid("json", f"one with the reference {reference}", allowed)
@@ -203,16 +198,14 @@ def parts_of(params: StructuredOutputsParams) -> list[StructuredOutputsParams]:
     return schemas if params.kind is None else [*schemas, dataclasses.replace(params, turn=None)]
 
 
-def _check_depth(value: object, error: InvalidRequestError) -> None:
-    level = [value]
-    for _ in range(MAX_SCHEMA_DEPTH + 1):
-        inner: list[object] = []
+def _is_deep(schema: object) -> bool:
+    """Whether a value as JSON gives it is nested too deep."""
+    level: list[Any] = [[schema]]
+    for _ in range(MAX_SCHEMA_DEPTH + 2):
+        inner: list[Any] = []
         for item in level:
-            if isinstance(item, Mapping):
-                inner += item.values()
-            elif isinstance(item, list | tuple):
-                inner += item
-        level = [item for item in inner if isinstance(item, Mapping | list | tuple)]
+            inner += item.values() if type(item) is dict else item
+        level = [item for item in inner if type(item) in (dict, list)]
         if not level:
-            return
-    raise error
+            return False
+    return True

@@ -22,7 +22,9 @@ def endless_reference(schema: Any) -> str | None:
     Args:
         schema: as JSON gives it.
     """
-    nodes = list(_mappings(schema))
+    nodes = list(_objects(schema))
+    if not any("$ref" in node for node in nodes):
+        return None
     anchors = {node["$anchor"]: node for node in nodes if isinstance(node.get("$anchor"), str)}
     base = schema.get("$id") if isinstance(schema, Mapping) else None
     done: set[int] = set()
@@ -63,15 +65,15 @@ def _cycle_from(
     return None
 
 
-def _mappings(schema: Any) -> Iterator[Mapping[str, Any]]:
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
     """Every object of a JSON value."""
     rest = [schema]
     while rest:
         item = rest.pop()
-        if isinstance(item, Mapping):
+        if type(item) is dict:
             yield item
             rest += item.values()
-        elif isinstance(item, list | tuple):
+        elif type(item) is list:
             rest += item
 
 

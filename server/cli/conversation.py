@@ -39,14 +39,7 @@ class Conversation:
         if message.reasoning:
             said["reasoning_content"] = message.reasoning
         if message.tool_calls:
-            said["tool_calls"] = [
-                {
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for call in message.tool_calls
-            ]
+            said["tool_calls"] = [call.as_openai() for call in message.tool_calls]
         elif message.content is None:
             said["content"] = ""
         self._messages.append(said)

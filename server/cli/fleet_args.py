@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from typing import Any
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.server.cli.simulation_args import (
-    notice_of_long_requests,
-    quiet_faults,
-    setting_from,
+    run_setting_from,
     workload_from,
 )
 
@@ -76,7 +73,6 @@ def run_fleet(args: argparse.Namespace) -> int:
     Raises:
         InvalidConfigError: arguments that are out of range or do not go together.
     """
-    import dataclasses
 
     from octavo.engine.routing.autoscaler import Autoscaling
     from octavo.engine.simulation.faults import Faults
@@ -92,13 +88,8 @@ def run_fleet(args: argparse.Namespace) -> int:
         raise InvalidConfigError("known_lengths", True, "left out with --replicas")
     if not 1 <= args.replicas <= MOST_REPLICAS:
         raise InvalidConfigError("replicas", args.replicas, f"1 to {MOST_REPLICAS}")
-    quiet_faults()
-    setting, overhead = setting_from(args)
+    setting, overhead = run_setting_from(args)
     limits = setting.limits
-    if notice := notice_of_long_requests(setting):
-        print(notice, file=sys.stderr)
-    if args.token_budget is not None:
-        limits = dataclasses.replace(limits, max_num_batched_tokens=args.token_budget)
     options = FleetOptions(
         num_replicas=args.replicas,
         router=args.router,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import sys
 import time
 from dataclasses import asdict
 from typing import Any
@@ -21,9 +20,8 @@ from octavo.server.cli.fleet_args import add_fleet_args, run_fleet
 from octavo.server.cli.pictures import Pictures, add_picture_args
 from octavo.server.cli.simulation_args import (
     add_setting_args,
-    notice_of_long_requests,
     quiet_faults,
-    setting_from,
+    run_setting_from,
     workload_from,
 )
 
@@ -71,19 +69,13 @@ def run(args: argparse.Namespace) -> int:
         return _replay(args)
     if args.check_refusals is not None:
         return _check_refusals(args)
-    import dataclasses
 
     from octavo.engine.scheduler.scheduler import Scheduler
     from octavo.engine.simulation.faults import Faults
     from octavo.engine.simulation.simulate import SimulationOptions, simulate, true_length
 
-    quiet_faults()
-    setting, overhead = setting_from(args)
+    setting, overhead = run_setting_from(args)
     limits = setting.limits
-    if notice := notice_of_long_requests(setting):
-        print(notice, file=sys.stderr)
-    if args.token_budget is not None:
-        limits = dataclasses.replace(limits, max_num_batched_tokens=args.token_budget)
     scheduler_args: dict[str, Any] = {
         "policy": args.policy,
         "enable_prefix_caching": setting.enable_prefix_caching,

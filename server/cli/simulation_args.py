@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import sys
 from typing import Any
 
 from octavo.engine.errors import InvalidConfigError
@@ -139,6 +140,18 @@ def workload_from(args: argparse.Namespace, setting: Setting) -> list[Arrival] |
             **({"traffic_class": classes[0][0]} if classes else {}),
         )  # fmt: skip
     return setting.traffic(args.rate or setting.rates[0], args.seed)
+
+
+def run_setting_from(args: argparse.Namespace) -> tuple[Setting, HostOverhead]:
+    """`setting_from` for a run, with its `--token-budget`; says which requests are too long."""
+    quiet_faults()
+    setting, overhead = setting_from(args)
+    if notice := notice_of_long_requests(setting):
+        print(notice, file=sys.stderr)
+    if args.token_budget is not None:
+        limits = dataclasses.replace(setting.limits, max_num_batched_tokens=args.token_budget)
+        setting = dataclasses.replace(setting, limits=limits)
+    return setting, overhead
 
 
 def notice_of_long_requests(setting: Setting) -> str:

@@ -7,11 +7,12 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo.engine.input.input_processor import Prompt
 from octavo.engine.text.assistant.tool_request import ToolUse, read_tool_use
 from octavo.engine.text.assistant.turn_plan import TurnPlan, check_thought_budget, model_formats
+from octavo.server.beside_loop import beside_loop
 from octavo.server.front import Front
 from octavo.server.http.answers import ChatAnswer
 from octavo.server.http.protocol import ChatRequest
@@ -71,12 +72,18 @@ async def chat_text(
     Raises:
         InvalidRequestError: a conversation, tools or names that cannot be served.
     """
-    engine = front.ready_engine()
     check_template(body, is_trusted=trust_request_chat_template)
+    plan, names = await beside_loop(_plan_and_names, body, front.ready_engine())
+    return await front.render_chat(body.messages, names, body.chat_template), plan
+
+
+def _plan_and_names(
+    body: ChatRequest, engine: AsyncEngine
+) -> tuple[TurnPlan | None, dict[str, Any]]:
+    """How a chat's turns are read, and what it gives its template besides the messages."""
     use = tool_use(body)
     plan = model_formats(engine.config, engine.tokenizer).plan(use, thought_budget(body))
-    text = await front.render_chat(body.messages, chat_names(body, use), body.chat_template)
-    return text, plan
+    return plan, chat_names(body, use)
 
 
 async def prepare_chat(
@@ -99,7 +106,7 @@ async def prepare_chat(
     """
     engine = front.ready_engine()
     check_model(body.model, engine)
-    ask = chat_ask(body, headers)
+    ask = await beside_loop(chat_ask, body, headers)
     text, plan = await chat_text(
         front, body, trust_request_chat_template=trust_request_chat_template
     )

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from octavo.engine.input.input_processor import Prompt
 from octavo.engine.output.outputs import RequestOutput
+from octavo.server.beside_loop import beside_loop
 from octavo.server.front import Front
 from octavo.server.http.answers import CompletionAnswer, Usage
 from octavo.server.http.bodies import JsonRoute
@@ -42,7 +43,7 @@ def generation_routes(front: Front, *, trust_request_chat_template: bool = False
         """Continues a text, or several."""
         engine = front.ready_engine()
         check_model(body.model, engine)
-        ask = completion_ask(body, request.headers)
+        ask = await beside_loop(completion_ask, body, request.headers)
         prompts = prompts_of(body.prompt)
         check_sequences(len(prompts), ask.params.n)
         request_id = request_id_of(request.headers, "cmpl")

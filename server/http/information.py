@@ -15,6 +15,7 @@ from starlette.responses import Response
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.request import Priority
 from octavo.engine.text.assistant.tool_request import read_tool_use
+from octavo.server.beside_loop import beside_loop
 from octavo.server.front import Front
 from octavo.server.http.bodies import JsonRoute
 from octavo.server.http.errors import encode_long, error_body, json_response
@@ -62,7 +63,8 @@ def information_routes(front: Front) -> APIRouter:
             raise InvalidRequestError("prompt", given, "exactly one of prompt and messages")
 
         if body.messages is not None:
-            names = chat_names(body, read_tool_use(body.tools))
+            use = await beside_loop(read_tool_use, body.tools)
+            names = chat_names(body, use)
             text = await front.render_chat(body.messages, names)
             special = bool(body.add_special_tokens)
         else:

@@ -136,8 +136,9 @@ class StructuredOutputs(Body):
     whitespace_pattern: str | None = None
 
 
-class Serving(Body):
-    """What any body may say of how it is served."""
+class Asking(Body):
+    """What is asked of a model. Other servers' fields may stand there as well, at values that ask
+    for nothing."""
 
     @model_validator(mode="before")
     @classmethod
@@ -145,6 +146,27 @@ class Serving(Body):
         return without_neutral(body, cls.model_fields)
 
     model: str | None = Field(None, description="The served model's name; any, if not given.")
+
+
+class Placing(Asking):
+    """When a request is served, and for whom."""
+
+    # Octavo's own.
+    priority: str | int | None = Field(
+        None, description="realtime, high, normal or low, or 0 to 3, 0 served first."
+    )
+    timeout_s: float | None = Field(
+        None, description="Seconds after which the answer is worthless."
+    )
+    tenant: str | None = Field(None, description="Whose share of the server the request takes.")
+    cache_salt: str | None = Field(
+        None, description="Prompts share cached pages only under the same salt."
+    )
+
+
+class Serving(Placing):
+    """What any body of OpenAI's older routes may say of how it is served."""
+
     user: str | None = Field(None, description="Accepted, not used.")
 
     # Octavo's own.
@@ -160,16 +182,6 @@ class Serving(Body):
     )
     truncation_side: Literal["left", "right"] | None = Field(
         None, description="Where a longer prompt is cut: left, if not given, keeps its end."
-    )
-    priority: str | int | None = Field(
-        None, description="realtime, high, normal or low, or 0 to 3, 0 served first."
-    )
-    timeout_s: float | None = Field(
-        None, description="Seconds after which the answer is worthless."
-    )
-    tenant: str | None = Field(None, description="Whose share of the server the request takes.")
-    cache_salt: str | None = Field(
-        None, description="Prompts share cached pages only under the same salt."
     )
 
 

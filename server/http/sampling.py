@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import marshal
 import math
 import uuid
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from octavo.server.http.protocol import (
     TokenizeRequest,
 )
 from octavo.server.slo_headers import read_targets
+from octavo.server.template_names import MAX_MESSAGES, MAX_NAME_CHARS, template_names
 
 if TYPE_CHECKING:
     from octavo.engine.any_engine import AnyEngine
@@ -35,17 +35,7 @@ if TYPE_CHECKING:
 MAX_PROMPTS = 128
 MAX_SEQUENCES = 512
 """Answers that one body may ask for: its prompts times n."""
-MAX_MESSAGES = 8_192
-MAX_TEMPLATE_NAMES, MAX_TEMPLATE_BYTES = 64, 65_536
-"""Of `chat_template_kwargs`."""
-MAX_NAME_CHARS = 256
-MAX_CHAT_LOGPROBS = 20
 MAX_TEMPLATE_CHARS = 65_536
-_OWN_FIELDS = (
-    *("messages", "add_generation_prompt", "continue_final_message", "add_special_tokens"),
-    *("chat_template", "self", "tools"),
-)
-
 _SAME_NAMES = (
     *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"),
     *("logit_bias", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids"),
@@ -158,30 +148,18 @@ def chat_names(body: ChatRequest | TokenizeRequest, use: ToolUse | None) -> dict
     if len(body.messages) > MAX_MESSAGES:
         given = f"{len(body.messages)} messages"
         raise InvalidRequestError("messages", given, f"at most {MAX_MESSAGES}")
-    variables = dict(body.chat_template_kwargs or {})
-    if len(variables) > MAX_TEMPLATE_NAMES or any(len(n) > MAX_NAME_CHARS for n in variables):
-        given, allowed = f"{len(variables)} names", f"at most {MAX_TEMPLATE_NAMES}"
-        allowed = f"{allowed}, of {MAX_NAME_CHARS} characters each"
-        raise InvalidRequestError("chat_template_kwargs", given, allowed)
-    if (size := len(marshal.dumps(variables))) > MAX_TEMPLATE_BYTES:
-        allowed = f"at most {MAX_TEMPLATE_BYTES} bytes"
-        raise InvalidRequestError("chat_template_kwargs", f"{size} bytes", allowed)
+    names = dict(body.chat_template_kwargs or {})
     if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
+        names.setdefault("reasoning_effort", body.reasoning_effort)
         if body.reasoning_effort == "none":
             # Most templates know of a thought, or none, and of no effort.
-            variables.setdefault("enable_thinking", False)
-    for name in _OWN_FIELDS:
-        if name in variables:
-            raise InvalidRequestError("chat_template_kwargs", name, "names other than this one")
-    if use is not None:
-        variables["tools"] = list(use.shown)
-    goes_on = bool(body.continue_final_message)
-    generates = body.add_generation_prompt
-    return variables | {
-        "add_generation_prompt": not goes_on if generates is None else generates,
-        "continue_final_message": goes_on,
-    }
+            names.setdefault("enable_thinking", False)
+    return template_names(
+        names,
+        use,
+        generates=body.add_generation_prompt,
+        goes_on=bool(body.continue_final_message),
+    )
 
 
 def check_template(body: ChatRequest, *, is_trusted: bool) -> None:

@@ -134,14 +134,7 @@ def message_json(message: AssistantMessage, *, tells_reasoning: bool) -> dict[st
     if message.reasoning is not None and tells_reasoning:
         made |= _thought(message.reasoning)
     if message.tool_calls:
-        made["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in message.tool_calls
-        ]
+        made["tool_calls"] = [call.as_openai() for call in message.tool_calls]
     return made
 
 

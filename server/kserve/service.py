@@ -19,7 +19,7 @@ from octavo.engine.errors import (
 )
 from octavo.engine.output.outputs import RequestOutput
 from octavo.server.front import Front
-from octavo.server.grpc_service import Context, guarded, parser, serialize
+from octavo.server.grpc_service import Context, guarded, method, parser, serialize
 from octavo.server.kserve.ask import Ask, read_ask
 from octavo.server.kserve.model_facts import (
     BACKEND,
@@ -72,8 +72,8 @@ class InferenceService:
             "ModelStatistics": (pb.ModelStatisticsRequest, self.model_statistics),
         }
         methods = {
-            name: grpc.unary_unary_rpc_method_handler(
-                guarded(handler, self._front.stats), parser(kind, MAX_PARTS), serialize
+            name: method(
+                grpc.unary_unary_rpc_method_handler, handler, kind, self._front.stats, MAX_PARTS
             )
             for name, (kind, handler) in unary.items()
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.engine.input.input_processor import Submission
 from octavo.engine.sampling_params import RequestOutputKind
-from octavo.server.client import generate_request
+from octavo.server.client_requests import generate_request
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
 LEAST_TARGET_S = 0.001

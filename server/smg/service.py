@@ -11,6 +11,7 @@ import contextlib
 import datetime
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import grpc
@@ -21,8 +22,9 @@ from octavo.engine.input.input_processor import POOLED
 from octavo.engine.pooling.outputs import vector_of
 from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
+from octavo.server.beside_loop import beside_loop
 from octavo.server.front import Front
-from octavo.server.grpc_service import Context, guarded, parser, serialize
+from octavo.server.grpc_service import MAX_PARTS, Context, method
 from octavo.server.proto.smg import common_pb2
 from octavo.server.proto.smg import vllm_engine_pb2 as pb
 from octavo.server.server_info import octavo_version
@@ -48,8 +50,6 @@ asks the server for its tokenizer only where it finds none. What lies at a serve
 host, or under that name on a hub, need not be what is served; here there is never a tokenizer."""
 MAX_ABORTS = 1024
 """Requests that one call ends."""
-_MAX_PARTS = 65_536
-"""Fields of a message, those of messages within it included."""
 
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
@@ -84,7 +84,7 @@ class VllmEngineService:
         }
         stats = self._front.stats
         methods = {
-            name: make(guarded(handler, stats), parser(kind, _MAX_PARTS), serialize)
+            name: method(make, handler, kind, stats, MAX_PARTS)
             for group, make in (
                 (unary, grpc.unary_unary_rpc_method_handler),
                 (streams, grpc.unary_stream_rpc_method_handler),
@@ -101,7 +101,7 @@ class VllmEngineService:
         message = request.sampling_params
         tokenization = tokenization_of(message)
         is_cut = tokenization.truncate_prompt_tokens is not None
-        params = sampling_params_of(message, stream=request.stream)
+        params = await beside_loop(partial(sampling_params_of, message, stream=request.stream))
         stream = self._front.generate(
             prompt_of(request, None if is_cut else engine.max_model_len - 1),
             params,

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.client import AsyncOctavoClient, InvalidRequestError, OctavoClient, SamplingParams
-from octavo.server.chat_request import chat_request
+from octavo.server.client_requests import chat_request
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.proto.octavo.v1.octavo_pb2_grpc import OctavoServiceStub
 
@@ -192,6 +192,10 @@ BAD: dict[str, tuple[pb.ChatRequest, str]] = {
     "scores": (chat(sampling_params=pb.SamplingParams(logprobs=1)), "logprobs"),
     "a budget": (chat(thinking_token_budget=-2), "thinking_token_budget"),
     "names that are no object": (chat(chat_template_kwargs="[]"), "chat_template_kwargs"),
+    "names of values that are deep": (
+        chat(chat_template_kwargs='{"a": ' + "[" * 3_000 + "]" * 3_000 + "}"),
+        "chat_template_kwargs",
+    ),
     "the messages as a name": (
         chat(chat_template_kwargs='{"messages": []}'), "chat_template_kwargs"
     ),

@@ -14,7 +14,7 @@ import pytest
 
 from octavo.client import AsyncOctavoClient, InvalidRequestError, OctavoClient, SamplingParams
 from octavo.engine.errors import DeadlineExceededError, UnknownModelError
-from octavo.server.client import embed_request
+from octavo.server.client_requests import embed_request
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 
 TEXTS = ["abc", "a longer text " * 6, "x"]

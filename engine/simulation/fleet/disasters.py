@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from octavo.engine.errors import InvalidConfigError
+from octavo.engine.simulation.faults import read_numbers
 
 DEATH, HANG, SLOW, PARTITION = "death", "hang", "slow", "partition"
 
@@ -74,17 +75,7 @@ class Disasters:
         Raises:
             InvalidConfigError: an unknown name, or a value out of range.
         """
-        names = [spec.name for spec in fields(cls)]
-        values: dict[str, float] = {}
-        for part in filter(None, text.split(",")):
-            name, _, value = part.partition("=")
-            if name not in names:
-                raise InvalidConfigError("disasters", name, f"one of {', '.join(names)}")
-            try:
-                values[name] = float(value)
-            except ValueError:
-                raise InvalidConfigError(f"disasters.{name}", value, "a number") from None
-        return cls(**values)
+        return cls(**read_numbers("disasters", text, [spec.name for spec in fields(cls)]))
 
     def draw(
         self, num_replicas: int, num_fronts: int, duration_s: float, seed: int

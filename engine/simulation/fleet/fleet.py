@@ -175,7 +175,6 @@ class _Fleet:
             tuple(range(self.num)), tuple(machines), self.num, options.num_replicas,
             self.arrivals, common,
         )  # fmt: skip
-        self.num_shards = max(1, options.num_processes)
         return make_shards(plan, options.num_processes)
 
     def push(self, time_s: float, kind: int, what: Any) -> None:

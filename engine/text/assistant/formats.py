@@ -324,7 +324,7 @@ def format_for(template: str, model_type: str) -> ToolFormat | None:
     """
     if not knows_tools(template):
         return None
-    return next((each for each in FORMATS if each.matches(template, model_type)), None)
+    return next((each for each in FORMATS if each.fits(template, model_type)), None)
 
 
 def knows_tools(template: str) -> bool:

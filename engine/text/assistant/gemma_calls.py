@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from octavo.engine.text.assistant.json_text import MAX_DEPTH, dumps, next_char
 from octavo.engine.text.assistant.names import read_name
 from octavo.engine.text.assistant.scanner import scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
-from octavo.engine.text.assistant.tool_format import NO_SPECIALS
+from octavo.engine.text.assistant.tool_format import NO_SPECIALS, ToolFormat
 from octavo.engine.text.assistant.tool_schemas import arguments_schema, parameters_of
 from octavo.engine.text.assistant.turn import (
     Broken,
@@ -35,31 +35,23 @@ _CLOSERS = {"[": "]", "{": "}"}
 
 
 @dataclass(frozen=True, slots=True)
-class GemmaCalls:
+class GemmaCalls(ToolFormat):
     """A format of calls whose strings stand between two of the same special token.
 
     Attributes:
-        name: as `--tool-call-parser` takes it.
         opening: what a call begins with.
         closing: what ends it; may be missing from a text.
         quote: what a string begins and ends with.
-        fits: whether a template and a family write calls like this.
     """
 
-    name: str
     opening: str
     closing: str
     quote: str
-    fits: Callable[[str, str], bool]
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Special tokens that a call is made of."""
         return (self.opening, self.closing, self.quote)
-
-    def matches(self, template: str, model_type: str) -> bool:
-        """Whether models of this template and family write calls like this."""
-        return self.fits(template, model_type)
 
     def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
         """A parser of one turn."""

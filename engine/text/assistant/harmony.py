@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.engine.text.assistant.events import AssistantParser
@@ -11,7 +11,7 @@ from octavo.engine.text.assistant.grammars import arguments_of, one_of, words
 from octavo.engine.text.assistant.json_text import next_char, read_arguments
 from octavo.engine.text.assistant.scanner import scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
-from octavo.engine.text.assistant.tool_format import NO_SPECIALS
+from octavo.engine.text.assistant.tool_format import NO_SPECIALS, ToolFormat
 from octavo.engine.text.assistant.turn import (
     Broken,
     Ended,
@@ -38,36 +38,21 @@ MAX_HEADER_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Harmony:
+class Harmony(ToolFormat):
     """The format of gpt-oss. Its parser reads thoughts too: they stand between other messages.
 
     A message for a function is a call; one on the analysis channel is a thought; any other is
     content.
-
-    Attributes:
-        name: as `--tool-call-parser` takes it.
-        fits: whether a template and a family write calls like this.
     """
-
-    name: str
-    fits: Callable[[str, str], bool]
 
     @property
     def markers(self) -> tuple[str, ...]:
         """Special tokens that a turn is made of."""
         return (_START, _CHANNEL, _CONSTRAIN, _MESSAGE, _END, _CALL, _RETURN)
 
-    def matches(self, template: str, model_type: str) -> bool:
-        """Whether models of this template and family write calls like this."""
-        return self.fits(template, model_type)
-
     def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
         """A parser of one turn."""
         return TurnParser(_read_turn)
-
-    def can_name(self, key: str) -> bool:
-        """Whether a call can have an argument of a name: JSON has all."""
-        return True
 
     def grammar(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,7 @@ from octavo.engine.text.assistant.json_text import (
 )
 from octavo.engine.text.assistant.scanner import Scanner, Shape, scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
-from octavo.engine.text.assistant.tool_format import NO_SPECIALS, special_tokens
+from octavo.engine.text.assistant.tool_format import NO_SPECIALS, ToolFormat, special_tokens
 from octavo.engine.text.assistant.tool_schemas import names_of
 from octavo.engine.text.assistant.turn import Broken, Steps, Turn, TurnParser, read_marked
 
@@ -47,16 +47,14 @@ _BARE_OBJECTS = _bare_objects()
 
 
 @dataclass(frozen=True, slots=True)
-class JsonCalls:
+class JsonCalls(ToolFormat):
     """A format of calls like `{"name": "f", "arguments": {"x": 1}}`, one by one or in a list.
 
     The parser takes objects and lists of objects wherever either is due, the keys in any order,
     and the names for them that any family uses. The grammar knows only what the family writes.
 
     Attributes:
-        name: as `--tool-call-parser` takes it.
         opening: what a call, or a list, begins with.
-        fits: whether a template and a family write calls like this.
         closing: what ends it; may be missing from a text.
         other_openings: others that models are known to write.
         name_key: the grammar's name for the function's name.
@@ -69,9 +67,7 @@ class JsonCalls:
             answers may begin as calls do.
     """
 
-    name: str
     opening: str
-    fits: Callable[[str, str], bool]
     closing: str = ""
     other_openings: tuple[str, ...] = ()
     name_key: str = "name"
@@ -86,10 +82,6 @@ class JsonCalls:
         """Special tokens that a call is made of."""
         return special_tokens(self.opening, *self.other_openings, self.closing)
 
-    def matches(self, template: str, model_type: str) -> bool:
-        """Whether models of this template and family write calls like this."""
-        return self.fits(template, model_type)
-
     def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
         """A parser of one turn."""
         known = names_of(tools) if self.needs_known_name else None
@@ -100,10 +92,6 @@ class JsonCalls:
         if not self.needs_known_name:
             return scanner_of(self.opening, *self.other_openings)
         return Scanner(self.other_openings, _BARE_OBJECTS)
-
-    def can_name(self, key: str) -> bool:
-        """Whether a call can have an argument of a name: JSON has all."""
-        return True
 
     def grammar(
         self,

@@ -14,7 +14,7 @@ from octavo.engine.text.assistant.json_text import next_char, read_arguments
 from octavo.engine.text.assistant.names import read_name
 from octavo.engine.text.assistant.scanner import scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
-from octavo.engine.text.assistant.tool_format import NO_SPECIALS
+from octavo.engine.text.assistant.tool_format import NO_SPECIALS, ToolFormat
 from octavo.engine.text.assistant.turn import Broken, Steps, Turn, TurnParser, read_marked
 
 _ID = re.compile(r"[^\s\[{]+")
@@ -23,12 +23,10 @@ _AFTER_NAME = scanner_of("[CALL_ID]", "[ARGS]")
 
 
 @dataclass(frozen=True, slots=True)
-class NamedCalls:
+class NamedCalls(ToolFormat):
     """A format of calls like `<begin>f<sep>{"x": 1}<end>`, one by one or in a section.
 
     Attributes:
-        name: as `--tool-call-parser` takes it.
-        fits: whether a template and a family write calls like this.
         call: what a call begins with.
         before_arguments: what the grammar has between the name and the arguments.
         read: reads a call after its beginning, up to the end of its arguments.
@@ -42,8 +40,6 @@ class NamedCalls:
         more_markers: other special tokens of calls.
     """
 
-    name: str
-    fits: Callable[[str, str], bool]
     call: str
     before_arguments: str
     read: Callable[[Turn, Sequence[FunctionTool]], Steps[None]]
@@ -61,10 +57,6 @@ class NamedCalls:
         """Special tokens that a call is made of."""
         named = (self.section, self.call, self.call_end, self.section_end, *self.more_markers)
         return tuple(filter(None, named))
-
-    def matches(self, template: str, model_type: str) -> bool:
-        """Whether models of this template and family write calls like this."""
-        return self.fits(template, model_type)
 
     def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
         """A parser of one turn."""
@@ -91,10 +83,6 @@ class NamedCalls:
             if not (yield from turn.optional(self.call)):
                 return
             turn.hold()
-
-    def can_name(self, key: str) -> bool:
-        """Whether a call can have an argument of a name: JSON has all."""
-        return True
 
     def grammar(
         self,

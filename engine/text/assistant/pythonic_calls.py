@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,7 @@ from octavo.engine.text.assistant.names import read_name
 from octavo.engine.text.assistant.python_text import read_python_value
 from octavo.engine.text.assistant.scanner import scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
-from octavo.engine.text.assistant.tool_format import NO_SPECIALS, special_tokens
+from octavo.engine.text.assistant.tool_format import NO_SPECIALS, ToolFormat, special_tokens
 from octavo.engine.text.assistant.tool_schemas import arguments_schema, names_of
 from octavo.engine.text.assistant.turn import (
     Broken,
@@ -43,12 +43,10 @@ _KEY = re.compile(r"""[^\s=(),'"\[\]{}]+""")
 
 
 @dataclass(frozen=True, slots=True)
-class PythonicCalls:
+class PythonicCalls(ToolFormat):
     """A format of calls in Python's syntax, with arguments by name.
 
     Attributes:
-        name: as `--tool-call-parser` takes it.
-        fits: whether a template and a family write calls like this.
         opening: what a list of calls begins with; "" if the turn itself begins with one, in which
             case only offered tools are called: an answer may begin with a bracket as well.
         closing: what ends it; may be missing from a text.
@@ -56,8 +54,6 @@ class PythonicCalls:
         inside: what the grammar has before, between and after several calls.
     """
 
-    name: str
-    fits: Callable[[str, str], bool]
     opening: str = ""
     closing: str = ""
     others: tuple[tuple[str, str], ...] = ()
@@ -68,10 +64,6 @@ class PythonicCalls:
         """Special tokens that a call is made of."""
         pairs = ((self.opening, self.closing), *self.others)
         return special_tokens(*(mark for pair in pairs for mark in pair))
-
-    def matches(self, template: str, model_type: str) -> bool:
-        """Whether models of this template and family write calls like this."""
-        return self.fits(template, model_type)
 
     def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
         """A parser of one turn."""

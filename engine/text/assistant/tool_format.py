@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
 
 from octavo.engine.text.assistant.events import AssistantParser
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice
@@ -13,37 +14,37 @@ NO_SPECIALS: Mapping[str, int] = MappingProxyType({})
 """The special tokens of a vocabulary that has none."""
 
 
-class ToolFormat(Protocol):
+@dataclass(frozen=True, slots=True)
+class ToolFormat(ABC):
     """One way of writing calls: reads it, and says what a constrained model may write.
 
     Attributes:
         name: as `--tool-call-parser` takes it; vLLM's name where it has one.
-        markers: special tokens that a call is made of: the detokenizer must not leave them out.
+        fits: whether a model of a template and a family (`model_type` of its config) writes calls
+            like this.
     """
 
-    @property
-    def name(self) -> str: ...
+    name: str
+    fits: Callable[[str, str], bool]
 
     @property
-    def markers(self) -> tuple[str, ...]: ...
+    @abstractmethod
+    def markers(self) -> tuple[str, ...]:
+        """Special tokens that a call is made of: the detokenizer must not leave them out."""
 
-    def matches(self, template: str, model_type: str) -> bool:
-        """Whether a model of this template and family (`model_type` of its config) writes calls
-        like this."""
-        ...
-
+    @abstractmethod
     def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
         """A parser of one turn.
 
         Args:
             tools: of the request; formats without types in their text read them from the schemas.
         """
-        ...
 
     def can_name(self, key: str) -> bool:
-        """Whether a call can have an argument of a name."""
-        ...
+        """Whether a call can have an argument of a name: JSON has all."""
+        return True
 
+    @abstractmethod
     def grammar(
         self,
         tools: Sequence[FunctionTool],
@@ -62,7 +63,6 @@ class ToolFormat(Protocol):
             specials: ids of the vocabulary's special tokens, by their text. A marker among them is
                 written as that token: no text matches it.
         """
-        ...
 
 
 def special_tokens(*marks: str) -> tuple[str, ...]:

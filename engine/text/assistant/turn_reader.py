@@ -81,9 +81,6 @@ class TurnReader:
         ids: names calls that the model did not.
         is_parallel: whether there may be several calls; those after the first are left out.
         thoughts: counts the thought's tokens; None where there are no thoughts to count.
-
-    Attributes:
-        num_calls: that have begun.
     """
 
     def __init__(
@@ -102,11 +99,6 @@ class TurnReader:
         self._reasoning: list[str] = []
         self._calls: list[tuple[CallStart, list[str]]] = []
         self._num_whole = 0
-
-    @property
-    def num_calls(self) -> int:
-        """Calls that have begun."""
-        return len(self._calls)
 
     @property
     def has_whole_calls(self) -> bool:

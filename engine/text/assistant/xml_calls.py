@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from octavo.engine.text.assistant.json_text import dumps, read_arguments
 from octavo.engine.text.assistant.names import read_name
 from octavo.engine.text.assistant.scanner import Scanner, scanner_of
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice, allowed_tools
-from octavo.engine.text.assistant.tool_format import NO_SPECIALS
+from octavo.engine.text.assistant.tool_format import NO_SPECIALS, ToolFormat
 from octavo.engine.text.assistant.tool_schemas import parameters_of
 from octavo.engine.text.assistant.turn import (
     Broken,
@@ -61,25 +61,21 @@ class Tags:
 
 
 @dataclass(frozen=True, slots=True)
-class XmlCalls:
+class XmlCalls(ToolFormat):
     """A format of calls like `<f><x>1</x></f>`. Values get their types from the tools' schemas.
 
     Attributes:
-        name: as `--tool-call-parser` takes it.
         section: what a call, or a list of calls, begins with.
         section_end: what ends it; may be missing from a text.
         tags: of a call.
-        fits: whether a template and a family write calls like this.
         has_many: whether a section has several calls, in the grammar.
         other_openings: tags with which a call may begin without its section.
         more_markers: other special tokens of calls.
     """
 
-    name: str
     section: str
     section_end: str
     tags: Tags
-    fits: Callable[[str, str], bool]
     has_many: bool = False
     other_openings: tuple[str, ...] = ()
     more_markers: tuple[str, ...] = ()
@@ -88,10 +84,6 @@ class XmlCalls:
     def markers(self) -> tuple[str, ...]:
         """Special tokens that a call is made of."""
         return (self.section, self.section_end, *self.more_markers)
-
-    def matches(self, template: str, model_type: str) -> bool:
-        """Whether models of this template and family write calls like this."""
-        return self.fits(template, model_type)
 
     def parser(self, tools: Sequence[FunctionTool]) -> AssistantParser:
         """A parser of one turn."""

@@ -41,7 +41,6 @@ from octavo.models.loading.stored.grids import (
 from octavo.models.loading.stored.group_size import read_group_size
 from octavo.models.loading.stored.tensor import Affine, Format, Found, read_groups
 
-MIXED = "mixed-precision"
 WIDTHS = (2, 4, 8)
 """Bits of packed integers: those that divide a word, as others were packed in two ways."""
 MX_GROUP = 32

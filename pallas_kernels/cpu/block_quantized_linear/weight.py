@@ -48,11 +48,6 @@ class BlockType:
         """H."""
         return self.codes // 2 if self.nibbles else self.codes
 
-    def bytes_per_weight(self) -> float:
-        """Memory that one weight takes."""
-        minimum = 0 if self.minimum_dtype is None else self.minimum_dtype.itemsize
-        return (self.code_bytes + self.scale_dtype.itemsize + minimum) / self.codes
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema
 
-from octavo.server.http.known_fields import without_neutral
-from octavo.server.http.protocol import Body, Messages, Texts
+from octavo.server.http.protocol import Asking, Messages, Placing, Texts
 
 _BLOCKS = {"type": "array", "items": {"type": "object"}}
 System = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, _BLOCKS, {"type": "null"}]})]
@@ -16,15 +15,9 @@ Tools = Annotated[Any, WithJsonSchema({"anyOf": [_BLOCKS, {"type": "null"}]})]
 Object = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})]
 
 
-class CountTokensRequest(Body):
+class CountTokensRequest(Asking):
     """POST /v1/messages/count_tokens: what the prompt is made of."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_neutral(cls, body: object) -> object:
-        return without_neutral(body, cls.model_fields)
-
-    model: str | None = Field(None, description="The served model's name; any, if not given.")
     messages: Messages
     system: System = None
     tools: Tools = None
@@ -39,7 +32,7 @@ class CountTokensRequest(Body):
     )
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, Placing):
     """POST /v1/messages."""
 
     max_tokens: int = Field(ge=1)
@@ -51,13 +44,3 @@ class MessagesRequest(CountTokensRequest):
     metadata: dict[str, Any] | None = Field(None, description="Accepted, not used.")
     # Octavo's own.
     seed: int | None = None
-    priority: str | int | None = Field(
-        None, description="realtime, high, normal or low, or 0 to 3, 0 served first."
-    )
-    timeout_s: float | None = Field(
-        None, description="Seconds after which the answer is worthless."
-    )
-    tenant: str | None = Field(None, description="Whose share of the server the request takes.")
-    cache_salt: str | None = Field(
-        None, description="Prompts share cached pages only under the same salt."
-    )

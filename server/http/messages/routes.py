@@ -7,6 +7,7 @@ import uuid
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from octavo.server.beside_loop import beside_loop
 from octavo.server.front import Front
 from octavo.server.http.bodies import JsonRoute
 from octavo.server.http.chat_turns import chat_text, prepare_chat
@@ -27,7 +28,7 @@ def messages_routes(front: Front) -> APIRouter:
     @router.post(MESSAGES_PATH)
     async def messages(request: Request, body: MessagesRequest) -> Response:
         """Answers a conversation, in Anthropic's form."""
-        chat_body, names = translate(body)
+        chat_body, names = await beside_loop(translate, body)
         with names.named():
             chat = await prepare_chat(front, chat_body, request.headers, "msg")
             answer = MessagesAnswer(
@@ -41,7 +42,7 @@ def messages_routes(front: Front) -> APIRouter:
     async def count_tokens(body: CountTokensRequest) -> Response:
         """Counts the tokens of a prompt."""
         engine = front.ready_engine()
-        chat_body, names = translate(body)
+        chat_body, names = await beside_loop(translate, body)
         with names.named():
             check_model(chat_body.model, engine)
             text, _ = await chat_text(front, chat_body)

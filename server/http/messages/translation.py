@@ -9,8 +9,8 @@ from octavo.engine.errors import InvalidRequestError
 from octavo.server.http.messages.conversation import conversation, texts
 from octavo.server.http.messages.protocol import CountTokensRequest, MessagesRequest
 from octavo.server.http.protocol import ChatRequest
-from octavo.server.http.sampling import MAX_MESSAGES
 from octavo.server.http.translated import FieldNames, chat_of
+from octavo.server.template_names import MAX_MESSAGES
 
 _NAMES = (
     (r"max_(completion_)?tokens\b", "max_tokens"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
-from octavo.server.http.sampling import MAX_MESSAGES
+from octavo.server.template_names import MAX_MESSAGES
 
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 _TEXTS = ("input_text", "output_text", "text")

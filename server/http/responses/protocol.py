@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, WithJsonSchema
 
-from octavo.server.http.known_fields import without_neutral
-from octavo.server.http.protocol import Body, Choice, ReasoningEffort, Texts
+from octavo.server.http.protocol import Asking, Body, Choice, Placing, ReasoningEffort, Texts
 
 _OBJECTS = {"type": "array", "items": {"type": "object"}}
 Input = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, _OBJECTS, {"type": "null"}]})]
@@ -48,15 +47,9 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class InputTokensRequest(Body):
+class InputTokensRequest(Asking):
     """POST /v1/responses/input_tokens: what the prompt is made of."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_neutral(cls, body: object) -> object:
-        return without_neutral(body, cls.model_fields)
-
-    model: str | None = Field(None, description="The served model's name; any, if not given.")
     input: Input = Field(None, description="Text, or items of a conversation.")
     instructions: str | None = Field(None, description="The system's words, before the input.")
     tools: Tools = None
@@ -73,7 +66,7 @@ class InputTokensRequest(Body):
     )
 
 
-class ResponsesRequest(InputTokensRequest):
+class ResponsesRequest(InputTokensRequest, Placing):
     """POST /v1/responses."""
 
     max_output_tokens: int | None = Field(
@@ -97,13 +90,3 @@ class ResponsesRequest(InputTokensRequest):
     # Octavo's own.
     top_k: int | None = None
     seed: int | None = None
-    priority: str | int | None = Field(
-        None, description="realtime, high, normal or low, or 0 to 3, 0 served first."
-    )
-    timeout_s: float | None = Field(
-        None, description="Seconds after which the answer is worthless."
-    )
-    tenant: str | None = Field(None, description="Whose share of the server the request takes.")
-    cache_salt: str | None = Field(
-        None, description="Prompts share cached pages only under the same salt."
-    )

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from octavo.engine.errors import InvalidRequestError
+from octavo.server.beside_loop import beside_loop
 from octavo.server.front import Front
 from octavo.server.http.bodies import JsonRoute
 from octavo.server.http.chat_turns import chat_text, prepare_chat
@@ -35,14 +36,14 @@ def responses_routes(front: Front, history: History) -> APIRouter:
     @router.post("/v1/responses")
     async def responses(request: Request, body: ResponsesRequest) -> Response:
         """Answers a conversation, as items."""
-        chat_body, names = translate(body, await history.before(body.previous_response_id))
+        before = await history.before(body.previous_response_id)
+        chat_body, names = await beside_loop(translate, body, before)
         with names.named():
             chat = await prepare_chat(front, chat_body, request.headers, "resp")
             name, keep = uuid.uuid4().hex, None
             if history.is_on and body.store is not False:
-                items = as_stored(name, body.input)
                 # An input of megabytes: other answers must not wait for it to be written.
-                inputs = await asyncio.to_thread(encode_long, items)
+                inputs = await asyncio.to_thread(lambda: encode_long(as_stored(name, body.input)))
                 keep = history.keeper(body.previous_response_id, inputs)
             answer = ResponsesAnswer(name, body, chat, keep)
             return await respond(front, request, chat, answer, {})
@@ -51,7 +52,8 @@ def responses_routes(front: Front, history: History) -> APIRouter:
     async def input_tokens(body: InputTokensRequest) -> Response:
         """Counts the tokens of a prompt."""
         engine = front.ready_engine()
-        chat_body, names = translate(body, await history.before(body.previous_response_id))
+        before = await history.before(body.previous_response_id)
+        chat_body, names = await beside_loop(translate, body, before)
         with names.named():
             check_model(chat_body.model, engine)
             text, _ = await chat_text(front, chat_body)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.clock import ManualClock
 from octavo.engine.errors import OverloadedError, UnattainableTargetError
 from octavo.engine.input.input_processor import Submission
 from octavo.engine.observability.load import EngineLoad
@@ -19,6 +18,7 @@ from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.routing.policies import POLICIES, get_route_policy
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.scheduler.standing import UNKNOWN, Standing, merge_standings
+from octavo.engine.simulation.virtual_clock import VirtualClock
 
 IDLE = UNKNOWN._replace(num_rows=32, kv_tokens=64_000, free_tokens=64_000)
 BUSY = IDLE._replace(
@@ -62,7 +62,7 @@ class Group:
     """Two replicas that tell nothing unless they are made to."""
 
     def __init__(self, policy: str = "forecast", num_replicas: int = 2) -> None:
-        self.clock = ManualClock()
+        self.clock = VirtualClock()
         self.replicas = [FakeReplica(index) for index in range(num_replicas)]
         self.placement = Placement(self.replicas, self.clock, get_route_policy(policy))
 

@@ -140,17 +140,13 @@ def test_results_are_shown_as_tables_and_plots(
     run_once(setting, Candidate(policy="slo"), 4.0, 1, observer=EventLines(reader.read))
     plots.plot_schedule(reader.schedule.since(1.0), tmp_path / "timeline.svg")
     rows = parameter_sweep(setting, "mlfq", "quantum", (8, 64), seed=1, rate=4.0)
-    plots.plot_sweep(
-        rows, tmp_path / "sweep.svg", title="Quantum", x="quantum",
-        lines={"chat attainment": "chat"},
-    )  # fmt: skip
     plots.plot_tradeoff(
         rows, tmp_path / "tradeoff.svg", title="Quantum", parameter="quantum",
         x="longest_wait_s", y="chat attainment",
     )  # fmt: skip
     files = sorted(path.name for path in tmp_path.iterdir())
     assert files == [
-        "break_even.svg", "budgets.png", "classes.svg", "goodput.svg", "sweep.svg", "timeline.svg",
+        "break_even.svg", "budgets.png", "classes.svg", "goodput.svg", "timeline.svg",
         "tradeoff.svg",
     ]  # fmt: skip
     again = tmp_path / "again.svg"

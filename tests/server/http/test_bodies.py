@@ -134,6 +134,13 @@ async def test_the_loop_turns_while_parts_are_counted(raw):
     assert num_turns > 30
 
 
+async def test_millions_of_values_are_refused_and_as_many_commas_in_a_text_are_not():
+    num = 8 * MAX_PARTS + 8
+    with pytest.raises(InvalidRequestError, match="eight other values"):
+        await read_json(b'{"prompt": [' + b"1," * num + b"1]}")
+    assert await read_json(b'{"prompt": "' + b"1," * num + b'"}') == {"prompt": "1," * num}
+
+
 def test_a_wrong_value_is_shown_as_it_was_sent(http):
     answer = http.post("/v1/completions", json={"prompt": "x", "max_tokens": -3})
     assert answer.status_code == 400

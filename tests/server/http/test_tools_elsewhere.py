@@ -14,8 +14,10 @@ import pytest
 
 from octavo import LLM, InvalidConfigError, InvalidRequestError, SamplingParams
 from octavo.engine.config import EngineConfig
+from octavo.engine.text.assistant import turn_plan
 from octavo.engine.text.assistant.formats import FORMATS
 from octavo.engine.text.assistant.reasoning import REASONING_FORMATS
+from octavo.engine.text.assistant.tool_grammar import tool_grammar
 from octavo.server.batch.results import ResultsFile
 from octavo.server.batch.run import BatchRun
 
@@ -68,6 +70,24 @@ def test_a_chats_completions_carry_their_messages(llm: LLM) -> None:
         assert (completion.message.content, call.name) == (None, "pick")
         assert json.loads(call.arguments)["one"] in ("ä", "b")
     assert len(ids) == 2
+
+
+def test_conversations_alike_share_the_grammar_of_their_tools(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    def noted(*args: Any) -> str | None:
+        made.append(args)
+        return tool_grammar(*args)
+
+    monkeypatch.setattr(turn_plan, "tool_grammar", noted)
+    llm.chat([ASK] * 5, PARAMS.replace(max_tokens=2), tools=[PICK], use_tqdm=False)
+    assert len(made) == 1
+    each = [PARAMS.replace(max_tokens=2, seed=seed) for seed in range(3)]
+    outputs = llm.chat([ASK] * 3, each, tools=[PICK], use_tqdm=False)
+    assert len(made) == 4
+    assert len({output.outputs[0].text for output in outputs}) > 1
 
 
 def test_a_chat_without_tools_has_a_message_of_words(llm: LLM) -> None:

@@ -1,19 +1,114 @@
-"""A client's side of a chat over gRPC: from OpenAI's shapes to a message, and the answer back."""
+"""What a gRPC client sends, from the engine's types and OpenAI's shapes; and its chats' answers."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypedDict, Unpack
 
 from octavo.engine.errors import InvalidRequestError
-from octavo.engine.output.outputs import CompletionOutput, RequestOutput
+from octavo.engine.output.outputs import CompletionOutput, Generated, RequestOutput
+from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.text.assistant.message import AssistantMessage, ToolCall
-from octavo.server.output_message import FINISH_NAMES, read_timings
+from octavo.models.pooling_config import Pooling
+from octavo.server.embedding_message import pooling_fields
+from octavo.server.output_message import FINISH_NAMES, generated_message, read_timings
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.sampling_message import sampling_params_to_message
+
+
+class Served(TypedDict, total=False):
+    """How any request is served.
+
+    Attributes:
+        request_id: your name for it, repeated in its outputs; need not be unique. None lets the
+            server name it.
+        model: the served model's name; None is any.
+        priority: a class, its name or its number.
+        tenant, cache_salt: identity for fairness; prefix-cache isolation.
+        ttft_target_ms: wanted time to the first token, or to the vector.
+    """
+
+    request_id: str | None
+    model: str | None
+    priority: Priority | str | int | None
+    tenant: str
+    cache_salt: str
+    ttft_target_ms: float | None
+
+
+class Generates(Served, total=False):
+    """How a request for tokens is served.
+
+    Attributes:
+        tpot_target_ms, e2e_target_ms: wanted time per token after the first, and to the last one.
+    """
+
+    tpot_target_ms: float | None
+    e2e_target_ms: float | None
+
+
+def generate_request(
+    prompt: str | Sequence[int],
+    sampling_params: SamplingParams | None = None,
+    *,
+    generated: Sequence[Generated] = (),
+    **served: Unpack[Generates],
+) -> pb.GenerateRequest:
+    """The message of one generation.
+
+    Args:
+        prompt: text, or token ids.
+        sampling_params: how tokens are chosen; None takes the defaults.
+        generated: of each completion, what another server generated for the same prompt, parameters
+            and seed: the stream of deltas goes on after it.
+        **served: see `Generates`.
+
+    Raises:
+        InvalidRequestError: a value that no message can carry.
+    """
+    with _fitting():
+        message = pb.GenerateRequest(
+            sampling_params=sampling_params_to_message(sampling_params or SamplingParams()),
+            generated=map(generated_message, generated),
+            **_fields(served),
+        )
+        _set_prompt(message, prompt)
+    return message
+
+
+def embed_request(
+    prompt: str | Sequence[int],
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    dimensions: int | None = None,
+    prompt_name: str | None = None,
+    **served: Unpack[Served],
+) -> pb.EmbedRequest:
+    """The message of one embedding.
+
+    Args:
+        prompt: text, or token ids.
+        pooling: of which tokens: "last", "mean" or "cls", the first; None is the model's own.
+        normalize: scale the vector to length 1; None is the model's own.
+        dimensions: numbers of the vector that are kept, before it is normalized.
+        prompt_name: which of the model's prompts stands before the text; None is its default.
+        **served: see `Served`.
+
+    Raises:
+        InvalidRequestError: a value that is out of its range, or that no message can carry.
+    """
+    params = PoolingParams(pooling=pooling, normalize=normalize, dimensions=dimensions)
+    with _fitting():
+        message = pb.EmbedRequest(
+            prompt_name=prompt_name, **pooling_fields(params), **_fields(served)
+        )
+        _set_prompt(message, prompt)
+    return message
 
 
 def chat_request(
@@ -25,14 +120,7 @@ def chat_request(
     parallel_tool_calls: bool | None = None,
     thinking_token_budget: int | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    request_id: str | None = None,
-    model: str | None = None,
-    priority: Priority | str | int | None = None,
-    tenant: str = "",
-    cache_salt: str = "",
-    ttft_target_ms: float | None = None,
-    tpot_target_ms: float | None = None,
-    e2e_target_ms: float | None = None,
+    **served: Unpack[Generates],
 ) -> pb.ChatRequest:
     """The message of one chat.
 
@@ -42,8 +130,7 @@ def chat_request(
         tools, tool_choice, parallel_tool_calls: as for `LLM.chat`.
         thinking_token_budget: most tokens of a thought; None for no limit.
         chat_template_kwargs: further names for the template.
-
-    The others are those of `generate_request`.
+        **served: see `Generates`.
 
     Raises:
         InvalidRequestError: a value that no message can carry.
@@ -57,10 +144,8 @@ def chat_request(
         tool_choice = None
     if sampling_params is None:
         sampling_params = SamplingParams(max_tokens=None)
-    try:
+    with _fitting():
         return pb.ChatRequest(
-            request_id=request_id,
-            model=model,
             messages=[_message(each) for each in messages],
             tools=[_tool(each) for each in tools or ()],
             tool_choice=tool_choice or "",
@@ -69,13 +154,28 @@ def chat_request(
             thinking_token_budget=thinking_token_budget,
             chat_template_kwargs=json.dumps(dict(chat_template_kwargs or {})),
             sampling_params=sampling_params_to_message(sampling_params),
-            priority=pb.Priority.Name(Priority.parse(priority) + 1),
-            tenant=tenant,
-            cache_salt=cache_salt,
-            ttft_target_ms=ttft_target_ms,
-            tpot_target_ms=tpot_target_ms,
-            e2e_target_ms=e2e_target_ms,
+            **_fields(served),
         )
+
+
+def _fields(served: Served) -> dict[str, Any]:
+    priority = Priority.parse(served.get("priority"))
+    return {**served, "priority": pb.Priority.Name(priority + 1)}
+
+
+def _set_prompt(message: pb.GenerateRequest | pb.EmbedRequest, prompt: str | Sequence[int]) -> None:
+    if isinstance(prompt, str):
+        message.prompt = prompt
+    else:
+        message.prompt_token_ids.SetInParent()
+        message.prompt_token_ids.ids.extend(prompt)
+
+
+@contextlib.contextmanager
+def _fitting() -> Iterator[None]:
+    """Names what no message can carry."""
+    try:
+        yield
     except InvalidRequestError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError) as error:
