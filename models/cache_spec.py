@@ -96,9 +96,4 @@ class RecurrentState:
         return sum(4 * math.prod(array.shape) for array in self.arrays)
 
 
-@dataclass(frozen=True, slots=True)
-class NoCache:
-    """Nothing: the layer computes each token by itself."""
-
-
-CacheSpec = PagedCache | RecurrentState | SharedCache | NoCache
+CacheSpec = PagedCache | RecurrentState | SharedCache

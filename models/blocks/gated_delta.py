@@ -67,8 +67,6 @@ class GatedDelta:
     width: int
     eps: float
     by_key_head: bool
-    shares_cache = False
-    rotary = None
 
     def __post_init__(self) -> None:
         for name in ("num_key_heads", "num_value_heads", "key_size", "value_size"):

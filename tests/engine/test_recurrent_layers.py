@@ -26,8 +26,9 @@ from octavo.models.blocks import state_rows
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.gated_delta import GatedDelta
-from octavo.models.blocks.layer import LayerSpec, Recurrent
+from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.mamba2 import Mamba2
+from octavo.models.blocks.mixers import Mixer, ParallelMixers, Recurrent
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.blocks.router import Router
@@ -52,7 +53,15 @@ MIXERS: dict[str, Recurrent] = {
         eps=1e-6,
         by_key_head=False,
     ),
-    "mamba2": Mamba2(num_heads=8, num_groups=1, head_size=8, state_size=12, width=4, eps=1e-5),
+    "mamba2": Mamba2(
+        num_heads=8,
+        num_groups=1,
+        head_size=8,
+        state_size=12,
+        width=4,
+        eps=1e-5,
+        scales=(0.8, 1.2, 0.9, 1.1, 0.7),
+    ),
 }
 EXPERTS = Experts(
     router=Router(num_experts=8, num_chosen=2),
@@ -70,9 +79,15 @@ def config_of(kind: str) -> ModelConfig:
         num_heads=8, num_kv_heads=4, head_dim=8, rope=Rope(fraction=0.5), output_gate=True
     )
     mixer = MIXERS[kind]
-    layers = [
-        LayerSpec(mixer=each, feed_forward=mlp, norms=norms) for each in (mixer, attention, mixer)
-    ]
+    # Two caches in the last layer, as in each of Falcon-H1's.
+    both = ParallelMixers(
+        attention=dataclasses.replace(attention, output_gate=False),
+        recurrent=mixer,
+        attention_scale=0.9,
+        recurrent_scale=0.7,
+    )
+    mixers: tuple[Mixer, ...] = (mixer, attention, both)
+    layers = [LayerSpec(mixer=each, feed_forward=mlp, norms=norms) for each in mixers]
     if kind == "mamba2":  # as in Nemotron-H: parts of the first layer by themselves, and no gates
         plain = MLP(intermediate_size=64, activation="relu2", gated=False)
         first = [
