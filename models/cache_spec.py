@@ -86,9 +86,12 @@ class RecurrentState:
 
     Attributes:
         arrays: what it is made of.
+        chunk_tokens: it is known at multiples of so many tokens of a sequence, and at the end of a
+            step's; what lies between is computed without it.
     """
 
     arrays: tuple[StateArray, ...]
+    chunk_tokens: int = 1
 
     @property
     def num_bytes(self) -> int:

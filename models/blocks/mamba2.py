@@ -126,7 +126,8 @@ class Mamba2:
         # One group is the rule, whose heads devices share; its window they all have.
         window = StateArray((self.width - 1, self.num_groups, self.conv_size), split=1)
         shape = (self.num_groups, self.heads, self.state_size, self.head_size)
-        return RecurrentState((window, StateArray(shape, split=1 if self.num_groups == 1 else 0)))
+        state = StateArray(shape, split=1 if self.num_groups == 1 else 0)
+        return RecurrentState((window, state), chunk_tokens=CHUNK)
 
     def num_weights(self, hidden_size: int) -> int:
         """Numbers that a token's products multiply with."""
