@@ -89,6 +89,8 @@ class EngineConfig:
             least max_num_seqs.
         enable_chunked_prefill: split prompts over steps; off means a prompt must fit one step.
         enable_prefix_caching: keep finished pages for later prompts that begin alike.
+        num_state_snapshots: recurrent states kept for prompts that begin alike, of a model with
+            recurrent layers; None is a quarter of `max_num_seqs`, 0 none, and no prefix cache.
         block_size: tokens in a KV page, a power of two; None picks by platform.
         num_kv_pages: KV pages in the pool, each of one group of layers; None sizes it from memory.
         kv_cache_memory_bytes: bytes for the pool; None takes a share of free memory.
@@ -148,6 +150,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     enable_chunked_prefill: bool = True
     enable_prefix_caching: bool = True
+    num_state_snapshots: int | None = None
     block_size: int | None = None
     num_kv_pages: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -186,6 +189,8 @@ class EngineConfig:
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 2)
         _at_least("host_kv_memory_bytes", self.host_kv_memory_bytes, 0)
+        if self.num_state_snapshots is not None:
+            _at_least("num_state_snapshots", self.num_state_snapshots, 0)
         if self.max_num_batched_tokens is not None:
             _at_least("max_num_batched_tokens", self.max_num_batched_tokens, 1)
             if self.max_num_batched_tokens < self.max_num_seqs:

@@ -86,9 +86,12 @@ class RecurrentState:
 
     Attributes:
         arrays: what it is made of.
+        chunk_tokens: it is known at multiples of so many tokens of a sequence, and at the end of a
+            step's; what lies between is computed without it.
     """
 
     arrays: tuple[StateArray, ...]
+    chunk_tokens: int = 1
 
     @property
     def num_bytes(self) -> int:
@@ -96,9 +99,4 @@ class RecurrentState:
         return sum(4 * math.prod(array.shape) for array in self.arrays)
 
 
-@dataclass(frozen=True, slots=True)
-class NoCache:
-    """Nothing: the layer computes each token by itself."""
-
-
-CacheSpec = PagedCache | RecurrentState | SharedCache | NoCache
+CacheSpec = PagedCache | RecurrentState | SharedCache

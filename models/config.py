@@ -6,11 +6,11 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
 from octavo.models.cache_groups import CacheLayout, cache_layout
-from octavo.models.cache_spec import CacheSpec, NoCache, PagedCache, RecurrentState, SharedCache
+from octavo.models.cache_spec import CacheSpec, PagedCache, RecurrentState, SharedCache
 from octavo.models.checks import (
     MAX_EOS_TOKENS,
     MAX_LAYERS,
@@ -21,8 +21,9 @@ from octavo.models.checks import (
 )
 
 if TYPE_CHECKING:
-    from octavo.models.blocks.layer import Attentions, LayerSpec
+    from octavo.models.blocks.layer import LayerSpec
     from octavo.models.blocks.layer_inputs import LayerInputs
+    from octavo.models.blocks.mixers import Attentions
     from octavo.models.blocks.norms import Norm
 
 T = TypeVar("T")
@@ -106,10 +107,10 @@ class ModelConfig:
     def _check_shared_caches(self) -> None:
         for index, layer in enumerate(self.layers):
             owner = layer.cache_of
-            if owner is None:
+            if owner is None or layer.attention is None:
                 continue
-            wanted = cast("Attentions", layer.mixer).cache()
-            if owner >= index or self.layers[owner].cache() != wanted:
+            wanted = layer.attention.cache()
+            if owner >= index or wanted not in self.layers[owner].caches():
                 raise ModelLoadError(
                     f"layer {index}: cache_of = {owner} is not allowed: an earlier layer that has "
                     f"a cache of its own, {wanted}"
@@ -129,36 +130,37 @@ class ModelConfig:
         """Layers."""
         return len(self.layers)
 
-    def caches(self) -> tuple[CacheSpec, ...]:
-        """What each layer keeps of its tokens, one entry a layer."""
-        return tuple(layer.cache() for layer in self.layers)
+    def caches(self) -> tuple[tuple[CacheSpec, ...], ...]:
+        """What each layer keeps of its tokens; see `LayerSpec.caches`."""
+        return tuple(layer.caches() for layer in self.layers)
 
     def attentions(self) -> tuple[Attentions, ...]:
-        """The mixers that attend over pages, one a layer that has one."""
-        return tuple(
-            cast("Attentions", layer.mixer)
-            for layer, cache in zip(self.layers, self.caches(), strict=True)
-            if not isinstance(cache, RecurrentState | NoCache)
-        )
+        """What attends over pages, one a layer that does."""
+        found = (layer.attention for layer in self.layers)
+        return tuple(attention for attention in found if attention is not None)
 
     def own_caches(self) -> tuple[PagedCache | RecurrentState, ...]:
         """The caches that room is needed for, in the order of their layers."""
         return tuple(
-            cache for cache in self.caches() if not isinstance(cache, SharedCache | NoCache)
+            cache
+            for caches in self.caches()
+            for cache in caches
+            if not isinstance(cache, SharedCache)
         )
 
-    def cache_places(self) -> tuple[int | None, ...]:
-        """For each layer, which of `own_caches` it uses; None if it uses none."""
-        places: list[int | None] = []
+    def cache_places(self) -> tuple[tuple[int, ...], ...]:
+        """For each layer, which of `own_caches` it uses, in the order of its `caches`."""
+        places: list[tuple[int, ...]] = []
         num_own = 0
-        for cache in self.caches():
-            if isinstance(cache, NoCache):
-                places.append(None)
-            elif isinstance(cache, SharedCache):
-                places.append(places[cache.layer])
-            else:
-                places.append(num_own)
-                num_own += 1
+        for caches in self.caches():
+            used = []
+            for cache in caches:
+                if isinstance(cache, SharedCache):
+                    used.append(places[cache.layer][0])  # pages come first
+                else:
+                    used.append(num_own)
+                    num_own += 1
+            places.append(tuple(used))
         return tuple(places)
 
     def cache_layout(self) -> CacheLayout:
@@ -213,10 +215,10 @@ class ModelConfig:
     def _with_kv_heads(self, wanted: Callable[[int], int]) -> ModelConfig:
         """So many KV heads of the checkpoint's, wherever query heads divide over them."""
         places = self.cache_places()
-        users: dict[int | None, list[Attentions]] = {}
-        for layer, place in zip(self.layers, places, strict=True):
-            if not isinstance(layer.cache(), RecurrentState | NoCache):
-                users.setdefault(place, []).append(cast("Attentions", layer.mixer))
+        users: dict[int, list[Attentions]] = {}
+        for layer, used in zip(self.layers, places, strict=True):
+            if layer.attention is not None:
+                users.setdefault(used[0], []).append(layer.attention)
 
         def num_kv_heads(sharing: list[Attentions]) -> int:
             original = sharing[0].num_checkpoint_kv_heads
@@ -226,23 +228,19 @@ class ModelConfig:
 
         heads = {place: num_kv_heads(sharing) for place, sharing in users.items()}
         layers = tuple(
-            dataclasses.replace(
-                layer, mixer=cast("Attentions", layer.mixer).with_kv_heads(heads[place])
-            )
-            if place in heads
-            else layer
-            for layer, place in zip(self.layers, places, strict=True)
+            layer
+            if layer.attention is None
+            else layer.with_attention(layer.attention.with_kv_heads(heads[used[0]]))
+            for layer, used in zip(self.layers, places, strict=True)
         )
         return dataclasses.replace(self, layers=layers)
 
 
 def _for_context(layer: LayerSpec, num_tokens: int) -> LayerSpec:
-    if isinstance(layer.cache(), RecurrentState | NoCache):
-        return layer
-    attention = cast("Attentions", layer.mixer)
-    if attention.rope is None:
+    attention = layer.attention
+    if attention is None or attention.rope is None:
         return layer
     rope = attention.rope.for_context(num_tokens)
     if rope is attention.rope:
         return layer
-    return dataclasses.replace(layer, mixer=dataclasses.replace(attention, rope=rope))
+    return layer.with_attention(dataclasses.replace(attention, rope=rope))

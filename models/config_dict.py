@@ -18,6 +18,7 @@ from octavo.models.blocks.latent_attention import LatentAttention
 from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.layer_inputs import LayerInputs, Tail
 from octavo.models.blocks.mamba2 import Mamba2
+from octavo.models.blocks.mixers import ParallelMixers
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import LayerNorm, Norm, Norms, RMSNorm
 from octavo.models.blocks.router import Router
@@ -33,6 +34,7 @@ MIXERS: dict[str, type[Any]] = {
     "short_conv": ShortConv,
     "gated_delta": GatedDelta,
     "mamba2": Mamba2,
+    "parallel": ParallelMixers,
 }
 FEED_FORWARDS: dict[str, type[Any]] = {"mlp": MLP, "experts": Experts}
 """Name on disk of each block that a layer may be made of -> its class."""
@@ -106,20 +108,28 @@ def rope_from_dict(values: Any) -> Rope:
 
 
 def _layer_to_dict(spec: LayerSpec) -> dict[str, Any]:
-    names = {kind: name for name, kind in (MIXERS | FEED_FORWARDS).items()}
-    values = dataclasses.asdict(spec)
-    for part in ("mixer", "feed_forward"):
-        if values[part] is not None:
-            values[part] = {"kind": names[type(getattr(spec, part))], **values[part]}
+    values = dataclasses.asdict(spec) | {
+        "mixer": _block_to_dict(spec.mixer),
+        "feed_forward": _block_to_dict(spec.feed_forward),
+        "tail": None if spec.tail is None else _with_norm(spec.tail, "norm"),
+    }
     values["norms"]["norm"] = _norm_to_dict(spec.norms.norm)
-    for part, block, name in (
-        ("mixer", spec.mixer, "qk_norm"),
-        ("feed_forward", spec.feed_forward, "apart"),
-        ("tail", spec.tail, "norm"),
-    ):
+    return values
+
+
+def _block_to_dict(block: Any) -> dict[str, Any] | None:
+    """A block's fields and what kind it is, and so of the norm and the blocks that it has."""
+    if block is None:
+        return None
+    names = {kind: name for name, kind in (MIXERS | FEED_FORWARDS).items()}
+    values = {"kind": names[type(block)], **dataclasses.asdict(block)}
+    for name in ("qk_norm", "apart"):
         norm = getattr(block, name, None)
         if norm is not None:
-            values[part][name] = _norm_to_dict(norm)
+            values[name] = _norm_to_dict(norm)
+    if isinstance(block, ParallelMixers):
+        for name in ("attention", "recurrent"):
+            values[name] = _block_to_dict(getattr(block, name))
     return values
 
 
@@ -173,8 +183,18 @@ def _block(kinds: Mapping[str, type[Any]], values: Any) -> Any:
     kind = fields.pop("kind", None)
     if not isinstance(kind, str) or kind not in kinds:
         raise ModelLoadError(f"kind = {shorten(kind)} is not allowed: {' or '.join(kinds)}")
-    rope, router, norm = _optional(rope_from_dict), partial(_built, Router), _optional(_norm)
-    return _built(kinds[kind], fields, rope=rope, qk_norm=norm, apart=norm, router=router)
+    norm, mixer = _optional(_norm), partial(_block, MIXERS)
+    return _built(
+        kinds[kind],
+        fields,
+        rope=_optional(rope_from_dict),
+        qk_norm=norm,
+        apart=norm,
+        router=partial(_built, Router),
+        scales=tuple,
+        attention=mixer,
+        recurrent=mixer,
+    )
 
 
 def _scaling(values: Any) -> RopeScaling:

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 
 from octavo.models.blocks.attention import Attend
 from octavo.models.blocks.experts import Experts, RunExperts
-from octavo.models.blocks.layer import FeedForward, Mixer, apply_layer
+from octavo.models.blocks.layer import FeedForward, apply_layer
 from octavo.models.blocks.layer_inputs import Tail
+from octavo.models.blocks.mixers import Mixer
 from octavo.models.blocks.norms import Norms
 from octavo.models.blocks.state_rows import StateRows
 from octavo.models.cache_groups import CachePlace
@@ -114,14 +115,14 @@ def run_layers(
         # Fused into their users, XLA's CPU backend would compute them for each head of each layer.
         rotary = dict(zip(wanted, jax.lax.optimization_barrier(tables), strict=True))
     new_caches = list(caches)
-    for index, (layer, cache) in enumerate(zip(config.layers, config.cache_places(), strict=True)):
-        array, group = (None, None) if cache is None else places[cache]
-        x, new_cache = _layer(
+    for index, (layer, used) in enumerate(zip(config.layers, config.cache_places(), strict=True)):
+        its_places = [places[cache] for cache in used]
+        x, its_caches = _layer(
             weights["layers"][index],
             x,
             rotary[layer.rotary],
-            None if array is None else new_caches[array],
-            None if group is None else by_group[group],
+            tuple(new_caches[place.array] for place in its_places),
+            tuple(by_group[place.group] for place in its_places),
             run_experts if isinstance(layer.feed_forward, Experts) else None,
             None if layer_inputs is None else layer_inputs[index],
             mixer=layer.mixer,
@@ -129,8 +130,8 @@ def run_layers(
             norms=layer.norms,
             tail=layer.tail,
         )
-        if array is not None:
-            new_caches[array] = new_cache
+        for place, cache in zip(its_places, its_caches, strict=True):
+            new_caches[place.array] = cache
     return x, tuple(new_caches)
 
 
@@ -185,8 +186,8 @@ def _layer(
     weights: Weights,
     x: jax.Array,
     rotary: Rotary | None,
-    cache: Any,
-    attend: Attend | StateRows | None,
+    caches: tuple[Any, ...],
+    attend: tuple[Attend | StateRows, ...],
     run_experts: RunExperts | None,
     layer_input: jax.Array | None,
     *,
@@ -194,7 +195,7 @@ def _layer(
     feed_forward: FeedForward | None,
     norms: Norms,
     tail: Tail | None,
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, tuple[Any, ...]]:
     return apply_layer(
         mixer,
         feed_forward,
@@ -202,7 +203,7 @@ def _layer(
         weights,
         x,
         rotary,
-        cache,
+        caches,
         attend,
         run_experts,
         tail,

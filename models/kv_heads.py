@@ -41,6 +41,6 @@ def with_kv_heads(
         # every device for a moment.
         parts = jax.device_put(parts, NamedSharding(mesh, PartitionSpec()))
         shardings = {name: spec[name].sharding(mesh) for name in parts}
-        regrouped = regroup(parts, old=old.mixer, new=new.mixer)
+        regrouped = regroup(parts, old=old.attention, new=new.attention)
         layers.append({**layer, **jax.device_put(regrouped, shardings)})
     return {**weights, "layers": tuple(layers)}

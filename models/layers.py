@@ -95,6 +95,13 @@ def activate(x: jax.Array, activation: Activation) -> jax.Array:
     return jax.nn.gelu(x, approximate=True)
 
 
+def scaled(x: jax.Array, scale: float) -> jax.Array:
+    """x · scale, rounded to x's dtype once: the scale keeps its digits."""
+    if scale == 1.0:
+        return x
+    return (x.astype(jnp.float32) * jnp.float32(scale)).astype(x.dtype)
+
+
 def softcap(logits: jax.Array, cap: float) -> jax.Array:
     """cap · tanh(logits / cap): squeezes logits into (-cap, cap)."""
     scale = jnp.asarray(cap, logits.dtype)

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, Sharding
 
 
@@ -35,6 +36,7 @@ _config = _parts("jax._src.config", "config_states")
 _cache = _parts("jax.experimental.compilation_cache.compilation_cache", "reset_cache")
 _layout = _parts("jax.experimental.layout", "Format", "Layout", "with_layout_constraint")
 _metadata = _parts("jax.experimental.xla_metadata", "set_xla_metadata")
+_lapack = _parts("jaxlib.lapack", "prepare_lapack_call")
 _executables = _parts("jax.experimental.serialize_executable", "serialize", "deserialize_and_load")
 
 WIDE_VECTORS = {"xla_cpu_prefer_vector_width": "512"}
@@ -228,6 +230,8 @@ def deserialize_program(parts: tuple[Any, ...], devices: Sequence[jax.Device]) -
     Raises: whatever JAX does with parts that do not fit.
     """
     data, in_tree, out_tree = parts
+    if b"lapack_" in data:  # JAX looks for LAPACK as it lowers, which nobody does of this program
+        _known(_lapack).prepare_lapack_call("trsm", np.dtype("float32"))
     return _known(_executables).deserialize_and_load(
         data, in_tree, out_tree, backend=devices[0].client, execution_devices=devices
     )

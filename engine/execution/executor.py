@@ -152,6 +152,7 @@ class DeviceExecutor:
             table_pages=limits.max_pages_per_seq,
             dtype=setup.kv_dtype,
             pools=pool_layouts(setup.model, setup.backend, limits.page_size),
+            num_snapshots=limits.num_snapshots,
         )
         self._abstract_state = self._layout.abstract()
         self._make_state = self._layout.maker()
@@ -488,8 +489,10 @@ class DeviceExecutor:
 
     def _spec(self, shape: StepShape) -> StepSpec:
         limits = self.limits
-        num_groups = len(limits.windows)
-        return step_spec(shape, limits.max_pages_per_seq, limits.page_size, num_groups)
+        num_groups, has_snapshots = len(limits.windows), limits.num_snapshots > 0
+        return step_spec(
+            shape, limits.max_pages_per_seq, limits.page_size, num_groups, has_snapshots
+        )
 
     def _compiler_options(self, shape: StepShape) -> dict[str, str] | None:
         options = self.weights.compiler_options(shape)

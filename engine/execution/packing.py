@@ -57,7 +57,20 @@ def pack(
         updates[: len(plan.page_updates)] = plan.page_updates
     if not spec.shape.is_decode:
         _pack_prefill(plan, fields)
+        if spec.has_snapshots:
+            _pack_snapshots(plan, fields, first_slot=trash_slot + 1)
     return vector
+
+
+def _pack_snapshots(plan: StepPlan, fields: dict[str, np.ndarray], first_slot: int) -> None:
+    """Which states rows begin with, and which they leave: snapshots lie from `first_slot` on."""
+    fields["state_source"][:] = fields["row_slot"]
+    for index, row in enumerate(plan.prefill_rows, len(plan.decode_rows)):
+        if row.restores is not None:
+            fields["state_source"][index] = first_slot + row.restores
+        for place, (position, snapshot) in enumerate(row.saves):
+            fields["save_at"][index, place] = position
+            fields["save_slot"][index, place] = first_slot + snapshot
 
 
 def _pack_prefill(plan: StepPlan, fields: dict[str, np.ndarray]) -> None:

@@ -36,8 +36,8 @@ class DeviceState:
         stopped: bool[slots] the row met a stop token or its limit; it idles.
         sampling: every slot's sampling parameters.
         logits: vocabulary-sized state of the slots that need it.
-        recurrent: of each recurrent layer, its arrays [slots, ...], float32. A row that begins is
-            read as zeros, whatever lies in its slot.
+        recurrent: of each recurrent layer, its arrays [slots + snapshots, ...], float32. A row that
+            begins is read as zeros, whatever lies in its slot. Snapshots come behind the trash row.
     """
 
     kv: tuple[PagedKV, ...]
@@ -111,9 +111,9 @@ def _bytes_per_token(cache: PagedCache, dtype: jnp.dtype) -> int:
     return cache.num_kv_heads * sum(bytes_per_head(dtype, size) for size in sizes)
 
 
-def recurrent_bytes(config: ModelConfig, num_rows: int) -> int:
-    """Bytes of the recurrent states of so many rows over all devices, the trash row counted."""
-    return (num_rows + 1) * sum(state.num_bytes for state in config.cache_layout().states)
+def recurrent_bytes(config: ModelConfig, num_slots: int) -> int:
+    """Bytes of so many recurrent states of all layers, over all devices."""
+    return num_slots * sum(state.num_bytes for state in config.cache_layout().states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +124,7 @@ class StateLayout:
         config: the model, as sharded.
         mesh: the device mesh.
         num_slots: rows, the trash row not counted.
+        num_snapshots: places for snapshots of recurrent states.
         num_pages, page_size: the pool, page 0 (trash) counted.
         table_pages: M, entries of a row of a block table.
         dtype: of KV.
@@ -139,6 +140,7 @@ class StateLayout:
     table_pages: int
     dtype: jnp.dtype
     pools: tuple[PoolLayout, ...] | None = None
+    num_snapshots: int = 0
 
     def abstract(self) -> DeviceState:
         """The state as `jax.ShapeDtypeStruct`s with shardings."""
@@ -180,7 +182,10 @@ class StateLayout:
             sampling=SamplingRows.init(slots),
             logits=LogitsState.init(slots, config.vocab_size),
             recurrent=tuple(
-                tuple(jnp.zeros((slots, *array.shape), jnp.float32) for array in state.arrays)
+                tuple(
+                    jnp.zeros((slots + self.num_snapshots, *array.shape), jnp.float32)
+                    for array in state.arrays
+                )
                 for state in layout.states
             ),
         )

@@ -40,7 +40,7 @@ from octavo.engine.execution.step_spec import (
 )
 from octavo.engine.scheduler.step_plan import NO_TOKEN
 from octavo.models import decoder
-from octavo.models.blocks.state_rows import StateRows
+from octavo.models.blocks.state_rows import StateCopies, StateRows
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend, RaggedBatch
 
@@ -172,6 +172,13 @@ def _mixed(
         num_decode_rows=fields["num_decode_rows"],
         num_rows=fields["num_rows"],
         decode_only=False,
+        copies=StateCopies(
+            source=fields["state_source"],
+            save_at=fields["save_at"],
+            save_slot=fields["save_slot"],
+        )
+        if spec.has_snapshots
+        else None,
     )
     hidden, state = _forward(
         config, spec, mesh, backend, weights, state, token_ids, position, live, batches, rows

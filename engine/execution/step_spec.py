@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 from octavo.engine.sampling_params import MAX_STOP_IDS
+from octavo.engine.scheduler.step_plan import MAX_SAVES
 
 Variant = Literal["greedy", "general", "pooled"]
 
@@ -128,15 +129,22 @@ class StepSpec:
         table_pages: M.
         page_size: tokens in a page.
         num_groups: G.
+        has_snapshots: whether rows may begin with snapshots of recurrent states, and leave some.
     """
 
     def __init__(
-        self, shape: StepShape, table_pages: int, page_size: int, num_groups: int = 1
+        self,
+        shape: StepShape,
+        table_pages: int,
+        page_size: int,
+        num_groups: int = 1,
+        has_snapshots: bool = False,
     ) -> None:
         self.shape = shape
         self.table_pages = table_pages
         self.page_size = page_size
         self.num_groups = num_groups
+        self.has_snapshots = has_snapshots
         rows, tokens, new = shape.num_rows, shape.num_tokens, shape.num_new_rows
         # Each row may cross into a new page an iteration; chunks fill pages of their own.
         self.num_page_updates = rows * (1 + shape.num_iterations // page_size)
@@ -163,6 +171,12 @@ class StepSpec:
                 ("new_floats", (new, len(NEW_ROW_FLOATS)), f32),
                 ("new_stop_ids", (new, MAX_STOP_IDS), i32),
                 ("new_table", (new, num_groups, table_pages), i32),
+            ]
+        if has_snapshots and not shape.is_decode:
+            layout += [
+                ("state_source", (rows,), i32),
+                ("save_at", (rows, MAX_SAVES), i32),
+                ("save_slot", (rows, MAX_SAVES), i32),
             ]
         if shape.pools:
             layout.append(("pool_row", (tokens,), i32))
@@ -196,6 +210,12 @@ class StepSpec:
 
 
 @functools.lru_cache(maxsize=256)
-def step_spec(shape: StepShape, table_pages: int, page_size: int, num_groups: int = 1) -> StepSpec:
+def step_spec(
+    shape: StepShape,
+    table_pages: int,
+    page_size: int,
+    num_groups: int = 1,
+    has_snapshots: bool = False,
+) -> StepSpec:
     """The spec of a shape, made once."""
-    return StepSpec(shape, table_pages, page_size, num_groups)
+    return StepSpec(shape, table_pages, page_size, num_groups, has_snapshots)

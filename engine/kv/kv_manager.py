@@ -20,6 +20,7 @@ from octavo.engine.kv.prefix_cache import PrefixCache
 from octavo.engine.kv.prefix_lookup import PrefixLookup
 from octavo.engine.kv.prefix_match import PrefixMatch
 from octavo.engine.kv.sequence_pages import SequencePages
+from octavo.engine.kv.state_snapshots import StateSnapshots
 from octavo.engine.request import Request
 
 
@@ -42,6 +43,7 @@ class KVManager:
             reads pages faster that follow each other. They are free until it takes them; to find
             them, pages of the prefix cache are evicted that much earlier.
         windows, chunk_tokens: see `PageNeeds`.
+        num_snapshots, snapshot_tokens: see `StepLimits`. 0 for a model without recurrent layers.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class KVManager:
         run_pages: int = 1,
         windows: tuple[int | None, ...] = (None,),
         chunk_tokens: int = 1 << 30,
+        num_snapshots: int = 0,
+        snapshot_tokens: int = 1,
     ) -> None:
         self.run_pages = run_pages
         self.page_size = page_size
@@ -68,7 +72,11 @@ class KVManager:
         self.cache = PrefixCache(num_pages, self.watch)
         self._prefixes = HeldPrefixes(self.pool, self.cache)
         self.host = HostTier(num_host_pages, self.watch)
-        self.lookup = PrefixLookup(self.cache, self.host, self.needs)
+        self.snapshots = (
+            StateSnapshots(num_snapshots, snapshot_tokens // page_size) if num_snapshots else None
+        )
+        assert self.snapshots is None or self.needs.is_plain
+        self.lookup = PrefixLookup(self.cache, self.host, self.needs, self.snapshots)
         self._evicted: list[tuple[int, PageHash]] = []
 
     @property
@@ -90,6 +98,12 @@ class KVManager:
     def num_pages_for(self, num_tokens: int) -> int:
         """Pages that a sequence of `num_tokens` tokens holds, of all groups together."""
         return self.needs.held(num_tokens)
+
+    @property
+    def serves_each_page(self) -> bool:
+        """Whether a sequence may go on behind any page, once it is computed: none is given back
+        before, and there are no states to be restored."""
+        return not self._windows and self.snapshots is None
 
     @property
     def has_windows(self) -> bool:
@@ -132,8 +146,12 @@ class KVManager:
         match, size, needs = self._prefixes.match, self.page_size, self.needs
         if needs.is_plain:
             run = match(pages.hashes, most)
-            end = len(run.page_ids)
-            return PrefixMatch((run,), (), end, max(end * size, pages.num_host_tokens))
+            num_found = end = len(run.page_ids)
+            if self.snapshots is not None:
+                end = self.snapshots.longest(pages.hashes, num_found)
+                run = match(pages.hashes, end)
+            resumes_at = max(end * size, pages.num_host_tokens)
+            return PrefixMatch((run,), (), end, resumes_at, num_found)
         is_on_host = bool(pages.host_pages)
         if is_on_host:
             most = min(most, pages.num_host_tokens // size)
@@ -160,7 +178,10 @@ class KVManager:
         root = root_hash(tenant, cache_salt)
         hashes = page_hashes(root, token_ids[:num_tokens], self.page_size)
         keys = [self._names(hashes, group) for group in range(self._num_groups)]
-        return self.lookup.num_served(keys, len(hashes)) * self.page_size
+        num_pages = self.lookup.num_served(keys, len(hashes))
+        if self.snapshots is not None:
+            num_pages = self.snapshots.longest(hashes, num_pages)
+        return num_pages * self.page_size
 
     def match_host(self, pages: SequencePages, num_matched: int) -> list[int]:
         """Host pages that go on where the first `num_matched` pages found on the device end.
@@ -240,6 +261,7 @@ class KVManager:
             pages.tables[group].extend(seen)
             self.cache.mark_referenced(self.pool.share(seen))
         pages.num_registered = matched.num_pages
+        pages.diverges_at = matched.num_found
         for table, end in zip(pages.tables, ends, strict=True):
             table += self._allocate(end - len(table))
 
@@ -365,10 +387,15 @@ class KVManager:
         """Enters in the books which pages were taken and given up: nobody need wait for it."""
         self.pool.flush()
         self.cache.flush()
+        if self.snapshots is not None:
+            self.snapshots.flush()
 
     def register_full_pages(self, pages: SequencePages, num_committed: int) -> None:
-        """Makes findable the pages that the first `num_committed` tokens fill."""
+        """Makes findable the pages that the first `num_committed` tokens fill, and snapshots."""
         num_full = num_committed // self.page_size
+        if self.snapshots is not None:
+            for num_pages in [each for each in pages.saves if each <= num_full]:
+                self.snapshots.put(pages.hashes[num_pages - 1], pages.saves.pop(num_pages))
         if num_full <= pages.num_registered or not self.enable_prefix_caching:
             return
         self._extend_hashes(pages, num_full)
@@ -412,6 +439,9 @@ class KVManager:
             owned = [page for page in owned if page not in pages.arriving]
             pages.arriving = ()
         self.cache.mark_unreferenced(self.pool.release(owned, self.cache.contents))
+        if self.snapshots is not None:
+            self.snapshots.release(pages.saves.values())
+            pages.saves.clear()
         for group, (run, table) in enumerate(zip(pages.runs, pages.tables, strict=True)):
             if run is not None:
                 self._prefixes.release(run)
@@ -419,6 +449,37 @@ class KVManager:
             table.clear()
             pages.first[group] = 0
         pages.num_registered = 0
+
+    def restored(self, pages: SequencePages, position: int) -> int | None:
+        """The snapshot that the first chunk of a sequence begins with; None where it begins with
+        nothing, or whatever its row holds."""
+        if self.snapshots is None or position == 0:
+            return None
+        return self.snapshots.read(pages.hashes[position // self.page_size - 1])
+
+    def saved(
+        self, pages: SequencePages, start: int, end: int, last: int
+    ) -> tuple[tuple[int, int], ...]:
+        """Positions at which a chunk leaves snapshots, and the places taken for them.
+
+        Args:
+            start, end: the chunk's positions.
+            last: where the known tokens end.
+        """
+        snapshots, size = self.snapshots, self.page_size
+        if snapshots is None:
+            return ()
+        taken, step = [], snapshots.num_pages
+        for num_pages in {each // step * step for each in (last // size, pages.diverges_at)}:
+            if not start < num_pages * size <= end or num_pages > len(pages.hashes):
+                continue
+            if num_pages in pages.saves or pages.hashes[num_pages - 1] in snapshots:
+                continue
+            place = snapshots.take()
+            if place is not None:
+                pages.saves[num_pages] = place
+                taken.append((num_pages * size, place))
+        return tuple(taken)
 
     def drop_host_copy(self, pages: SequencePages) -> None:
         """Frees what the host holds of a sequence, unless it is still being copied there."""
@@ -433,6 +494,8 @@ class KVManager:
     def forget_prefixes(self) -> None:
         """Empties the prefix cache: what the pages hold can no longer be trusted."""
         self._prefixes.forget()
+        if self.snapshots is not None:
+            self.snapshots.forget()
         self.pool.reclaim(self.cache.forget_all())
 
     def check_integrity(
@@ -445,6 +508,8 @@ class KVManager:
         """
         self.pool.check_integrity()
         live = list(live)
+        if self.snapshots is not None:
+            self.snapshots.check_integrity(place for each in live for place in each.saves.values())
         self.host.check_integrity(
             [*host_in_transfer, *(page for each in live for page in chain(*each.host_pages))]
         )

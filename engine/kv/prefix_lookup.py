@@ -16,6 +16,7 @@ from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.kv.page_needs import PageNeeds
 from octavo.engine.kv.prefix_cache import PrefixCache
 from octavo.engine.kv.sequence_pages import SequencePages
+from octavo.engine.kv.state_snapshots import StateSnapshots
 
 
 class PrefixLookup:
@@ -26,12 +27,20 @@ class PrefixLookup:
         cache: of the device's pages.
         host: of the host tier's.
         needs: the cache groups.
+        snapshots: of recurrent states; None without recurrent layers.
     """
 
-    def __init__(self, cache: PrefixCache, host: HostTier, needs: PageNeeds) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        host: HostTier,
+        needs: PageNeeds,
+        snapshots: StateSnapshots | None = None,
+    ) -> None:
         self._cache = cache
         self._host = host
         self._needs = needs
+        self._snapshots = snapshots
         self._page_size = needs.page_size
 
     def most(self, pages: SequencePages) -> int:
@@ -46,12 +55,18 @@ class PrefixLookup:
         return min(pages.request.num_tokens // self._page_size, len(pages.hashes))
 
     def on_device(self, pages: SequencePages, guess: int = 0) -> int:
-        """First pages of a sequence that the device holds.
+        """First pages of a sequence that the device holds, and can go on from.
 
         Args:
             guess: how many it held before. As a hash covers all that is before it, only those
                 about there are looked at.
         """
+        num_pages = self._on_device(pages, guess)
+        if self._snapshots is None:
+            return num_pages
+        return self._snapshots.longest(pages.hashes, num_pages)
+
+    def _on_device(self, pages: SequencePages, guess: int) -> int:
         most, hashes, knows = self.most(pages), pages.hashes, self._cache.knows
         if not self._needs.is_plain:
             return self.num_served(pages.keys, most, is_on_host=bool(pages.host_pages))

@@ -20,12 +20,15 @@ class PrefixMatch:
         num_pages: how long the prefix is, in pages.
         resumes_at: the first position that is computed once the sequence is there: the end of the
             prefix, or what the host brings back.
+        num_found: pages that were found, those counted that lie behind the last snapshot of a
+            recurrent state.
     """
 
     runs: tuple[PrefixRun, ...]
     seen: tuple[list[int], ...]
     num_pages: int
     resumes_at: int
+    num_found: int = 0
 
     def __len__(self) -> int:
         return self.num_pages

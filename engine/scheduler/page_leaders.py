@@ -21,7 +21,7 @@ class PageLeaders:
     """
 
     def __init__(self, kv: KVManager) -> None:
-        self._has_windows = kv.has_windows
+        self._serves_each_page = kv.serves_each_page
         self._watch = kv.watch
         self._lookup = kv.lookup
         self._page_size = kv.page_size
@@ -111,5 +111,6 @@ class PageLeaders:
         assert self._by_page.keys() == expected.keys()
         for page_hash, entries in expected.items():
             assert {entry.number: entry for entry in self._at(page_hash)} == entries
-        # What a window saw may have gone by the time that it could be shared.
-        assert self._has_windows or not self.computed_twice(running)
+        # What a window saw may have gone by the time that it could be shared, and where there is no
+        # snapshot of a state, pages are computed again.
+        assert not self._serves_each_page or not self.computed_twice(running)

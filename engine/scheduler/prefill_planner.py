@@ -407,7 +407,11 @@ class PrefillPlanner:
             first, end = needs.num_positions(start), needs.num_positions(start + num_tokens)
             for index in range(first, end):
                 self._builder.add_pages(slot, index, pages)
-        return PrefillRow(request, slot, start, num_tokens, samples, is_new, page_ids)
+        restored = self._kv.restored(pages, start) if is_new else None
+        saved = self._kv.saved(pages, start, start + num_tokens, entry.prefill_end)
+        return PrefillRow(
+            request, slot, start, num_tokens, samples, is_new, page_ids, restored, saved
+        )
 
 
 def prefill_chunk(start: int, end: int, budget: int, page_size: int) -> int:

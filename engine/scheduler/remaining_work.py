@@ -269,6 +269,8 @@ class RemainingWork:
         if pages.host_pages:
             return Reuse(num_device, num_device), []  # its own copy holds the rest
         most, leaders = self._lookup.most(pages), list[tuple[LiveRequest, int]]()
+        if self._kv.snapshots is not None:
+            most = end  # pages of others are of no use before there is a snapshot
         while end < most:
             leader = self._leaders.find(pages, end, rank)
             if leader is None:
@@ -353,8 +355,9 @@ class RemainingWork:
             assert entry.request.slot is None
             assert not entry.is_stale or entry.number in self._stale
             assert entry.request.num_missing_tokens >= 1
-            if self._shares and not entry.is_stale and not self._kv.has_windows:
-                # Pages go from the beginning of what a window saw, where no estimate looks.
+            if self._shares and not entry.is_stale and self._kv.serves_each_page:
+                # Pages go from the beginning of what a window saw, where no estimate looks, and
+                # snapshots come and go without a word.
                 self._check_estimate(entry)
         assert self._stale.keys() <= self._waiting.keys() <= {entry.number for entry in live}
         assert self._awaiting <= self._waiting.keys()

@@ -105,9 +105,10 @@ class Scheduler:
         self.policy = get_policy(policy) if isinstance(policy, str) else policy
         self._without_targets = self.policy
         self._enable_chunked_prefill = enable_chunked_prefill
-        self._enable_prefix_caching = enable_prefix_caching and not limits.has_states
-        if limits.has_states and enable_prefix_caching:
-            logger.info("prefix caching is off: the model has recurrent layers")
+        has_snapshots = not limits.has_states or limits.num_snapshots > 0
+        self._enable_prefix_caching = enable_prefix_caching and has_snapshots
+        if enable_prefix_caching and not has_snapshots:
+            logger.info("prefix caching is off: recurrent layers, and no place for snapshots")
         self._watermark = watermark
         self._max_steps = min(limits.max_num_steps, num_decode_steps)
         self.forecast = Forecast(
@@ -145,6 +146,8 @@ class Scheduler:
             run_pages=limits.run_pages,
             windows=limits.windows,
             chunk_tokens=limits.max_num_batched_tokens,
+            num_snapshots=limits.num_snapshots if self._enable_prefix_caching else 0,
+            snapshot_tokens=limits.snapshot_tokens,
         )
         if self._cache_events is not None:
             self._kv.tell(self._cache_events)
@@ -532,8 +535,9 @@ class Scheduler:
 
     @property
     def can_tell_cache_events(self) -> bool:
-        """Whether there is a prefix cache whose pages are all of one group that sees everything."""
-        return self._enable_prefix_caching and self._kv.needs.is_plain
+        """Whether there is a prefix cache each of whose pages says that what is before it can be
+        had, too."""
+        return self._enable_prefix_caching and self._kv.serves_each_page and self._kv.needs.is_plain
 
     def tell_cache_events(self, events: CacheEvents) -> None:
         """Tells of the prefix cache's pages that come and go, from now on; where that can be."""

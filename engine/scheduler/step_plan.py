@@ -87,6 +87,10 @@ class DecodeRows(Sequence[DecodeRow]):
             yield DecodeRow(request=request, slot=slot, start=start, max_new_tokens=max_new)
 
 
+MAX_SAVES = 2
+"""Snapshots of recurrent states that a row leaves in a step, at the most."""
+
+
 class PrefillRow(NamedTuple):
     """A row whose known tokens advance by one chunk.
 
@@ -100,6 +104,9 @@ class PrefillRow(NamedTuple):
         is_new: whether the slot is taken with this step: its whole row state is set first.
         page_ids: with `is_new`, every page that the row has, one cache group after the other and
             as many entries of each, in order: 0 where it has none. Else empty.
+        restores: the snapshot that its recurrent state begins with; None for its own state.
+        saves: snapshots of that state to be written, each with the position that is computed next
+            after it.
     """
 
     request: Request
@@ -109,6 +116,8 @@ class PrefillRow(NamedTuple):
     samples: bool
     is_new: bool
     page_ids: tuple[int, ...] = ()
+    restores: int | None = None
+    saves: tuple[tuple[int, int], ...] = ()
 
     @property
     def pooled_tokens(self) -> slice:
@@ -345,8 +354,10 @@ class StepLimits:
         windows: by cache group, tokens that a query sees; None for all: see `PageNeeds`.
         has_dear_rows: whether a decode row may take about as long as all that a step takes without
             rows, as on a CPU, which computes while other devices wait for weights.
-        has_states: rows keep recurrent states, which pages do not hold: a sequence begins at its
-            first token, whatever pages another has of its prefix.
+        has_states: rows keep recurrent states, which pages do not hold: a sequence goes on from
+            pages only where there is a snapshot of its state, too.
+        num_snapshots: places for such snapshots.
+        snapshot_tokens: they are taken at multiples of so many tokens, which are whole pages.
     """
 
     max_num_batched_tokens: int
@@ -363,6 +374,8 @@ class StepLimits:
     has_dear_rows: bool = False
     windows: tuple[int | None, ...] = (None,)
     has_states: bool = False
+    num_snapshots: int = 0
+    snapshot_tokens: int = 1
 
     @property
     def needs(self) -> PageNeeds:

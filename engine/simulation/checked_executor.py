@@ -1,18 +1,26 @@
 """A simulated device that knows what every page holds, and asserts whatever a real one would not.
 
 A page of the pool, or of the host tier, holds the tokens written to it and the digest of all
-before them. A row that reads a page which was shared, evicted, copied, given back or handed on
-wrongly is found in the step that reads it.
+before them; a snapshot of a recurrent state, all tokens that went into it. A row that reads a page
+or a snapshot which was shared, evicted, copied, given back or handed on wrongly is found in the
+step that reads it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.engine.executor import TransferDone
 from octavo.engine.request import Request
-from octavo.engine.scheduler.step_plan import PageCopy, PrefillRow, StepLimits, StepPlan
+from octavo.engine.scheduler.step_plan import (
+    MAX_SAVES,
+    PageCopy,
+    PrefillRow,
+    StepLimits,
+    StepPlan,
+)
 from octavo.engine.simulation.executor import SimulatedExecutor, SimulatedStep
 
 
@@ -56,6 +64,7 @@ class CheckedExecutor(SimulatedExecutor):
         self._device_kv: dict[int, _Page] = {}
         self._host_kv: dict[int, _Page] = {}
         self._rows: dict[int, _Row] = {}
+        self._snapshots: dict[int, tuple[int, ...]] = {}
         self._copies: dict[int, tuple[PageCopy, bool, list[_Page]]] = {}
         self._known: dict[str, tuple[int, ...]] = {}
         self._last_step_id = -1
@@ -100,6 +109,8 @@ class CheckedExecutor(SimulatedExecutor):
         self._read.clear()
         for chunk in plan.prefill_rows:
             self._prefill(chunk)
+        if self.limits.has_states:
+            self._play_snapshots(plan.prefill_rows)
         for decode in plan.decode_rows:
             row = self._rows[decode.slot]
             assert row.request is decode.request, "another request's row"
@@ -139,6 +150,7 @@ class CheckedExecutor(SimulatedExecutor):
         """The device's memory is lost; the host's is not."""
         super().reset()
         self._device_kv.clear()
+        self._snapshots.clear()
         self._rows.clear()
 
     def forget_output(self, request_id: str) -> None:
@@ -171,6 +183,26 @@ class CheckedExecutor(SimulatedExecutor):
         end = chunk.start + chunk.num_tokens
         assert chunk.samples == (end == num_known), (end, num_known)
         self._write(chunk.slot, chunk.start, chunk.num_tokens)
+
+    def _play_snapshots(self, chunks: Sequence[PrefillRow]) -> None:
+        """Checks what rows' states begin with, and writes what they leave."""
+        read, written = set(), dict[int, tuple[int, ...]]()
+        for chunk in chunks:
+            known, end = self._tokens(chunk.request), chunk.start + chunk.num_tokens
+            assert (chunk.restores is not None) == (chunk.is_new and chunk.start > 0)
+            if chunk.restores is not None:
+                read.add(chunk.restores)
+                held = self._snapshots[chunk.restores]
+                assert held == known[: chunk.start], f"snapshot {chunk.restores} is another's"
+            assert len(chunk.saves) <= MAX_SAVES
+            for position, place in chunk.saves:
+                assert chunk.start < position <= end
+                assert position % self.limits.snapshot_tokens == 0
+                assert 0 <= place < self.limits.num_snapshots
+                assert place not in written, f"two write snapshot {place}"
+                written[place] = known[:position]
+        assert read.isdisjoint(written), "a snapshot is read and written at once"
+        self._snapshots |= written
 
     def _write(self, slot: int, start: int, count: int) -> None:
         """Checks what a row reads, and writes the KV of `count` tokens."""

@@ -1,12 +1,13 @@
 """Random simulations that try to break the scheduler: `python -m octavo.engine.simulation.soak`.
 
-Each scenario is drawn from one number: limits, windows, policy, arrivals, priorities, targets,
-tenants, shared prefixes, bursts that begin alike, clients that leave, slow and failed steps, failed
-and stuck page copies; in some, most requests are embeddings. A device that knows what every page
-holds checks each plan (`CheckedExecutor`); the scheduler's own integrity is proved every few turns,
-that estimates of work are exact and no page is computed twice included (but where windows let go of
-pages); every answer must be what the request would say with no fault at all, and every vector the
-sum over the whole text. A failure prints the number that plays it again.
+Each scenario is drawn from one number: limits, windows, recurrent layers, policy, arrivals,
+priorities, targets, tenants, shared prefixes, bursts that begin alike, clients that leave, slow and
+failed steps, failed and stuck page copies; in some, most requests are embeddings. A device that
+knows what every page holds checks each plan (`CheckedExecutor`); the scheduler's own integrity is
+proved every few turns, that estimates of work are exact and no page is computed twice included (but
+where windows let go of pages, or a state has no snapshot); every answer must be what the request
+would say with no fault at all, and every vector the sum over the whole text. A failure prints the
+number that plays it again.
 
     python -m octavo.engine.simulation.soak --steps 1000000
     python -m octavo.engine.simulation.soak --scenario 4711
@@ -162,6 +163,8 @@ def draw_scenario(number: int) -> Scenario:
     )
     if number % 6 == 3:
         scenario = with_windows(scenario, WINDOWS[number // 6 % len(WINDOWS)])
+    if number % 12 == 2:
+        scenario = with_states(scenario)
     if is_pooled(number):
         scenario = _pooled(scenario)
     return _flooded(scenario) if number % 10 == 7 else scenario
@@ -180,6 +183,20 @@ def with_windows(scenario: Scenario, windows: tuple[int | None, ...]) -> Scenari
     num_spare = plain.num_pages - 1 - plain.needs.to_compute(longest)
     num_pages = 1 + limits.needs.to_compute(longest) + num_spare * len(windows)
     return replace(scenario, limits=replace(limits, num_pages=num_pages))
+
+
+def with_states(scenario: Scenario) -> Scenario:
+    """The same requests to a model with recurrent layers, which the host tier does not serve, and
+    room for few snapshots."""
+    rng = random.Random(f"states {scenario.number}")
+    limits = replace(
+        scenario.limits,
+        num_host_pages=0,
+        has_states=True,
+        num_snapshots=rng.choice((0, 1, 2, 5, 20)),
+        snapshot_tokens=PAGE_SIZE * rng.choice((1, 1, 2)),
+    )
+    return replace(scenario, limits=limits)
 
 
 def _flooded(scenario: Scenario) -> Scenario:

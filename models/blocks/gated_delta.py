@@ -67,8 +67,6 @@ class GatedDelta:
     width: int
     eps: float
     by_key_head: bool
-    shares_cache = False
-    rotary = None
 
     def __post_init__(self) -> None:
         for name in ("num_key_heads", "num_value_heads", "key_size", "value_size"):
@@ -97,7 +95,7 @@ class GatedDelta:
         heads = self.num_key_heads
         window = StateArray((self.width - 1, heads, self.conv_size), split=1)
         state = StateArray((heads, self.group, self.key_size, self.value_size), split=0)
-        return RecurrentState((window, state))
+        return RecurrentState((window, state), chunk_tokens=CHUNK)
 
     def num_weights(self, hidden_size: int) -> int:
         """Numbers that a token's products multiply with."""

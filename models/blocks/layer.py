@@ -11,17 +11,22 @@ import jax
 import jax.numpy as jnp
 
 from octavo.engine.errors import ModelLoadError, shorten
-from octavo.models.blocks.attention import Attend, Attention
+from octavo.models.blocks.attention import Attend
 from octavo.models.blocks.experts import Experts, RunExperts
-from octavo.models.blocks.gated_delta import GatedDelta
-from octavo.models.blocks.latent_attention import LatentAttention
 from octavo.models.blocks.layer_inputs import Tail
-from octavo.models.blocks.mamba2 import Mamba2
+from octavo.models.blocks.mixers import (
+    Attentions,
+    Mixer,
+    Recurrent,
+    apply_mixer,
+    attention_of,
+    recurrent_of,
+    with_attention,
+)
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
-from octavo.models.blocks.short_conv import ShortConv
 from octavo.models.blocks.state_rows import StateRows
-from octavo.models.cache_spec import CacheSpec, NoCache, SharedCache
+from octavo.models.cache_spec import CacheSpec, SharedCache
 from octavo.models.checks import MAX_LAYERS, is_integer
 from octavo.models.layers import Rotary
 from octavo.models.parameters import ParamSpec, flatten
@@ -29,12 +34,6 @@ from octavo.models.rope import Rope
 from octavo.models.stored_names import COMMON, StoredNames
 from octavo.models.tensor_layouts import Tensor, with_tensors
 
-Recurrent = ShortConv | GatedDelta | Mamba2
-"""Mixers that keep a state of fixed size, see `StateRows`."""
-Attentions = Attention | LatentAttention
-"""Mixers that attend over pages."""
-Mixer = Attentions | Recurrent
-"""What mixes a layer's tokens."""
 FeedForward = MLP | Experts
 """What computes each token by itself."""
 
@@ -70,23 +69,47 @@ class LayerSpec:
                 f"a layer of {num_parts} is not allowed: a mixer, a feed-forward or both, and both "
                 f"with parallel norms"
             )
-        shares_cache = self.mixer is not None and self.mixer.shares_cache
+        shares_cache = self.attention is not None and self.attention.shares_cache
         if shares_cache != (self.cache_of is not None):
             raise ModelLoadError(
                 f"cache_of = {self.cache_of} is not allowed: a number if the mixer has "
                 f"shares_cache, and none if not"
             )
 
-    def cache(self) -> CacheSpec:
-        """What the layer keeps of its tokens."""
-        if self.mixer is None:
-            return NoCache()
-        return self.mixer.cache() if self.cache_of is None else SharedCache(self.cache_of)
+    @property
+    def attention(self) -> Attentions | None:
+        """What of its mixer attends over pages; None for nothing."""
+        return attention_of(self.mixer)
+
+    @property
+    def recurrent(self) -> Recurrent | None:
+        """What of its mixer keeps a state; None for nothing."""
+        return recurrent_of(self.mixer)
+
+    def with_attention(self, attention: Attentions) -> LayerSpec:
+        """The same layer with another attention in place of its own."""
+        return dataclasses.replace(self, mixer=with_attention(self.mixer, attention))
+
+    def caches(self) -> tuple[CacheSpec, ...]:
+        """What the layer keeps of its tokens: of its attention, of its recurrent part."""
+        kept: list[CacheSpec] = []
+        if self.cache_of is not None:
+            kept.append(SharedCache(self.cache_of))
+        elif self.attention is not None:
+            kept.append(self.attention.cache())
+        if self.recurrent is not None:
+            kept.append(self.recurrent.cache())
+        return tuple(kept)
 
     @property
     def rotary(self) -> tuple[Rope, int] | None:
-        """Rotary embedding of its mixer, and the size of what it rotates; None for none."""
-        return None if self.mixer is None else self.mixer.rotary
+        """Rotary embedding of its attention, and the size of what it rotates; None for none."""
+        return None if self.attention is None else self.attention.rotary
+
+    @property
+    def _parts(self) -> tuple[Attentions | Recurrent | FeedForward | Tail, ...]:
+        parts = (self.attention, self.recurrent, self.feed_forward, self.tail)
+        return tuple(part for part in parts if part is not None)
 
     def declare(self, hidden_size: int, dtype: jnp.dtype) -> dict[str, ParamSpec]:
         """The specs of its parameters by name."""
@@ -100,9 +123,8 @@ class LayerSpec:
             for name, spec in norms.items()
             if not name.removeprefix("post_").startswith(absent)
         }
-        for part in (self.mixer, self.feed_forward, self.tail):
-            if part is not None:
-                specs |= flatten(part.parameters(hidden_size, dtype))
+        for part in self._parts:
+            specs |= flatten(part.parameters(hidden_size, dtype))
         if self.stored == COMMON:
             return specs
         stored = self.stored.resolve(
@@ -120,8 +142,7 @@ class LayerSpec:
 
     def num_weights(self, hidden_size: int) -> int:
         """Numbers that a token's products multiply with."""
-        parts = (self.mixer, self.feed_forward, self.tail)
-        return sum(part.num_weights(hidden_size) for part in parts if part is not None)
+        return sum(part.num_weights(hidden_size) for part in self._parts)
 
     def num_idle_weights(self, hidden_size: int) -> int:
         """Numbers that others' products multiply with: of the experts that a token passes by."""
@@ -144,39 +165,32 @@ def apply_layer(
     weights: Mapping[str, Any],
     x: jax.Array,
     rotary: Rotary | None,
-    cache: Any,
-    attend: Attend | StateRows | None,
+    caches: tuple[Any, ...],
+    attend: tuple[Attend | StateRows, ...],
     run_experts: RunExperts | None = None,
     tail: Tail | None = None,
     layer_input: jax.Array | None = None,
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, tuple[Any, ...]]:
     """One layer of the residual stream.
 
     Args:
         mixer, feed_forward, norms, tail: of the layer's spec.
         weights: the layer's.
         x: [T, E].
-        rotary: tables for `mixer.rotary`.
-        cache: the layer's, or the one it reads.
-        attend: see `Attend`; of a recurrent layer, whose tokens these are; of one without a mixer,
-            None.
+        rotary: tables for the spec's.
+        caches, attend: see `apply_mixer`, whose caches are the layer's own or those it reads; none
+            without a mixer.
         run_experts: see `Experts.apply`; None where the feed-forward has no experts.
         layer_input: the layer's own [T, P]; None where its tail takes none.
 
     Returns:
-        x [T, E], and the new cache.
+        x [T, E], and the new caches.
     """
     normed, mixed = x, x
     if mixer is not None:
-        with jax.named_scope("attention" if isinstance(mixer, Attentions) else "recurrence"):
+        with jax.named_scope("mixer"):
             normed = norms.enter(x, weights, "attn")
-            if isinstance(mixer, Attentions):
-                assert not isinstance(attend, StateRows)
-                assert attend is not None
-                out, cache = mixer.apply(weights, normed, rotary, cache, attend)
-            else:
-                assert isinstance(attend, StateRows)
-                out, cache = mixer.apply(weights, normed, rotary, cache, attend)
+            out, caches = apply_mixer(mixer, weights, normed, rotary, caches, attend)
             mixed = x + norms.leave(out, weights, "attn")
     x = mixed
     if feed_forward is not None:
@@ -191,4 +205,4 @@ def apply_layer(
     if tail is not None:
         with jax.named_scope("tail"):
             x = tail.apply(weights, x, layer_input)
-    return x, cache
+    return x, caches

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
-from octavo.engine.errors import ModelLoadError
+from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.blocks.short_conv import check_width
 from octavo.models.blocks.state_rows import (
     StateRows,
@@ -62,6 +63,10 @@ class Mamba2:
         conv_bias: the convolution adds one.
         stored: how the names of its tensors begin.
         min_step: step sizes are at least so large.
+        norm: where outputs are normalized, before or behind their product with gates; None is
+            nowhere.
+        scales: multiply gates, inputs, input weights, output weights and step sizes, before these
+            are convolved; none are ones.
     """
 
     num_heads: int
@@ -73,8 +78,8 @@ class Mamba2:
     conv_bias: bool = True
     stored: str = "mamba"
     min_step: float = 0.0
-    shares_cache = False
-    rotary = None
+    norm: Literal["after_gate", "before_gate"] | None = "after_gate"
+    scales: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_groups", "head_size", "state_size"):
@@ -88,6 +93,16 @@ class Mamba2:
         check_positive("rms_norm_eps", self.eps)
         check_flag("mamba_conv_bias", self.conv_bias)
         check_number("time_step_min", self.min_step, 0.0, MAX_NUMBER, "a number from 0 on")
+        if self.norm not in (None, "after_gate", "before_gate"):
+            raise ModelLoadError(
+                f"mamba norm = {shorten(self.norm)} is not allowed: after_gate, before_gate or none"
+            )
+        if len(self.scales) not in (0, 5):
+            raise ModelLoadError(
+                f"ssm_multipliers = {len(self.scales)} numbers is not allowed: 5, or none"
+            )
+        for scale in self.scales:
+            check_positive("ssm_multipliers", scale)
         if not isinstance(self.stored, str):
             raise ModelLoadError("stored = no text is not allowed: how tensors' names begin")
 
@@ -111,7 +126,8 @@ class Mamba2:
         # One group is the rule, whose heads devices share; its window they all have.
         window = StateArray((self.width - 1, self.num_groups, self.conv_size), split=1)
         shape = (self.num_groups, self.heads, self.state_size, self.head_size)
-        return RecurrentState((window, StateArray(shape, split=1 if self.num_groups == 1 else 0)))
+        state = StateArray(shape, split=1 if self.num_groups == 1 else 0)
+        return RecurrentState((window, state), chunk_tokens=CHUNK)
 
     def num_weights(self, hidden_size: int) -> int:
         """Numbers that a token's products multiply with."""
@@ -121,8 +137,8 @@ class Mamba2:
     def parameters(self, hidden_size: int, dtype: jnp.dtype) -> nnx.Module:
         """mamba_in [E, G, 2 · H · P + 2 · N + H], of gates, inputs, input weights, output weights
         and step sizes; mamba_taps [G, H · P + 2 · N, W] and mamba_bias [G, H · P + 2 · N] if any;
-        mamba_decay, mamba_step and mamba_skip float32 [G, H]; mamba_norm float32 [G, H · P];
-        mamba_out [G, H, P, E]."""
+        mamba_decay, mamba_step and mamba_skip float32 [G, H]; mamba_norm float32 [G, H · P]
+        if any; mamba_out [G, H, P, E]."""
         return _Parameters(self, hidden_size, dtype)
 
     def apply(
@@ -149,7 +165,7 @@ class Mamba2:
         window, states = cache
         shape = (x.shape[0], self.num_groups, self.heads, self.head_size)
         size, end = self.group_size, self.group_size + self.conv_size
-        mixed = linear(x, weights["mamba_in"])  # [T, G, ...]
+        mixed = self._scaled(linear(x, weights["mamba_in"]))  # [T, G, ...]
         with jax.named_scope("convolution"):
             bias = weights["mamba_bias"] if self.conv_bias else None
             taps = weights["mamba_taps"]
@@ -173,12 +189,32 @@ class Mamba2:
             )
         out = out + inputs * weights["mamba_skip"][None, ..., None]
         gate = mixed[..., :size].astype(jnp.float32)
-        gated = out.reshape(gate.shape).astype(x.dtype).astype(jnp.float32) * jax.nn.silu(gate)
-        mean_square = jnp.mean(jnp.square(gated), axis=-1, keepdims=True)
-        normed = gated * lax.rsqrt(mean_square + jnp.float32(self.eps))
-        normed = normed * weights["mamba_norm"][None]
-        out = linear(normed.astype(x.dtype).reshape(shape), weights["mamba_out"], num_inputs=3)
+        out, gate = out.reshape(gate.shape).astype(x.dtype), jax.nn.silu(gate)
+        norm = weights["mamba_norm"][None] if self.norm is not None else None
+        if self.norm == "before_gate":
+            out = _normalized(out.astype(jnp.float32), norm, self.eps) * gate
+        else:
+            out = _normalized(out.astype(jnp.float32) * gate, norm, self.eps)
+        out = out.astype(x.dtype).reshape(shape)
+        out = linear(out, weights["mamba_out"], num_inputs=3)
         return out, (window, states)
+
+    def _scaled(self, mixed: jax.Array) -> jax.Array:
+        """What `mamba_in` makes of tokens [T, G, ...], each part times its scale."""
+        if not self.scales:
+            return mixed
+        sizes = (self.group_size,) * 2 + (self.state_size,) * 2 + (self.heads,)
+        scales = jnp.asarray(np.repeat(np.asarray(self.scales, np.float32), sizes))
+        return (mixed.astype(jnp.float32) * scales[None, None]).astype(mixed.dtype)
+
+
+def _normalized(x: jax.Array, weight: jax.Array | None, eps: float) -> jax.Array:
+    """x [T, G, ...] float32 over the root mean square of its last dimension, times weight; x itself
+    without one."""
+    if weight is None:
+        return x
+    mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    return x * lax.rsqrt(mean_square + jnp.float32(eps)) * weight
 
 
 def _sum(equation: str, *operands: jax.Array) -> jax.Array:
@@ -275,8 +311,9 @@ class _Parameters(nnx.Module):
         for name, stored in (("decay", "A_log"), ("step", "dt_bias"), ("skip", "D")):
             layout = ByHead(tensor=whole(stored, space.num_heads), num_queries=heads)
             setattr(self, f"mamba_{name}", param((groups, heads), float32, by_head, layout))
-        norm = ByHead(tensor=whole("norm.weight", inner), num_queries=space.group_size)
-        self.mamba_norm = param((groups, space.group_size), float32, axes, norm, init="ones")
+        if space.norm is not None:
+            norm = ByHead(tensor=whole("norm.weight", inner), num_queries=space.group_size)
+            self.mamba_norm = param((groups, space.group_size), float32, axes, norm, init="ones")
         self.mamba_out = param(
             (groups, heads, space.head_size, hidden),
             dtype,

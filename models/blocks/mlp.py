@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from octavo.engine.errors import UnsupportedModelError, shorten
-from octavo.models.checks import check_flag, check_size
-from octavo.models.layers import Activation, activate, linear
+from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+from octavo.models.checks import check_flag, check_positive, check_size
+from octavo.models.layers import Activation, activate, linear, scaled
 from octavo.models.parameters import param
 from octavo.models.tensor_layouts import Stacked, Tensor, Transposed, Whole
 
@@ -32,17 +32,27 @@ class MLP:
         activation: of the gate, or of what goes up if there is none.
         bias: all linear layers add one.
         gated: whether there is a gate.
+        gate_scale: multiplies what the gate's nonlinearity takes.
+        output_scale: multiplies what is returned.
     """
 
     intermediate_size: int
     activation: Activation = "silu"
     bias: bool = False
     gated: bool = True
+    gate_scale: float = 1.0
+    output_scale: float = 1.0
 
     def __post_init__(self) -> None:
         check_size("intermediate_size", self.intermediate_size)
         check_flag("mlp_bias", self.bias)
         check_flag("gated", self.gated)
+        check_positive("mlp gate_scale", self.gate_scale)
+        check_positive("mlp output_scale", self.output_scale)
+        if not self.gated and self.gate_scale != 1.0:
+            raise ModelLoadError(
+                f"mlp gate_scale = {self.gate_scale} is not allowed: 1, without a gate"
+            )
         if self.activation not in get_args(Activation):
             raise UnsupportedModelError(
                 f"activation = {shorten(self.activation)} is not supported: "
@@ -75,7 +85,7 @@ class MLP:
         out = linear(hidden, weights["w_down"])
         if self.bias:
             out = out + weights["b_down"][None]
-        return out
+        return scaled(out, self.output_scale)
 
     def _hidden(self, weights: Mapping[str, Any], x: jax.Array) -> jax.Array:
         """What goes down: [T, F]."""
@@ -85,7 +95,7 @@ class MLP:
             up = up + weights[f"b_{name}"][None]
         if not self.gated:
             return activate(up, self.activation)
-        return activate(up[:, 0], self.activation) * up[:, 1]
+        return activate(scaled(up[:, 0], self.gate_scale), self.activation) * up[:, 1]
 
 
 class _Parameters(nnx.Module):

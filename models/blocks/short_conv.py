@@ -54,8 +54,6 @@ class ShortConv:
     size: int
     width: int
     bias: bool = False
-    shares_cache = False
-    rotary = None
 
     def __post_init__(self) -> None:
         check_size("size", self.size)

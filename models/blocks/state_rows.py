@@ -20,6 +20,23 @@ from jax import lax
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StateCopies:
+    """Snapshots that a step begins with and leaves behind, in slots of no row.
+
+    Attributes:
+        source: int32[S], where each row's state is read: in its own slot, or in a snapshot's.
+        save_at: int32[S, K], positions of a row's sequence before which all is computed that a
+            snapshot stands for; 0 for none. A multiple of `RecurrentState.chunk_tokens`.
+        save_slot: int32[S, K], where it is written.
+    """
+
+    source: jax.Array
+    save_at: jax.Array
+    save_slot: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StateRows:
     """The rows of a step, as recurrent layers see them.
 
@@ -33,6 +50,7 @@ class StateRows:
         token_row: int32[T], whose a token is.
         num_decode_rows: int32, rows that come first and have one token each.
         num_rows: int32, rows in use.
+        copies: snapshots that are read and written; None for none. No row that decodes has any.
         decode_only: every row has one token, so that T = S.
     """
 
@@ -44,6 +62,7 @@ class StateRows:
     num_decode_rows: jax.Array
     num_rows: jax.Array
     decode_only: bool = field(metadata={"static": True})
+    copies: StateCopies | None = None
 
     def read(self, states: jax.Array) -> jax.Array:
         """Each row's state before the step.
@@ -54,7 +73,8 @@ class StateRows:
         Returns:
             [S, ...], zeros where a row begins.
         """
-        found = states.at[self.slot].get(mode="fill", fill_value=0)
+        source = self.slot if self.copies is None else self.copies.source
+        found = states.at[source].get(mode="fill", fill_value=0)
         return jnp.where(_spread(begins(self.start), found.ndim), jnp.float32(0), found)
 
     def write(self, states: jax.Array, new: jax.Array, only: jax.Array | None = None) -> jax.Array:
@@ -68,6 +88,19 @@ class StateRows:
         # Beyond every slot: such a write is dropped.
         slot = jnp.where(is_written, self.slot, states.shape[0])
         return states.at[slot].set(new, mode="drop")
+
+    def save(self, states: jax.Array, state_at: Callable[[jax.Array], jax.Array]) -> jax.Array:
+        """The states [L, ...] with the step's snapshots written.
+
+        Args:
+            state_at: from positions in the rows' sequences, int32[S], to the states there [S, ...].
+        """
+        if self.copies is None:
+            return states
+        for at, slot in zip(self.copies.save_at.T, self.copies.save_slot.T, strict=True):
+            place = jnp.where(self.live & (at > self.start), slot, states.shape[0])
+            states = states.at[place].set(state_at(at), mode="drop")
+        return states
 
 
 def begins(position: jax.Array) -> jax.Array:
@@ -121,15 +154,21 @@ def causal_conv(
             inputs = jnp.where(_spread(offset >= lag, x.ndim), earlier, kept)
             out = out + inputs * weights[tap]
         out = out + x * weights[width - 1]
-        first, last = rows.cu_q_lens[:-1], rows.cu_q_lens[1:]
-        parts = []
-        for index in range(width - 1):
-            token = last - (width - 1 - index)
-            own = x[jnp.clip(token, 0, num_tokens - 1)]
-            row = jnp.arange(first.shape[0], dtype=jnp.int32)
-            kept = before[row, jnp.clip(index + last - first, 0, width - 2)]
-            parts.append(jnp.where(_spread(token >= first, own.ndim), own, kept))
-        after = jnp.stack(parts, axis=1)
+        first = rows.cu_q_lens[:-1]
+
+        def inputs_before(last: jax.Array) -> jax.Array:
+            """The window of the token at `last` int32[S] among all, one of each row's."""
+            parts = []
+            for index in range(width - 1):
+                token = last - (width - 1 - index)
+                own = x[jnp.clip(token, 0, num_tokens - 1)]
+                row = jnp.arange(first.shape[0], dtype=jnp.int32)
+                kept = before[row, jnp.clip(index + last - first, 0, width - 2)]
+                parts.append(jnp.where(_spread(token >= first, own.ndim), own, kept))
+            return jnp.stack(parts, axis=1)
+
+        after = inputs_before(rows.cu_q_lens[1:])
+        window = rows.save(window, lambda at: inputs_before(first + at - rows.start))
     if bias is not None:
         out = out + bias.astype(jnp.float32)[None]
     return out, rows.write(window, after)
@@ -217,14 +256,21 @@ def recur(
         position = rows.start[index] + token - rows.cu_q_lens[index]
         count = jnp.minimum(end - token, chunk_size - position % chunk_size)
         part = tuple(lax.dynamic_slice_in_dim(each, token, chunk_size) for each in padded)
-        slot = rows.slot[index]
-        state = states.at[slot].get(mode="fill", fill_value=0)
+        slot = source = rows.slot[index]
+        if rows.copies is not None:
+            is_first = token == rows.cu_q_lens[index]
+            source = jnp.where(is_first, rows.copies.source[index], slot)
+        state = states.at[source].get(mode="fill", fill_value=0)
         state = jnp.where(begins(position), jnp.float32(0), state)
         chunk_out, state = one_chunk(part, place < count, state)
         # What does not count here is written over by the chunks behind.
         out = lax.dynamic_update_slice_in_dim(out, chunk_out, token, 0)
         slot = jnp.where(rows.live[index], slot, states.shape[0])
         states = states.at[slot].set(state, mode="drop")
+        if rows.copies is not None:
+            is_saved = rows.live[index] & (rows.copies.save_at[index] == position + count)
+            saved = jnp.where(is_saved, rows.copies.save_slot[index], states.shape[0])
+            states = states.at[saved].set(state[None], mode="drop")
         token = token + count
         return token, index + (token == end).astype(jnp.int32), out, states
 

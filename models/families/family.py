@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
-from octavo.models.blocks.layer import Attentions, FeedForward, LayerSpec
+from octavo.models.blocks.layer import FeedForward, LayerSpec
 from octavo.models.blocks.layer_inputs import LayerInputs
+from octavo.models.blocks.mixers import Attentions
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms
-from octavo.models.checks import MAX_LAYERS
+from octavo.models.checks import MAX_LAYERS, check_positive
 from octavo.models.config import ModelConfig
 from octavo.models.families.config_fields import ConfigFields
 from octavo.models.layers import Activation
@@ -115,6 +116,17 @@ def activation(
 def epsilon(fields: ConfigFields, default: float = 1e-6) -> float:
     """Of the norms."""
     value: float = fields.number("rms_norm_eps", default=default)
+    return value
+
+
+def multiplier(fields: ConfigFields, name: str) -> float:
+    """A number above 0, 1 where the file does not say.
+
+    Raises:
+        ModelLoadError: another number.
+    """
+    value: float = fields.number(name, default=1.0)
+    check_positive(name, value)
     return value
 
 

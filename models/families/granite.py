@@ -8,16 +8,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
+from octavo.engine.errors import ModelLoadError
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.layer import FeedForward, LayerSpec
 from octavo.models.blocks.mamba2 import Mamba2
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
-from octavo.models.checks import check_positive
 from octavo.models.config import ModelConfig
-from octavo.models.families import expert_fields, family
+from octavo.models.families import expert_fields, family, mamba_fields
 from octavo.models.families.config_fields import ConfigFields
 from octavo.models.families.gguf_metadata import Metadata
 from octavo.models.families.rope_fields import read_rope
@@ -26,18 +25,6 @@ from octavo.models.stored_names import COMMON, Fused, StoredNames
 
 _OF_EXPERTS = ("intermediate_size", "num_experts_per_tok", *expert_fields.OF_TRAINING)
 """Fields of experts, which may not be there."""
-_OF_MAMBA = (
-    "mamba_conv_bias",
-    "mamba_d_conv",
-    "mamba_d_head",
-    "mamba_d_state",
-    "mamba_expand",
-    "mamba_n_groups",
-    "mamba_n_heads",
-    "mamba_proj_bias",
-    "time_step_limit",
-)
-"""Fields of recurrent layers, which may not be there."""
 _MAMBA, _ATTENTION = ("mamba", "linear_attention"), ("attention", "full_attention")
 """What layers are called, in older files and by newer versions of transformers."""
 _SHARED_MLP = StoredNames(
@@ -62,8 +49,7 @@ def read_hybrid(fields: ConfigFields) -> ModelConfig:
     if types is None:
         raise ModelLoadError(f"{fields.where} lacks layer_types")
     fields.only("normalization_function", "rmsnorm")
-    for name in (*_OF_MAMBA, "mamba_chunk_size"):  # how chunks are cut, and no more
-        fields.ignore(name)
+    mamba_fields.ignore(fields)  # of layers that may not be there
     rope = read_rope(fields)
     rotates = fields.text("position_embedding_type", default=None) == "rope"
     shared_size = fields.size("shared_intermediate_size", default=1024)
@@ -75,7 +61,7 @@ def read_hybrid(fields: ConfigFields) -> ModelConfig:
     else:
         feed_forward = _experts(fields, shared_size)
     recurs = [each in _MAMBA for each in types]
-    mamba = _mamba(fields) if any(recurs) else None
+    mamba = mamba_fields.mamba(fields, family.epsilon(fields)) if any(recurs) else None
     mixers = [mamba if each else None for each in recurs]
     return _read(fields, rope if rotates else None, feed_forward, _SHARED_MLP, mixers)
 
@@ -91,38 +77,6 @@ def _experts(fields: ConfigFields, shared_size: int | None = None) -> Experts:
     )
 
 
-def _mamba(fields: ConfigFields) -> Mamba2:
-    """The Mamba-2 of all layers that have one.
-
-    Raises:
-        ModelLoadError: heads that do not make up the layer's width, or a malformed field.
-    """
-    fields.only("mamba_proj_bias", False)
-    limit = fields.raw("time_step_limit")
-    if limit not in (None, [0.0, math.inf], (0.0, math.inf)):
-        raise UnsupportedModelError(
-            f"{fields.where}: time_step_limit = {shorten(limit)} is not supported: none"
-        )
-    inner = fields.size("mamba_expand", default=2) * fields.size("hidden_size")
-    num_heads = fields.size("mamba_n_heads", default=128)
-    size = fields.raw("mamba_d_head")
-    size = inner // num_heads if size in (None, "auto") else fields.size("mamba_d_head")
-    if size * num_heads != inner:
-        raise ModelLoadError(
-            f"{fields.where}: mamba_d_head = {size} is not allowed: mamba_expand * hidden_size "
-            f"({inner}) / mamba_n_heads ({num_heads})"
-        )
-    return Mamba2(
-        num_heads=num_heads,
-        num_groups=fields.size("mamba_n_groups", default=1),
-        head_size=size,
-        state_size=fields.size("mamba_d_state", default=256),
-        width=fields.size("mamba_d_conv", default=4),
-        eps=family.epsilon(fields),
-        conv_bias=fields.boolean("mamba_conv_bias", default=True),
-    )
-
-
 def _read(
     fields: ConfigFields,
     rope: Rope | None,
@@ -135,16 +89,16 @@ def _read(
     attention = Attention(
         **family.heads(fields),
         rope=rope,
-        scale=_multiplier(fields, "attention_multiplier"),
+        scale=family.multiplier(fields, "attention_multiplier"),
         qkv_bias=bias,
         out_bias=bias,
     )
     norms = Norms(
         norm=RMSNorm(eps=family.epsilon(fields)),
-        residual_scale=_multiplier(fields, "residual_multiplier"),
+        residual_scale=family.multiplier(fields, "residual_multiplier"),
     )
-    embedding = _multiplier(fields, "embedding_multiplier")
-    logits = _multiplier(fields, "logits_scaling")
+    embedding = family.multiplier(fields, "embedding_multiplier")
+    logits = family.multiplier(fields, "logits_scaling")
     mixers = mixers or [None] * family.num_layers(fields)
     return family.model(
         fields,
@@ -158,12 +112,6 @@ def _read(
         embedding_scale=None if embedding == 1.0 else embedding,
         logit_scale=None if logits == 1.0 else 1.0 / logits,
     )
-
-
-def _multiplier(fields: ConfigFields, name: str) -> float:
-    value: float = fields.number(name, default=1.0)
-    check_positive(name, value)
-    return value
 
 
 def _from_gguf(metadata: Metadata, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from octavo.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, YOUTU
 from octavo.models.families.ernie import ERNIE4_5_MOE
 from octavo.models.families.ernie4_5 import ERNIE4_5
 from octavo.models.families.exaone import EXAONE4
+from octavo.models.families.falcon_h1 import FALCON_H1
 from octavo.models.families.family import Family
 from octavo.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from octavo.models.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
@@ -50,7 +51,7 @@ FAMILIES: tuple[Family, ...] = (
     *(PHI3, SEED_OSS, OLMO2, OLMO3, GLM, GLM4, EXAONE4, GRANITE, GRANITE_HYBRID, ERNIE4_5),
     *(COHERE, COHERE2, STARCODER2, LFM2, LFM2_MOE, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE),
     *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, PHI_MOE, MINIMAX_M2, OLMOE, GLM4_MOE, ERNIE4_5_MOE, GPT_OSS),
-    *(HUNYUAN_DENSE, HUNYUAN_MOE, GRANITE_MOE, NEMOTRON_H),
+    *(HUNYUAN_DENSE, HUNYUAN_MOE, GRANITE_MOE, NEMOTRON_H, FALCON_H1),
     *(DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, MISTRAL4, YOUTU, MINICPM3),
 )
 

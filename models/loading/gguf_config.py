@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.engine.errors import ModelLoadError, UnsupportedModelError, shorten
-from octavo.models.blocks.attention import Attention
 from octavo.models.checks import MAX_LAYERS, MAX_SIZE, is_integer
 from octavo.models.config import ModelConfig
 from octavo.models.families.config_fields import ConfigFields
@@ -171,11 +170,11 @@ def _with_factors(config: ModelConfig, theta: float, factors: tuple[float, ...])
     scaling = RopeScaling(kind="factors", factors=factors)
     layers = []
     for layer in config.layers:
-        mixer = layer.mixer
-        rope = mixer.rope if isinstance(mixer, Attention) else None
-        if isinstance(mixer, Attention) and rope is not None and rope.theta == theta:
-            mixer = dataclasses.replace(mixer, rope=dataclasses.replace(rope, scaling=scaling))
-            layer = dataclasses.replace(layer, mixer=mixer)
+        attention = layer.attention
+        rope = None if attention is None else attention.rope
+        if attention is not None and rope is not None and rope.theta == theta:
+            rope = dataclasses.replace(rope, scaling=scaling)
+            layer = layer.with_attention(dataclasses.replace(attention, rope=rope))
         layers.append(layer)
     return dataclasses.replace(config, layers=tuple(layers))
 

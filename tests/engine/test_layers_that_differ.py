@@ -320,7 +320,7 @@ def test_pages_of_differing_pools_go_to_the_host_and_come_back(
 def test_each_own_cache_has_a_pool_of_its_shape_and_a_shared_one_has_none(
     make_llm: Callable[..., Any], checkpoint: Path
 ) -> None:
-    assert CONFIG.caches() == (
+    assert [kept for (kept,) in CONFIG.caches()] == [
         PagedKVCache(num_kv_heads=4, key_size=8, value_size=8),
         PagedKVCache(num_kv_heads=2, key_size=16, value_size=16, window=7),
         SharedCache(1),
@@ -328,8 +328,8 @@ def test_each_own_cache_has_a_pool_of_its_shape_and_a_shared_one_has_none(
         SharedCache(0),
         PagedKVCache(num_kv_heads=1, key_size=16, value_size=16),
         LatentCache(key_size=28, value_size=20),
-    )
-    assert CONFIG.cache_places() == (0, 1, 1, 2, 0, 3, 4)
+    ]
+    assert CONFIG.cache_places() == ((0,), (1,), (1,), (2,), (0,), (3,), (4,))
     llm = make_llm(model=str(checkpoint))
     pools = llm.engine.executor._state.kv
     heads = [(pool.num_kv_heads, pool.head_dim) for pool in pools]

@@ -26,8 +26,9 @@ from octavo.models.blocks import state_rows
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.experts import Experts
 from octavo.models.blocks.gated_delta import GatedDelta
-from octavo.models.blocks.layer import LayerSpec, Recurrent
+from octavo.models.blocks.layer import LayerSpec
 from octavo.models.blocks.mamba2 import Mamba2
+from octavo.models.blocks.mixers import Mixer, ParallelMixers, Recurrent
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.blocks.router import Router
@@ -52,7 +53,15 @@ MIXERS: dict[str, Recurrent] = {
         eps=1e-6,
         by_key_head=False,
     ),
-    "mamba2": Mamba2(num_heads=8, num_groups=1, head_size=8, state_size=12, width=4, eps=1e-5),
+    "mamba2": Mamba2(
+        num_heads=8,
+        num_groups=1,
+        head_size=8,
+        state_size=12,
+        width=4,
+        eps=1e-5,
+        scales=(0.8, 1.2, 0.9, 1.1, 0.7),
+    ),
 }
 EXPERTS = Experts(
     router=Router(num_experts=8, num_chosen=2),
@@ -70,9 +79,15 @@ def config_of(kind: str) -> ModelConfig:
         num_heads=8, num_kv_heads=4, head_dim=8, rope=Rope(fraction=0.5), output_gate=True
     )
     mixer = MIXERS[kind]
-    layers = [
-        LayerSpec(mixer=each, feed_forward=mlp, norms=norms) for each in (mixer, attention, mixer)
-    ]
+    # Two caches in the last layer, as in each of Falcon-H1's.
+    both = ParallelMixers(
+        attention=dataclasses.replace(attention, output_gate=False),
+        recurrent=mixer,
+        attention_scale=0.9,
+        recurrent_scale=0.7,
+    )
+    mixers: tuple[Mixer, ...] = (mixer, attention, both)
+    layers = [LayerSpec(mixer=each, feed_forward=mlp, norms=norms) for each in mixers]
     if kind == "mamba2":  # as in Nemotron-H: parts of the first layer by themselves, and no gates
         plain = MLP(intermediate_size=64, activation="relu2", gated=False)
         first = [
@@ -125,12 +140,12 @@ def checkpoint(kind: str, tmp_path_factory: pytest.TempPathFactory, tiny_model: 
 
 
 def prompts() -> list[list[int]]:
-    """Prompts of 1 to 150 tokens; half of them share a beginning."""
+    """Prompts of 1 to 160 tokens; half of them share a beginning, of which a snapshot holds 64."""
     rng = random.Random(11)
-    shared = [rng.randrange(16, VOCAB) for _ in range(40)]
+    shared = [rng.randrange(16, VOCAB) for _ in range(70)]
     made = [[20]]
     for index in range(13):
-        own = [rng.randrange(16, VOCAB) for _ in range(rng.randrange(1, 110))]
+        own = [rng.randrange(16, VOCAB) for _ in range(rng.randrange(1, 90))]
         made.append((shared if index % 2 else []) + own)
     return made
 
@@ -144,6 +159,7 @@ def new_llm(checkpoint: Path, **changes: Any) -> Any:
     from octavo import LLM
 
     plain: dict[str, Any] = {
+        "enable_prefix_caching": False,
         "max_num_seqs": 1,
         "max_num_batched_tokens": 256,
         "num_decode_steps": 1,
@@ -172,6 +188,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "batched": {"warm_up": "full"},
     "chunks of 16": {"max_num_seqs": 4, "max_num_batched_tokens": 16},
     "not overlapped": {"overlap": False},
+    "one snapshot": {"max_num_seqs": 4, "num_state_snapshots": 1},
     "eight steps a dispatch": {"num_decode_steps": 8},
     "two devices": {"tensor_parallel_size": 2},
     "four devices": {"tensor_parallel_size": 4},
@@ -182,10 +199,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def test_tokens_are_those_of_the_request_alone(
     setting: str, make_llm: Callable[..., Any], checkpoint: Path, alone: list[list[int]]
 ) -> None:
-    llm = make_llm(model=str(checkpoint), **SETTINGS[setting])
+    changes = {"num_state_snapshots": 32} | SETTINGS[setting]
+    llm = make_llm(model=str(checkpoint), **changes)
     assert generated(llm) == alone
-    assert generated(llm) == alone  # in rows that others have left
-    assert llm.engine.load().prefix_cache_hits == 0
+    assert generated(llm) == alone  # in rows that others have left, and from snapshots
+    assert setting == "one snapshot" or llm.engine.load().prefix_cache_hits > 0
+    llm.engine.scheduler.check_integrity()
 
 
 @pytest.mark.parametrize("num_decode_steps", [1, 4])
@@ -197,11 +216,13 @@ def test_tokens_survive_preemption(
         num_kv_pages=16,
         block_size=16,
         watermark=0.0,
+        num_state_snapshots=32,
         num_decode_steps=num_decode_steps,
         max_model_len=192,
     )
     assert generated(llm) == alone
     assert llm.engine.load().num_preemptions > 0
+    assert llm.engine.load().prefix_cache_hits > 0
 
 
 def test_a_row_that_begins_finds_nothing_of_the_one_before(
@@ -318,18 +339,36 @@ def test_what_pages_alone_cannot_do_is_refused_by_name(checkpoint: Path) -> None
         new_llm(checkpoint, host_kv_memory_bytes=1 << 20)
 
 
-def test_states_take_their_room_before_pages(kind: str, checkpoint: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "num_slots"),
+    [
+        ({}, 5),
+        ({"enable_prefix_caching": True}, 6),
+        ({"enable_prefix_caching": True, "num_state_snapshots": 3}, 8),
+    ],
+)
+def test_states_take_their_room_before_pages(
+    changes: dict[str, Any], num_slots: int, kind: str, checkpoint: Path
+) -> None:
     config, budget = config_of(kind), 1 << 20
-    llm = new_llm(checkpoint, max_num_seqs=4, kv_cache_memory_bytes=budget, max_model_len=512)
+    wanted = {"max_num_seqs": 4, "kv_cache_memory_bytes": budget, "max_model_len": 512}
+    llm = new_llm(checkpoint, **wanted, **changes)
     state = llm.engine.executor._state
     taken = sum(each.nbytes for arrays in state.recurrent for each in arrays)
     assert (
         taken
-        == recurrent_bytes(config, 4)
-        == 5 * sum(one.num_bytes for one in config.cache_layout().states)
+        == recurrent_bytes(config, num_slots)
+        == num_slots * sum(one.num_bytes for one in config.cache_layout().states)
     )
     assert taken + sum(each.nbytes for each in jax.tree.leaves(state.kv)) <= budget
     llm.close()
+
+
+def test_snapshots_are_of_recurrent_layers_alone(tiny_model: Path) -> None:
+    with pytest.raises(InvalidConfigError, match=r"num_state_snapshots = 3.*recurrent layers"):
+        new_llm(tiny_model, num_state_snapshots=3)
+    with pytest.raises(InvalidConfigError, match=r"num_state_snapshots = -1"):
+        new_llm(tiny_model, num_state_snapshots=-1)
 
 
 def test_a_stored_configuration_means_the_same_model(kind: str) -> None:

@@ -14,9 +14,11 @@ from octavo.models import decoder
 from octavo.models.blocks import layer_inputs
 from octavo.models.blocks.attention import Attention
 from octavo.models.blocks.layer import LayerSpec
+from octavo.models.blocks.mixers import Mixer, ParallelMixers
 from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
-from octavo.models.cache_spec import NoCache, PagedKVCache, SharedCache
+from octavo.models.blocks.short_conv import ShortConv
+from octavo.models.cache_spec import PagedKVCache, SharedCache
 from octavo.models.config import ModelConfig
 from octavo.models.config_dict import config_from_dict, config_to_dict
 from octavo.models.families.table import config_from_hf
@@ -31,7 +33,7 @@ WINDOW = dataclasses.replace(WHOLE, sliding_window=5, head_dim=8, scale=0.0)
 READER = dataclasses.replace(WHOLE, num_heads=6, shares_cache=True)
 
 
-def layer(mixer: Attention, cache_of: int | None = None) -> LayerSpec:
+def layer(mixer: Mixer, cache_of: int | None = None) -> LayerSpec:
     return LayerSpec(
         mixer=mixer,
         feed_forward=MLP(intermediate_size=48),
@@ -67,7 +69,7 @@ def test_layers_are_traced_once_for_each_spec_whichever_cache_they_read() -> Non
     text = lowered(config)
     assert text.count("func.func private @_layer") == 3
     assert text.count("call @_layer") == 7
-    assert config.cache_places() == (0, 1, 2, 0, 2, 0, 3)
+    assert config.cache_places() == ((0,), (1,), (2,), (0,), (2,), (0,), (3,))
 
 
 def test_a_layer_that_reads_a_cache_has_no_keys_and_values() -> None:
@@ -81,10 +83,10 @@ def test_a_layer_that_reads_a_cache_has_no_keys_and_values() -> None:
 def test_caches_are_grouped_by_what_they_are() -> None:
     config = model(layer(WHOLE), layer(WINDOW), layer(WHOLE), layer(READER, 0))
     assert config.caches() == (
-        PagedKVCache(num_kv_heads=2, key_size=16, value_size=16),
-        PagedKVCache(num_kv_heads=2, key_size=8, value_size=8, window=5),
-        PagedKVCache(num_kv_heads=2, key_size=16, value_size=16),
-        SharedCache(0),
+        (PagedKVCache(num_kv_heads=2, key_size=16, value_size=16),),
+        (PagedKVCache(num_kv_heads=2, key_size=8, value_size=8, window=5),),
+        (PagedKVCache(num_kv_heads=2, key_size=16, value_size=16),),
+        (SharedCache(0),),
     )
     assert len(set(config.own_caches())) == 2
 
@@ -128,8 +130,8 @@ def test_a_layer_may_have_no_mixer_or_no_feed_forward() -> None:
     mixes = dataclasses.replace(whole, feed_forward=None)
     feeds = dataclasses.replace(whole, mixer=None)
     config = model(mixes, feeds, whole)
-    assert config.cache_places() == (0, None, 1)
-    assert config.caches()[1] == NoCache()
+    assert config.cache_places() == ((0,), (), (1,))
+    assert config.caches()[1] == ()
     assert len(config.own_caches()) == len(config.attentions()) == 2
     first, second, third = declare(config, jnp.dtype("float32"))["layers"]
     assert first.keys() == {"attn_norm", "wqkv", "wo"}
@@ -143,6 +145,38 @@ def test_a_layer_may_have_no_mixer_or_no_feed_forward() -> None:
     ):
         with pytest.raises(ModelLoadError, match="a layer of"):
             dataclasses.replace(mixes, **wrong)
+
+
+def test_a_layer_may_attend_and_recur_side_by_side_with_a_cache_for_each() -> None:
+    both = ParallelMixers(attention=WHOLE, recurrent=ShortConv(size=32, width=3))
+    config = model(layer(both), layer(WHOLE), layer(READER, 0), layer(both))
+    assert config.caches()[0] == (WHOLE.cache(), both.recurrent.cache())
+    assert config.cache_places() == ((0, 1), (2,), (0,), (3, 4))
+    assert config.attentions() == (WHOLE, WHOLE, READER, WHOLE)
+    alone, other, together = (layer(each).num_weights(32) for each in (WHOLE, both.recurrent, both))
+    assert together == alone + other - 3 * 32 * 48  # the MLP is there once
+    specs = declare(config, jnp.dtype("float32"))["layers"]
+    assert specs[0].keys() == specs[1].keys() | {"conv_in", "conv_out", "conv_taps"}
+    parallel = config.with_tensor_parallel(4)
+    # The first layer's pages are read by six query heads, which do not divide over four.
+    assert [one.num_kv_heads for one in parallel.attentions()] == [2, 4, 2, 4]
+    assert [one.recurrent for one in parallel.layers] == [one.recurrent for one in config.layers]
+    assert parallel.without_kv_head_copies() == config
+    assert config_from_dict(config_to_dict(config)) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention": ShortConv(size=32, width=3)}, "attention = ShortConv is not allowed"),
+        ({"recurrent": WHOLE}, "recurrent = Attention is not allowed: ShortConv or"),
+        ({"recurrent_scale": 0.0}, "recurrent_scale = 0.0"),
+    ],
+)
+def test_only_attention_and_a_recurrence_go_side_by_side(changes, words) -> None:
+    mixers = {"attention": WHOLE, "recurrent": ShortConv(size=32, width=3)}
+    with pytest.raises(ModelLoadError, match=words):
+        ParallelMixers(**mixers | changes)
 
 
 def test_specs_survive_json() -> None:

@@ -10,12 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from octavo.models.blocks.state_rows import StateRows, causal_conv, recur
+from octavo.models.blocks.state_rows import StateCopies, StateRows, causal_conv, recur
 
 NUM_SLOTS, PADDED_ROWS, PADDED_TOKENS = 5, 6, 48
 CHUNK = 8
 LENGTHS = (1, 31, 8, 17)
 """Of the sequences, each in the slot of its number."""
+NUM_SNAPSHOTS = 24
+Snapshots = dict[tuple[int, int], int]
+"""A sequence and a position in it -> the slot of a snapshot of the state there."""
 
 
 def random_cuts(rng: np.random.Generator) -> list[dict[int, int]]:
@@ -37,18 +40,32 @@ def random_cuts(rng: np.random.Generator) -> list[dict[int, int]]:
 
 
 def run(
-    steps: list[dict[int, int]], inputs: list[np.ndarray], part: Callable[..., Any], states: Any
+    steps: list[dict[int, int]],
+    inputs: list[np.ndarray],
+    part: Callable[..., Any],
+    states: Any,
+    *,
+    restored: Snapshots | None = None,
+    saved: Snapshots | None = None,
 ) -> tuple[list[np.ndarray], Any]:
     """Runs a part of a model in steps; each sequence's outputs, and the states in the end.
 
     Args:
         inputs: a sequence's, [length, ...].
         part: (x, states, rows) -> (out, states).
+        restored: snapshots that sequences go on from, one each; the others begin.
+        saved: takes the snapshots that are written wherever they can be; None writes none.
     """
-    done = [0] * len(inputs)
+    done, sources = [0] * len(inputs), dict[int, int]()
+    for (name, position), source in (restored or {}).items():
+        done[name], sources[name] = position, source
     outs: list[list[np.ndarray]] = [[] for _ in inputs]
     for step in steps:
-        decodes = [name for name, count in step.items() if count == 1 and done[name]]
+        decodes = [
+            name
+            for name, count in step.items()
+            if count == 1 and done[name] and name not in sources
+        ]
         order = decodes + [name for name in step if name not in decodes]
         decode_only = len(decodes) == len(order)
         counts = [step[name] for name in order]
@@ -68,7 +85,22 @@ def run(
         x = np.full((num_tokens, *inputs[0].shape[1:]), 7.0, np.float32)
         parts = [inputs[name][done[name] : done[name] + step[name]] for name in order]
         x[: edges[-1]] = np.concatenate(parts)
+        source, at, place = slot.copy(), *np.zeros((2, PADDED_ROWS, 2), np.int32)
+        for index, name in enumerate(order):
+            source[index] = sources.pop(name, slot[index])
+            if saved is None or index < len(decodes):
+                continue
+            end = done[name] + step[name]
+            due = [p for p in range(done[name] + 1, end + 1) if p % CHUNK == 0][-2:]
+            for which, position in enumerate(due):
+                at[index, which] = position
+                place[index, which] = saved[name, position] = NUM_SLOTS + len(saved)
         rows = StateRows(
+            copies=None
+            if decode_only
+            else StateCopies(
+                source=jnp.asarray(source), save_at=jnp.asarray(at), save_slot=jnp.asarray(place)
+            ),
             slot=jnp.asarray(slot),
             start=jnp.asarray(start),
             live=jnp.arange(PADDED_ROWS) < len(order),
@@ -82,10 +114,30 @@ def run(
         for index, name in enumerate(order):
             outs[name].append(np.asarray(out[edges[index] : edges[index + 1]]))
             done[name] += step[name]
-    return [np.concatenate(each) for each in outs], states
+    none = np.zeros((0, *inputs[0].shape[1:]), np.float32)
+    return [np.concatenate(each or [none]) for each in outs], states
 
 
 WHOLE = [{0: 1, 1: 31, 2: 8}, {3: 17}]
+
+
+def check_snapshots(inputs: list[np.ndarray], part: Callable[..., Any], left: Any) -> None:
+    """Wherever a sequence goes on from a snapshot, what follows is as if it had never stopped."""
+    whole, _ = run(WHOLE, inputs, part, left)
+    room = jnp.concatenate([left, jnp.full((NUM_SNAPSHOTS, *left.shape[1:]), 5.0, jnp.float32)])
+    for seed in range(6):
+        rng, saved = np.random.default_rng(seed), Snapshots()
+        _, states = run(random_cuts(rng), inputs, part, room, saved=saved)
+        assert len(saved) >= 3
+        for (name, position), slot in saved.items():
+            num_left = LENGTHS[name] - position
+            if num_left == 0:
+                continue
+            cut = int(rng.integers(1, num_left + 1))
+            steps = [{name: count} for count in (cut, num_left - cut) if count]
+            found, after = run(steps, inputs, part, states, restored={(name, position): slot})
+            np.testing.assert_array_equal(found[name], whole[name][position:])
+            np.testing.assert_array_equal(after[NUM_SLOTS:], states[NUM_SLOTS:])
 
 
 def sequences(*shape: int) -> list[np.ndarray]:
@@ -122,6 +174,7 @@ def test_a_convolution_is_the_same_however_sequences_are_cut(width, channels):
             np.testing.assert_array_equal(one, other)
         np.testing.assert_array_equal(states[:4], after[:4])
         np.testing.assert_array_equal(states[4], left()[4])  # padding wrote nothing
+    check_snapshots(inputs, part, left())
 
 
 def test_a_recurrence_visits_each_token_once_and_in_order():
@@ -157,3 +210,4 @@ def test_a_recurrence_visits_each_token_once_and_in_order():
             np.testing.assert_array_equal(one, other)
         np.testing.assert_array_equal(states[:4], np.stack([each[-1] for each in expected]))
         np.testing.assert_array_equal(states[4], left[4])
+    check_snapshots(inputs, part, jnp.full((NUM_SLOTS, 3), 9.0, jnp.float32))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
+import pickle
 import pickletools
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -267,3 +270,30 @@ def _code(program: Any) -> bytes:
     """A program's machine code: the object files in what it is written down as."""
     result = _result(program)
     return result[result.index(b"\x7fELF") :]
+
+
+SOLVES = """
+import pickle, sys
+import jax, numpy as np
+from octavo.pallas_kernels.compat import deserialize_program
+with open(sys.argv[1], "rb") as file:
+    solve = deserialize_program(pickle.load(file), jax.devices()[:1])
+print(np.asarray(solve(np.tril(np.full((3, 3), 2.0, np.float32)), np.ones((3, 1), np.float32)))[0])
+"""
+
+
+@on_cpu
+def test_a_program_of_another_process_finds_lapack(tmp_path: Path) -> None:
+    """JAX looks for it as it lowers a solver, which a process that only loads one never does."""
+    solve = jax.jit(lambda a, b: lax.linalg.triangular_solve(a, b, left_side=True, lower=True))
+    given = (jax.ShapeDtypeStruct((3, size), jnp.float32) for size in (3, 1))
+    parts = compat.serialize_program(solve.lower(*given).compile())
+    (tmp_path / "program").write_bytes(pickle.dumps(parts))
+    done = subprocess.run(
+        [sys.executable, "-c", SOLVES, str(tmp_path / "program")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "[0.5]"), done.stderr

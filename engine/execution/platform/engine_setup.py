@@ -7,6 +7,7 @@ device again.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import jax.numpy as jnp
@@ -140,10 +141,10 @@ def decide_setup(
     windows = model.cache_layout().windows
     pools = pool_layouts(model, backend, page_size)
     page_bytes = page_size * kv_bytes_per_token(model, kv_dtype, pools)
-    num_pages = config.num_kv_pages
+    num_pages, num_snapshots = config.num_kv_pages, _num_snapshots(config, model)
     if num_pages is None:
         budget = kv_budget_bytes(config, mesh, unread_bytes, host_memory_bytes)
-        budget -= recurrent_bytes(model, config.max_num_seqs)
+        budget -= recurrent_bytes(model, config.max_num_seqs + 1 + num_snapshots)
         needs = page_needs(page_size, windows, max_tokens)
         num_pages = _num_pages(budget, page_bytes, needs, max_model_len, config.max_num_seqs)
     return EngineSetup(
@@ -164,6 +165,10 @@ def decide_setup(
             run_pages=max(1, traits.run_tokens // page_size),
             has_dear_rows=traits.has_dear_rows,
             has_states=bool(model.cache_layout().states),
+            num_snapshots=num_snapshots,
+            snapshot_tokens=math.lcm(
+                page_size, *(state.chunk_tokens for state in model.cache_layout().states)
+            ),
         ),
         num_slots=config.max_num_seqs,
         lattice=lattice,
@@ -196,6 +201,18 @@ def _num_pages(
             "kv_cache_memory_bytes", budget, f"at least {least * page_bytes}, {least} pages"
         )
     return int(num_pages)
+
+
+def _num_snapshots(config: EngineConfig, model: ModelConfig) -> int:
+    """Places for snapshots of recurrent states; 0 for none."""
+    layout, wanted = model.cache_layout(), config.num_state_snapshots
+    if wanted and not layout.states:
+        raise InvalidConfigError("num_state_snapshots", wanted, "0 without recurrent layers")
+    if wanted and layout.windows != (None,):
+        raise InvalidConfigError("num_state_snapshots", wanted, "0 with windows")
+    if not layout.states or layout.windows != (None,) or not config.enable_prefix_caching:
+        return 0
+    return max(1, config.max_num_seqs // 4) if wanted is None else wanted
 
 
 def _num_host_pages(config: EngineConfig, model: ModelConfig, page_bytes: int) -> int:

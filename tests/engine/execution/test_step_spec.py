@@ -45,7 +45,7 @@ def make_plan(decodes: list[DecodeRow], prefills: list[PrefillRow], **changes: o
     "shape", [StepShape(32, 8, 0), StepShape(8, 8, 4), StepShape(1, 1, 1)], ids=str
 )
 def test_both_sides_read_the_same_fields(shape: StepShape) -> None:
-    spec = step_spec(shape, 8, 16)
+    spec = step_spec(shape, 8, 16, has_snapshots=True)
     vector = np.random.default_rng(0).integers(0, 1000, spec.size, dtype=np.int32)
     traced = jax.jit(spec.unpack)(vector)
     views = spec.views(vector)
@@ -90,6 +90,23 @@ def test_a_mixed_plan_in_blocks_row_after_row() -> None:
     assert (floats["temperature"], floats["top_p"]) == (0.5, 0.75)
     assert fields["new_table"][0, 0].tolist() == [7, 9, 0, 0, 0, 0, 0, 0]
     assert fields["new_slot"].tolist() == [3, *[NO_SLOT] * (len(fields["new_slot"]) - 1)]
+
+
+def test_rows_read_their_own_states_but_for_those_that_begin_with_a_snapshot() -> None:
+    request = make_request("p", list(range(40)))
+    places = {"request": request, "num_tokens": 8, "samples": False}
+    begins = PrefillRow(
+        **places, slot=3, start=16, is_new=True, restores=4, saves=((20, 0), (24, 5))
+    )
+    goes_on = PrefillRow(**places, slot=5, start=8, is_new=False)
+    plan = make_plan([decode_row(1, 5)], [begins, goes_on])
+    spec = step_spec(StepShape(32, 8, 0), 8, 16, has_snapshots=True)
+    fields = spec.views(pack(plan, spec, decode_order(plan), trash_slot=8))
+    assert fields["state_source"].tolist() == [1, 9 + 4, 5, 8, 8, 8, 8, 8]
+    assert fields["save_at"].tolist() == [[0, 0], [20, 24], *[[0, 0]] * 6]
+    assert fields["save_slot"][1].tolist() == [9, 9 + 5]
+    decode = step_spec(StepShape(8, 8, 4), 8, 16, has_snapshots=True)
+    assert "save_at" not in {field.name for field in decode.fields}
 
 
 def test_known_tokens_run_on_from_prompt_to_output() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from octavo.engine.kv.state_snapshots import StateSnapshots
 from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.pooling.pooled_sum import PooledSum
 from octavo.engine.request import Request
@@ -18,7 +20,14 @@ from octavo.engine.scheduler.step_plan import DecodeRow, DecodeRows, PageCopy, P
 from octavo.engine.simulation.checked_executor import BrokenPlanError, CheckedExecutor
 from octavo.engine.simulation.faults import Faults
 from octavo.engine.simulation.settings import replica_limits
-from octavo.engine.simulation.soak import draw_scenario, is_pooled, play, run
+from octavo.engine.simulation.soak import (
+    Scenario,
+    draw_scenario,
+    is_pooled,
+    play,
+    run,
+    with_states,
+)
 from octavo.engine.simulation.step_time import ConstantStepTime
 from octavo.engine.simulation.virtual_clock import VirtualClock
 from octavo.engine.simulation.workloads.traffic import Arrival, make_request
@@ -69,9 +78,11 @@ def test_a_wrong_sum_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
         play_all(filter(is_pooled, range(100, 250)))
 
 
-def play_all(numbers: Iterable[int]) -> None:
+def play_all(
+    numbers: Iterable[int], changed: Callable[[Scenario], Scenario] = lambda scenario: scenario
+) -> None:
     for number in numbers:
-        play(draw_scenario(number))
+        play(changed(draw_scenario(number)))
 
 
 @pytest.mark.parametrize(
@@ -87,6 +98,34 @@ def play_all(numbers: Iterable[int]) -> None:
 )
 def test_what_once_failed_holds(number: int) -> None:
     assert play(draw_scenario(number)).num_steps > 0
+
+
+def test_snapshots_of_states_hold_every_invariant() -> None:
+    seen: Counter[str] = Counter()
+    for number in range(0, 120, 2):
+        report = play(with_states(draw_scenario(number)))
+        seen["cached"] += sum(record.cached_tokens > 0 for record in report.records)
+        seen["preemptions"] += report.load.num_preemptions
+        seen["failed steps"] += report.num_faults[0]
+    assert seen["cached"] > 30, seen
+    assert all(seen[name] for name in ("preemptions", "failed steps")), seen
+
+
+@pytest.mark.parametrize(
+    ("method", "broken"),
+    [
+        ("longest", lambda self, hashes, num_pages: num_pages),
+        ("release", lambda self, places: None),
+        ("forget", lambda self: None),
+        ("read", lambda self, page_hash: self._places[page_hash]),
+    ],
+)
+def test_snapshots_kept_wrongly_are_found(
+    method: str, broken: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StateSnapshots, method, broken)
+    with pytest.raises((AssertionError, KeyError, BrokenPlanError)):
+        play_all(range(240), with_states)
 
 
 def test_a_scenario_is_the_same_every_time() -> None:

@@ -184,6 +184,8 @@ def test_tensors_that_lie_otherwise_on_disk_are_read_onto_a_wider_mesh(
         ("qwen3_5", 4, "delta_in", None),  # two key heads: whole; attention's heads have copies
         ("granite4_groups", 2, "mamba_in", 1),
         ("granite4_hybrid", 4, "mamba_out", 1),  # of one group, heads are split
+        ("falcon_h1", 3, "mamba_out", 1),  # and attention beside them is whole
+        ("falcon_h1_normed", 2, "mamba_in", 1),  # its one KV head has copies
     ],
 )
 def test_recurrent_layers_are_read_onto_a_wider_mesh(
@@ -215,12 +217,13 @@ def test_an_orbax_checkpoint_restores_onto_another_mesh(
         assert one.sharding == other.sharding
 
 
-# Biased; with gates of outputs, beside recurrent layers. 4 query heads over 2 KV heads.
-@pytest.mark.parametrize(("name", "layer"), [("qwen2", 0), ("qwen3_5", 2)])
+# Biased; with gates of outputs, beside recurrent layers; in a layer that recurs, too. 4 query heads
+# over 2 KV heads.
+@pytest.mark.parametrize(("name", "layer"), [("qwen2", 0), ("qwen3_5", 2), ("falcon_h1", 0)])
 def test_orbax_makes_and_unmakes_copies_of_kv_heads(name, layer, tiny_checkpoint, tmp_path):
     directory = tiny_checkpoint(name)
     copied = load_model(directory, "float32", make_mesh(4))
-    assert copied.config.layers[layer].mixer.kv_head_copies == 2
+    assert copied.config.layers[layer].attention.kv_head_copies == 2
     save_model(copied, tmp_path / "saved")
     for size in (1, 4):
         restored = load_model(tmp_path / "saved", "float32", make_mesh(size))
