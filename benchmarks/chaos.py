@@ -602,9 +602,9 @@ def main() -> int:
         write_tiny_model(model)
         names = args.only or tuple(EVENTS)
         played = play(Path(folder), model, args.kills, args.seed, names)
-        about = about_machine() | {
-            "command": " ".join(("python -m benchmarks.chaos", *sys.argv[1:]))
-        }
+        only = "".join(f" --only {name}" for name in args.only or ())
+        command = f"python -m benchmarks.chaos --kills {args.kills} --seed {args.seed}{only}"
+        about = about_machine() | {"command": command, "load": os.getloadavg()[0]}
         result = about | asyncio.run(played)
     print(text := json.dumps(result, indent=1))
     if args.out is not None:
