@@ -212,7 +212,7 @@ class RemoteReplica:
         answers = method(
             request_of(submission, self._now_s()),
             timeout=timeout_s,
-            metadata=self._backend.metadata,
+            metadata=(*self._backend.metadata, (TAKEN, "1")),
         )
         try:
             call.is_taken = any(key == TAKEN for key, _ in await answers.initial_metadata())
