@@ -72,6 +72,10 @@ multihost: venv ## run engines over groups of two and four processes, and kill m
 fleet: venv ## run servers on a local Ray cluster behind a front, and kill some of them
 	@tools/check_fleet.sh $(BIN)/python $(PYTEST_ARGS)
 
+.PHONY: chaos
+chaos: venv ## kill a hundred servers behind two fronts, and stop, drain and replace others, under readers (ARGS="--kills 5")
+	@$(BIN)/python -m benchmarks.chaos $(ARGS)
+
 .PHONY: models
 models: venv ## test every family and every kind of layer, those that `make test` leaves out too
 	@OCTAVO_MODELS=1 $(BIN)/python -m pytest tests/models tests/engine/test_recurrent_layers.py tests/engine/test_windows.py tests/engine/test_gemma4.py $(PYTEST_ARGS)

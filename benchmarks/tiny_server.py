@@ -34,15 +34,27 @@ ARGS = (
     *("--max-model-len", "512", "--num-kv-pages", "400", "--block-size", "16"),
     *("--warm-up", "full", "--fail-on-compile"),
 )
+FREE_PORTS = ("--grpc-port", "0", "--http-port", "0")
 
 
 @dataclass
 class Server:
-    """A server process and where it listens."""
+    """A server process, where it listens, and what it wrote to standard error."""
 
     popen: subprocess.Popen[str]
     grpc: str
     http: str
+    log: Path
+
+    def end(self) -> int:
+        """Ends it; its exit status."""
+        self.popen.terminate()
+        try:
+            self.popen.wait(30)
+        except subprocess.TimeoutExpired:
+            self.popen.kill()
+        self.popen.communicate()
+        return self.popen.returncode
 
 
 def write_tiny_model(
@@ -86,33 +98,49 @@ def serving(
     """`octavo serve` over the model on free ports, from ready until the block's end.
 
     Args:
-        args: more options; they go before `ARGS`.
+        args: more options; they go after `ARGS`.
         program: the module that serves, and its first arguments.
     """
-    command = [sys.executable, "-m", *program, "--quiet"]
-    command += ["--model", str(model), *ARGS, "--grpc-port", "0", "--http-port", "0", *args]
+    command = [*program, "--quiet", "--model", str(model), *ARGS, *FREE_PORTS, *args]
+    server = start(command, model / "server.log")
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+def start(command: Sequence[str], log: Path) -> Server:
+    """A server process that is ready.
+
+    Args:
+        command: the module that serves, and its arguments.
+        log: takes what it writes to standard error.
+
+    Raises:
+        RuntimeError: it ended before; carries the end of its log.
+    """
     # Small products are quickest in one thread, and the clients need the other core.
     environ = {"JAX_PLATFORMS": "cpu"} | os.environ
-    with (model / "server.log").open("w") as log:
+    with log.open("w") as stderr:
         popen = subprocess.Popen(
-            command,
+            [sys.executable, "-m", *command],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=log,
+            stderr=stderr,
             text=True,
             env=environ,
         )
-        try:
-            assert popen.stdout is not None
-            addresses = [popen.stdout.readline().split()[-1] for _ in range(2)]
-            yield Server(popen, *addresses)
-        finally:
-            popen.terminate()
-            try:
-                popen.wait(30)
-            except subprocess.TimeoutExpired:
-                popen.kill()
-            popen.communicate()
+    server = Server(popen, "", "", log)
+    try:
+        assert popen.stdout is not None
+        lines = [popen.stdout.readline() for _ in range(2)]
+        if not all(lines):
+            raise RuntimeError(f"it did not start:\n{log.read_text()[-4000:]}")
+        server.grpc, server.http = (line.split()[-1] for line in lines)
+    except BaseException:
+        server.end()
+        raise
+    return server
 
 
 async def held_at_the_end(channel: grpc.aio.Channel) -> str | None:

@@ -50,6 +50,9 @@ if TYPE_CHECKING:
 SERVICE = pb.DESCRIPTOR.services_by_name["OctavoService"].full_name
 MAX_NAME_CHARS = 256
 """Of request ids, tenants and cache salts."""
+TAKEN = "octavo-taken"
+"""Metadata of a stream whose client wants to know when the server has the request, and of the
+answer to that. A front blames no request for the death of a server that did not say so."""
 
 MAX_PARTS = 65_536
 """Fields of a message of a kind that may hold many messages, those within them included."""
@@ -121,6 +124,8 @@ class OctavoService:
         Writes to the context instead of yielding: a cancelled call is then cancelled inside this
         coroutine, also while it waits for a slow client, and ends its request at once.
         """
+        if any(key == TAKEN for key, _ in context.invocation_metadata() or ()):
+            await context.send_initial_metadata(((TAKEN, "1"),))
         await self._generate(request, context, None, context.write)
 
     async def chat(self, request: pb.ChatRequest, context: Context) -> pb.ChatResponse:

@@ -57,6 +57,7 @@ class Trail:
     def __init__(self) -> None:
         self.num_steps = 0
         self.value = 0
+        self._rows: jax.Array | None = None
 
     def launch(self, number: int, vector: NDArray[np.int32]) -> None:
         """Adds the next step as it was launched: its shape's number, and its input."""
@@ -64,14 +65,15 @@ class Trail:
         self.num_steps += 1
 
     def take(self, ran: Ran) -> None:
-        """Adds what the next step came to; waits for it.
+        """Adds what the next step came to, and rows' state after the step before it, which is there
+        by now; waits for the step.
 
         Raises: whatever the step raised on the device.
         """
         value = zlib.crc32(np.asarray(ran.tokens), self.value)
-        if ran.rows is not None:
-            value = zlib.crc32(np.asarray(ran.rows), value)
-        self.value, self.num_steps = value, self.num_steps + 1
+        if self._rows is not None:
+            value = zlib.crc32(np.asarray(self._rows), value)
+        self.value, self.num_steps, self._rows = value, self.num_steps + 1, ran.rows
 
     @property
     def is_due(self) -> bool:
@@ -103,8 +105,9 @@ class HostExecutor(DeviceExecutor):
 
     def ran(self, output: Any) -> Ran:
         """What the digest takes of the step that was launched last."""
-        rows = self._digest_rows(self._rows()) if self.launched.is_due else None
-        return Ran(output.tokens, rows)
+        # The step before a report: the report's own would wait for it.
+        is_next_due = (self.launched.num_steps + 1) % DIGEST_STEPS == 0
+        return Ran(output.tokens, self._digest_rows(self._rows()) if is_next_due else None)
 
     def start_over(self) -> None:
         """As `DeviceExecutor.start_over`."""

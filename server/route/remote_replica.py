@@ -28,6 +28,7 @@ from octavo.engine.replicas.worker import ended
 from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.scheduler.load import QueueLoad
 from octavo.engine.scheduler.standing import UNKNOWN, Standing
+from octavo.server.grpc_service import TAKEN
 from octavo.server.output_message import OutputDecoder
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.route.backend import Backend
@@ -47,13 +48,21 @@ _METHOD = "/octavo.v1.OctavoService/"
 MakeReady = Callable[[str, pb.GetModelInfoResponse, pb.GetServerInfoResponse], messages.Ready]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class _Call:
-    """A request under way, and the life that it was sent to."""
+    """A request under way.
 
-    task: asyncio.Task[None]
+    Attributes:
+        submission: what is asked for.
+        life: that it was sent to.
+        is_taken: whether the server has said that it has it: else it cannot have died of it.
+        task: that reads its answer.
+    """
+
     submission: Submission
     life: int
+    is_taken: bool = False
+    task: asyncio.Task[None] = dataclasses.field(init=False)
 
 
 class RemoteReplica:
@@ -163,37 +172,34 @@ class RemoteReplica:
     def _do(self, command: messages.Command, life: int) -> None:
         match command:
             case messages.Submit(submission):
-                task = self._loop.create_task(self._run(submission, life))
-                self._calls[submission.request_id] = _Call(task, submission, life)
+                call = _Call(submission, life)
+                call.task = self._loop.create_task(self._run(call))
+                self._calls[submission.request_id] = call
             case messages.Release(request_id):
-                call = self._calls.pop(request_id, None)
-                if call is not None:
-                    call.task.cancel()
+                if (live := self._calls.pop(request_id, None)) is not None:
+                    live.task.cancel()
                     moved = messages.Returned(request_id, "it was moved", has_died=False)
-                    self._tell(moved, call.life)
+                    self._tell(moved, live.life)
             case messages.GivePages(request_id):
                 self._tell(messages.PagesGiven(request_id, None), life)
             case messages.Abort(request_id, status, error):
-                call = self._calls.pop(request_id, None)
-                if call is not None:
-                    call.task.cancel()
-                    self._tell(messages.News([ended(call.submission, status, error)]), call.life)
+                if (live := self._calls.pop(request_id, None)) is not None:
+                    live.task.cancel()
+                    self._tell(messages.News([ended(live.submission, status, error)]), live.life)
 
-    async def _run(self, submission: Submission, life: int) -> None:
+    async def _run(self, call: _Call) -> None:
         """One request, until its stream ends."""
-        request_id = submission.request_id
         try:
-            message = await self._stream(submission, life)
+            message = await self._stream(call)
         except Exception as error:
-            message = messages.News([ended(submission, RequestStatus.FAILED, _typed(error))])
-        self._calls.pop(request_id, None)
+            message = messages.News([ended(call.submission, RequestStatus.FAILED, _typed(error))])
+        self._calls.pop(call.submission.request_id, None)
         if message is not None:
-            self._tell(message, life)
+            self._tell(message, call.life)
 
-    async def _stream(
-        self, submission: Submission, life: int
-    ) -> messages.News | messages.Returned | None:
+    async def _stream(self, call: _Call) -> messages.News | messages.Returned | None:
         """Tells what comes of a request; what is left to be said of its end, if anything."""
+        submission = call.submission
         first, request_id = submission.sequences[0], submission.request_id
         metrics = dataclasses.replace(first.metrics)
         timeout_s = None if first.deadline_s is None else first.deadline_s - self._now_s()
@@ -203,16 +209,17 @@ class RemoteReplica:
             response_deserializer=pb.GenerateResponse.FromString,
         )
         decoder = OutputDecoder(None)
-        call = method(
+        answers = method(
             request_of(submission, self._now_s()),
             timeout=timeout_s,
-            metadata=self._backend.metadata,
+            metadata=(*self._backend.metadata, (TAKEN, "1")),
         )
         try:
-            async for answer in call:
+            call.is_taken = any(key == TAKEN for key, _ in await answers.initial_metadata())
+            async for answer in answers:
                 output = decoder.decode(answer)
                 self._place(output, metrics, request_id)
-                self._tell(messages.News([output]), life)
+                self._tell(messages.News([output]), call.life)
                 if output.finished:
                     return None
         except grpc.aio.AioRpcError as error:
@@ -221,7 +228,8 @@ class RemoteReplica:
                 return messages.News([failed])
             self.ready = None  # until the watch finds that it serves
             cause = f"the connection to {self._backend.target} broke: {error.details()}"
-            return messages.Returned(request_id, cause, has_died=not _answered(error))
+            has_died = call.is_taken and not _answered(error)
+            return messages.Returned(request_id, cause, has_died=has_died)
         return messages.Returned(
             request_id, f"{self._backend.target} ended its stream", has_died=False
         )
@@ -320,7 +328,8 @@ class RemoteReplica:
         for request_id, call in calls.items():
             call.task.cancel()
             silent = f"{self._backend.target} hangs: {cause}"
-            self._tell(messages.Returned(request_id, silent, has_died=True), call.life)
+            returned = messages.Returned(request_id, silent, has_died=call.is_taken)
+            self._tell(returned, call.life)
 
 
 def _answered(error: grpc.aio.AioRpcError) -> bool:

@@ -103,6 +103,7 @@ class OctavoServiceServicer:
 
     def GenerateStream(self, request, context):
         """What is new, as it is generated; the last message has `finished` set.
+        Metadata octavo-taken asks for the same in the initial metadata, before anything is computed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
