@@ -25,6 +25,9 @@ from collections.abc import Iterable, Sequence
 
 from octavo.engine.kv.page_hash import PageHash
 
+ROWS_PER_SNAPSHOT = 4
+"""Rows for each place, where nothing else is asked for."""
+
 
 class StateSnapshots:
     """The one owner of the places; those that were not used for longest are given away first.
