@@ -12,7 +12,7 @@ from octavo.pallas_kernels.quantized_linear.product import quantized_linear
 from octavo.pallas_kernels.quantized_linear.rounding import quantize
 from octavo.pallas_kernels.quantized_linear.weight import QuantizedWeight
 
-_ROWS = (1, 3, 128)
+_ROWS = (1, 128)
 _MOST_OUTPUTS, _COMPARED = 16384, 64
 """Outputs that are computed of a weight that has more, and compared."""
 
