@@ -28,6 +28,8 @@ class PlatformTraits:
         has_quick_programs: a program can be compiled sooner than it should be to compute fast.
         compiles_apart: what compiling leaves in a process is worth another process.
         has_native_functions: products of few rows may be functions of `pallas_kernels/cpu`.
+        checks_int8_products: they are compared with exact ones before weights of int8 are relied
+            on: compilers choose among many kernels, of which some were wrong.
         run_tokens: pages of a growing sequence follow each other for so many tokens.
     """
 
@@ -37,6 +39,7 @@ class PlatformTraits:
     has_quick_programs: bool
     compiles_apart: bool
     has_native_functions: bool
+    checks_int8_products: bool
     run_tokens: int
 
 
@@ -47,6 +50,7 @@ CPU = PlatformTraits(
     has_quick_programs=True,
     compiles_apart=True,
     has_native_functions=True,
+    checks_int8_products=False,
     run_tokens=64,  # pages side by side are read up to a third faster than pages here and there
 )
 ACCELERATOR = PlatformTraits(
@@ -56,6 +60,7 @@ ACCELERATOR = PlatformTraits(
     has_quick_programs=False,
     compiles_apart=False,
     has_native_functions=False,
+    checks_int8_products=True,
     run_tokens=1,  # each page is copied by itself
 )
 

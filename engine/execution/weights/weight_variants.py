@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.platform.kv_memory import has_room_for, requested_kv_dtype
-from octavo.engine.execution.platform.traits import traits_of_device
+from octavo.engine.execution.platform.traits import traits_of, traits_of_device
 from octavo.engine.execution.step_spec import StepShape
 from octavo.models.loading.load import OpenedModel
 from octavo.models.parameters import num_bytes
@@ -127,7 +127,7 @@ def choose_weight_variants(
             products are wrong.
     """
     weights, mesh = model.abstract_weights(), model.mesh
-    if mesh.devices.flat[0].platform == "gpu":
+    if traits_of(mesh).checks_int8_products:
         _check_int8_products(weights)
     variants = plain_variants(weights, requested_kv_dtype(config, model.dtype))
     total = num_bytes(weights)
