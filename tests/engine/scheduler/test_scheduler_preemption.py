@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from octavo.engine.request import Priority, RequestStatus
+from octavo.engine.scheduler.policies import get_policy
 from octavo.engine.scheduler.policies.baselines import by_arrival
 from octavo.engine.scheduler.policy import Policy
 
@@ -186,3 +189,27 @@ def test_a_victim_that_had_just_gained_a_page_leaves_no_trace_in_the_plan(drive,
     assert plan.preempted == ("first",)
     assert [slot for slot, _, _ in plan.page_updates] == [last.slot]
     driver.drain()
+
+
+def test_a_row_that_computes_known_tokens_again_may_need_the_pages_of_rows_that_decode(
+    drive, request_of
+):
+    slo, chosen = get_policy("slo"), []
+
+    def choose_victims(snapshot, beneficiary, num_pages):
+        for request in snapshot.running:
+            if request not in list(snapshot.decoding.requests):
+                chosen.append(slo.choose_victims(snapshot, request, num_pages))
+                assert set(chosen[-1]) <= set(snapshot.running)
+        return slo.choose_victims(snapshot, beneficiary, num_pages)
+
+    policy = dataclasses.replace(slo, choose_victims=choose_victims)
+    for num_pages in range(8, 16):
+        limits = {"num_pages": num_pages, "max_num_batched_tokens": 8}
+        driver = drive(limits, policy=policy, num_decode_steps=4)
+        for name in "abc":
+            driver.add(request_of(name, [ord(name)] * 4, 16))
+        driver.turn()
+        driver.add(request_of("long", list(range(24)), 2))
+        driver.drain()
+    assert any(chosen)

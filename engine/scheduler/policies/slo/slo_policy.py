@@ -263,7 +263,9 @@ class SLOPolicy:
             losses = np.where(prices.resume_s <= forecast.step_s, prices.loss_per_page, 0.0)
             last_first = np.lexsort((-rows.number[slots], -places, losses, pinned))
             victims = [running[index] for index in last_first.tolist()]
-            return victims[: victims.index(beneficiary) + 1]
+            # A row that has known tokens to compute again does not decode, and is the last resort.
+            is_among = beneficiary in victims
+            return victims[: victims.index(beneficiary) + 1] if is_among else victims
         allowed = ~pinned
         most_s = math.inf
         if not snapshot.is_pinned(beneficiary):
