@@ -31,13 +31,14 @@ def measure(
         if not tiny and name not in PROFILED:
             continue
         q, kv, batch = kernels.make_batch(rows, backend, dtype, kv_dtype)
-        many = looped(kernels.attention(rows, backend), 2 if tiny else kernels.LOOPS)
+        loops = 2 if tiny else kernels.LOOPS
+        many = looped(kernels.attention(rows, backend), loops)
 
         def run(many: Any = many, args: Any = (q, kv, batch)) -> Any:
             return jax.block_until_ready(many(*args))
 
-        yield {"what": name, "µs": 1e6 * seconds(run) / kernels.LOOPS}
-        yield from hottest(run, per=kernels.LOOPS)
+        yield {"what": name, "µs": 1e6 * seconds(run) / loops}
+        yield from hottest(run, per=loops)
 
 
 def hottest(run: Callable[[], Any], *, per: int) -> Iterator[dict[str, Any]]:

@@ -84,6 +84,7 @@ class DecodeTiles(_KVTiles):
 
     @property
     def scale_ring(self) -> int:
+        """As of other tiles, where each warpgroup lets go of its own alone."""
         return self.num_raw + self.num_stages + self.num_warpgroups
 
 
