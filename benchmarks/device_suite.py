@@ -54,7 +54,7 @@ def main() -> int:
 
     import jax
 
-    from benchmarks.device import checks, hot_kernels, kernels, roofs, steps
+    from benchmarks.device import checks, hot_kernels, kernels, roofs, sampling, serving, steps
     from benchmarks.device.report import Report, Section
     from octavo.pallas_kernels.ragged_paged_attention.backends import (
         AttentionShape,
@@ -98,7 +98,9 @@ def main() -> int:
         Section("hot kernels", functools.partial(hot_kernels.measure, **common), 40),
     ]
     if not args.quick:
+        sections.append(Section("sampling", functools.partial(sampling.measure, **common), 90))
         sections.append(Section("steps", functools.partial(steps.measure, **common), 190, 150))
+        sections.append(Section("serving", functools.partial(serving.measure, **common), 300, 200))
         for name, limit_s in (("decode", 60), ("sdpa", 40), ("transformers", 110)):
             run = functools.partial(peers, part=name)
             sections.append(Section(f"peer {name}", run, limit_s, limit_s + 20))

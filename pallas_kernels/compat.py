@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -183,6 +184,22 @@ def product_compiler_options(library: str) -> dict[str, str] | None:
     if library == "ynnpack":
         return None
     return {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+
+
+def graph_compiler_options() -> dict[str, str]:
+    """Compiler options that put a GPU program's loops and branches on device values into its graph.
+
+    XLA leaves them to the host unless told, which then waits for the device in each iteration: the
+    call of a program lasts as long as the program. None of them where XLA_FLAGS says what goes into
+    graphs.
+    """
+    option = "xla_gpu_enable_command_buffer"
+    if option in os.environ.get("XLA_FLAGS", ""):
+        return {}
+    # The first six are what XLA takes unasked (JAX 0.11).
+    return {
+        option: "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
+    }
 
 
 def compile_lowered(lowered: Any, options: Mapping[str, str] | None = None) -> Any:

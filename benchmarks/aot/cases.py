@@ -24,6 +24,7 @@ from octavo.models.config import ModelConfig
 from octavo.models.flat_config import flat_config
 from octavo.models.parameters import abstract_weights, declare, num_parameters
 from octavo.models.rope import Rope
+from octavo.pallas_kernels.compat import graph_compiler_options
 from octavo.pallas_kernels.ragged_paged_attention import (
     AttentionParams,
     Backend,
@@ -100,7 +101,10 @@ class Case:
 
     def compiler_options(self, device_kind: str) -> dict[str, str]:
         """What it is compiled with, as the engine does."""
-        return {} if self.shape is None else loop_compiler_options(self.shape, device_kind)
+        if self.shape is None:
+            return {}
+        graph = graph_compiler_options() if device_kind.startswith("NVIDIA") else {}
+        return graph | loop_compiler_options(self.shape, device_kind)
 
     def counted(self, backend: Backend, device_kind: str) -> Moved:
         """What the kernels move and compute, counted from their block sizes, in a dispatch."""

@@ -19,6 +19,8 @@ import numpy as np
 from benchmarks.device.report import Skipped
 
 PAGE = 64
+TOP_P = 0.95
+"""Of rows with a temperature."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ def measure(
         if time.monotonic() > deadline_s:
             return
         yield bench.decode(rows, results)
-    for each in (bench.prefill, bench.mixed, bench.offline):
+    for each in (bench.prefill, bench.mixed, bench.offline, bench.sampled):
         if time.monotonic() > deadline_s:
             return
         yield each(results)
@@ -94,7 +96,7 @@ class StepBench:
                 StepShape(n, min(n, most_rows), 0)
                 for n in sorted({sizes.mixed_tokens, sizes.chunk})
             ),
-            ("greedy",),
+            ("greedy", "general"),
         )
         per_row = -(-(sizes.context + 2 * sizes.num_tokens + 64) // self.page)
         longest = sizes.long_prompt + 64
@@ -137,14 +139,22 @@ class StepBench:
             MonotonicClock(),
         )
         self._log: list[tuple[Any, float]] = []
-        result = executor.result
+        self._calls_s: list[float] = []
+        result, run_step = executor.result, executor.run_step
 
         def logged(handle: Any) -> Any:
             done = result(handle)
             self._log.append((handle.plan, done.duration_s))
             return done
 
+        def timed(*args: Any) -> Any:
+            begun_s = time.perf_counter()
+            output = run_step(*args)
+            self._calls_s.append(time.perf_counter() - begun_s)
+            return output
+
         executor.result = logged  # type: ignore[method-assign]
+        executor.run_step = timed  # type: ignore[method-assign]
 
     def decode(self, rows: int, results: dict[str, Any]) -> dict[str, Any]:
         """Rows that all decode at about `context`."""
@@ -169,6 +179,7 @@ class StepBench:
             "GB/s": 1e-9 * least / each_s,
             "of copy": least / each_s / results["copy_bytes_per_s"],
             "device idle": idle,
+            "call ms": self._call_ms(),
             "dispatches": len(whole),
         }
 
@@ -200,6 +211,7 @@ class StepBench:
             "TFLOP/s": 1e-12 * rate,
             "of matmul": rate / results["matmul_flops_per_s"],
             "device idle": idle,
+            "call ms": self._call_ms(),
             "dispatches": len(took),
         }
 
@@ -213,7 +225,10 @@ class StepBench:
                            late=[min(chunk, sizes.context)] * sizes.mixed_prompts)  # fmt: skip
         took, floors = [], []
         for plan, seconds in self._log:
-            if not plan.prefill_rows or len(plan.decode_rows) < rows // 2:
+            # The first prompts' chunks fill larger steps while half of the rows decode already.
+            if not plan.prefill_rows or len(plan.decode_rows) < rows - 1:
+                continue
+            if plan.num_tokens > sizes.mixed_tokens:
                 continue
             flops = sum(self._flops(row.start, row.num_tokens) for row in plan.prefill_rows)
             flops += len(plan.decode_rows) * self._flops(sizes.context, 1)
@@ -230,24 +245,44 @@ class StepBench:
             "floor by FLOPs ms": 1e3 * statistics.median(f for _, f in floors),
             "over their sum": sum(took) / sum(b + f for b, f in floors),
             "device idle": idle,
+            "call ms": self._call_ms(),
             "dispatches": len(took),
         }
 
-    def offline(self, results: dict[str, Any]) -> dict[str, Any]:
+    def offline(self, results: dict[str, Any], temperature: float = 0.0) -> dict[str, Any]:
         """A batch of requests, all at once, end to end."""
         count, prompt, answer = self.sizes.offline
         begun_s = time.perf_counter()
-        idle = self._serve([prompt] * count, answer)
+        idle = self._serve([prompt] * count, answer, temperature=temperature)
         wall_s = time.perf_counter() - begun_s
-        results["offline_tokens_per_s"] = count * answer / wall_s
+        how = "greedy"
+        if temperature:
+            how = f"temperature {temperature}, top_p {TOP_P}"
+        else:
+            results["offline_tokens_per_s"] = count * answer / wall_s
         return {
-            "what": f"{count} requests of {prompt} + {answer}",
+            "what": f"{count} requests of {prompt} + {answer}, {how}",
             "seconds": wall_s,
             "output tok/s": count * answer / wall_s,
             "device idle": idle,
+            "call ms": self._call_ms(),
         }
 
-    def _serve(self, prompts: list[int], max_tokens: int, late: list[int] | None = None) -> float:
+    def sampled(self, results: dict[str, Any]) -> dict[str, Any]:
+        """The same batch, as most requests ask for it."""
+        return self.offline(results, temperature=1.0)
+
+    def _call_ms(self) -> float:
+        """The median call of a program: one that lasts as long as the step cannot overlap."""
+        return 1e3 * statistics.median(self._calls_s)
+
+    def _serve(
+        self,
+        prompts: list[int],
+        max_tokens: int,
+        late: list[int] | None = None,
+        temperature: float = 0.0,
+    ) -> float:
         """Runs requests to their end, the late ones once the others decode; the idle share."""
         from octavo.engine.request import Request
         from octavo.engine.sampling_params import SamplingParams
@@ -257,13 +292,16 @@ class StepBench:
         stats = self.executor.stats
         busy_s, idle_s = stats.busy_s, stats.idle_s
         self._log.clear()
+        self._calls_s.clear()
 
         def add(index: int, length: int, count: int) -> None:
             core.add(
                 Request(
                     request_id=str(index),
                     prompt_token_ids=rng.integers(1, self.config.vocab_size, length).tolist(),
-                    sampling_params=SamplingParams(temperature=0.0, ignore_eos=True),
+                    sampling_params=SamplingParams(
+                        temperature=temperature, top_p=TOP_P, ignore_eos=True
+                    ),
                     seed=index,
                     eos_token_ids=(),
                     max_tokens=count,

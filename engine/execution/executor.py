@@ -62,6 +62,7 @@ from octavo.engine.scheduler.step_plan import (
 from octavo.engine.structured.grammar import Mask
 from octavo.engine.structured.masks import TokenMasks
 from octavo.models.weight_variants.tree import VariantTree
+from octavo.pallas_kernels.compat import graph_compiler_options
 from octavo.pallas_kernels.cpu.native_attention import (
     compiler_options as attention_compiler_options,
 )
@@ -498,6 +499,8 @@ class DeviceExecutor:
         options = self.weights.compiler_options(shape)
         if not shape.quick:
             options |= attention_compiler_options(self._backend, self._layout.dtype)
+        if self._setup.traits.has_host_loops:
+            options |= graph_compiler_options()
         return options or None
 
     def _lower(self, shape: StepShape) -> Any:

@@ -230,10 +230,23 @@ class TestOneFunction:
 @on_cpu
 class TestCompilerOptions:
     @pytest.mark.parametrize(
-        "options", [compat.WIDE_VECTORS, compat.product_compiler_options("eigen")]
+        "options",
+        [
+            compat.WIDE_VECTORS,
+            compat.product_compiler_options("eigen"),
+            compat.graph_compiler_options(),
+        ],
     )
     def test_xla_knows_those_of_cpus(self, options: dict[str, str]) -> None:
         jax.jit(lambda x: x + 1).lower(1.0).compile(options)
+
+    def test_what_goes_into_graphs_is_the_users_to_say(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ((option, what),) = compat.graph_compiler_options().items()
+        assert {"WHILE", "CONDITIONAL"} <= set(what.split(","))
+        monkeypatch.setenv("XLA_FLAGS", f"--{option}= --xla_cpu_enable_fast_math=false")
+        assert compat.graph_compiler_options() == {}
 
     def test_vectors_are_as_wide_as_asked_for(self) -> None:
         x = jnp.arange(4096.0)

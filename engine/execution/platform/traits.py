@@ -7,7 +7,7 @@ for what follows from it, and never for a platform's name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 from jax.sharding import Mesh
@@ -30,6 +30,8 @@ class PlatformTraits:
         has_native_functions: products of few rows may be functions of `pallas_kernels/cpu`.
         checks_int8_products: they are compared with exact ones before weights of int8 are relied
             on: compilers choose among many kernels, of which some were wrong.
+        has_host_loops: unless they are compiled into the program's graph, loops and branches on
+            device values are the host's, whose call of a program then lasts as long as the program.
         run_tokens: pages of a growing sequence follow each other for so many tokens.
     """
 
@@ -40,6 +42,7 @@ class PlatformTraits:
     compiles_apart: bool
     has_native_functions: bool
     checks_int8_products: bool
+    has_host_loops: bool
     run_tokens: int
 
 
@@ -51,9 +54,10 @@ CPU = PlatformTraits(
     compiles_apart=True,
     has_native_functions=True,
     checks_int8_products=False,
+    has_host_loops=False,
     run_tokens=64,  # pages side by side are read up to a third faster than pages here and there
 )
-ACCELERATOR = PlatformTraits(
+TPU = PlatformTraits(
     in_host_memory=False,
     variants=("greedy", "general"),
     has_dear_rows=False,
@@ -61,8 +65,10 @@ ACCELERATOR = PlatformTraits(
     compiles_apart=False,
     has_native_functions=False,
     checks_int8_products=True,
+    has_host_loops=False,
     run_tokens=1,  # each page is copied by itself
 )
+GPU = replace(TPU, has_host_loops=True)
 
 
 def traits_of(mesh: Mesh) -> PlatformTraits:
@@ -72,4 +78,6 @@ def traits_of(mesh: Mesh) -> PlatformTraits:
 
 def traits_of_device(device: jax.Device) -> PlatformTraits:
     """The traits of a device."""
-    return CPU if device.platform == "cpu" else ACCELERATOR
+    if device.platform == "cpu":
+        return CPU
+    return GPU if device.platform == "gpu" else TPU

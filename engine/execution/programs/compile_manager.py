@@ -30,7 +30,8 @@ from octavo.pallas_kernels.tuning import num_cores
 
 logger = logging.getLogger(__name__)
 
-COMPILE_THREADS = 2
+COMPILE_THREADS, MAX_COMPILE_THREADS = 2, 8
+"""On few cores, and on many: half of them. Each may take gigabytes of the host's memory."""
 CLAIM_POLL_S, CLAIM_WAIT_S = 0.1, 300.0
 """Between looks at what other processes are compiling; after so long it is compiled here too."""
 BEHIND_NICENESS = 10
@@ -195,7 +196,8 @@ class CompileManager:
             if on_compiled is not None:
                 on_compiled(shape)
 
-        num_threads = min(COMPILE_THREADS, num_cores())
+        cores = num_cores()
+        num_threads = min(cores, max(COMPILE_THREADS, min(MAX_COMPILE_THREADS, cores // 2)))
         is_free = threading.Semaphore(num_threads)
         with (
             contextlib.ExitStack() as on_failure,

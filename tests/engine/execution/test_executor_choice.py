@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from octavo import SamplingParams
+from octavo.engine.execution.platform.engine_setup import EngineSetup
+from octavo.engine.execution.platform.traits import CPU, GPU, TPU
 from octavo.engine.execution.step_spec import StepShape
+from octavo.pallas_kernels.compat import graph_compiler_options
 
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
@@ -35,3 +38,14 @@ def test_steps_do_not_wait_for_forms_that_are_made_behind(
     # Where no form is ready, the step waits for the one it would have taken.
     expected = {0: 1, 1: 4, 8: 1}[most_rows_not_ready]
     assert {shape.num_rows for shape in used if shape.is_decode} == {expected}
+
+
+def test_loops_go_into_graphs_where_the_host_would_run_them(
+    make_llm: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for traits, is_asked in ((CPU, False), (TPU, False), (GPU, True)):
+        executor = make_llm().engine.executor
+        monkeypatch.setattr(EngineSetup, "traits", traits)
+        for shape in executor.lattice.shapes:
+            options = executor.programs.compiler_options(shape) or {}
+            assert (graph_compiler_options().items() <= options.items()) == is_asked

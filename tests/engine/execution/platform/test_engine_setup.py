@@ -16,7 +16,7 @@ import octavo.engine
 from octavo.engine.config import EngineConfig
 from octavo.engine.execution.platform import engine_setup, kv_memory
 from octavo.engine.execution.platform.engine_setup import EngineSetup, decide_setup
-from octavo.engine.execution.platform.traits import ACCELERATOR, CPU
+from octavo.engine.execution.platform.traits import CPU, TPU
 from octavo.engine.execution.programs.program_maker import dump, load
 from octavo.engine.execution.weights.weight_variants import WeightVariants
 from octavo.models.config import ModelConfig
@@ -49,7 +49,7 @@ def setup_of(platform: str = "cpu", model: ModelConfig = MODEL, **arguments: Any
     whose traits are taken."""
     given = {"max_model_len": 512, "num_kv_pages": 64, **arguments}
     with pytest.MonkeyPatch.context() as patch:
-        traits = CPU if platform == "cpu" else ACCELERATOR
+        traits = CPU if platform == "cpu" else TPU
         patch.setattr(engine_setup, "traits_of", lambda mesh: traits)
         return decide_setup(
             EngineConfig(**given), model, jnp.dtype("float32"), make_mesh(1), WeightVariants()
