@@ -13,15 +13,19 @@ from jax import Array, lax
 
 BLOCK = 128
 """Entries a block: a lane tile of a TPU, a few vectors of a CPU."""
+FINE_BLOCK = 8
+"""Entries a block of what is left of a row. A GPU sorts to select: some thousand entries take one
+kernel. Sorts of more than 8,192 in more than 52 rows are a call of XLA's (0.11) that no graph
+holds, so that the loops around it are the host's."""
 
 
-def blocked(x_SV: Array, fill: float | int) -> Array:
-    """`[S, V]` cut into blocks `[S, N, BLOCK]`; a last, partial block is completed with `fill`."""
+def blocked(x_SV: Array, fill: float | int, block: int = BLOCK) -> Array:
+    """`[S, V]` cut into blocks `[S, N, block]`; a last, partial block is completed with `fill`."""
     num_rows, width = x_SV.shape
-    missing = -width % BLOCK
+    missing = -width % block
     if missing:
         x_SV = jnp.pad(x_SV, ((0, 0), (0, missing)), constant_values=fill)
-    return x_SV.reshape(num_rows, -1, BLOCK)
+    return x_SV.reshape(num_rows, -1, block)
 
 
 def pick_block(x_SNB: Array, block_S: Array) -> Array:
@@ -82,14 +86,22 @@ def top_k(x_SV: Array, k: int) -> tuple[Array, Array]:
     width = x_SV.shape[1]
     if not 1 <= k <= width:
         raise ValueError(f"k = {k}: from 1 to the row's {width} entries")
-    if width <= 2 * k * BLOCK:
+    return _narrowed(x_SV, k, (BLOCK, FINE_BLOCK))
+
+
+def _narrowed(x_SV: Array, k: int, blocks: tuple[int, ...]) -> tuple[Array, Array]:
+    """`top_k`, by blocks of these sizes in turn where the row is long enough to gain by it."""
+    num_rows, width = x_SV.shape
+    fitting = tuple(block for block in blocks if width > 2 * k * block)
+    if not fitting:
         return _select(x_SV, k)
-    x_SNB = blocked(x_SV, -jnp.inf)
+    size, *finer = fitting
+    x_SNB = blocked(x_SV, -jnp.inf, size)
     blocks_Sk = jnp.sort(_select(x_SNB.max(axis=-1), k)[1], axis=-1)
     chosen = jnp.take_along_axis(x_SNB, blocks_Sk[:, :, None], axis=1)
-    values, where = _select(chosen.reshape(x_SV.shape[0], k * BLOCK), k)
-    block = jnp.take_along_axis(blocks_Sk, where // BLOCK, axis=1)
-    return values, block * BLOCK + where % BLOCK
+    values, where = _narrowed(chosen.reshape(num_rows, k * size), k, tuple(finer))
+    block = jnp.take_along_axis(blocks_Sk, where // size, axis=1)
+    return values, block * size + where % size
 
 
 def _select(x_SV: Array, k: int) -> tuple[Array, Array]:

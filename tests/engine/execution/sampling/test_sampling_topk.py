@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -33,7 +36,9 @@ def test_argmax_is_numpys(width, kind):
 
 
 @pytest.mark.parametrize("kind", ["distinct", "ties", "equal", "masked"])
-@pytest.mark.parametrize(("width", "k"), [(5, 5), (1000, 3), (4099, 1), (4099, 15), (4099, 20)])
+@pytest.mark.parametrize(
+    ("width", "k"), [(5, 5), (1000, 3), (4099, 1), (4099, 15), (4099, 20), (9000, 20)]
+)
 def test_top_k_is_a_stable_descending_sorts(width, k, kind):
     x = rows_of(width, kind)
     values, ids = top_k(jnp.asarray(x), k)
@@ -56,3 +61,24 @@ def test_two_sums_along_the_last_axis():
     first, second = sum_pair(jnp.asarray(x), jnp.asarray(x * 2.0, jnp.float32))
     np.testing.assert_array_equal(np.asarray(first), x.sum(axis=-1))
     np.testing.assert_array_equal(np.asarray(second), x.sum(axis=-1) * 2.0)
+
+
+@pytest.mark.parametrize("width", [32_000, 49_152, 128_256, 262_208])
+@pytest.mark.parametrize("k", [20, 96])
+def test_nothing_long_is_sorted(width: int, k: int) -> None:
+    """XLA sorts more than 4,096 entries of many rows outside of a GPU's graphs."""
+    row = jax.ShapeDtypeStruct((64, width), jnp.float32)
+    program = jax.make_jaxpr(lambda x: top_k(x, k))(row)
+    selected = [each.invars[0].aval.shape for each in _all(program.jaxpr, ("top_k", "sort"))]
+    assert selected
+    assert max(shape[-1] for shape in selected) <= 4096
+
+
+def _all(jaxpr: Any, names: tuple[str, ...]) -> list[Any]:
+    """Equations of these primitives, those of inner programs among them."""
+    found = [each for each in jaxpr.eqns if each.primitive.name in names]
+    for each in jaxpr.eqns:
+        for inner in each.params.values():
+            if hasattr(inner, "jaxpr"):
+                found += _all(inner.jaxpr, names)
+    return found
