@@ -116,8 +116,7 @@ class Fleet:
     async def start(self) -> None:
         """Servers, then fronts."""
         await asyncio.gather(*(self.start_at(place) for place in self.places))
-        for _ in range(2):
-            self.fronts.append(await self.start_front())
+        self.fronts = list(await asyncio.gather(*map(self.start_front, range(2))))
 
     def end(self) -> None:
         """Ends every process, and looks through what they wrote."""
@@ -201,7 +200,7 @@ class Fleet:
         """The second front is killed, and another comes."""
         self.front_deaths.append(time.monotonic())
         self.fronts.pop().popen.kill()
-        self.fronts.append(await self.start_front())
+        self.fronts.append(await self.start_front(1))
 
     # How.
 
@@ -233,9 +232,9 @@ class Fleet:
 
         return await asyncio.to_thread(start_one)
 
-    async def start_front(self) -> Server:
-        """Another front, which knows the servers by the addresses that it is shown."""
-        listed = f"file:{self._listed(len(self.fronts))}"
+    async def start_front(self, number: int) -> Server:
+        """A front of this number, which knows servers by the addresses that are shown to it."""
+        listed = f"file:{self._listed(number)}"
         words = ("--model", str(self.model), "--backend", listed, *FREE_PORTS)
         times = ("--backend-timeout-s", str(TIMEOUT_S), "--log-level", "info")
         return await self.start_process("octavo.server.cli.main", "route", *words, *times)

@@ -109,10 +109,10 @@ class FrontRow(Row):
         super().__init__(*args)  # type: ignore[arg-type]
         self.relays = Relay(), Relay()
 
-    async def start_front(self) -> Server:
+    async def start_front(self, number: int) -> Server:
         """As of `Fleet`; the second one is reached by relays."""
-        server = await super().start_front()
-        if not self.fronts:
+        server = await super().start_front(number)
+        if number == 0:
             return server
         of_grpc, of_http = self.relays
         for relay in self.relays:
