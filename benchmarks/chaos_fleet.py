@@ -95,6 +95,7 @@ class Fleet:
         deaths: when one or all of them died or stood still.
         outages: from when to when no server was there.
         front_deaths: when the second front was killed.
+        lost_groups: logs of servers whose other hosts were lost on purpose: they may tell of it.
     """
 
     def __init__(self, folder: Path, model: Path, places: Sequence[Place] | None = None) -> None:
@@ -111,6 +112,7 @@ class Fleet:
         self.deaths: list[float] = []
         self.outages: list[tuple[float, float]] = []
         self.front_deaths: list[float] = []
+        self.lost_groups: set[Path] = set()
         self._processes: list[Server] = []
 
     async def start(self) -> None:
@@ -123,7 +125,8 @@ class Fleet:
         for server in self._processes:
             server.popen.kill()
             server.popen.communicate()
-            if "Traceback" in (text := server.log.read_text()):
+            text = "" if server.log in self.lost_groups else server.log.read_text()
+            if "Traceback" in text:
                 self.fault(f"{server.log.name}: {text[text.index('Traceback') :][:2000]}")
 
     async def disturb(self, rng: random.Random, num_kills: int, names: Sequence[str]) -> None:

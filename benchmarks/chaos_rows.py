@@ -296,6 +296,7 @@ class GroupRow(Row):
         """Waits until hosts have ended by themselves as they should, and starts another group."""
         place = self.group
         place.is_hurt = True
+        self.lost_groups.add(place.server.log)
         hosts = {"leader": place.server.popen, "follower": place.follower}
         for part in parts:
             try:
