@@ -76,6 +76,10 @@ fleet: venv ## run servers on a local Ray cluster behind a front, and kill some 
 chaos: venv ## kill a hundred servers behind two fronts, and stop, drain and replace others, under readers (ARGS="--kills 5")
 	@$(BIN)/python -m benchmarks.chaos $(ARGS)
 
+.PHONY: chaos-matrix
+chaos-matrix: venv ## kill, stop, slow, part and repeat every part of a fleet, under readers (ARGS="--times 5 --part moving")
+	@$(BIN)/python -m benchmarks.chaos_matrix $(ARGS)
+
 .PHONY: models
 models: venv ## test every family and every kind of layer, those that `make test` leaves out too
 	@OCTAVO_MODELS=1 $(BIN)/python -m pytest tests/models tests/engine/test_recurrent_layers.py tests/engine/test_windows.py tests/engine/test_gemma4.py $(PYTEST_ARGS)

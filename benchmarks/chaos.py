@@ -38,6 +38,7 @@ from typing import Any
 from benchmarks.chaos_answers import (
     HANG_S,
     KINDS,
+    NUM_ASKS,
     WAYS,
     Ask,
     Choice,
@@ -58,7 +59,7 @@ from benchmarks.chaos_fleet import (
 from benchmarks.machine import about_machine
 from benchmarks.tiny_server import Server, serving, write_tiny_model
 
-NUM_READERS, NUM_ASKS = 8, 48
+NUM_READERS = 8
 LEAVING = 0.1
 """Share of streams whose reader leaves."""
 FREED_S = 5.0
@@ -86,14 +87,21 @@ class Readers:
         self._wanted: list[list[Choice]] = []
         self._quarantined: set[int] = set()
 
-    async def learn(self, server: Server) -> None:
+    @staticmethod
+    async def answers_of(server: Server) -> list[list[Choice]]:
         """What each request gets when nothing happens, one after another."""
+        wanted: list[list[Choice]] = []
         for number in range(NUM_ASKS):
             choices: list[Choice] = []
             async for parts in grpc_parts(server, Ask.of(number), True):
                 take(choices, parts)
             assert all(choice.finish_reason for choice in choices), choices
-            self._wanted.append(choices)
+            wanted.append(choices)
+        return wanted
+
+    def learn_from(self, wanted: list[list[Choice]]) -> None:
+        """Takes over what each request must get."""
+        self._wanted = wanted
 
     @contextlib.asynccontextmanager
     async def reading(self, rng: random.Random) -> AsyncGenerator[None]:
@@ -113,15 +121,30 @@ class Readers:
             going_on = False
             await asyncio.gather(*tasks)
 
-    async def read(self, number: int, which: int, rng: random.Random) -> None:
-        """Reads one answer of a front and holds it to what it must be."""
-        fleet, front, begun_s = self._fleet, self._fleet.fronts[which], time.monotonic()
+    async def read(
+        self,
+        number: int,
+        which: int,
+        rng: random.Random,
+        *,
+        label: str | None = None,
+        of: Server | None = None,
+    ) -> None:
+        """Reads one answer and holds it to what it must be.
+
+        Args:
+            number: of what is asked.
+            which: of the fronts is asked.
+            label: the request's id, where its reader gives one.
+            of: a server that is asked itself, in place of a front.
+        """
+        fleet, front, begun_s = self._fleet, of or self._fleet.fronts[which], time.monotonic()
         protocol, is_stream = rng.choice(tuple(WAYS))
         name = f"{protocol} {'stream' if is_stream else 'whole'}"
         leaves = rng.randint(1, 40) if is_stream and rng.random() < LEAVING else None
         choices: list[Choice] = []
         end, why, heard_s, pause_s = "whole", "", begun_s, 0.0
-        parts = WAYS[protocol, is_stream](front, Ask.of(number), is_stream)
+        parts = WAYS[protocol, is_stream](front, Ask.of(number, label), is_stream)
         try:
             async with asyncio.timeout(HANG_S), contextlib.aclosing(parts):
                 async for part in parts:
@@ -172,7 +195,7 @@ async def play(fleet: Fleet, num_kills: int, seed: int, names: Sequence[str]) ->
     """All of it, and what came of it."""
     readers, rng = Readers(fleet), random.Random(seed)
     with serving(fleet.model) as alone:
-        await readers.learn(alone)
+        readers.learn_from(await readers.answers_of(alone))
     await fleet.start()
     await asyncio.sleep(SETTLED_S)
     before, begun_s = held_by(fleet.fronts[0]), time.monotonic()

@@ -14,6 +14,8 @@ from benchmarks.tiny_server import Server
 from octavo.client import AsyncOctavoClient, OctavoError, Priority, SamplingParams
 from octavo.server.status import reason_of
 
+NUM_ASKS = 48
+"""Requests that differ."""
 HANG_S = 90.0
 """After which nothing is waited for any more."""
 KINDS: tuple[dict[str, Any], ...] = (
@@ -27,19 +29,20 @@ KINDS: tuple[dict[str, Any], ...] = (
 
 
 class Ask(NamedTuple):
-    """A request. The same number is the same request."""
+    """A request. The same number is the same request; `label` is its reader's own id of it."""
 
     prompt: list[int]
     fields: dict[str, Any]
     priority: Priority
+    label: str | None = None
 
     @classmethod
-    def of(cls, number: int) -> Ask:
+    def of(cls, number: int, label: str | None = None) -> Ask:
         """The request of a number."""
         rng = random.Random(number)
         prompt = [rng.randrange(2, 250) for _ in range(rng.choice((6, 30, 150)))]
         fields = KINDS[number % len(KINDS)] | {"seed": number, "max_tokens": rng.randint(30, 160)}
-        return cls(prompt, fields, rng.choice(tuple(Priority)))
+        return cls(prompt, fields, rng.choice(tuple(Priority)), label)
 
 
 @dataclass(slots=True)
@@ -72,14 +75,16 @@ async def grpc_parts(front: Server, ask: Ask, is_stream: bool) -> AsyncGenerator
     Raises:
         Ended: it ended in an error.
     """
-    params = SamplingParams(**ask.fields)
+    params, of_request = SamplingParams(**ask.fields), dict[str, Any](priority=ask.priority)
+    if ask.label is not None:
+        of_request["request_id"] = ask.label
     async with AsyncOctavoClient(front.grpc, retry=None) as client:
         try:
             if not is_stream:
-                whole = await client.generate(ask.prompt, params, priority=ask.priority)
+                whole = await client.generate(ask.prompt, params, **of_request)
                 yield [(c.index, c.token_ids, c.text, c.finish_reason) for c in whole.outputs]
                 return
-            outputs = client.stream(ask.prompt, params, priority=ask.priority)
+            outputs = client.stream(ask.prompt, params, **of_request)
             async for output in outputs:
                 yield [(c.index, c.token_ids, c.text, c.finish_reason) for c in output.outputs]
         except OctavoError as error:
@@ -94,11 +99,11 @@ async def http_parts(front: Server, ask: Ask, is_stream: bool) -> AsyncGenerator
     """
     body = {"model": "tiny", "prompt": ask.prompt, "stream": is_stream, "return_token_ids": True}
     body |= ask.fields | {"priority": ask.priority.name.lower()}
-    is_done = not is_stream
+    is_done, headers = not is_stream, {} if ask.label is None else {"x-request-id": ask.label}
     try:
         async with (
             httpx.AsyncClient(base_url=front.http, timeout=HANG_S, verify=False) as client,
-            client.stream("POST", "/v1/completions", json=body) as answer,
+            client.stream("POST", "/v1/completions", json=body, headers=headers) as answer,
         ):
             async for line in answer.aiter_lines():
                 data = line.removeprefix("data: ")

@@ -51,6 +51,33 @@ class Place:
         self.is_hurt = True
         self.settled_s = 0.0
 
+    async def start(self, fleet: Fleet, *, is_same: bool = False) -> None:
+        """Has a server stand here, at the address of the one before or at its own."""
+        port = self.server.grpc.rpartition(":")[2] if is_same else "0"
+        if is_same:
+            await asyncio.to_thread(self.server.popen.wait)
+        self.server = await fleet.start_process(
+            "benchmarks.chaos_server", *fleet.serve_args, "--grpc-port", port
+        )
+
+    def shown_to(self, front: int) -> str:
+        """The address by which a front, by its number, reaches the server."""
+        return self.server.grpc
+
+    async def order(self, *words: object) -> str:
+        """Has the server do what `chaos_server` can; "done", or what went wrong."""
+        popen = self.server.popen
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        try:
+            popen.stdin.write(" ".join(map(str, words)) + "\n")
+            popen.stdin.flush()
+        except OSError as error:
+            return repr(error)
+        while (line := await asyncio.to_thread(popen.stdout.readline)).startswith("[Gloo]"):
+            pass
+        return line.strip()
+
 
 class Fleet:
     """Fronts, the servers behind them, and what happens to them.
@@ -58,19 +85,26 @@ class Fleet:
     Args:
         folder: for logs, and the file that names servers to fronts.
         model: that servers serve.
+        places: where they stand; None is `NUM_SERVERS` of the plain kind.
 
     Attributes:
+        serve_args: options of every server.
         events: how often what happened.
         faults: what must not be.
         num_kills: servers that were killed.
         deaths: when one or all of them died or stood still.
         outages: from when to when no server was there.
         front_deaths: when the second front was killed.
+        lost_groups: logs of servers whose other hosts were lost on purpose: they may tell of it.
     """
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, places: Sequence[Place] | None = None) -> None:
         self.folder, self.model = folder, model
-        self.places = [Place() for _ in range(NUM_SERVERS)]
+        self.places = places or [Place() for _ in range(NUM_SERVERS)]
+        self.serve_args = (
+            "--quiet", "--model", str(model), *ARGS, *FREE_PORTS, "--warm-up", "coarse",
+            "--drain-timeout-s", str(DRAIN_S),
+        )  # fmt: skip
         self.fronts: list[Server] = []
         self.events: Counter[str] = Counter()
         self.faults: list[str] = []
@@ -78,20 +112,21 @@ class Fleet:
         self.deaths: list[float] = []
         self.outages: list[tuple[float, float]] = []
         self.front_deaths: list[float] = []
+        self.lost_groups: set[Path] = set()
         self._processes: list[Server] = []
-        self._listed = folder / "servers"
 
     async def start(self) -> None:
         """Servers, then fronts."""
-        await asyncio.gather(*(self._start_at(place) for place in self.places))
-        self.fronts = [await self._start_front() for _ in range(2)]
+        await asyncio.gather(*(self.start_at(place) for place in self.places))
+        self.fronts = list(await asyncio.gather(*map(self.start_front, range(2))))
 
     def end(self) -> None:
         """Ends every process, and looks through what they wrote."""
         for server in self._processes:
             server.popen.kill()
             server.popen.communicate()
-            if "Traceback" in (text := server.log.read_text()):
+            text = "" if server.log in self.lost_groups else server.log.read_text()
+            if "Traceback" in text:
                 self.fault(f"{server.log.name}: {text[text.index('Traceback') :][:2000]}")
 
     async def disturb(self, rng: random.Random, num_kills: int, names: Sequence[str]) -> None:
@@ -101,7 +136,7 @@ class Fleet:
             await asyncio.sleep(rng.uniform(0.5, 3.0))
             [event] = rng.choices(names, [EVENTS[name] for name in names])
             num_free = {"kill_all": NUM_SERVERS, "kill_front": 0}.get(event, 2)
-            while len(free := self._free()) < num_free or len(self.fronts) < 2:
+            while len(free := self.free()) < num_free or len(self.fronts) < 2:
                 await asyncio.sleep(0.1)
             places = free if event == "kill_all" else rng.sample(free, min(1, num_free))
             for place in places:
@@ -132,7 +167,7 @@ class Fleet:
         is_outage, is_same = len(places) == len(self.places), rng.random() < 0.5
         if is_outage:
             self.outages.append((begun_s, math.inf))
-        await asyncio.gather(*(self._start_at(place, is_same=is_same) for place in places))
+        await asyncio.gather(*(self.start_at(place, is_same=is_same) for place in places))
         if is_outage:
             self.outages[-1] = (begun_s, time.monotonic() + EXPLAINED_S)
 
@@ -145,30 +180,30 @@ class Fleet:
         self.deaths.append(time.monotonic())
         await asyncio.sleep(for_s)
         place.server.popen.send_signal(signal.SIGCONT)
-        self._settle(place)
+        self.settle(place)
 
     async def drain(self, rng: random.Random, place: Place) -> None:
         """A server is told to end, and another comes."""
-        await self._end(place.server)
-        await self._start_at(place, is_same=rng.random() < 0.5)
+        await self.end_one(place.server)
+        await self.start_at(place, is_same=rng.random() < 0.5)
 
     async def replace(self, _: random.Random, place: Place) -> None:
         """Another server comes first, and fronts are told to let go of the one that was there."""
         before = place.server
-        await self._start_at(place)
+        await self.start_at(place)
         await asyncio.sleep(UNLISTED_S)
 
         async def is_idle() -> bool:
             return (await load(before))["num_inflight"] == 0
 
         await self.until(f"the end of what {before.log.name} had", is_idle, HANG_S)
-        await self._end(before)
+        await self.end_one(before)
 
     async def kill_front(self, _: random.Random) -> None:
         """The second front is killed, and another comes."""
         self.front_deaths.append(time.monotonic())
         self.fronts.pop().popen.kill()
-        self.fronts.append(await self._start_front())
+        self.fronts.append(await self.start_front(1))
 
     # How.
 
@@ -183,15 +218,16 @@ class Fleet:
                 return
             await asyncio.sleep(0.1)
 
-    def _free(self) -> list[Place]:
+    def free(self) -> list[Place]:
         now_s = time.monotonic()
         return [each for each in self.places if not each.is_hurt and now_s > each.settled_s]
 
-    def _settle(self, place: Place) -> None:
+    def settle(self, place: Place) -> None:
         place.is_hurt, place.settled_s = False, time.monotonic() + SETTLED_S
 
-    async def _start(self, *command: str) -> Server:
-        log = self.folder / f"{command[1]}-{len(self._processes)}.log"
+    async def start_process(self, *command: str) -> Server:
+        """A server or a front that is ready, and ends with the fleet."""
+        log = self.folder / f"{command[1].strip('-')}-{len(self._processes)}.log"
 
         def start_one() -> Server:
             self._processes.append(server := start(command, log))
@@ -199,28 +235,27 @@ class Fleet:
 
         return await asyncio.to_thread(start_one)
 
-    async def _start_front(self) -> Server:
-        backends = ("--backend", f"file:{self._listed}", "--backend-timeout-s", str(TIMEOUT_S))
-        words = ("--model", str(self.model), *backends, *FREE_PORTS, "--log-level", "info")
-        return await self._start("octavo.server.cli.main", "route", *words)
+    async def start_front(self, number: int) -> Server:
+        """A front of this number, which knows servers by the addresses that are shown to it."""
+        listed = f"file:{self._listed(number)}"
+        words = ("--model", str(self.model), "--backend", listed, *FREE_PORTS)
+        times = ("--backend-timeout-s", str(TIMEOUT_S), "--log-level", "info")
+        return await self.start_process("octavo.server.cli.main", "route", *words, *times)
 
-    async def _start_at(self, place: Place, *, is_same: bool = False) -> None:
-        """Has a server stand at a place, at the address of the one before or at its own."""
-        port = place.server.grpc.rpartition(":")[2] if is_same else "0"
-        if is_same:
-            await asyncio.to_thread(place.server.popen.wait)
-        place.server = await self._start(
-            "benchmarks.faulty_server", "--paced", "--quiet", "--model", str(self.model),
-            *ARGS, *FREE_PORTS, "--grpc-port", port, "--warm-up", "coarse",
-            "--drain-timeout-s", str(DRAIN_S),
-        )  # fmt: skip
-        listed = [each.server.grpc for each in self.places if hasattr(each, "server")]
-        written = self._listed.with_suffix(".new")
-        written.write_text("".join(f"{address}\n" for address in listed))
-        written.rename(self._listed)
-        self._settle(place)
+    def _listed(self, front: int) -> Path:
+        return self.folder / f"servers-{front}"
 
-    async def _end(self, server: Server) -> None:
+    async def start_at(self, place: Place, *, is_same: bool = False) -> None:
+        """Has a server stand at a place, and tells fronts."""
+        await place.start(self, is_same=is_same)
+        for front in range(2):
+            listed = [each.shown_to(front) for each in self.places if hasattr(each, "server")]
+            written = self._listed(front).with_suffix(".new")
+            written.write_text("".join(f"{address}\n" for address in listed))
+            written.rename(self._listed(front))
+        self.settle(place)
+
+    async def end_one(self, server: Server) -> None:
         server.popen.terminate()
         status = await asyncio.to_thread(server.popen.wait, HANG_S)
         if status != 0:

@@ -14,8 +14,9 @@ import threading
 import time
 from collections import deque
 from typing import Any
+from unittest import mock
 
-from octavo.engine import async_engine
+from octavo.engine import any_engine
 from octavo.engine.engine import Engine
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.server.cli.main import main
@@ -30,13 +31,15 @@ class FaultyExecutor:
 
     Args:
         inner: what computes.
+        is_paced: whether no two steps end closer to each other than `PACE_S`.
 
     Attributes:
         faults: words of faults to come, by the stage that they concern.
     """
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, *, is_paced: bool = IS_PACED) -> None:
         self._inner = inner
+        self._is_paced = is_paced
         self._next_s = 0.0
         self.faults: dict[str, deque[list[str]]] = {"dispatch": deque(), "result": deque()}
 
@@ -52,7 +55,7 @@ class FaultyExecutor:
         """Of a step, unless it is to fail here."""
         self._suffer("result")
         result = self._inner.result(handle)
-        if IS_PACED:
+        if self._is_paced:
             self._next_s = max(self._next_s + PACE_S, time.monotonic())
             time.sleep(max(0.0, self._next_s - time.monotonic()))
         return result
@@ -92,5 +95,5 @@ def cheapen_copies(engine: Engine) -> None:
 
 if __name__ == "__main__":
     options = [option for option in sys.argv[1:] if option not in ("--cheap-copies", "--paced")]
-    async_engine.Engine = build  # type: ignore[assignment, misc]
+    mock.patch.object(any_engine, "Engine", build).start()  # which fails where nobody reads it
     sys.exit(main(["serve", *options]))

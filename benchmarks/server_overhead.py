@@ -82,15 +82,14 @@ def direct(model: Path, rows: int, tokens_per_s: float) -> None:
 
 async def serve(model: Path, rows: int, tokens_per_s: float) -> None:
     """A gRPC server over such an engine; a line read is answered with what was since the last."""
-    from octavo.engine import async_engine
+    from octavo.engine.async_engine import AsyncEngine
     from octavo.server.serve import OctavoServer
     from octavo.server.serve_config import ServeConfig
 
     engine = make_engine(model, rows, tokens_per_s)
-    async_engine.Engine = lambda config, progress: engine  # type: ignore[assignment, misc]
     server = OctavoServer(ServeConfig(grpc_port=0))
     addresses = await server.bind()
-    served = async_engine.AsyncEngine()
+    served = AsyncEngine(engine=engine)
     await server.attach(served)
     assert served._thread is not None
     clock = time.pthread_getcpuclockid(served._thread.ident or 0)

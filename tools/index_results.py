@@ -30,6 +30,7 @@ SHOWS = {
     "aot-gpu": "kernels and steps compiled for Hopper, with the cycles of their hot loops",
     "azure-goodput": "every policy on Azure's traces, simulated: goodput by rate",
     "chaos": "a hundred servers killed behind two fronts, under readers that check every token",
+    "chaos-matrix": "parts of a fleet killed, stopped, slowed, parted and repeated, under readers",
     "device": "kernels checked and timed, and whole steps, on a GPU or TPU",
     "fidelity": "latencies of the live engine beside their simulation",
     "fuzz": "messages that no sane client sends, and how long a sane stream waited beside them",

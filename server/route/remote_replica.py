@@ -41,6 +41,9 @@ CALL_S = 2.0
 """For an answer about load."""
 AGAIN_S = 0.5
 """Between two attempts at a server that does not answer."""
+LOOK_S = CALL_S + AGAIN_S
+"""No failed look takes longer. What exceeds it, this process itself stood still for: a pause of a
+front is no silence of its servers."""
 
 logger = logging.getLogger(__name__)
 _M = TypeVar("_M", bound=Message)
@@ -248,17 +251,19 @@ class RemoteReplica:
 
     async def _keep_watch(self) -> None:
         """Looks at the server as long as it is one of the front's, or has requests of it."""
-        heard_s = time.monotonic()
+        silent_s, counted_s = 0.0, time.monotonic()
         while self._calls or not self.is_leaving:
+            is_heard = False
             try:
                 await self._look()
-                heard_s, self.is_quiet = time.monotonic(), False
+                silent_s, counted_s, self.is_quiet = 0.0, time.monotonic(), False
                 await asyncio.sleep(POLL_S)
                 continue
             except grpc.aio.AioRpcError as error:
                 cause = error_of(error)
-                if _answered(error):  # it is loading, or going away: what it has goes on
-                    heard_s, self.ready = time.monotonic(), None
+                is_heard = _answered(error)
+                if is_heard:  # it is loading, or going away: what it has goes on
+                    self.ready = None
             except OctavoError as error:
                 if self.refused is None:
                     logger.error("%s takes no part: %s", self._backend.target, error)
@@ -266,9 +271,10 @@ class RemoteReplica:
             except Exception:
                 logger.exception("a look at %s failed", self._backend.target)
                 cause = EngineDeadError("a look at it failed")
-            silent_s = time.monotonic() - heard_s
-            self.is_quiet = True
-            if self.ready is not None and silent_s > min(4 * POLL_S, self._timeout_s):
+            now_s = time.monotonic()
+            silent_s = 0.0 if is_heard else silent_s + min(now_s - counted_s, LOOK_S)
+            counted_s, self.is_quiet = now_s, True
+            if self.ready is not None and silent_s > min(LOOK_S, self._timeout_s):
                 logger.warning("%s does not answer: %s", self._backend.target, cause)
                 self.ready = None
             if silent_s > self._timeout_s:

@@ -17,6 +17,7 @@ from octavo.engine.request import Request
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server import grpc_service
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
+from octavo.server.route import remote_replica
 from octavo.server.route.backend import Backend
 from octavo.server.route.remote_replica import RemoteReplica
 from tests.server.conftest import Stand
@@ -51,6 +52,9 @@ class Wire:
     def freeze(self) -> None:
         self._flows.clear()
 
+    def thaw(self) -> None:
+        self._flows.set()
+
     def cut(self) -> None:
         self._server.close()
         for writer in self._writers:
@@ -70,6 +74,42 @@ class Wire:
                 sink.write(data)
 
 
+REQUEST = Request(
+    request_id="it", prompt_token_ids=[1], sampling_params=PARAMS, seed=1,
+    eos_token_ids=(), max_tokens=3, arrival_s=0.0,
+)  # fmt: skip
+SUBMISSION = Submission(request_id="it", prompt=None, params=PARAMS, sequences=(REQUEST,))
+
+
+def generate_nothing(stand: Stand) -> asyncio.Event:
+    """Has the server's engine answer nobody; set once it is asked."""
+    asked, generate = asyncio.Event(), stand.engine.generate
+
+    async def wait_for_ever(*args: Any, **rest: Any) -> AsyncIterator[Any]:
+        asked.set()
+        await asyncio.Event().wait()
+        async for output in generate(*args, **rest):
+            yield output
+
+    stand.engine.generate = wait_for_ever  # type: ignore[method-assign]
+    return asked
+
+
+async def replica_over(
+    stand: Stand, wire: Wire, events: SimpleQueue[Any], timeout_s: float
+) -> RemoteReplica:
+    """The server, through a wire, ready."""
+    replica = RemoteReplica(
+        0, Backend(target=wire.target), asyncio.get_running_loop(), events,
+        lambda *_: object(),  # type: ignore[arg-type, return-value]
+        timeout_s=timeout_s, now_s=time.monotonic,
+    )  # fmt: skip
+    replica.open()
+    await stand.until(lambda: replica.ready is not None)
+    events.get_nowait()
+    return replica
+
+
 @pytest.mark.parametrize("is_cut", [True, False], ids=["dies", "falls silent"])
 @pytest.mark.parametrize("is_taken", [True, False], ids=["with it", "before it has it"])
 def test_a_request_is_blamed_for_the_death_of_a_server_that_had_it_alone(
@@ -78,34 +118,12 @@ def test_a_request_is_blamed_for_the_death_of_a_server_that_had_it_alone(
     monkeypatch.setattr(grpc_service, "model_info", lambda _: pb.GetModelInfoResponse())
 
     async def scenario(stand: Stand) -> None:
-        loop, events = asyncio.get_running_loop(), SimpleQueue[Any]()
-        generate, asked = stand.engine.generate, asyncio.Event()
-
-        async def generate_nothing(*args: Any, **rest: Any) -> AsyncIterator[Any]:
-            asked.set()
-            await asyncio.Event().wait()
-            async for output in generate(*args, **rest):
-                yield output
-
-        stand.engine.generate = generate_nothing  # type: ignore[method-assign]
+        events, asked = SimpleQueue[Any](), generate_nothing(stand)
         async with Wire(stand.address) as wire:
-            replica = RemoteReplica(
-                0, Backend(target=wire.target), loop, events, lambda *_: object(),  # type: ignore[arg-type, return-value]
-                timeout_s=TIMEOUT_S, now_s=time.monotonic,
-            )  # fmt: skip
-            replica.open()
-            await stand.until(lambda: replica.ready is not None)
-            events.get_nowait()
+            replica = await replica_over(stand, wire, events, TIMEOUT_S)
             if not is_taken:
                 wire.freeze()
-            request = Request(
-                request_id="it", prompt_token_ids=[1], sampling_params=PARAMS, seed=1,
-                eos_token_ids=(), max_tokens=3, arrival_s=time.monotonic(),
-            )  # fmt: skip
-            submission = Submission(
-                request_id="it", prompt=None, params=PARAMS, sequences=(request,)
-            )
-            replica.send(messages.Submit(submission))
+            replica.send(messages.Submit(SUBMISSION))
             if is_taken:
                 await stand.until(lambda: any(call.is_taken for call in replica._calls.values()))
                 assert asked.is_set()
@@ -119,6 +137,36 @@ def test_a_request_is_blamed_for_the_death_of_a_server_that_had_it_alone(
             returned = events.get_nowait().message
             assert isinstance(returned, messages.Returned)
             assert (returned.request_id, returned.has_died) == ("it", is_taken)
+            await replica._end()
+
+    on_stand(scenario)
+
+
+def test_a_pause_of_the_front_itself_is_no_silence_of_a_server(
+    on_stand: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_service, "model_info", lambda _: pb.GetModelInfoResponse())
+    call_s, again_s, timeout_s = 0.5, 0.1, 2.0
+    for name, value in (("CALL_S", call_s), ("AGAIN_S", again_s), ("LOOK_S", call_s + again_s)):
+        monkeypatch.setattr(remote_replica, name, value)
+    monkeypatch.setattr(remote_replica, "POLL_S", 0.05)
+
+    async def scenario(stand: Stand) -> None:
+        events = SimpleQueue[Any]()
+        generate_nothing(stand)
+        async with Wire(stand.address) as wire:
+            replica = await replica_over(stand, wire, events, timeout_s)
+            replica.send(messages.Submit(SUBMISSION))
+            await stand.until(lambda: any(call.is_taken for call in replica._calls.values()))
+            wire.freeze()
+            await asyncio.sleep(0.2)  # a look is under way
+            time.sleep(1.5 * timeout_s)
+            await stand.until(lambda: replica.is_quiet)  # that look has failed
+            assert replica.ready is not None
+            wire.thaw()
+            await stand.until(lambda: not replica.is_quiet)
+            assert events.empty()
+            assert "it" in replica._calls
             await replica._end()
 
     on_stand(scenario)
