@@ -33,7 +33,7 @@ TEXTS = ["a", "Paris is the capital of France.", "Ein häßlicher Käse 漢 🙂
 PROMPTS = {"query": "Find: ", "document": ""}
 POOLINGS = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 TOLERANCE = 2e-5
-"""Of a number of a vector of length 1, in float32."""
+"""Of a number, in lengths of the whole vector, in float32."""
 LEAST_COSINE = 0.99999
 TIMEOUT_S = 900
 
@@ -69,9 +69,10 @@ def faults_of(url: str, wanted: dict[str, Any], *, is_declared: bool) -> list[st
         given = [item["embedding"] for item in answer.json()["data"]]
         if fields.get("encoding_format") == "base64":
             given = [np.frombuffer(base64.b64decode(each), "<f4") for each in given]
-        for text, one, other in zip(TEXTS, np.array(given), np.array(vectors), strict=True):
-            scale = np.linalg.norm(other)
-            cosine = one @ other / np.linalg.norm(one) / scale
+        wholes = np.linalg.norm(wanted["plain"], axis=1)
+        rows = zip(TEXTS, np.array(given), np.array(vectors), wholes, strict=True)
+        for text, one, other, scale in rows:
+            cosine = one @ other / np.linalg.norm(one) / np.linalg.norm(other)
             apart = float(abs(one - other).max() / scale)
             if apart > TOLERANCE or cosine < LEAST_COSINE:
                 found.append(f"{own}, {label}, {text[:20]!r}: {apart}, cosine {cosine}")
@@ -94,6 +95,7 @@ def check(python: Path) -> list[str]:
         root = Path(name)
         (root / "base").mkdir()
         base = write_tiny_model(root / "base")
+        (base / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
         texts, headings = documents()
         task = {"texts": TEXTS, "prompts": PROMPTS, "corpus": texts, "queries": headings}
         (root / "task.json").write_text(json.dumps(task))

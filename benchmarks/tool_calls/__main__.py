@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import sys
 import tempfile
@@ -70,19 +71,18 @@ def asks_of(tools: Sequence[dict[str, Any]], first: int, every: int) -> list[Ask
         every: one of so many tools is asked for.
     """
     made = []
-    for number in range(first % every, len(tools), every):
-        tool, place = tools[number], first + number
-        choice = CHOICES[place % len(CHOICES)]
-        offered = [tool]
+    ways = list(itertools.product(PATHS, CHOICES))
+    for index, number in enumerate(range(first % every, len(tools), every)):
+        # The step shares no factor with the number of ways: a format goes through all of them.
+        api, choice = ways[(first + 4 * index) % len(ways)]
+        name = tools[number]["name"]
+        offered = [tools[number]]
         if choice != "required":
             # Names that begin alike, with another tool's parameters.
             other = tools[(number + 1) % len(tools)]
-            offered += [
-                {**other, "name": f"{tool['name']}_all"},
-                {**other, "name": tool["name"][:3]},
-            ]
-        apis = list(PATHS)
-        made.append(Ask(apis[place % len(apis)], choice, offered, place, thinks=place % 4 == 0))
+            offered += [{**other, "name": f"{name}_all"}, {**other, "name": f"{name[:2]}_"}]
+        seed = first + number
+        made.append(Ask(api, choice, offered, seed, thinks=seed % 4 == 0))
     return made
 
 

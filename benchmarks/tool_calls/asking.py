@@ -61,7 +61,7 @@ class Ask:
         is_parallel = self.choice == "parallel"
         messages = [{"role": "user", "content": f"Please call {name} for case {self.seed}."}]
         shared: dict[str, Any] = {"temperature": 0.7, "seed": self.seed}
-        if self.bias:
+        if self.bias and self.api == "chats":
             shared |= {"logit_bias": self.bias}
         if self.thinks and self.api == "chats":
             shared |= {"thinking_token_budget": THOUGHT_TOKENS}
