@@ -195,6 +195,9 @@ async def _events(client: httpx.AsyncClient, ask: Ask) -> AsyncIterator[dict[str
     async with client.stream("POST", PATHS[ask.api], json=body) as answer:
         if answer.status_code != 200:
             raise RuntimeError(f"{answer.status_code}: {(await answer.aread())[:300]!r}")
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {"):
-                yield json.loads(line[6:])
+        rest = b""
+        async for piece in answer.aiter_bytes():  # httpx's lines end at U+2028 and others, too
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                if line.startswith(b"data: {"):
+                    yield json.loads(line[6:])
