@@ -116,6 +116,12 @@ def _read_longest(directory: Path) -> int | None:
     values = read_json(path)
     if values.get("do_lower_case"):
         raise UnsupportedModelError(f"{path}: do_lower_case = true is not supported: false")
+    if "message" in (values.get("modality_config") or ()):
+        raise UnsupportedModelError(
+            f'{path}: modality_config = {{"message": …}} is not supported: Sentence Transformers '
+            "embeds texts as messages of the chat template there, and here they are embedded as "
+            "they are"
+        )
     longest = values.get("max_seq_length")
     if longest is not None and (type(longest) is not int or longest < 1):
         raise ModelLoadError(

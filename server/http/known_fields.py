@@ -186,8 +186,11 @@ def unserved(name: str, value: object, served: Collection[str]) -> InvalidReques
         return InvalidRequestError(name, value, allowed)
     allowed = "not given: it is not known here"
     last = name.rpartition(".")[2]
-    if len(last) <= MAX_MEANT_CHARS and (
-        near := difflib.get_close_matches(last, sorted(served), 1, 0.7)
+    # A name may be known to another API alone.
+    if (
+        last not in served
+        and len(last) <= MAX_MEANT_CHARS
+        and (near := difflib.get_close_matches(last, sorted(served), 1, 0.7))
     ):
         allowed += f"; did you mean {near[0]}?"
     return InvalidRequestError(name, value, allowed)

@@ -17,6 +17,8 @@ from octavo.server.http.errors import REFUSAL, body_of, cut_off, encode, inciden
 from octavo.server.status import reason_of
 
 DONE = b"data: [DONE]\n\n"
+_LINE_BREAKS = tuple((char.encode(), b"\\u%04x" % ord(char)) for char in "\x85\u2028\u2029")
+"""Those that JSON does not escape, as they are and as it may write them."""
 CLIENT_CLOSED = 499
 """Status of an answer that nobody reads; nginx's number."""
 
@@ -25,8 +27,12 @@ _T = TypeVar("_T")
 
 
 def event(content: object) -> bytes:
-    """One server-sent event."""
-    return b"data: " + encode(content) + b"\n\n"
+    """One server-sent event, of one line for clients that split lines as Python does, too."""
+    text = encode(content)
+    for char, escaped in _LINE_BREAKS:
+        if char in text:
+            text = text.replace(char, escaped)
+    return b"data: " + text + b"\n\n"
 
 
 def named_event(content: dict[str, Any]) -> bytes:

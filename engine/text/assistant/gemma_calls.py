@@ -103,6 +103,11 @@ class GemmaCalls(ToolFormat):
     def _written(self, value: Any) -> str:
         if isinstance(value, str):
             return f"{self.quote}{value}{self.quote}"
+        if isinstance(value, list):
+            return f"[{','.join(map(self._written, value))}]"
+        if isinstance(value, Mapping):
+            parts = (f"{key}:{self._written(each)}" for key, each in value.items())
+            return f"{{{','.join(parts)}}}"
         return dumps(value)
 
 

@@ -74,7 +74,8 @@ def _check_schema(tool: FunctionTool, tool_format: ToolFormat, field: str) -> No
     if error:
         allowed = f"a JSON schema that can be a grammar ({error.splitlines()[0]})"
         raise InvalidRequestError(field, tool.parameters, allowed)
-    for each in object_schemas(arguments_schema(tool)):
+    schema = arguments_schema(tool)
+    for each in object_schemas(schema, schema):
         for key in each.get("properties") or ():
             if len(key) > MAX_NAME_CHARS or not tool_format.can_name(key):
                 allowed = f"names that calls in the format {tool_format.name} can have"

@@ -11,6 +11,8 @@ from octavo.engine.text.assistant.tool import FunctionTool
 _NOTES = ("description", "title", "examples", "default", "$comment")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("const", "enum", "required")
+_SAYS_NOTHING = ("uniqueItems", False)
+"""A keyword that grammars do not know, as many libraries write it."""
 
 
 def arguments_schema(tool: FunctionTool) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def without_notes(schema: Any) -> Any:
             made[key] = value
         elif key in _MAPS and isinstance(value, Mapping):
             made[key] = {name: without_notes(each) for name, each in value.items()}
-        elif key not in _NOTES:
+        elif key not in _NOTES and (key, value) != _SAYS_NOTHING:
             made[key] = without_notes(value)
     return made
 

@@ -11,7 +11,6 @@ from octavo.engine.text.assistant.schema_parts import (
     literals,
     object_schemas,
     pattern_of,
-    with_definitions,
 )
 from octavo.engine.text.assistant.values import ALL, resolved, types_of
 
@@ -68,7 +67,7 @@ class ValueRules:
             key: the texts of which an argument's name is one, with what follows it.
             any_key: a terminal of names that the schema does not have.
         """
-        kinds = object_schemas(self._root)
+        kinds = object_schemas(self._root, self._root)
         return _group([self._members(each, key, any_key) for each in kinds])
 
     def _members(
@@ -130,10 +129,9 @@ class ValueRules:
         if "array" in types:
             kinds.append(self._array(schema))
         if "object" in types:
-            local = with_definitions(schema, self._root)
             members = [
                 self._members(each, self._style.keys, self._style.any_key)
-                for each in object_schemas(local)
+                for each in object_schemas(schema, self._root)
             ]
             kinds.append(f'"{{" {_group(members)} "}}"')
         constants: list[Any] = [True, False] if "boolean" in types else []
@@ -168,14 +166,30 @@ class ValueRules:
         return name
 
     def _array(self, schema: Mapping[str, Any]) -> str:
-        name = self._new()
         least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if most == 0:
-            return '"[" "]"'
-        self.rules.append(f"{name}: {self._value(schema.get('items', {}))}")
-        count = f"{{{max(0, least - 1)},{'' if most is None else max(0, most - 1)}}}"
-        some = f"{name} ({self._words(self._style.separator)} {name}){count}"
-        return f'"[" {some} "]"' if least else f'"[" ({some})? "]"'
+        first, rest = schema.get("prefixItems"), schema.get("items", {})
+        if isinstance(rest, list):  # as they stood before `prefixItems`
+            first, rest = rest, schema.get("additionalItems", {})
+        first = first if isinstance(first, list) else []
+        if rest is False:
+            most = min(len(first), len(first) if most is None else most)
+        between = self._words(self._style.separator)
+        parts = ""
+        if most is None or most > len(first):
+            name = self._new()
+            self.rules.append(f"{name}: {self._value(rest)}")
+            more = max(0, least - len(first))
+            fewer = 0 if first else 1  # the first of all has nothing before it
+            count = (
+                f"{{{max(0, more - fewer)},{'' if most is None else most - len(first) - fewer}}}"
+            )
+            parts = f"({between} {name}){count}"
+            if not first:
+                parts = f"{name} {parts}" if least else f"({name} {parts})?"
+        for index, each in reversed(list(enumerate(first[:most]))):
+            one = f"{between if index else ''} {self._value(each)} {parts}"
+            parts = one if index < least else f"({one})?"
+        return f'"[" {parts} "]"'
 
     def _new(self) -> str:
         self._num_names += 1
@@ -199,8 +213,8 @@ def text_up_to(
     """
     upper = name.upper()
     if never:
-        others = "".join(f" & ~({_ANY} {words(each, {})} {_ANY})" for each in never)
-        pattern = f"({pattern or _ANY}{others})"
+        others = one_of([words(each, {}) for each in never])
+        pattern = f"({pattern or _ANY} & ~({_ANY} ({others}) {_ANY}))"
     token = min((text for text in specials if text and text in end), key=end.index, default=None)
     if token is not None:
         # No text matches a special token: the text goes as far as the words before it.
@@ -213,7 +227,7 @@ def text_up_to(
         return [f"{name}: {upper}{mark} {words(after, specials)}", f"{upper}: {whole}"]
     last = words(end, {})
     whole = f"{pattern or _ANY} {last}"
-    if pattern:
+    if pattern and not any(each in end for each in never):
         whole = f"({whole}) & ~({_ANY} {last} /(?s:.+)/)"
     return [f"{name}[lazy]: {upper}", f"{upper}: {whole}"]
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from octavo.engine.text.assistant.events import AssistantParser
+from octavo.engine.text.assistant.events import MAX_HELD_CHARS, AssistantParser
 from octavo.engine.text.assistant.grammars import one_of, turns, words
 from octavo.engine.text.assistant.json_text import dumps, read_arguments
 from octavo.engine.text.assistant.names import read_name
@@ -25,7 +26,7 @@ from octavo.engine.text.assistant.turn import (
     TurnParser,
     read_marked,
 )
-from octavo.engine.text.assistant.values import json_of_text, parameter_schema, types_of
+from octavo.engine.text.assistant.values import ALL, json_of_text, parameter_schema, types_of
 from octavo.engine.text.assistant.xml_grammar import call_rules
 
 
@@ -208,12 +209,48 @@ def _read_value(turn: Turn, tags: Tags, types: frozenset[str]) -> Steps[None]:
             pieces.append(text)
         turn.at = at - is_break
         if tag is not None:
-            turn.at = at + len(tag) if tag == tags.value_end else at
+            turn.at = at
             break
         if not (yield from turn.more()):
             raise Ended
+    if types & _NESTED and types != ALL:
+        pieces.append((yield from _rest_of_json(turn, "".join(pieces), ends)))
+    yield from turn.optional(tags.value_end)
     turn.tell_arguments('"' if types == _STRING else json_of_text("".join(pieces), types))
 
 
+def _rest_of_json(turn: Turn, value: str, ends: Scanner) -> Steps[str]:
+    """What JSON has from a tag within one of its strings on, up to the tag that ends the value.
+
+    "" if the tag stands in no string, or if no JSON comes of it: then the tag ends the value.
+    """
+    if value.lstrip()[:1] not in ("[", "{"):
+        return ""
+    num_read, num_seen = 0, 1  # characters ahead: up to the last tag, and without another
+    is_open = _leaves_open(value)
+    while is_open:
+        at, tag = ends.find(turn.text, turn.at + num_seen)
+        num_seen = at - turn.at
+        if tag is not None:
+            is_open ^= _leaves_open(turn.text[turn.at + num_read : at])
+            num_read, num_seen = num_seen, num_seen + 1
+        elif num_seen > MAX_HELD_CHARS or not (yield from turn.more()):
+            return ""
+    rest = turn.text[turn.at : turn.at + num_read]
+    try:
+        json.loads(value + rest)
+    except (ValueError, RecursionError):
+        return ""
+    turn.at += num_read
+    return rest
+
+
+def _leaves_open(text: str) -> bool:
+    """Whether a part of JSON that begins in no string ends within one, or the other way round."""
+    return _ESCAPED.sub("", text).count('"') % 2 == 1
+
+
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
 _KEY = re.compile(r"""[^<>"\n]+""")
 _STRING = frozenset({"string"})
+_NESTED = frozenset({"array", "object"})

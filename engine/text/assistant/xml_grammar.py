@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.text.assistant.grammars import json_of, one_of, words
@@ -10,17 +10,19 @@ from octavo.engine.text.assistant.json_text import dumps
 from octavo.engine.text.assistant.schema_parts import (
     literals,
     object_schemas,
-    pattern_of,
+    strings_alone,
+    union_pattern,
     with_definitions,
 )
 from octavo.engine.text.assistant.tool import FunctionTool
 from octavo.engine.text.assistant.tool_schemas import arguments_schema
 from octavo.engine.text.assistant.value_grammar import text_up_to
-from octavo.engine.text.assistant.values import ALL, resolved, types_of
+from octavo.engine.text.assistant.values import ALL, json_of_text, resolved, types_of
 
 if TYPE_CHECKING:
     from octavo.engine.text.assistant.xml_calls import Tags
 
+_STRING = frozenset({"string"})
 _SCALARS = frozenset({"string", "integer", "number", "boolean", "null"})
 _ANNOTATIONS = frozenset({"description", "title", "default", "examples", "deprecated"})
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
@@ -67,7 +69,7 @@ class _Rules:
     def rules(self) -> Iterator[str]:
         """The rules, the call's first."""
         tags, name = self._tags, self._name
-        kinds = object_schemas(self._root)
+        kinds = object_schemas(self._root, self._root)
         parts = [f"{name}_args_{index}" for index in range(len(kinds))]
         line = tags.line if tags.call else ""
         first = self._words(line + tags.call + self._tool.name + tags.named)
@@ -106,26 +108,50 @@ class _Rules:
         """What follows a parameter's name, and the rules for it."""
         types = types_of(schema, self._root)
         schema = resolved(schema, self._root) if isinstance(schema, Mapping) else {}
-        value_tag = self._value_tag(is_string="string" in types and types != ALL)
+        self._value_tag(is_string="string" in types and types != ALL)
         values = literals(schema, self._root)
-        end = self._pad + self._tags.value_end
         if values is not None:
-            texts = [each if isinstance(each, str) else dumps(each) for each in values]
-            written = [self._words(self._pad + text + end) for text in texts]
-            return f"{value_tag} ({one_of(written)})", []
-        if "string" not in types or not self._is_free(schema, types):
-            shown = schema
-            if "string" in types:
-                shown = _without_strings(schema, self._root)
-            body = json_of(with_definitions(shown, self._root))
-            tag = self._value_tag(is_string=False)
-            return f"{tag} {self._words(self._pad)} {body} {self._words(end)}", []
+            return self._one_of_values(values, types), []
+        if "string" not in types:
+            return self._json(schema), []
+        if self._tags.types is not None and types not in (ALL, _STRING):
+            text, rules = self._text(name, strings_alone(schema, self._root))
+            string = f"{self._value_tag(is_string=True)} {self._words(self._pad)} {text}"
+            return f"({one_of([string, self._json(_without_strings(schema, self._root))])})", rules
+        if not self._is_free(schema, types):
+            return self._json(_without_strings(schema, self._root)), []
         text, rules = self._text(name, schema)
-        return f"{value_tag} {self._words(self._pad)} {text}", rules
+        tag = self._value_tag(is_string=types == _STRING)
+        return f"{tag} {self._words(self._pad)} {text}", rules
+
+    def _json(self, schema: Mapping[str, Any]) -> str:
+        """A value that is no string, and its tags."""
+        body = json_of(with_definitions(schema, self._root))
+        end = self._words(self._pad + self._tags.value_end)
+        return f"{self._value_tag(is_string=False)} {self._words(self._pad)} {body} {end}"
+
+    def _one_of_values(self, values: Sequence[Any], types: frozenset[str]) -> str:
+        """One of some values, and its tags."""
+        kinds = []
+        for is_string in (True, False):
+            texts = [
+                # A string that would be read as another value stands in quotes.
+                each if is_string and self._reads_as_string(each, types) else dumps(each)
+                for each in values
+                if isinstance(each, str) == is_string
+            ]
+            end = self._pad + self._tags.value_end
+            written = [self._words(self._pad + text + end) for text in texts]
+            if written:
+                kinds.append(f"{self._value_tag(is_string=is_string)} ({one_of(written)})")
+        return f"({one_of(kinds)})"
+
+    def _reads_as_string(self, text: str, types: frozenset[str]) -> bool:
+        return self._tags.types is not None or json_of_text(text, types) == dumps(text)
 
     def _text(self, name: str, schema: Mapping[str, Any]) -> tuple[str, list[str]]:
         """A rule for a string's text up to its closing tag, and what it needs."""
-        pattern = pattern_of(schema)
+        pattern = union_pattern(schema, self._root)
         # Of all strings without a pattern there is one rule, for all tools.
         name = f"{name}_text" if pattern else "any_text"
         # The parser leaves out a line break before the tag if there is one.
@@ -133,14 +159,18 @@ class _Rules:
         end = self._pad + end if pattern else end
         # For the parser a line with another tag ends the value as well.
         tags = self._tags
-        never = ("\n" + tags.key, "\n" + tags.call_end) if tags.is_padded else ()
+        never: tuple[str, ...] = ()
+        if tags.is_padded:
+            never = ("\n" + tags.key, "\n" + tags.call_end, *((tags.value_end,) if pattern else ()))
         return name, text_up_to(name, pattern, end, self._specials, never)
 
     def _is_free(self, schema: Mapping[str, Any], types: frozenset[str]) -> bool:
         """Whether any text of its types matches the schema, but for what it says of strings."""
         if types == ALL:
             return not schema.keys() - _ANNOTATIONS
-        return types <= _SCALARS and not _keywords(schema, self._root) & _BOUNDS
+        return types == _STRING or (
+            types <= _SCALARS and not _keywords(schema, self._root) & _BOUNDS
+        )
 
     def _value_tag(self, *, is_string: bool) -> str:
         tags = self._tags

@@ -104,6 +104,10 @@ UNSUPPORTED: dict[str, tuple[dict[str, Any], str]] = {
         },
         "include_prompt",
     ),
+    "messages": (
+        {"sentence_bert_config.json": {"modality_config": {"text": {}, "message": {}}}},
+        "modality_config",
+    ),
     "small letters": ({"sentence_bert_config.json": {"do_lower_case": True}}, "do_lower_case"),
 }
 MALFORMED: dict[str, tuple[dict[str, Any], str]] = {

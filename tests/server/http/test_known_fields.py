@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from octavo.server.http.known_fields import NEUTRAL
+from octavo.server.http.known_fields import NEUTRAL, unserved
 from octavo.server.http.protocol import ChatRequest, CompletionRequest, Generation, refusal
 
 ASKS: dict[str, dict[str, Any]] = {
@@ -110,3 +110,8 @@ def test_a_chat_templates_effort_is_the_requests(live):
     body = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "some"}
     answer = httpx.post(f"{live.http}/v1/chat/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "reasoning_effort")
+
+
+def test_a_name_that_another_api_knows_is_not_said_to_mean_itself():
+    assert str(unserved("logit_bias", {}, {"logit_bias"})).endswith("it is not known here")
+    assert "did you mean logit_bias?" in str(unserved("logit_bia", {}, {"logit_bias"}))

@@ -15,16 +15,12 @@ from octavo.engine.text.assistant.reasoning import REASONING_FORMATS, reasoning_
 from octavo.engine.text.assistant.tool import FunctionTool, ToolChoice
 from octavo.engine.text.assistant.tool_grammar import MAX_TOOLS_CHARS, tool_grammar
 from tests.engine.text.assistant.renderers import RENDERERS
-from tests.engine.text.assistant.turns import TOOLS, said
+from tests.engine.text.assistant.test_grammars import First
+from tests.engine.text.assistant.turns import TOOLS, Call, said
 from tests.engine.text.assistant.walks import matcher_of, specials_of, walk
 
 IS_SOAK = settings.default.max_examples > 1000
 NUM_WALKS = 60 if IS_SOAK else 2
-TAGS = (
-    ("<parameter", "</parameter>"),
-    ("<arg_key>", "</arg_value>"),
-    ("<｜DSML｜parameter", "</｜DSML｜parameter>"),
-)
 REQUIRED = ToolChoice("required", is_parallel=False)
 
 
@@ -70,6 +66,46 @@ SCHEMAS: dict[str, Any] = {
     ),
     "empty": {"type": "object", "properties": {}, "additionalProperties": False},
     "unicode": _object(["größe", "名前"], größe={"type": "integer"}, 名前={"type": "string"}),
+    "formats": _object(
+        ["day", "id"],
+        day={"type": "string", "format": "date"},
+        id={"type": "string", "format": "uuid"},
+        host={"type": "string", "format": "ipv4"},
+        mail={"anyOf": [{"type": "string", "format": "email"}, {"type": "null"}]},
+    ),
+    "digits": _object(["d"], d={"type": "string", "pattern": r"^\d{3}[\w.]\S/$"}),
+    "tuples": _object(
+        ["a", "b", "c"],
+        a={
+            "type": "array",
+            "prefixItems": [{"type": "boolean"}, {"type": "integer"}],
+            "items": False,
+            "minItems": 2,
+        },
+        b={"type": "array", "prefixItems": [{"type": "null"}], "items": {"type": "integer"}},
+        c={
+            "type": "array",
+            "prefixItems": [{"type": "null"}],
+            "items": {"type": "integer"},
+            "minItems": 3,
+            "maxItems": 4,
+        },
+    ),
+    "bounded unions": _object(
+        ["a", "b", "c", "d"],
+        a={"anyOf": [{"type": "string", "maxLength": 5}, {"type": "null"}]},
+        b={"anyOf": [{"enum": ["x", "y"]}, {"type": "null"}]},
+        c={"anyOf": [{"type": "string", "minLength": 2, "maxLength": 4}, {"type": "number"}]},
+        d={"anyOf": [{"enum": ["x", ""]}, {"type": "string", "pattern": "^y+$"}]},
+    ),
+    "demanded, not named": {
+        **_object(["a", "b"], a={"type": "integer"}),
+        "additionalProperties": {"type": "boolean"},
+    },
+    "named values": _object(["a"], a={"enum": [{"k": [1, "s", {}]}, ["s", None], [], "[", {}]}),
+    "not unique": _object(
+        ["a"], a={"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": False}
+    ),
     "quotes": _object(['a"b', "it's"], **{'a"b': {"type": "integer"}, "it's": {"type": "string"}}),
 }
 TWENTY = [
@@ -114,13 +150,29 @@ def test_a_call_matches_its_schema(name, kind, vocabulary, tokens):
         rng = random.Random(kind)
         for _ in range(NUM_WALKS):
             text = walk(first.deep_copy(), vocabulary, rng, specials, [])
-            # Where tags are text, JSON with a tag in a string cannot be told from its end.
-            if text is None or any(text.count(end) > text.count(key) for key, end in TAGS):
+            if text is None:
                 continue
             turn = said(format_named(name).parser([tool]), [text])
             assert [call.name for call in turn.calls] == ["f"], text
             assert turn.num_ended == 1, text
-            jsonschema.validate(turn.calls[0].arguments, SCHEMAS[kind])
+            validate(turn.calls[0].arguments, SCHEMAS[kind])
+
+
+def validate(arguments: Any, schema: dict[str, Any]) -> None:
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    jsonschema.validate(arguments, schema, format_checker=checker)
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_call_may_nest_as_a_schema_that_refers_to_itself(name, vocabulary, tokens):
+    schema = _object(["kids"], kids={"type": "array", "items": {"$ref": "#"}, "maxItems": 2})
+    grammar = tool_grammar(format_named(name), [FunctionTool("f", schema)], REQUIRED)
+    first = matcher_of(grammar or "", tokens, vocabulary)
+    for kids, is_allowed in (([{"kids": [{"kids": []}]}], True), ([[]], False), ([1], False)):
+        text = RENDERERS[name](First(), [Call("f", {"kids": kids})])
+        matcher = first.deep_copy()
+        ids = vocabulary(text)
+        assert (matcher.validate_tokens(ids) == len(ids)) == is_allowed, text
 
 
 @pytest.mark.parametrize("has_specials", [False, True], ids=["text", "tokens"])

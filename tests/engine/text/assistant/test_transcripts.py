@@ -74,3 +74,40 @@ def test_no_cut_changes_what_a_turn_says(name):
         for first, last in itertools.combinations(range(len(text) + 1), 2):
             pieces = [text[:first], text[first:last], text[last:]]
             assert said(tool_format.parser(TOOLS), pieces) == whole, pieces
+
+
+TAGS = {
+    "qwen3_coder": "</parameter>",
+    "seed_oss": "</parameter>",
+    "glm45": "</arg_value>",
+    "minimax_m2": "</parameter>",
+    "deepseek_v32": "</｜DSML｜parameter>",
+}
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_json_may_hold_the_tag_that_ends_it(name):
+    tag = TAGS[name]
+    arguments = {
+        "query": "q", "filters": {"html": f'a {tag} "b\\', tag: [f"{tag}{tag}", "\\"]},
+        "tags": [f"[{tag}", tag], "exact": True,
+    }  # fmt: skip
+    calls = [Call("search_docs", arguments), Call("ping", {})]
+    text = RENDERERS[name](random.Random(1), calls)
+    whole = said(format_named(name).parser(TOOLS), [text])
+    assert whole.calls == calls
+    for num_chars in (1, 3, 7):
+        pieces = [text[at : at + num_chars] for at in range(0, len(text), num_chars)]
+        assert said(format_named(name).parser(TOOLS), pieces) == whole
+
+
+@pytest.mark.parametrize("name", TAGS)
+@pytest.mark.parametrize("broken", ['["a', "['it\"s']", '{"a": "b'])
+def test_broken_json_ends_at_the_first_tag(name, broken):
+    call = Call("search_docs", {"query": "q", "tags": ["TAGS"], "exact": True})
+    text = RENDERERS[name](random.Random(1), [call])
+    first, last = text.index('["TAGS"'), text.index("]", text.index('["TAGS"')) + 1
+    text = text[:first] + broken + text[last:]
+    whole = said(format_named(name).parser(TOOLS), [text])
+    assert whole.calls == [Call("search_docs", {"query": "q", "tags": broken, "exact": True})]
+    assert said(format_named(name).parser(TOOLS), list(text)) == whole

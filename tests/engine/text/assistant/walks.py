@@ -140,6 +140,6 @@ def walk(
             taken = [int(draws.choice(closing if is_closing else allowed))]
             if taken == [vocabulary.eos_token_id]:
                 return vocabulary.decode(made)
-        assert matcher.consume_tokens(taken)
+        assert matcher.consume_tokens(taken), (matcher.get_error(), vocabulary.decode(made))
         made += taken
     return None

@@ -1,0 +1,1 @@
+"""Calls of agents' tools, checked on live servers: `python -m benchmarks.tool_calls`."""
