@@ -261,7 +261,9 @@ class KVManager:
             pages.tables[group].extend(seen)
             self.cache.mark_referenced(self.pool.share(seen))
         pages.num_registered = matched.num_pages
-        pages.diverges_at = matched.num_found
+        if self.snapshots is not None and (num_found := matched.num_found):
+            goes_on = self.snapshots.goes_on(pages.hashes[num_found - 1])
+            pages.diverges_at = 0 if goes_on else num_found
         for table, end in zip(pages.tables, ends, strict=True):
             table += self._allocate(end - len(table))
 
@@ -394,8 +396,10 @@ class KVManager:
         """Makes findable the pages that the first `num_committed` tokens fill, and snapshots."""
         num_full = num_committed // self.page_size
         if self.snapshots is not None:
-            for num_pages in [each for each in pages.saves if each <= num_full]:
-                self.snapshots.put(pages.hashes[num_pages - 1], pages.saves.pop(num_pages))
+            branch = pages.diverges_at // self.snapshots.num_pages * self.snapshots.num_pages
+            for num_pages in sorted(each for each in pages.saves if each <= num_full):
+                pages.follows, place = pages.hashes[num_pages - 1], pages.saves.pop(num_pages)
+                self.snapshots.put(pages.follows, place, is_branch=num_pages == branch)
         if num_full <= pages.num_registered or not self.enable_prefix_caching:
             return
         self._extend_hashes(pages, num_full)
@@ -442,6 +446,8 @@ class KVManager:
         if self.snapshots is not None:
             self.snapshots.release(pages.saves.values())
             pages.saves.clear()
+            if pages.num_registered:
+                self.snapshots.end(pages.hashes[pages.num_registered - 1])
         for group, (run, table) in enumerate(zip(pages.runs, pages.tables, strict=True)):
             if run is not None:
                 self._prefixes.release(run)
@@ -455,7 +461,8 @@ class KVManager:
         nothing, or whatever its row holds."""
         if self.snapshots is None or position == 0:
             return None
-        return self.snapshots.read(pages.hashes[position // self.page_size - 1])
+        pages.follows = pages.hashes[position // self.page_size - 1]
+        return self.snapshots.read(pages.follows, pages)
 
     def saved(
         self, pages: SequencePages, start: int, end: int, last: int
@@ -475,7 +482,7 @@ class KVManager:
                 continue
             if num_pages in pages.saves or pages.hashes[num_pages - 1] in snapshots:
                 continue
-            place = snapshots.take()
+            place = snapshots.take(pages.follows, pages)
             if place is not None:
                 pages.saves[num_pages] = place
                 taken.append((num_pages * size, place))

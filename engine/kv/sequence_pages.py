@@ -30,9 +30,11 @@ class SequencePages:
         host_pages: by group, its pages in the host tier, while it is swapped out; else empty.
         num_host_tokens: positions whose KV they hold, as far as it is seen from there on.
         is_on_host: whether they can be read: the copy out has ended.
-        diverges_at: pages that were found when it was admitted, of those with a snapshot or not.
+        diverges_at: pages that were found when it was admitted, of those with a snapshot or not; 0
+            if nothing goes on behind them.
         saves: places of snapshots that its steps write, by how many pages they stand for, until
             these are committed.
+        follows: the page hash of the snapshot that it began with or left last; empty for none.
     """
 
     request: Request
@@ -49,6 +51,7 @@ class SequencePages:
     is_on_host: bool = False
     diverges_at: int = 0
     saves: dict[int, int] = field(default_factory=dict)
+    follows: PageHash = b""
     hashes: list[PageHash] = field(init=False)
     page_ids: list[int] = field(init=False)
 

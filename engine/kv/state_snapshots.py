@@ -3,7 +3,8 @@
 Pages alone restore no recurrent state: a sequence goes on from cached pages only where there is a
 snapshot of the state after them, too. A sequence leaves two of them, which are the ones that others
 are likely to begin with: at the end of its prompt, and where its prompt leaves what the cache holds
-pages of without a snapshot, as there begin sequences that share no more than that.
+pages of without a snapshot, as there begin sequences that share no more than that. A prompt that
+goes on where another sequence ended leaves nothing: it is the next turn.
 
 A snapshot has a place on the device, which is
 
@@ -13,7 +14,11 @@ A snapshot has a place on the device, which is
 
 Steps run in the order of their plans: a place that a later plan gives away is written after all
 that earlier ones read of it. Within a plan, what one row reads no other may write (`flush` ends
-that).
+that), but what it alone reads it may itself.
+
+Which one is given away first: one that is *passed*. Its sequence left a later one, and no other
+sequence is known to go on from it, as of most turns of a conversation. Of equals, the one that was
+not used for longest.
 
 Source: Pan et al., "Marconi: Prefix Caching for the Era of Hybrid LLMs", MLSys 2025, for which
 states are worth their room.
@@ -22,15 +27,34 @@ states are worth their room.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from octavo.engine.kv.page_hash import PageHash
 
-ROWS_PER_SNAPSHOT = 4
-"""Rows for each place, where nothing else is asked for."""
+NONE: PageHash = b""
+"""No snapshot's."""
+
+ENDS_PER_PLACE = 16
+"""Ends of sequences that are remembered, for each place."""
+
+
+@dataclass(slots=True)
+class _Snapshot:
+    """A findable one.
+
+    Attributes:
+        place: where it is.
+        num_followers: sequences that are known to go on from it, without the one that left it.
+        is_passed: whether that one follower left a later one.
+    """
+
+    place: int
+    num_followers: int
+    is_passed: bool = False
 
 
 class StateSnapshots:
-    """The one owner of the places; those that were not used for longest are given away first.
+    """The one owner of the places.
 
     Args:
         num_places: how many there are.
@@ -41,42 +65,71 @@ class StateSnapshots:
         self.num_places = num_places
         self.num_pages = num_pages
         self._free = list(range(num_places - 1, -1, -1))
-        self._places: dict[PageHash, int] = {}  # the one that was not used for longest comes first
-        self._read: set[PageHash] = set()
+        # The one that was not used for longest comes first.
+        self._found: dict[PageHash, _Snapshot] = {}
+        self._read: dict[PageHash, object] = {}  # in the plan at hand, by whom last
+        self._ends: dict[PageHash, None] = {}  # the latest comes last
 
     def __contains__(self, page_hash: PageHash) -> bool:
-        return page_hash in self._places
+        return page_hash in self._found
 
     def longest(self, hashes: Sequence[PageHash], num_pages: int) -> int:
         """Pages of the longest prefix, of up to `num_pages` with these contents, that has one."""
         step = self.num_pages
         for end in range(num_pages // step * step, 0, -step):
-            if hashes[end - 1] in self._places:
+            if hashes[end - 1] in self._found:
                 return end
         return 0
 
-    def read(self, page_hash: PageHash) -> int:
-        """The place of a snapshot, which the plan at hand reads."""
-        place = self._places.pop(page_hash)
-        self._places[page_hash] = place
-        self._read.add(page_hash)
-        return place
+    def read(self, page_hash: PageHash, reader: object = None) -> int:
+        """The place of a snapshot that a sequence goes on from, in the plan at hand."""
+        found = self._found[page_hash] = self._found.pop(page_hash)
+        found.num_followers += 1
+        found.is_passed = False
+        self._read[page_hash] = reader
+        return found.place
 
-    def take(self) -> int | None:
-        """A place to be written; None if all others are read or taken."""
+    def take(self, follows: PageHash = NONE, writer: object = None) -> int | None:
+        """A place to be written; None if all others are read or taken.
+
+        Args:
+            follows: the snapshot that the sequence began with or left last, which it now passes.
+            writer: the sequence, as `read` may know it.
+        """
+        own = None
+        if follows in self._found and self._found[follows].num_followers <= 1:
+            self._found[follows].is_passed = True
+            own = follows if self._read.get(follows, self) is writer else None
         if self._free:
             return self._free.pop()
-        for page_hash in self._places:
-            if page_hash not in self._read:
-                return self._places.pop(page_hash)
-        return None
+        unread = [each for each in self._found if each not in self._read or each == own]
+        if not unread:
+            return None
+        gone = min(unread, key=lambda each: not self._found[each].is_passed)
+        self._read.pop(gone, None)
+        return self._found.pop(gone).place
 
-    def put(self, page_hash: PageHash, place: int) -> None:
-        """Makes a taken place findable: it was written. Of two that are equal one comes free."""
-        if page_hash in self._places:
+    def put(self, page_hash: PageHash, place: int, *, is_branch: bool = False) -> None:
+        """Makes a taken place findable: it was written. Of two that are equal one comes free.
+
+        Args:
+            is_branch: sequences are known to go on from there in different ways.
+        """
+        if page_hash in self._found:
             self._free.append(place)
         else:
-            self._places[page_hash] = place
+            self._found[page_hash] = _Snapshot(place, 2 if is_branch else 0)
+
+    def end(self, page_hash: PageHash) -> None:
+        """A sequence ended, whose last full page this is."""
+        self._ends.pop(page_hash, None)
+        self._ends[page_hash] = None
+        if len(self._ends) > ENDS_PER_PLACE * self.num_places:
+            del self._ends[next(iter(self._ends))]
+
+    def goes_on(self, page_hash: PageHash) -> bool:
+        """Whether a sequence ended there, and nobody went on from it before: asked once."""
+        return self._ends.pop(page_hash, self) is None
 
     def release(self, places: Iterable[int]) -> None:
         """Frees taken places: whatever is written there, nobody will look for it."""
@@ -88,11 +141,13 @@ class StateSnapshots:
 
     def forget(self) -> None:
         """Frees all findable ones: what they hold can no longer be trusted."""
-        self._free.extend(self._places.values())
-        self._places.clear()
+        self._free.extend(found.place for found in self._found.values())
+        self._found.clear()
         self._read.clear()
+        self._ends.clear()
 
     def check_integrity(self, taken: Iterable[int]) -> None:
         """Asserts that each place is free, findable or taken by one live sequence."""
-        everywhere = [*self._free, *self._places.values(), *taken]
+        found = [each.place for each in self._found.values()]
+        everywhere = [*self._free, *found, *taken]
         assert sorted(everywhere) == list(range(self.num_places)), everywhere

@@ -8,6 +8,7 @@ step that reads it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -186,12 +187,12 @@ class CheckedExecutor(SimulatedExecutor):
 
     def _play_snapshots(self, chunks: Sequence[PrefillRow]) -> None:
         """Checks what rows' states begin with, and writes what they leave."""
-        read, written = set(), dict[int, tuple[int, ...]]()
+        read, written = Counter[int](), dict[int, tuple[int, ...]]()
         for chunk in chunks:
             known, end = self._tokens(chunk.request), chunk.start + chunk.num_tokens
             assert (chunk.restores is not None) == (chunk.is_new and chunk.start > 0)
             if chunk.restores is not None:
-                read.add(chunk.restores)
+                read[chunk.restores] += 1
                 held = self._snapshots[chunk.restores]
                 assert held == known[: chunk.start], f"snapshot {chunk.restores} is another's"
             assert len(chunk.saves) <= MAX_SAVES
@@ -201,7 +202,10 @@ class CheckedExecutor(SimulatedExecutor):
                 assert 0 <= place < self.limits.num_snapshots
                 assert place not in written, f"two write snapshot {place}"
                 written[place] = known[:position]
-        assert read.isdisjoint(written), "a snapshot is read and written at once"
+        for chunk in chunks:
+            for _, place in chunk.saves:  # a row itself reads before it writes
+                is_own = place == chunk.restores
+                assert read[place] == is_own, f"snapshot {place} is read and written at once"
         self._snapshots |= written
 
     def _write(self, slot: int, start: int, count: int) -> None:

@@ -68,13 +68,11 @@ class Capacity:
     @property
     def max_concurrent_requests(self) -> int:
         """Requests of `context_tokens` that fit at once, sharing no prefix."""
-        from octavo.engine.kv.state_snapshots import ROWS_PER_SNAPSHOT
-
         # A page, and a row's states, take what padding rows write.
         spare = self.kv_pool_bytes - self.kv_bytes_per_page - self.state_bytes
         states = self.state_bytes
         if self.windows == (None,):  # else there is no prefix cache that would need snapshots
-            states += self.state_bytes // ROWS_PER_SNAPSHOT
+            states += self.state_bytes  # as many as rows, where nothing else is asked for
         return max(0, spare) // (self.request_kv_bytes + states)
 
     @property

@@ -225,6 +225,24 @@ def test_tokens_survive_preemption(
     assert llm.engine.load().prefix_cache_hits > 0
 
 
+def test_a_conversation_goes_on_from_the_place_that_it_writes(
+    make_llm: Callable[..., Any], checkpoint: Path
+) -> None:
+    llm = make_llm(model=str(checkpoint), **SETTINGS["one snapshot"])
+    plain = new_llm(checkpoint)
+    prompt = max(prompts(), key=len)
+    for turn in range(4):
+        answers = [
+            each.generate(prompt, PARAMS, use_tqdm=False)[0].outputs[0].token_ids
+            for each in (llm, plain)
+        ]
+        assert answers[0] == answers[1]
+        prompt = [*prompt, *answers[0], *range(20, 60 + turn)]
+    plain.close()
+    # Each turn but the first found all but the last turn's answer and question.
+    assert llm.engine.load().prefix_cache_hits >= 128 + 192 + 256
+
+
 def test_a_row_that_begins_finds_nothing_of_the_one_before(
     checkpoint: Path, alone: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,7 +361,7 @@ def test_what_pages_alone_cannot_do_is_refused_by_name(checkpoint: Path) -> None
     ("changes", "num_slots"),
     [
         ({}, 5),
-        ({"enable_prefix_caching": True}, 6),
+        ({"enable_prefix_caching": True}, 9),
         ({"enable_prefix_caching": True, "num_state_snapshots": 3}, 8),
     ],
 )

@@ -23,7 +23,6 @@ from octavo.engine.execution.state import kv_bytes_per_token, pool_layouts, recu
 from octavo.engine.execution.step_spec import prefill_rows
 from octavo.engine.execution.weights.weight_variants import WeightVariants
 from octavo.engine.kv.page_needs import PageNeeds, page_needs
-from octavo.engine.kv.state_snapshots import ROWS_PER_SNAPSHOT
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.cache_spec import LatentCache
 from octavo.models.config import ModelConfig
@@ -213,7 +212,7 @@ def _num_snapshots(config: EngineConfig, model: ModelConfig) -> int:
         raise InvalidConfigError("num_state_snapshots", wanted, "0 with windows")
     if not layout.states or layout.windows != (None,) or not config.enable_prefix_caching:
         return 0
-    return max(1, config.max_num_seqs // ROWS_PER_SNAPSHOT) if wanted is None else wanted
+    return config.max_num_seqs if wanted is None else wanted
 
 
 def _num_host_pages(config: EngineConfig, model: ModelConfig, page_bytes: int) -> int:

@@ -18,6 +18,7 @@ from octavo.engine.errors import HostLostError, HostsDivergedError
 from octavo.engine.hosts.host_executor import digest_rows
 from octavo.engine.hosts.leader import LOST_STATUS
 from octavo.engine.hosts.messages import Message
+from tests.engine.families import FAMILIES, write_family
 from tests.engine.hosts.pair import Pair
 from tests.engine.hosts.work import serve_all, swap_always
 
@@ -52,6 +53,24 @@ def test_followers_do_what_devices_are_told(
     for ours, theirs in pages:
         np.testing.assert_array_equal(np.asarray(theirs), np.asarray(ours))
     assert pair.ended in ([], [("follower", 0)])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_followers_of_every_kind_of_cache_do_the_same(
+    family: str, tmp_path: Path, tiny_model: Path, make_llm: Callable[..., Any]
+) -> None:
+    model = write_family(family, tmp_path, tiny_model)
+    undisturbed = serve_all(make_llm(model=str(model), num_kv_pages=200).engine)
+    pair = Pair(model)
+    assert serve_all(pair.engine) == undisturbed
+    assert serve_all(pair.engine, fail_at=9) == undisturbed  # from pages and snapshots
+    assert pair.engine.scheduler.load().prefix_hit_tokens > 0
+    assert pair.engine.core.recovery.num_recoveries == 1
+    leading = pair.engine.executor
+    pair.close()
+    states = jax.tree.leaves(leading._state), jax.tree.leaves(pair.follower._state)
+    for ours, theirs in zip(*states, strict=True):
+        np.testing.assert_array_equal(np.asarray(theirs), np.asarray(ours))
 
 
 def test_a_program_is_used_when_all_hosts_have_it(tiny_model: Path) -> None:

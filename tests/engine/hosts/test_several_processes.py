@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from octavo.engine.hosts.leader import LOST_STATUS
+from tests.engine.families import FAMILIES, write_family
 from tests.engine.hosts.work import serve_all
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -160,6 +161,20 @@ def test_a_group_says_what_one_process_says_and_ends_with_its_members(
         seconds, statuses = found.lose(size - 1, signal.SIGSTOP)
         assert statuses == [LOST_STATUS] * (size - 1)
         assert seconds < DEATH_S, "the group outlived a host that hangs"
+
+
+@pytest.mark.skipif(not ALL, reason="make multihost runs it")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_processes_serve_every_kind_of_cache(
+    family: str, tmp_path: Path, tiny_model: Path, make_llm: Callable[..., Any]
+) -> None:
+    model = write_family(family, tmp_path, tiny_model)
+    alone = serve_all(make_llm(model=str(model), num_kv_pages=200).engine)
+    with group(model, 2, {}, {"fail_at": 30}) as found:
+        answer = found.answer()
+        assert answer["tokens"] == alone
+        assert answer["recoveries"] == 1
+        assert (answer["prefix hits"] > 0) == (family != "recurrent")  # 64 tokens are not shared
 
 
 @pytest.mark.skipif(not ALL, reason="make multihost runs it")

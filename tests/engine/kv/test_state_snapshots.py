@@ -47,6 +47,54 @@ def test_what_a_plan_reads_it_does_not_write() -> None:
     assert snapshots.take() == first
 
 
+def test_one_that_its_only_follower_passed_is_given_away_first() -> None:
+    snapshots = StateSnapshots(3, num_pages=1)
+    oldest, passed, _ = written(snapshots, 1, 2, 3)
+    snapshots.read(HASHES[1])
+    snapshots.flush()
+    assert [snapshots.take(HASHES[1]), snapshots.take()] == [passed, oldest]
+
+
+def test_one_that_several_go_on_from_is_not_passed() -> None:
+    snapshots = StateSnapshots(3, num_pages=1)
+    oldest, shared, _ = written(snapshots, 1, 2, 3)
+    for _ in range(2):
+        snapshots.read(HASHES[1])
+        snapshots.flush()
+    assert snapshots.take(HASHES[1]) == oldest
+    snapshots.put(HASHES[4], oldest, is_branch=True)  # as is one at which prompts part
+    assert snapshots.take(HASHES[4]) != oldest
+    assert snapshots.take() == shared
+
+
+def test_what_a_sequence_alone_reads_it_may_write() -> None:
+    one, other = "one", "other"
+    snapshots = StateSnapshots(1, num_pages=1)
+    (place,) = written(snapshots, 1)
+    snapshots.read(HASHES[0], one)
+    assert snapshots.take(HASHES[0], other) is None  # it left what another goes on from now
+    assert snapshots.take(HASHES[0], one) == place
+    snapshots.put(HASHES[1], place)
+    snapshots.read(HASHES[1], one)
+    snapshots.read(HASHES[1], other)
+    assert snapshots.take(HASHES[1], other) is None
+    snapshots.check_integrity([])
+    snapshots = StateSnapshots(2, num_pages=1)
+    (place,) = written(snapshots, 1)
+    snapshots.read(HASHES[0], one)
+    assert snapshots.take(HASHES[0], one) != place  # there is a free one
+    assert snapshots.take(HASHES[1], other) is None  # and this one is still read
+
+
+def test_a_sequence_goes_on_once_from_where_another_ended() -> None:
+    snapshots = StateSnapshots(1, num_pages=1)
+    snapshots.end(HASHES[0])
+    assert [snapshots.goes_on(HASHES[index]) for index in (1, 0, 0)] == [False, True, False]
+    for number in range(1000):  # no more are remembered than are of use
+        snapshots.end(b"%d" % number)
+    assert [snapshots.goes_on(b"%d" % number) for number in (0, 999)] == [False, True]
+
+
 def test_one_of_two_that_are_equal_comes_free() -> None:
     snapshots = StateSnapshots(2, num_pages=1)
     first, second = snapshots.take(), snapshots.take()

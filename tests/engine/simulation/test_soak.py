@@ -117,7 +117,7 @@ def test_snapshots_of_states_hold_every_invariant() -> None:
         ("longest", lambda self, hashes, num_pages: num_pages),
         ("release", lambda self, places: None),
         ("forget", lambda self: None),
-        ("read", lambda self, page_hash: self._places[page_hash]),
+        ("read", lambda self, page_hash, reader: self._found[page_hash].place),
     ],
 )
 def test_snapshots_kept_wrongly_are_found(

@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from octavo.engine.kv.state_snapshots import ROWS_PER_SNAPSHOT
 from octavo.server.cli.capacity import Capacity
 from octavo.server.cli.main import main
 
@@ -50,8 +49,8 @@ def test_a_request_s_recurrent_states_take_their_room_beside_its_pages():
     with_states = Capacity(**BASE | {"state_bytes": row})
     assert with_states.num_pages == one.num_pages
     spare = one.kv_pool_bytes - one.kv_bytes_per_page - row
-    snapshots = row // ROWS_PER_SNAPSHOT
-    assert with_states.max_concurrent_requests == spare // (2 * row + snapshots) > 0
+    snapshot = row
+    assert with_states.max_concurrent_requests == spare // (2 * row + snapshot) > 0
 
 
 @pytest.mark.parametrize("file", ["", "config.json"])
