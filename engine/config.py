@@ -90,8 +90,9 @@ class EngineConfig:
         enable_chunked_prefill: split prompts over steps; off means a prompt must fit one step.
         enable_prefix_caching: keep finished pages for later prompts that begin alike.
         num_state_snapshots: recurrent states kept for prompts that begin alike, of a model with
-            recurrent layers; None is as many as `max_num_seqs`, 0 none, and no prefix cache.
-            Conversations that take turns want one each, and what they share one more.
+            recurrent layers; None is as many as `max_num_seqs`, or as 1 GiB holds, but a quarter
+            at least; 0 none, and no prefix cache. Conversations that take turns want one each,
+            and what they share one more.
         block_size: tokens in a KV page, a power of two; None picks by platform.
         num_kv_pages: KV pages in the pool, each of one group of layers; None sizes it from memory.
         kv_cache_memory_bytes: bytes for the pool; None takes a share of free memory.

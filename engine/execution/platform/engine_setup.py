@@ -36,6 +36,11 @@ TABLE_ALIGNMENT_PAGES = 8
 """A row of the block table is whole blocks of pages, so that attention never slices past it."""
 
 
+SNAPSHOT_BYTES = 1 << 30
+"""Of snapshots, unless more are asked for or a quarter of the rows takes more: the same on every
+host."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSetup:
     """What executor and scheduler are made from. Plain data, but for the mesh.
@@ -212,7 +217,10 @@ def _num_snapshots(config: EngineConfig, model: ModelConfig) -> int:
         raise InvalidConfigError("num_state_snapshots", wanted, "0 with windows")
     if not layout.states or layout.windows != (None,) or not config.enable_prefix_caching:
         return 0
-    return config.max_num_seqs if wanted is None else wanted
+    if wanted is not None:
+        return wanted
+    cheap = SNAPSHOT_BYTES // recurrent_bytes(model, 1)
+    return min(config.max_num_seqs, max(1, config.max_num_seqs // 4, cheap))
 
 
 def _num_host_pages(config: EngineConfig, model: ModelConfig, page_bytes: int) -> int:

@@ -18,11 +18,13 @@ from octavo.engine.execution.platform import engine_setup, kv_memory
 from octavo.engine.execution.platform.engine_setup import EngineSetup, decide_setup
 from octavo.engine.execution.platform.traits import CPU, TPU
 from octavo.engine.execution.programs.program_maker import dump, load
+from octavo.engine.execution.state import recurrent_bytes
 from octavo.engine.execution.weights.weight_variants import WeightVariants
 from octavo.models.config import ModelConfig
 from octavo.models.flat_config import flat_config
 from octavo.models.rope import Rope, RopeScaling
 from octavo.sharding.mesh import make_mesh
+from tests.engine import test_recurrent_layers
 
 MODEL = flat_config(
     vocab_size=64,
@@ -72,6 +74,21 @@ def test_the_model_is_that_of_the_context_that_is_served() -> None:
         [scaling] = {layer.mixer.rope.scaling for layer in model.layers}
         assert scaling == RopeScaling(kind="factors", factors=(factor,) * 16)
     assert setup_of().model == MODEL
+
+
+@pytest.mark.parametrize(("affordable", "expected"), [(100, 16), (7, 7), (3, 4), (0, 4)])
+def test_snapshots_are_as_many_as_rows_where_they_are_cheap(
+    monkeypatch: pytest.MonkeyPatch, affordable: int, expected: int
+) -> None:
+    model = test_recurrent_layers.config_of("gated_delta")
+    one = recurrent_bytes(model, 1)
+    monkeypatch.setattr(engine_setup, "SNAPSHOT_BYTES", affordable * one + one - 1)
+    found = setup_of(model=model, max_num_seqs=16, enable_prefix_caching=True).limits
+    assert found.num_snapshots == expected
+    asked = setup_of(
+        model=model, max_num_seqs=16, enable_prefix_caching=True, num_state_snapshots=2
+    ).limits
+    assert asked.num_snapshots == 2
 
 
 def test_a_platforms_name_is_compared_where_its_traits_are_given() -> None:
