@@ -149,7 +149,11 @@ def decide_setup(
     num_pages, num_snapshots = config.num_kv_pages, _num_snapshots(config, model)
     if num_pages is None:
         budget = kv_budget_bytes(config, mesh, unread_bytes, host_memory_bytes)
-        budget -= recurrent_bytes(model, config.max_num_seqs + 1 + num_snapshots)
+        states = recurrent_bytes(model, config.max_num_seqs + 1 + num_snapshots)
+        if states >= budget:
+            allowed = f"more than {states}, for which max_num_seqs and num_state_snapshots ask"
+            raise InvalidConfigError("kv_cache_memory_bytes", budget, allowed)
+        budget -= states
         needs = page_needs(page_size, windows, max_tokens)
         num_pages = _num_pages(budget, page_bytes, needs, max_model_len, config.max_num_seqs)
     return EngineSetup(

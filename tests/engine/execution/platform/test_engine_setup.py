@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import octavo.engine
 from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.platform import engine_setup, kv_memory
 from octavo.engine.execution.platform.engine_setup import EngineSetup, decide_setup
 from octavo.engine.execution.platform.traits import CPU, TPU
@@ -89,6 +90,14 @@ def test_snapshots_are_as_many_as_rows_where_they_are_cheap(
         model=model, max_num_seqs=16, enable_prefix_caching=True, num_state_snapshots=2
     ).limits
     assert asked.num_snapshots == 2
+
+
+def test_states_that_leave_no_room_for_pages_are_named() -> None:
+    model = test_recurrent_layers.config_of("gated_delta")
+    memory = {"num_kv_pages": None, "kv_cache_memory_bytes": recurrent_bytes(model, 9)}
+    with pytest.raises(InvalidConfigError, match=r"kv_cache_memory_bytes.*num_state_snapshots"):
+        setup_of(model=model, max_num_seqs=8, num_state_snapshots=8, **memory)
+    assert setup_of(model=model, max_num_seqs=8, num_kv_pages=64, num_state_snapshots=8)
 
 
 def test_a_platforms_name_is_compared_where_its_traits_are_given() -> None:
