@@ -33,26 +33,33 @@ async def pool_all(
 
     Raises: as `Front.generate`; the first error ends all of them.
     """
-    places = asyncio.Semaphore(TEXTS_AT_ONCE)
+    outputs: dict[int, RequestOutput] = {}
+    left = enumerate(zip(texts, names, strict=True))
 
     async def pool(text: Prompt, name: str) -> RequestOutput:
-        async with places:
-            stream = front.generate(text, POOLED, request_id, pooling=params, **options)
-            try:
-                async with contextlib.aclosing(stream) as outputs:
-                    return await anext(outputs)
-            except InvalidRequestError as error:
-                if error.field not in ("prompt", "prompt_token_ids"):
-                    raise
-                raise InvalidRequestError(name, error.value, error.allowed) from None
+        stream = front.generate(text, POOLED, request_id, pooling=params, **options)
+        try:
+            async with contextlib.aclosing(stream) as news:
+                return await anext(news)
+        except InvalidRequestError as error:
+            if error.field not in ("prompt", "prompt_token_ids"):
+                raise
+            raise InvalidRequestError(name, error.value, error.allowed) from None
 
-    tasks = [asyncio.ensure_future(pool(*item)) for item in zip(texts, names, strict=True)]
+    async def pool_what_is_left() -> None:
+        for index, (text, name) in left:
+            outputs[index] = await pool(text, name)
+
+    tasks = [
+        asyncio.ensure_future(pool_what_is_left()) for _ in range(min(TEXTS_AT_ONCE, len(texts)))
+    ]
     try:
-        return await asyncio.gather(*tasks)
+        await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+    return [outputs[index] for index in range(len(texts))]
 
 
 def usage_of(outputs: Sequence[RequestOutput]) -> dict[str, int]:
