@@ -37,6 +37,20 @@ NONE: PageHash = b""
 ENDS_PER_PLACE = 16
 """Ends of sequences that are remembered, for each place."""
 
+DEFAULT_BYTES = 1 << 30
+"""Of snapshots, unless more are asked for or a quarter of the rows takes more: the same on every
+host."""
+
+
+def default_num_places(num_rows: int, state_bytes: int) -> int:
+    """Places where no number is asked for: as many as rows where they are cheap, else a quarter.
+
+    Args:
+        num_rows: that run at once, 1 or more; or 0, for none.
+        state_bytes: of one snapshot.
+    """
+    return min(num_rows, max(1, num_rows // 4, DEFAULT_BYTES // state_bytes))
+
 
 @dataclass(slots=True)
 class _Snapshot:

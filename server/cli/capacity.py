@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 
 from octavo.engine.errors import InvalidConfigError
@@ -70,10 +71,18 @@ class Capacity:
         """Requests of `context_tokens` that fit at once, sharing no prefix."""
         # A page, and a row's states, take what padding rows write.
         spare = self.kv_pool_bytes - self.kv_bytes_per_page - self.state_bytes
-        states = self.state_bytes
-        if self.windows == (None,):  # else there is no prefix cache that would need snapshots
-            states += self.state_bytes  # as many as rows, where nothing else is asked for
-        return max(0, spare) // (self.request_kv_bytes + states)
+        each = self.request_kv_bytes + self.state_bytes
+        most = max(0, spare) // each
+        if not self.state_bytes or self.windows != (None,):  # there are no snapshots
+            return most
+        # Imported here: a command line starts without NumPy.
+        from octavo.engine.kv.state_snapshots import default_num_places
+
+        def needed(num_rows: int) -> int:
+            places = default_num_places(num_rows, self.state_bytes)
+            return num_rows * each + places * self.state_bytes
+
+        return max(0, bisect.bisect_right(range(most + 1), spare, key=needed) - 1)
 
     @property
     def request_kv_bytes(self) -> int:

@@ -23,6 +23,7 @@ from octavo.engine.execution.state import kv_bytes_per_token, pool_layouts, recu
 from octavo.engine.execution.step_spec import prefill_rows
 from octavo.engine.execution.weights.weight_variants import WeightVariants
 from octavo.engine.kv.page_needs import PageNeeds, page_needs
+from octavo.engine.kv.state_snapshots import default_num_places
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.cache_spec import LatentCache
 from octavo.models.config import ModelConfig
@@ -34,11 +35,6 @@ from octavo.pallas_kernels.ragged_paged_attention.pool_layout import default_pag
 DEFAULT_MAX_MODEL_LEN = 8192
 TABLE_ALIGNMENT_PAGES = 8
 """A row of the block table is whole blocks of pages, so that attention never slices past it."""
-
-
-SNAPSHOT_BYTES = 1 << 30
-"""Of snapshots, unless more are asked for or a quarter of the rows takes more: the same on every
-host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +219,7 @@ def _num_snapshots(config: EngineConfig, model: ModelConfig) -> int:
         return 0
     if wanted is not None:
         return wanted
-    cheap = SNAPSHOT_BYTES // recurrent_bytes(model, 1)
-    return min(config.max_num_seqs, max(1, config.max_num_seqs // 4, cheap))
+    return default_num_places(config.max_num_seqs, recurrent_bytes(model, 1))
 
 
 def _num_host_pages(config: EngineConfig, model: ModelConfig, page_bytes: int) -> int:

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from octavo.engine.kv.state_snapshots import default_num_places
 from octavo.server.cli.capacity import Capacity
 from octavo.server.cli.main import main
 
@@ -51,6 +52,22 @@ def test_a_request_s_recurrent_states_take_their_room_beside_its_pages():
     spare = one.kv_pool_bytes - one.kv_bytes_per_page - row
     snapshot = row
     assert with_states.max_concurrent_requests == spare // (2 * row + snapshot) > 0
+
+
+@pytest.mark.parametrize("state_bytes", [0, 1 << 12, 1 << 24, 3 << 24, 1 << 30])
+@pytest.mark.parametrize("memory_gib", [2, 40])
+def test_as_many_requests_as_their_states_and_snapshots_leave_room_for(
+    state_bytes: int, memory_gib: int
+) -> None:
+    found = Capacity(**BASE | {"state_bytes": state_bytes, "memory_bytes": memory_gib << 30})
+
+    def taken(num_rows: int) -> int:
+        places = default_num_places(num_rows, state_bytes) if state_bytes else 0
+        return num_rows * (found.request_kv_bytes + state_bytes) + places * state_bytes
+
+    spare = found.kv_pool_bytes - found.kv_bytes_per_page - state_bytes
+    most = found.max_concurrent_requests
+    assert taken(most) <= max(0, spare) < taken(most + 1)
 
 
 @pytest.mark.parametrize("file", ["", "config.json"])

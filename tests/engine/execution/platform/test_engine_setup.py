@@ -21,6 +21,7 @@ from octavo.engine.execution.platform.traits import CPU, TPU
 from octavo.engine.execution.programs.program_maker import dump, load
 from octavo.engine.execution.state import recurrent_bytes
 from octavo.engine.execution.weights.weight_variants import WeightVariants
+from octavo.engine.kv import state_snapshots
 from octavo.models.config import ModelConfig
 from octavo.models.flat_config import flat_config
 from octavo.models.rope import Rope, RopeScaling
@@ -83,7 +84,7 @@ def test_snapshots_are_as_many_as_rows_where_they_are_cheap(
 ) -> None:
     model = test_recurrent_layers.config_of("gated_delta")
     one = recurrent_bytes(model, 1)
-    monkeypatch.setattr(engine_setup, "SNAPSHOT_BYTES", affordable * one + one - 1)
+    monkeypatch.setattr(state_snapshots, "DEFAULT_BYTES", affordable * one + one - 1)
     found = setup_of(model=model, max_num_seqs=16, enable_prefix_caching=True).limits
     assert found.num_snapshots == expected
     asked = setup_of(
