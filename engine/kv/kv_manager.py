@@ -20,7 +20,7 @@ from octavo.engine.kv.prefix_cache import PrefixCache
 from octavo.engine.kv.prefix_lookup import PrefixLookup
 from octavo.engine.kv.prefix_match import PrefixMatch
 from octavo.engine.kv.sequence_pages import SequencePages
-from octavo.engine.kv.state_snapshots import StateSnapshots
+from octavo.engine.kv.state_snapshots import NONE, StateSnapshots
 from octavo.engine.request import Request
 
 
@@ -261,9 +261,11 @@ class KVManager:
             pages.tables[group].extend(seen)
             self.cache.mark_referenced(self.pool.share(seen))
         pages.num_registered = matched.num_pages
-        if self.snapshots is not None and (num_found := matched.num_found):
-            goes_on = self.snapshots.goes_on(pages.hashes[num_found - 1])
-            pages.diverges_at = 0 if goes_on else num_found
+        pages.diverges_at, pages.follows = matched.num_found, NONE
+        if self.snapshots is not None and matched.num_found:
+            last = pages.hashes[matched.num_found - 1]
+            if self.snapshots.goes_on(last):
+                pages.diverges_at = 0
         for table, end in zip(pages.tables, ends, strict=True):
             table += self._allocate(end - len(table))
 

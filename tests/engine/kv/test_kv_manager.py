@@ -96,3 +96,20 @@ def test_usage_counts_what_live_sequences_hold(kv):
     kv.release(pages)
     assert kv.usage == 0.0
     assert kv.num_available == 8
+
+
+def test_a_sequence_that_begins_anew_follows_no_snapshot_of_its_earlier_run():
+    kv = KVManager(
+        num_pages=20, page_size=4, enable_prefix_caching=True, num_snapshots=4, snapshot_tokens=4
+    )
+    pages = kv.open(request([1] * 12))
+    kv.admit(pages, kv.match_prefix(pages), 12)
+    assert kv.saved(pages, 0, 12, 12)
+    kv.register_full_pages(pages, 12)
+    assert pages.follows
+    kv.release(pages)
+    kv.forget_prefixes()
+    kv.admit(pages, kv.match_prefix(pages), 12)
+    assert not pages.follows
+    assert pages.diverges_at == 0
+    kv.check_integrity([pages])
