@@ -38,7 +38,11 @@ from octavo.engine.execution.platform.available_memory import has_room_for_progr
 from octavo.engine.execution.platform.buckets import waste
 from octavo.engine.execution.platform.engine_setup import EngineSetup
 from octavo.engine.execution.programs.compile_cache import CompileCache
-from octavo.engine.execution.programs.compile_manager import CompileManager
+from octavo.engine.execution.programs.compile_manager import (
+    COMPILE_THREADS,
+    MAX_COMPILE_THREADS,
+    CompileManager,
+)
 from octavo.engine.execution.programs.program_maker import ProgramMaker
 from octavo.engine.execution.programs.program_store import open_program_store
 from octavo.engine.execution.row_inputs import RowInputs, row_inputs
@@ -185,6 +189,7 @@ class DeviceExecutor:
             cache=self._cache,
             compiler_options=self._compiler_options,
             has_room=has_room_for_programs,
+            max_threads=COMPILE_THREADS if setup.traits.in_host_memory else MAX_COMPILE_THREADS,
             tidy=give_back_after_compiling,
             fail_after_ready=fail_on_compile,
         )

@@ -31,7 +31,8 @@ from octavo.pallas_kernels.tuning import num_cores
 logger = logging.getLogger(__name__)
 
 COMPILE_THREADS, MAX_COMPILE_THREADS = 2, 8
-"""On few cores, and on many: half of them. Each may take gigabytes of the host's memory."""
+"""On few cores, or beside weights in the same memory; and on many: half of them. Each thread may
+take gigabytes of the host's memory."""
 CLAIM_POLL_S, CLAIM_WAIT_S = 0.1, 300.0
 """Between looks at what other processes are compiling; after so long it is compiled here too."""
 BEHIND_NICENESS = 10
@@ -127,6 +128,7 @@ class CompileManager:
         cache: JAX's own, for what is compiled here; None is the process's.
         compiler_options: of a shape's `jax.stages.Lowered.compile`.
         has_room: whether the host has memory for another program; asked before each behind.
+        max_threads: programs that are compiled at once before readiness, where cores allow it.
         tidy: called when a program is there, so that what making it took is given back.
         fail_after_ready: raise instead of compiling on the request path.
     """
@@ -140,6 +142,7 @@ class CompileManager:
         cache: CompileCache | None = None,
         compiler_options: Callable[[StepShape], dict[str, str] | None] = lambda shape: None,
         has_room: Callable[[], bool] = lambda: True,
+        max_threads: int = COMPILE_THREADS,
         tidy: Callable[[], None] = lambda: None,
         fail_after_ready: bool = False,
     ) -> None:
@@ -149,6 +152,7 @@ class CompileManager:
         self._cache = cache or CompileCache()
         self.compiler_options = compiler_options
         self._has_room = has_room
+        self._max_threads = max_threads
         self._tidy = tidy
         self._fail_after_ready = fail_after_ready
         self._programs: dict[StepShape, Program] = {}
@@ -197,7 +201,7 @@ class CompileManager:
                 on_compiled(shape)
 
         cores = num_cores()
-        num_threads = min(cores, max(COMPILE_THREADS, min(MAX_COMPILE_THREADS, cores // 2)))
+        num_threads = min(self._max_threads, cores, max(COMPILE_THREADS, cores // 2))
         is_free = threading.Semaphore(num_threads)
         with (
             contextlib.ExitStack() as on_failure,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from octavo.engine.errors import StepFailedError
+from octavo.engine.execution.programs import compile_manager
 from octavo.engine.execution.programs.compile_manager import CompileManager
 from octavo.engine.execution.step_spec import StepShape
 
@@ -41,6 +42,32 @@ def test_what_was_warmed_up_is_there_and_nothing_counts_as_late() -> None:
     assert programs.get(FINE) == str(FINE)
     assert programs.stats.num_after_ready == 0
     assert set(programs.stats.seconds) == {str(COARSE), str(FINE)}
+
+
+@pytest.mark.parametrize(
+    ("cores", "options", "expected"),
+    [(1, {}, 1), (16, {}, 2), (2, {"max_threads": 8}, 2), (8, {"max_threads": 8}, 4)],
+)
+def test_as_many_programs_compile_at_once_as_cores_and_memory_allow(
+    monkeypatch: pytest.MonkeyPatch, cores: int, options: dict[str, int], expected: int
+) -> None:
+    monkeypatch.setattr(compile_manager, "num_cores", lambda: cores)
+    together = threading.Barrier(expected)  # which fewer at once would not pass
+    most, now, lock = 0, 0, threading.Lock()
+
+    def at_once(shape: StepShape) -> None:
+        nonlocal most, now
+        with lock:
+            now += 1
+            most = max(most, now)
+        together.wait(30)
+        with lock:
+            now -= 1
+
+    programs = manager(at_once, **options)
+    programs.warm_up(tuple(StepShape(n, n, 4) for n in range(1, 2 * expected + 1)))
+    assert len(programs.stats.seconds) == 2 * expected
+    assert most == expected
 
 
 def test_ready_comes_before_the_shapes_behind_which_then_appear_in_order() -> None:
