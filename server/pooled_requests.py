@@ -35,6 +35,7 @@ async def pool_all(
     """
     outputs: dict[int, RequestOutput] = {}
     left = enumerate(zip(texts, names, strict=True))
+    turn = asyncio.Lock()
 
     async def pool(text: Prompt, name: str) -> RequestOutput:
         stream = front.generate(text, POOLED, request_id, pooling=params, **options)
@@ -48,6 +49,10 @@ async def pool_all(
 
     async def pool_what_is_left() -> None:
         for index, (text, name) in left:
+            async with (
+                turn
+            ):  # many texts end in one step: others' tokens come between the next ones
+                await asyncio.sleep(0)
             outputs[index] = await pool(text, name)
 
     tasks = [

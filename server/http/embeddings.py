@@ -15,6 +15,7 @@ from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.pooling.outputs import vector_of
 from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.pooling.pooler import Pooler
+from octavo.server.beside_loop import beside_loop
 from octavo.server.front import Front
 from octavo.server.http.bodies import JsonRoute
 from octavo.server.http.errors import encode_long
@@ -46,7 +47,7 @@ def embedding_routes(front: Front) -> APIRouter:
         engine = front.ready_engine()
         check_model(body.model, engine)
         pooler = engine.pooler_or_refuse()
-        texts, params = read_texts(body, pooler)
+        texts, params = await beside_loop(read_texts, body, pooler)
         request_id = request_id_of(request.headers, "embd")
         options, names = options_of(body, request.headers), ["input"] * len(texts)
         outputs = await unless_gone(
