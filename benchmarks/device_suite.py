@@ -47,14 +47,24 @@ def main() -> int:
     parser.add_argument("--budget-s", type=float, default=BUDGET_S)
     parser.add_argument("--output", type=Path, help="without suffix (default: under results/)")
     parser.add_argument("--compile-for", metavar="TARGET", help="of `make aot`; nothing is run")
-    parser.add_argument("--only", default="", help="with --compile-for: names that contain this")
+    parser.add_argument("--only", default="", help="families and programs whose names contain this")
     args = parser.parse_args()
     if args.compile_for:
         return compile_for(args.compile_for, args.only)
 
     import jax
 
-    from benchmarks.device import checks, hot_kernels, kernels, roofs, sampling, serving, steps
+    from benchmarks.device import (
+        checks,
+        experts,
+        families,
+        hot_kernels,
+        kernels,
+        roofs,
+        sampling,
+        serving,
+        steps,
+    )
     from benchmarks.device.report import Report, Section
     from octavo.pallas_kernels.ragged_paged_attention.backends import (
         AttentionShape,
@@ -98,9 +108,16 @@ def main() -> int:
         Section("hot kernels", functools.partial(hot_kernels.measure, **common), 40),
     ]
     if not args.quick:
-        sections.append(Section("sampling", functools.partial(sampling.measure, **common), 90))
-        sections.append(Section("steps", functools.partial(steps.measure, **common), 190, 150))
-        sections.append(Section("serving", functools.partial(serving.measure, **common), 300, 200))
+        whole = (
+            Section("sampling", functools.partial(sampling.measure, **common), 90),
+            Section("steps", functools.partial(steps.measure, **common), 190, 150),
+            Section("experts", functools.partial(experts.measure, **common), 90),
+            Section(
+                "families", functools.partial(families.measure, only=args.only, **common), 190, 130
+            ),
+            Section("serving", functools.partial(serving.measure, **common), 300, 200),
+        )
+        sections.extend(whole)
         for name, limit_s in (("decode", 60), ("sdpa", 40), ("transformers", 110)):
             run = functools.partial(peers, part=name)
             sections.append(Section(f"peer {name}", run, limit_s, limit_s + 20))

@@ -10,13 +10,17 @@ import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.device.report import Skipped
+
+if TYPE_CHECKING:
+    from octavo.engine.execution.step_spec import Variant
+    from octavo.models.config import ModelConfig
 
 PAGE = 64
 TOP_P = 0.95
@@ -67,9 +71,18 @@ class StepBench:
         backend: of attention.
         dtype: of weights and KV.
         sizes: of the run.
+        config: of the model (default: Llama-3.1-8B's shapes, or tiny ones).
+        variants: of the programs.
     """
 
-    def __init__(self, backend: str, dtype: str, sizes: Sizes) -> None:
+    def __init__(
+        self,
+        backend: str,
+        dtype: str,
+        sizes: Sizes,
+        config: ModelConfig | None = None,
+        variants: tuple[Variant, ...] = ("greedy", "general"),
+    ) -> None:
         from benchmarks.aot.cases import LLAMA_8B
         from octavo.engine.clock import MonotonicClock
         from octavo.engine.core import EngineCore
@@ -86,9 +99,10 @@ class StepBench:
 
         begun_s = time.perf_counter()
         self.sizes = sizes
-        config = LLAMA_8B if sizes is FULL else _tiny()
+        if config is None:
+            config = LLAMA_8B if sizes is FULL else _tiny()
         most_rows = sizes.decode_rows[-1]
-        self.page = PAGE if sizes is FULL else 16
+        self.page = PAGE if sizes.chunk > 1024 else 16
         mesh = make_mesh(1)
         lattice = Lattice(
             tuple(StepShape(n, n, 4) for n in sizes.decode_rows),
@@ -96,7 +110,7 @@ class StepBench:
                 StepShape(n, min(n, most_rows), 0)
                 for n in sorted({sizes.mixed_tokens, sizes.chunk})
             ),
-            ("greedy", "general"),
+            variants,
         )
         per_row = -(-(sizes.context + 2 * sizes.num_tokens + 64) // self.page)
         longest = sizes.long_prompt + 64
@@ -110,6 +124,8 @@ class StepBench:
             num_pages=1 + most_rows * per_row + 2 * -(-longest // self.page),
             max_model_len=longest,
             token_edges=lattice.token_edges,
+            windows=config.cache_layout().windows,
+            has_states=bool(config.cache_layout().states),
         )
         kv_dtype = jnp.dtype(dtype)
         specs = declare(config, kv_dtype)

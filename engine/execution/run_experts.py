@@ -40,7 +40,8 @@ def experts_over_mesh(mesh: Mesh) -> RunLive:
         `run(live, x, chosen, share, weights, gate) -> out`: `live` bool [T], the others as for
         `routed_experts`. Zeros come of a token that is not live.
     """
-    backend = backend_for(mesh.devices.flat[0].platform)
+    device = mesh.devices.flat[0]
+    backend = backend_for(device.platform, device.device_kind)
 
     def run(
         live: jax.Array,

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
+from octavo.pallas_kernels.hopper import is_hopper
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_quantization
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
@@ -22,7 +23,6 @@ HEAD_DIMS = (64, 96, 128, 256)
 PAGE_SIZES = (16, 32, 64, 128, 256)
 MAX_GROUP_GPU = 64
 PLATFORMS = {"mosaic_tpu": ("tpu",), "mosaic_gpu": ("gpu", "cuda")}
-HOPPER = ("H100", "H200", "GH200", "H20", "H800")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +149,7 @@ def _tpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
 def _gpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
     if not has_mosaic_gpu_kernels():
         return Refusal("attention_backend", "mosaic_gpu", "JAX 0.11 or newer, or another backend")
-    if not any(name in device_kind for name in HOPPER):
+    if not is_hopper(device_kind):
         return Refusal("attention_backend", "mosaic_gpu", f"a Hopper GPU, not {device_kind!r}")
     why = _dtype_refusal(shape, ("bfloat16",))
     if why is not None:

@@ -25,12 +25,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from octavo.pallas_kernels.hopper import tiled_smem
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import SCALE_DTYPE
 from octavo.pallas_kernels.ragged_paged_attention.shares import Segment, ShareWalk
 from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     DecodeTiles,
     PrefillTiles,
-    tiled_smem,
 )
 
 SCALE_COPY = 32

@@ -24,6 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from octavo.pallas_kernels.compat import mosaic_gpu_options
+from octavo.pallas_kernels.hopper import tiled_smem
 from octavo.pallas_kernels.ragged_paged_attention.batch import (
     AttentionParams,
     PagedKV,
@@ -49,7 +50,6 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     decode_columns,
     query_key_product,
     softcap_scores,
-    tiled_smem,
 )
 from octavo.pallas_kernels.ragged_paged_attention.worklist import (
     block_range,

@@ -31,6 +31,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from octavo.pallas_kernels.compat import mosaic_gpu_options
+from octavo.pallas_kernels.hopper import tiled_smem
 from octavo.pallas_kernels.ragged_paged_attention.batch import (
     AttentionParams,
     PagedKV,
@@ -56,7 +57,6 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_gpu import (
     prefill_warpgroups,
     query_key_product,
     softcap_scores,
-    tiled_smem,
 )
 from octavo.pallas_kernels.ragged_paged_attention.worklist import (
     block_range,

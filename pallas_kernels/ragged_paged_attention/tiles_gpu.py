@@ -12,6 +12,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from octavo.pallas_kernels.hopper import (
+    MULTIPROCESSOR_SMEM_BYTES,
+    NUM_MULTIPROCESSORS,
+    SMEM_BYTES,
+    num_multiprocessors,
+)
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
 from octavo.pallas_kernels.tuning import (
     Tiles,
@@ -20,13 +26,6 @@ from octavo.pallas_kernels.tuning import (
     with_tuned,
 )
 
-SMEM_BYTES = 232_448
-"""Shared memory of one block on Hopper."""
-MULTIPROCESSOR_SMEM_BYTES = 233_472
-"""Of all blocks on a multiprocessor, each with a kilobyte more than it asks for."""
-NUM_MULTIPROCESSORS = 132
-"""Of an H100 or H200 on a board; see `num_multiprocessors`."""
-_FEWER = {"PCIe": 114, "H20": 78}
 SMALL_BYTES = 4096
 """Of a block's shared memory, for what is small."""
 MAX_RAW = 4
@@ -91,12 +90,6 @@ class DecodeTiles(_KVTiles):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillTiles(_KVTiles):
     """Block sizes of prefill."""
-
-
-def num_multiprocessors(device: str) -> int:
-    """Of a Hopper GPU, by JAX's name of its kind. A wrong number costs time and nothing else."""
-    words = device.replace("-", " ").split()
-    return next((n for name, n in _FEWER.items() if name in words), NUM_MULTIPROCESSORS)
 
 
 def choose_decode_tiles(
@@ -272,17 +265,6 @@ def out_columns(head_dim: int) -> int:
 def decode_columns(head_dim: int, num_warpgroups: int) -> int:
     """Columns of a decode's partial results that leave at once."""
     return out_columns(head_dim) if num_warpgroups == 1 else min(64, head_dim)
-
-
-def tiled_smem(shape: tuple[int, ...], dtype: Any, row_bytes: int = 128) -> Any:
-    """Shared memory that bulk copies write and wgmma reads: swizzled tiles of 8 rows."""
-    itemsize = jnp.dtype(dtype).itemsize
-    columns = row_bytes // itemsize
-    transforms = (
-        plgpu.TilingTransform((8, columns)),
-        plgpu.SwizzleTransform(columns * itemsize),
-    )
-    return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
 def softcap_scores(scores: jax.Array, params: AttentionParams) -> tuple[jax.Array, float]:

@@ -24,6 +24,7 @@ import numpy as np
 
 from octavo.pallas_kernels.compat import compile_lowered, product_compiler_options
 from octavo.pallas_kernels.cpu.native_attention import compiler_options
+from octavo.pallas_kernels.hopper import num_multiprocessors
 from octavo.pallas_kernels.ragged_paged_attention.backends import (
     AttentionShape,
     Backend,
@@ -318,7 +319,7 @@ def _gpu_candidates(part: Part, head_dim: int, itemsize: int, kv_itemsize: int) 
             for num_wgs in range(1, most_wgs + 1)
         }
     splits = [
-        {"num_programs": each * gpu.num_multiprocessors(tuning_device()), "min_tiles": least}
+        {"num_programs": each * num_multiprocessors(tuning_device()), "min_tiles": least}
         for each, least in itertools.product(places, (2, 4, 8))
     ]
     tried = []

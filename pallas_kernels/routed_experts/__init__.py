@@ -8,6 +8,8 @@ All ways sort the choices by their expert, so that each weight is read once for 
 
 - "ragged" (`ragged.py`) multiplies the sorted rows by `jax.lax.ragged_dot`, a grouped kernel on
   TPUs.
+- "mosaic_gpu" (`grouped_gpu.py`) is a grouped kernel for Hopper GPUs, where `ragged_dot` multiplies
+  every row by every expert. Weights that it does not take go the ragged way.
 - "tiles" (`tiles.py`) cuts each expert's rows into tiles and multiplies
   tile by tile: on a CPU, `ragged_dot` takes ten times as long.
 - "reference" multiplies every token by every expert.
@@ -21,19 +23,23 @@ from typing import Literal
 
 import jax
 
+from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
+from octavo.pallas_kernels.hopper import is_hopper
 from octavo.pallas_kernels.routed_experts.ragged import ragged_experts
 from octavo.pallas_kernels.routed_experts.reference import routed_experts_reference
 from octavo.pallas_kernels.routed_experts.tiles import tiled_experts
 from octavo.pallas_kernels.routed_experts.weights import ExpertWeights, Gated
 
-ExpertBackend = Literal["ragged", "tiles", "reference"]
+ExpertBackend = Literal["ragged", "tiles", "mosaic_gpu", "reference"]
 
 __all__ = ["ExpertBackend", "ExpertWeights", "Gated", "backend_for", "routed_experts"]
 
 
-def backend_for(platform: str) -> ExpertBackend:
-    """The fastest way on a kind of device: "cpu", "gpu" or "tpu"."""
-    return "tiles" if platform == "cpu" else "ragged"
+def backend_for(platform: str, device_kind: str) -> ExpertBackend:
+    """The fastest way on a kind of device, as JAX names its platform and itself."""
+    if platform == "cpu":
+        return "tiles"
+    return "mosaic_gpu" if is_hopper(device_kind) and has_mosaic_gpu_kernels() else "ragged"
 
 
 def routed_experts(
@@ -69,6 +75,13 @@ def routed_experts(
         raise ValueError(
             f"x {x.shape}, chosen {chosen.shape}, share {share.shape}: want [T, E] and twice [T, K]"
         )
+    if backend == "mosaic_gpu":
+        # Imported here: nobody else needs a compiler of kernels.
+        from octavo.pallas_kernels.routed_experts import grouped_gpu
+
+        if grouped_gpu.takes(x, weights):
+            return grouped_gpu.grouped_experts(x, chosen, share, weights, gated)
+        backend = "ragged"
     if backend == "tiles":
         return tiled_experts(x, chosen, share, weights, gated, num_parts)
     way = ragged_experts if backend == "ragged" else routed_experts_reference

@@ -109,6 +109,30 @@ def sort_choices(chosen: jax.Array, num_experts: int) -> Sorted:
     return Sorted(order, flat[order], sizes)
 
 
+def place_choices(
+    by_expert: Sorted, first_place: jax.Array, num_places: int
+) -> tuple[jax.Array, jax.Array]:
+    """Gives each choice a place of its own: an expert's rows side by side.
+
+    Args:
+        first_place: int32 [X], of each expert's rows.
+        num_places: in all.
+
+    Returns:
+        The place of each flattened choice, int32 [T · K], and the choice in each place, int32
+        [num_places]. A choice that counts nothing has some place, and a place that none has the
+        choice 0.
+    """
+    num_choices, num_experts = len(by_expert.order), len(by_expert.sizes)
+    expert = jnp.minimum(by_expert.expert, num_experts - 1)
+    before = (jnp.cumsum(by_expert.sizes) - by_expert.sizes)[expert]
+    place = first_place[expert] + jnp.arange(num_choices, dtype=jnp.int32) - before
+    place = jnp.where(by_expert.expert < num_experts, place, num_places)
+    choice = jnp.zeros((num_places,), jnp.int32).at[place].set(by_expert.order, mode="drop")
+    at = jnp.zeros_like(place).at[by_expert.order].set(jnp.minimum(place, num_places - 1))
+    return at, choice
+
+
 def through(x: jax.Array, weights: ExpertWeights, gated: Gated, product: Product) -> jax.Array:
     """Rows through a gated MLP, or through several: which row meets which, the product decides."""
     gate = product(x, weights.gate, weights.gate_bias)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.pallas_kernels.compat import interprets_mosaic_gpu
+from octavo.pallas_kernels.hopper import SMEM_BYTES
 from octavo.pallas_kernels.ragged_paged_attention import AttentionParams
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 from tests.pallas_kernels.reference import attend_reference
@@ -132,5 +133,5 @@ def test_tiles_of_narrow_pools_fit_shared_memory(head_dim: int) -> None:
             fixed = gpu.prefill_fixed_bytes(head_dim, 2, is_narrow=True)
         needed = fixed + (2 * tiles.num_stages + tiles.num_raw) * stage + scales
         assert tiles.num_raw >= 1
-        assert needed <= gpu.SMEM_BYTES
+        assert needed <= SMEM_BYTES
         assert choose(head_dim, 2, 2).num_raw == 0

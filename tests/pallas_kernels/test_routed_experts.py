@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
 from octavo.pallas_kernels.cpu.native_expert_row import row_by_expert
 from octavo.pallas_kernels.cpu.native_int8_linear import NativeInt8Weight
 from octavo.pallas_kernels.quantized_linear import QUANTIZATIONS, quantize_weight
@@ -233,7 +234,10 @@ def test_a_tile_holds_an_average_experts_rows_and_is_not_large() -> None:
 
 
 def test_a_cpu_has_tiles_and_other_devices_ragged_products() -> None:
-    assert [backend_for(name) for name in ("cpu", "tpu", "gpu")] == ["tiles", "ragged", "ragged"]
+    kinds = (("cpu", "cpu"), ("tpu", "TPU v6 lite"), ("gpu", "NVIDIA A100-SXM4-40GB"))
+    assert [backend_for(*kind) for kind in kinds] == ["tiles", "ragged", "ragged"]
+    hopper = backend_for("gpu", "NVIDIA H200")
+    assert hopper == ("mosaic_gpu" if has_mosaic_gpu_kernels() else "ragged")
 
 
 @pytest.mark.parametrize(
