@@ -11,6 +11,9 @@ from octavo.pallas_kernels.tuning import CPU, tuning_device, tuning_key, with_tu
 
 CACHE_BYTES = 1 << 20
 """What a block's keys and values may take, gathered: with what else is at hand, a core's L2."""
+DEVICE_BLOCK_BYTES = 128 << 20
+"""The same on a device that starts a kernel for each operation of a block: so many that a block
+takes longer than to start them, and few beside its memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,7 @@ class XlaTiles:
             on a CPU for the pools it takes; 0 has them computed as above.
         query_tile: queries of a prefill tile.
         prefill_block: keys of a prefill block, in whole pages.
+        tail: keys, at least, of the smaller blocks that what whole blocks leave over is walked in.
     """
 
     row_group: int = 8
@@ -33,6 +37,7 @@ class XlaTiles:
     native_decode: int = 1
     query_tile: int = 32
     prefill_block: int = 64
+    tail: int = 32
 
 
 def default_xla_tiles(num_kv_heads: int, head_dim: int) -> XlaTiles:
@@ -42,19 +47,41 @@ def default_xla_tiles(num_kv_heads: int, head_dim: int) -> XlaTiles:
     return replace(tiles, row_group=max(1, min(tiles.row_group, CACHE_BYTES // row_bytes)))
 
 
+def device_xla_tiles(num_heads: int, num_kv_heads: int, head_dim: int) -> XlaTiles:
+    """Of a GPU or TPU: large blocks, as a small one takes as long as its operations' starts do."""
+    block, key_bytes = 1024, 2 * num_kv_heads * head_dim * 4
+
+    def fitting(bytes_each: int, most: int) -> int:
+        fits = max(1, min(most, DEVICE_BLOCK_BYTES // bytes_each))
+        return 1 << (fits.bit_length() - 1)
+
+    rows = fitting(64 * key_bytes, 32)
+    return XlaTiles(
+        row_group=rows,
+        decode_block=fitting(rows * key_bytes, block),
+        native_decode=0,
+        query_tile=fitting(num_heads * block * 4, 512),
+        prefill_block=block,
+        tail=256,
+    )
+
+
 def choose_xla_tiles(
     q_shape: tuple[int, ...], q_dtype: Any, pool_shape: tuple[int, ...], kv_dtype: Any
 ) -> XlaTiles:
     """Measured block sizes where a table has them, else the computed default.
 
-    Only CPUs have `native_decode`: elsewhere its loops would run one operation at a time.
-
     Args:
         q_shape: [T, Hq, D].
         pool_shape: [N, 2, Hkv, P, D].
     """
-    tiles = default_xla_tiles(pool_shape[2], pool_shape[4])
+    is_cpu = tuning_device().startswith(CPU)
+    if is_cpu:
+        tiles = default_xla_tiles(pool_shape[2], pool_shape[4])
+    else:
+        tiles = device_xla_tiles(q_shape[1], pool_shape[2], pool_shape[4])
     for part in ("decode", "prefill"):
         key = tuning_key("xla", part, q_shape, jnp.dtype(q_dtype), pool_shape, kv_dtype)
         tiles = with_tuned(tiles, key)
-    return tiles if tuning_device().startswith(CPU) else replace(tiles, native_decode=0)
+    # Only CPUs have native functions.
+    return tiles if is_cpu else replace(tiles, native_decode=0)

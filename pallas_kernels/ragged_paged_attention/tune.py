@@ -34,6 +34,7 @@ from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_dtype_name
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 from octavo.pallas_kernels.ragged_paged_attention.random_case import make_case
 from octavo.pallas_kernels.tuning import (
+    CPU,
     Part,
     ProductLibrary,
     TuningKey,
@@ -255,7 +256,7 @@ def _candidates(
 ) -> list[Any]:
     """The computed default, then the sizes to try; those of the other part are the default's."""
     if backend == "xla":
-        return _xla_candidates(part, pool_shape)
+        return _xla_candidates(part, q_shape, pool_shape)
     if backend == "mosaic_tpu":
         return _tpu_candidates(part, q_shape, dtype, pool_shape, kv_dtype)
     if backend == "mosaic_gpu":
@@ -263,10 +264,12 @@ def _candidates(
     raise ValueError(f"attention backend {backend!r} has no block sizes")
 
 
-def _xla_candidates(part: Part, pool_shape: Any) -> list[Any]:
-    from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import default_xla_tiles
+def _xla_candidates(part: Part, q_shape: Any, pool_shape: Any) -> list[Any]:
+    from octavo.pallas_kernels.ragged_paged_attention import tiles_xla
 
-    default = default_xla_tiles(pool_shape[2], pool_shape[4])
+    if not tuning_device().startswith(CPU):
+        return _device_xla_candidates(part, q_shape, pool_shape)
+    default = tiles_xla.default_xla_tiles(pool_shape[2], pool_shape[4])
     blocks = (32, 64, 128, 256)
     if part == "decode":
         products = replace(default, native_decode=0)
@@ -279,6 +282,19 @@ def _xla_candidates(part: Part, pool_shape: Any) -> list[Any]:
             replace(default, query_tile=tile, prefill_block=block)
             for tile, block in itertools.product((16, 32, 64, 128), blocks)
         ]
+    return [default, *(tiles for tiles in tried if tiles != default)]
+
+
+def _device_xla_candidates(part: Part, q_shape: Any, pool_shape: Any) -> list[Any]:
+    """Those of a GPU or TPU."""
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import device_xla_tiles
+
+    default = device_xla_tiles(q_shape[1], pool_shape[2], pool_shape[4])
+    names = ("row_group", "decode_block") if part == "decode" else ("query_tile", "prefill_block")
+    sizes = itertools.product(
+        (16, 32, 64) if part == "decode" else (128, 256, 512), (256, 512, 1024)
+    )
+    tried = [replace(default, **dict(zip(names, each, strict=True))) for each in sizes]
     return [default, *(tiles for tiles in tried if tiles != default)]
 
 

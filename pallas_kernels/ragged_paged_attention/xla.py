@@ -3,7 +3,7 @@
 On a CPU one native function computes most decode rows (`cpu/native_attention`), and this all
 others. Both halves walk KV in blocks of pages with an online softmax (Source: Milakov and
 Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135), as far as a row is long: whole blocks,
-then `TAIL` keys.
+then a `tail` of it.
 
 - decode rows go in groups of `row_group`: one gather of contiguous pages and one batched matrix
   product serve the whole group, which divides the loop's fixed cost. The packer sorts decode rows
@@ -39,8 +39,6 @@ from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import to_float32
 from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import XlaTiles, choose_xla_tiles
 
 _MASKED = -1e30
-TAIL = 32
-"""Keys, at least, of the smaller blocks that what whole blocks leave over is walked in."""
 MERGED_HEADS = 16
 """Up to so many query heads, all of a row meet the keys of all its KV heads in one product, and the
 scores of others' keys are thrown away: a product of 3 heads takes as long as one of 9."""
@@ -143,7 +141,7 @@ def _decode(
 ) -> jax.Array:
     num_tokens, num_heads, head_dim = q.shape
     num_rows = min(batch.kv_lens.shape[0], num_tokens)
-    pages, tail = _blocks(kv, batch, tiles.decode_block)
+    pages, tail = _blocks(kv, batch, tiles.decode_block, tiles.tail)
     rows = min(tiles.row_group, num_rows)
     num_kv_heads = kv.num_kv_heads
     group = num_heads // num_kv_heads
@@ -203,7 +201,7 @@ def _prefill(
 ) -> jax.Array:
     num_tokens, num_heads, head_dim = q.shape
     tile = min(tiles.query_tile, num_tokens)
-    pages, tail = _blocks(kv, batch, tiles.prefill_block)
+    pages, tail = _blocks(kv, batch, tiles.prefill_block, tiles.tail)
     num_kv_heads = kv.num_kv_heads
     group = num_heads // num_kv_heads
     sink_rows = None
@@ -256,15 +254,15 @@ def _prefill(
     return lax.fori_loop(batch.num_decode_rows, batch.num_rows, one_row, out)
 
 
-def _blocks(kv: PagedKV, batch: RaggedBatch, tokens: int) -> tuple[int, int]:
+def _blocks(kv: PagedKV, batch: RaggedBatch, tokens: int, least: int) -> tuple[int, int]:
     """Pages in a block: the most within `tokens` that divide the block table; and in one of what
-    whole blocks leave over, which divides a block."""
+    whole blocks leave over, which divides a block and has `least` tokens if a block has."""
     page_size, table = kv.page_size, batch.block_table.shape[1]
     pages = max(1, min(tokens // page_size, table))
     while table % pages:
         pages -= 1
     tail = pages
-    while tail % 2 == 0 and tail * page_size >= 2 * TAIL:
+    while tail % 2 == 0 and tail * page_size >= 2 * least:
         tail //= 2
     return pages, tail
 

@@ -14,7 +14,7 @@ import pytest
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.pallas_kernels import tuning
-from octavo.pallas_kernels.ragged_paged_attention import AttentionParams
+from octavo.pallas_kernels.ragged_paged_attention import AttentionParams, tiles_xla
 from octavo.pallas_kernels.ragged_paged_attention import tune as tune_module
 from octavo.pallas_kernels.ragged_paged_attention.backends import (
     AttentionShape,
@@ -30,6 +30,7 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_xla import (
     XlaTiles,
     choose_xla_tiles,
     default_xla_tiles,
+    device_xla_tiles,
 )
 from octavo.pallas_kernels.ragged_paged_attention.tune import Workload, tune
 from octavo.pallas_kernels.ragged_paged_attention.xla import attend_xla
@@ -69,6 +70,26 @@ def test_a_computed_group_is_no_larger_than_the_cache(num_kv_heads: int, head_di
     tiles = default_xla_tiles(num_kv_heads, head_dim)
     block = 8 * tiles.row_group * tiles.decode_block * num_kv_heads * head_dim
     assert tiles.row_group == 1 or block <= 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head_dim"),
+    [(8, 1, 64), (32, 8, 128), (128, 1, 576), (64, 64, 512)],
+)
+def test_a_device_takes_large_blocks_that_fit(
+    num_heads: int, num_kv_heads: int, head_dim: int
+) -> None:
+    """A GPU starts a kernel for each operation of a block."""
+    shape = (1, num_heads, head_dim), "bfloat16", (9, 2, num_kv_heads, 64, head_dim), "bfloat16"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiles_xla, "tuning_device", lambda: "NVIDIA A100")
+        tiles = choose_xla_tiles(*shape)
+    assert tiles == device_xla_tiles(num_heads, num_kv_heads, head_dim)
+    assert not tiles.native_decode
+    assert tiles.decode_block >= 64 <= tiles.query_tile
+    gathered = 8 * tiles.row_group * tiles.decode_block * num_kv_heads * head_dim
+    scores = 4 * num_heads * tiles.query_tile * tiles.prefill_block
+    assert max(gathered, scores) <= 128 << 20
 
 
 CPUINFO = """processor\t: 0
@@ -227,6 +248,7 @@ def test_a_table_keeps_what_was_not_measured_anew(table: Any) -> None:
         XlaTiles(row_group=1, decode_block=32, query_tile=16, prefill_block=32),
         XlaTiles(row_group=5, decode_block=256, query_tile=128, prefill_block=128),
         XlaTiles(row_group=4, decode_block=32, score_sums=1),
+        device_xla_tiles(4, 2, 16),
     ],
 )
 def test_block_sizes_do_not_change_what_is_computed(tiles: XlaTiles) -> None:
