@@ -368,7 +368,7 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """One turn of the engine; what each touched request has to tell."""
-        return [transcript.read() for transcript in self.advance()]
+        return [output for each in self.advance() for output in each.readings()]
 
     def advance(self) -> list[Transcript]:
         """As `step`, for who reads later, or in another thread: see `OutputProcessor.take`."""

@@ -6,6 +6,7 @@ The reader may be in a thread of its own: an output is made when it is read, not
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -111,6 +112,12 @@ class Transcript:
         of several completions gets them, and another may be ahead of it."""
         scores = self.prompt_logprobs
         return scores is None or len(scores) >= self._first.request.num_prompt_tokens
+
+    def readings(self) -> Iterator[RequestOutput]:
+        """The state as of now; and once more where an error comes after what came before it."""
+        yield self.read()
+        while self.finished and self.has_news:
+            yield self.read()
 
     def read(self) -> RequestOutput:
         """The state as of now; of a stream of deltas, what came since the last reading.

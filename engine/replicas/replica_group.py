@@ -172,7 +172,7 @@ class ReplicaGroup:
 
     def step(self) -> list[RequestOutput]:
         """Waits for news; what each touched request has to tell."""
-        return [transcript.read() for transcript in self.advance()]
+        return [output for each in self.advance() for output in each.readings()]
 
     def advance(self) -> list[Transcript]:
         """As `step`, for who reads later, or in another thread.

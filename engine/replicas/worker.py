@@ -241,10 +241,9 @@ class Worker:
             self._voice.tell(messages.News(outputs))
 
     def _read(self, transcript: Transcript) -> list[RequestOutput]:
-        """What is new: two outputs if an error comes after what came before it."""
+        """What is new, if anything is."""
         outputs: list[RequestOutput] = []
-        while transcript.has_news and (transcript.finished or not outputs):
-            output = transcript.read()
+        for output in transcript.readings() if transcript.has_news else ():
             output.prompt, output.prompt_token_ids = None, []  # the parent has them
             if output.prompt_logprobs is not None:
                 if output.engine_id in self._told_prompts:

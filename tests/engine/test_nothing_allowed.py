@@ -10,7 +10,7 @@ import pytest
 
 from octavo.engine.errors import InvalidRequestError, NothingAllowedError
 from octavo.engine.input import input_processor
-from octavo.engine.sampling_params import SamplingParams
+from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 
 A = 16 + 65 - 33
 """The token of "A"."""
@@ -128,6 +128,22 @@ def test_it_ends_alone_with_the_tokens_that_were_allowed(
     if params.logprobs is not None:
         assert len(barred.outputs[0].logprobs) == len(said)
         assert len(barred.prompt_logprobs) == 30
+
+
+@pytest.mark.parametrize("case", LATER)
+def test_deltas_end_with_it_whatever_came_in_the_same_turn(engine: Any, case: str) -> None:
+    """Of all that a turn of the engine made, steps are told at once: nobody asks a second time."""
+    fields, said = LATER[case]
+    params = SamplingParams(
+        max_tokens=30, temperature=0.0, output_kind=RequestOutputKind.DELTA, **fields
+    )
+    engine.submit(engine.inputs.process("barred", [90], params, now_s=engine.clock.now_s()))
+    given = []
+    while engine.has_unfinished:
+        given += engine.step()
+    assert [token for output in given for token in output.outputs[0].token_ids] == said
+    assert [output.finished for output in given] == [False] * (len(given) - 1) + [True]
+    assert isinstance(given[-1].error, NothingAllowedError)
 
 
 def test_prefixes_stay_cached_and_a_varied_prompt_is_served_alike(engine: Any) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
@@ -113,6 +114,8 @@ def engine(
     from octavo.engine.execution.platform import kv_memory
 
     entry, changes = ENGINES[request.param]
+    if entry and jax.default_backend() != "cpu":
+        pytest.skip("products of few rows have these forms on a CPU alone")
     folder = tmp_path_factory.mktemp("variant")
     model = tiny_model
     if "bounded_argmax" in entry:
