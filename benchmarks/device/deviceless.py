@@ -2,7 +2,8 @@
 
     python benchmarks/device_suite.py --compile-for h200
 
-Roofs, every check's and every kernel's program; whole steps are `make aot`'s. Needs its compilers;
+Roofs, every check's and every kernel's program, experts of one and of many tokens; whole steps are
+`make aot`'s. Needs its compilers;
 call it before JAX is imported.
 """
 
@@ -64,7 +65,7 @@ def _programs(backend: Any) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
     import jax
     import jax.numpy as jnp
 
-    from benchmarks.device import checks, kernels, roofs
+    from benchmarks.device import checks, experts, kernels, roofs
 
     def zeros(*shape: int, dtype: Any = jnp.bfloat16) -> jax.Array:
         return jnp.zeros(shape, dtype)
@@ -96,3 +97,7 @@ def _programs(backend: Any) -> Iterator[tuple[str, Any, Callable[[], Any]]]:
                     np.random.default_rng(0), backend, "bfloat16", *shape
                 ),
             )
+    for name in experts.SHAPES:
+        for tokens in (1, 2048):
+            run, make = experts.program(name, tokens, "mosaic_gpu", "bfloat16")
+            yield f"experts {name}, {tokens} tokens", jax.jit(run), make

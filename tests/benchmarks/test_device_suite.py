@@ -17,8 +17,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SECTIONS = "roofs,checks,kernels,hot kernels,sampling,steps,peer decode"
-"""All but `serving`, whose servers take half a minute to start, and peers of whole models."""
+SECTIONS = "roofs,checks,kernels,hot kernels,sampling,steps,experts,peer decode"
+"""All but `families` and `serving`, which take minutes, and peers of whole models."""
 
 
 @pytest.fixture
@@ -38,6 +38,7 @@ def test_the_suite_checks_and_measures_on_a_cpu(tmp_path: Path) -> None:
     assert results["copy_bytes_per_s"] > 0
     sections = results["sections"]
     assert all(row["ok"] for row in sections["checks"]["rows"])
+    assert [row["ok"] for row in sections["experts"]["rows"]] == [True, True]
     assert [row["what"] for row in sections["kernels"]["rows"]][-1] == "prefill 16 x 48"
     steps = {row["what"]: row for row in sections["steps"]["rows"]}
     assert steps["decode 4 x 64"]["dispatches"] > 0
