@@ -3,8 +3,7 @@
     python benchmarks/device_suite.py --compile-for h200
 
 Roofs, every check's and every kernel's program, experts of one and of many tokens; whole steps are
-`make aot`'s. Needs its compilers;
-call it before JAX is imported.
+`make aot`'s. Needs its compilers; call it before JAX is imported.
 """
 
 from __future__ import annotations
