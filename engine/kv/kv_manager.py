@@ -6,19 +6,18 @@ pages of one pool, so that what one gives back another can use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain, groupby, islice, zip_longest
 
 from octavo.engine.kv.cache_events import SHARED_ROOT, CacheEvents
 from octavo.engine.kv.held_prefixes import HeldPrefixes
 from octavo.engine.kv.host_tier import HostTier
-from octavo.engine.kv.page_hash import PageHash, group_suffix, page_hashes, root_hash
+from octavo.engine.kv.page_hash import PageHash, root_hash
 from octavo.engine.kv.page_needs import NEVER, PageNeeds, page_needs
 from octavo.engine.kv.page_pool import TRASH_PAGE, PagePool
 from octavo.engine.kv.page_watch import PageWatch
 from octavo.engine.kv.prefix_cache import PrefixCache
-from octavo.engine.kv.prefix_lookup import PrefixLookup
-from octavo.engine.kv.prefix_match import PrefixMatch
+from octavo.engine.kv.prefix_lookup import PrefixLookup, PrefixMatch
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.kv.state_snapshots import NONE, StateSnapshots
 from octavo.engine.request import Request
@@ -62,7 +61,6 @@ class KVManager:
         self.run_pages = run_pages
         self.page_size = page_size
         self.needs: PageNeeds = page_needs(page_size, windows, chunk_tokens)
-        self._num_groups = self.needs.num_groups
         self._windows = [
             (group, window) for group, window in enumerate(windows) if window is not None
         ]
@@ -76,7 +74,9 @@ class KVManager:
             StateSnapshots(num_snapshots, snapshot_tokens // page_size) if num_snapshots else None
         )
         assert self.snapshots is None or self.needs.is_plain
-        self.lookup = PrefixLookup(self.cache, self.host, self.needs, self.snapshots)
+        self.lookup = PrefixLookup(
+            self._prefixes, self.cache, self.host, self.needs, self.snapshots
+        )
         self._evicted: list[tuple[int, PageHash]] = []
 
     @property
@@ -84,20 +84,11 @@ class KVManager:
         """Pages that can be allocated now."""
         return self.pool.num_available
 
-    @property
-    def usage(self) -> float:
-        """Share of the pool that live sequences hold, 0 to 1."""
-        return self.pool.num_owned / self.pool.num_usable
-
     def tell(self, events: CacheEvents) -> None:
         """Tells of shared pages that come and go, from now on. There must be one group alone, which
         sees everything: a page of a window says nothing of the prefix before it."""
         assert self.needs.is_plain
         self.cache.events = events
-
-    def num_pages_for(self, num_tokens: int) -> int:
-        """Pages that a sequence of `num_tokens` tokens holds, of all groups together."""
-        return self.needs.held(num_tokens)
 
     @property
     def serves_each_page(self) -> bool:
@@ -121,78 +112,18 @@ class KVManager:
         pages = SequencePages.none_yet(
             request,
             root_hash(request.tenant, request.cache_salt),
-            self._num_groups,
+            self.page_size,
+            self.needs.num_groups,
             reads_cache=self.enable_prefix_caching and not computes_all,
         )
         if self.enable_prefix_caching:
-            self._extend_hashes(pages, request.num_prompt_tokens // self.page_size)
+            pages.name(request.num_prompt_tokens // self.page_size)
         return pages
 
-    def match_prefix(self, pages: SequencePages, num_tokens: int | None = None) -> PrefixMatch:
-        """The cached pages that the request's known tokens begin with; nothing is taken.
-
-        At least the last known token is left to compute. A request that wants its prompt's
-        log-probabilities, or hidden states, computes every token. A swapped sequence looks only
-        for pages of groups that see everything: those in windows come back from the host.
-
-        Args:
-            num_tokens: how many tokens are known, if whoever asks knows that already.
-        """
-        if num_tokens is None:
-            num_tokens = pages.request.num_tokens
-        most = (num_tokens - 1) // self.page_size if pages.reads_cache else 0
-        if len(pages.hashes) < most:
-            self._extend_hashes(pages, most)
-        match, size, needs = self._prefixes.match, self.page_size, self.needs
-        if needs.is_plain:
-            run = match(pages.hashes, most)
-            num_found = end = len(run.page_ids)
-            if self.snapshots is not None:
-                end = self.snapshots.longest(pages.hashes, num_found)
-                run = match(pages.hashes, end)
-            resumes_at = max(end * size, pages.num_host_tokens)
-            return PrefixMatch((run,), (), end, resumes_at, num_found)
-        is_on_host = bool(pages.host_pages)
-        if is_on_host:
-            most = min(most, pages.num_host_tokens // size)
-        end = self.lookup.num_served(pages.keys, most, is_on_host=is_on_host)
-        seen: list[list[int]] = []
-        for group, window in self._windows:
-            first = end if is_on_host else needs.first_seen(window, end * size)
-            seen.append(self.cache.longest_match(islice(pages.keys[group], first, end)))
-        runs = tuple(match(names, end) for names in pages.keys[: needs.num_whole])
-        return PrefixMatch(runs, tuple(seen), end, max(end * size, pages.num_host_tokens))
-
-    def hash_known(self, pages: SequencePages) -> None:
-        """Hashes the full pages of the request's known tokens, as far as that was not done yet."""
+    def name_known(self, pages: SequencePages) -> None:
+        """Names the full pages of the request's known tokens, as far as that was not done yet."""
         if self.enable_prefix_caching:
-            self._extend_hashes(pages, pages.request.num_tokens // self.page_size)
-
-    def num_cached_tokens(
-        self, token_ids: Sequence[int], *, tenant: str = "", cache_salt: str = ""
-    ) -> int:
-        """Tokens of a prompt that the device's prefix cache holds now; only reads."""
-        if not self.enable_prefix_caching:
-            return 0
-        num_tokens = (len(token_ids) - 1) // self.page_size * self.page_size
-        root = root_hash(tenant, cache_salt)
-        hashes = page_hashes(root, token_ids[:num_tokens], self.page_size)
-        keys = [self._names(hashes, group) for group in range(self._num_groups)]
-        num_pages = self.lookup.num_served(keys, len(hashes))
-        if self.snapshots is not None:
-            num_pages = self.snapshots.longest(hashes, num_pages)
-        return num_pages * self.page_size
-
-    def match_host(self, pages: SequencePages, num_matched: int) -> list[int]:
-        """Host pages that go on where the first `num_matched` pages found on the device end.
-
-        Asked right after `match_prefix`; empty unless bringing them back is the cheaper way. Only
-        where one group sees everything.
-        """
-        if not self.host.num_cached or not pages.reads_cache or not self.needs.is_plain:
-            return []
-        num_pages = (pages.request.num_tokens - 1) // self.page_size
-        return self.host.longest_match(islice(pages.hashes, num_matched, num_pages))
+            pages.name(pages.request.num_tokens // self.page_size)
 
     def take_evicted(self) -> list[tuple[int, PageHash]]:
         """Prefix pages evicted since the last call, and what they hold until they are written."""
@@ -285,9 +216,9 @@ class KVManager:
             if pages.page_ids:
                 for table in pages.tables:
                     self.pool.give_up_run(table[-1])  # to be taken now
-            new = self._allocate(num_new * self._num_groups)
+            new = self._allocate(num_new * self.needs.num_groups)
         for group, table in enumerate(pages.tables):
-            table += new[group :: self._num_groups]
+            table += new[group :: self.needs.num_groups]
         return new
 
     def give_back(self, pages: SequencePages, position: int) -> int:
@@ -378,7 +309,7 @@ class KVManager:
     def _give_up(self, num_pages: int) -> list[int]:
         """The cache's pages that were unreferenced for longest, which it forgets.
 
-        What they hold is remembered if there is a host tier that `match_host` looks in.
+        Their contents are remembered if there is a host tier that `host_match` looks in.
         """
         cache = self.cache
         if self.host.num_pages and self.needs.is_plain:
@@ -404,7 +335,7 @@ class KVManager:
                 self.snapshots.put(pages.follows, place, is_branch=num_pages == branch)
         if num_full <= pages.num_registered or not self.enable_prefix_caching:
             return
-        self._extend_hashes(pages, num_full)
+        pages.name(num_full)
         if self.cache.events is not None and pages.root == SHARED_ROOT:
             self._tell_stored(self.cache.events, pages, num_full)
         for table, first, keys in zip(pages.tables, pages.first, pages.keys, strict=True):
@@ -430,8 +361,8 @@ class KVManager:
         The end of a prefix is put up for eviction before its beginning, in all groups alike.
         """
         by_group = [
-            islice(reversed(table), len(table) - (first if run is None else len(run.page_ids)))
-            for table, first, run in zip(pages.tables, pages.first, pages.runs, strict=True)
+            islice(reversed(table), len(table) - start)
+            for table, start in zip(pages.tables, pages.alone_from, strict=True)
         ]
         owned: Iterable[int] = by_group[0]
         if len(by_group) > 1:
@@ -525,9 +456,9 @@ class KVManager:
         prefixes = [run for pages in live for run in pages.runs if run is not None]
         held = self._prefixes.check_integrity(prefixes)
         for pages in live:
-            for own in self._held_alone(pages):
-                held.update(page for page in own if page not in pages.arriving)
-            self._check_tables(pages)
+            for table, start in zip(pages.tables, pages.alone_from, strict=True):
+                held.update(page for page in table[start:] if page not in pages.arriving)
+            pages.check_integrity(self.needs)
         assert TRASH_PAGE not in held
         assert len(held) == self.pool.num_owned, (len(held), self.pool.num_owned)
         for page, count in held.items():
@@ -540,34 +471,3 @@ class KVManager:
                     assert held[page] == (page not in pages.arriving), (
                         f"page {page} may be written and has {held[page]} owners"
                     )
-
-    def _held_alone(self, pages: SequencePages) -> Iterable[list[int]]:
-        """By group, the pages that a sequence holds outside of a run."""
-        for table, first, run in zip(pages.tables, pages.first, pages.runs, strict=True):
-            yield table[first if run is None else len(run.page_ids) :]
-
-    def _check_tables(self, pages: SequencePages) -> None:
-        """Asserts that a sequence's tables are of one length, but for windows that are not there
-        yet, and hold each page once and the trash page only where pages were given back."""
-        by_group = zip(pages.tables, pages.first, strict=True)
-        own = [page for table, first in by_group for page in table[first:]]
-        assert len(set(own)) == len(own) == pages.num_held
-        needs, length = self.needs, max(map(len, pages.tables))
-        for table, first, window in zip(pages.tables, pages.first, needs.windows, strict=True):
-            assert table[:first] == [TRASH_PAGE] * first
-            assert window is not None or (first == 0 and len(table) == length)
-
-    def _extend_hashes(self, pages: SequencePages, num_pages: int) -> None:
-        hashes, size = pages.hashes, self.page_size
-        num_hashed = len(hashes)
-        if num_hashed < num_pages:
-            parent = hashes[-1] if hashes else pages.root
-            tokens = pages.tokens(num_hashed * size, num_pages * size)
-            new = page_hashes(parent, tokens, size)
-            for group, keys in enumerate(pages.keys):
-                keys.extend(self._names(new, group))
-
-    def _names(self, hashes: list[PageHash], group: int) -> list[PageHash]:
-        """What pages of a group with these contents are found by."""
-        suffix = group_suffix(group)
-        return [page_hash + suffix for page_hash in hashes] if suffix else hashes

@@ -175,7 +175,7 @@ def _row_wait_s(
     """Seconds until a row and pages have come free for a request, and for those before it."""
     pool, num_running = table.kv.pool, len(table.rows)
     num_free = len(table.rows.free_slots)
-    if table.kv.num_pages_for(num_tokens) > pool.num_available:
+    if table.kv.needs.held(num_tokens) > pool.num_available:
         num_free = 0
     num_short = num_waiting + 1 - num_free
     if num_short <= 0 or not num_running:
@@ -219,7 +219,7 @@ def measure_load(
         num_pages=pool.num_usable,
         num_owned_pages=pool.num_owned,
         num_cached_pages=pool.num_cached,
-        kv_usage=table.kv.usage,
+        kv_usage=pool.num_owned / pool.num_usable,
         kv_waste=1 - num_used / num_places if num_places else 0.0,
         num_steps=counts.num_plans,
         num_planned_prefill_tokens=counts.num_prefill_tokens,

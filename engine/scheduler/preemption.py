@@ -142,5 +142,5 @@ class Preemption:
         to be computed again if none of them is found in the prefix cache."""
         forecast = self._table.forecast
         if swaps:
-            return 2 * self._kv.num_pages_for(num_tokens) * forecast.page_copy_s
+            return 2 * self._kv.needs.held(num_tokens) * forecast.page_copy_s
         return forecast.prefill_s(num_tokens)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from octavo.engine.kv.prefix_match import PrefixMatch
+from octavo.engine.kv.prefix_lookup import PrefixMatch
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, Request
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 from octavo.engine.scheduler.pending_updates import PendingUpdates
@@ -198,12 +198,12 @@ class PrefillPlanner:
             return False  # still being copied to the host
         num_known = request.num_tokens
         if not self._chunks_prompts and num_known <= self._limits.max_num_batched_tokens:
-            num_cached = len(kv.match_prefix(entry.pages, num_known)) * self._limits.page_size
+            num_cached = len(kv.lookup.match(entry.pages, num_known)) * self._limits.page_size
             if num_known - num_cached > budget:
                 return False
         if not free_slots and not self._may_preempt_for(entry, snapshot):
             return False  # whatever room it would need besides
-        matched = kv.match_prefix(entry.pages, num_known)
+        matched = kv.lookup.match(entry.pages, num_known)
         needed, num_available = kv.num_pages_to_take(matched, num_known), kv.pool.num_available
         if needed > num_available and not self._may_preempt:
             return False  # without a look at how much room the policy wants besides
@@ -218,7 +218,7 @@ class PrefillPlanner:
                 entry, num_lacking, snapshot
             ):
                 return False
-            matched = kv.match_prefix(entry.pages, num_known)
+            matched = kv.lookup.match(entry.pages, num_known)
             needed = kv.num_pages_to_take(matched, num_known)
             if needed > kv.num_available or not free_slots:
                 return False
@@ -345,7 +345,7 @@ class PrefillPlanner:
         self, entry: LiveRequest, num_known: int, matched: PrefixMatch, snapshot: Snapshot
     ) -> None:
         pages, num_matched, now_s = entry.pages, len(matched), snapshot.now_s
-        recalled = [] if pages.is_on_host else self._kv.match_host(pages, num_matched)
+        recalled = [] if pages.is_on_host else self._kv.lookup.host_match(pages, num_matched)
         self._table.admit(entry, num_known, matched)
         self._pending.admitted(entry, now_s)
         self._pending.flush()

@@ -217,7 +217,7 @@ class RemainingWork:
     def _measure(self, entry: LiveRequest) -> None:
         """Looks up what a waiting request need not compute; subscribes to what that rests on."""
         pages, number = entry.pages, entry.number
-        self._kv.hash_known(pages)
+        self._kv.name_known(pages)
         rank = math.inf if entry.is_demoted else number
         reuse, leaders = self._look_up(pages, rank, entry.reuse.num_led)
         entry.reuse, entry.is_stale = reuse, False
@@ -368,7 +368,7 @@ class RemainingWork:
     def _check_estimate(self, entry: LiveRequest) -> None:
         """Asserts that an estimate is what a look-up from the beginning says."""
         pages, reuse = entry.pages, entry.reuse
-        exact = len(self._kv.match_prefix(pages))
+        exact = len(self._kv.lookup.match(pages))
         if any(self._kv.cache.knows(page_hash) for page_hash in pages.hashes[exact + 1 :]):
             return  # pages have gone from the middle, which an estimate does not look at
         # While its leader gets on, what the device holds of it grows and the sum stays as it is.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from octavo.engine.kv.kv_manager import KVManager
-from octavo.engine.kv.prefix_match import PrefixMatch
+from octavo.engine.kv.prefix_lookup import PrefixMatch
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import COMPUTED, Request, RequestStatus, no_counts
 from octavo.engine.scheduler.deadlines import was_in_time

@@ -377,7 +377,7 @@ class Scheduler:
             return []
         if entry.request.slot is not None and not entry.pages.arriving:
             table.make_findable(entry)
-        table.kv.hash_known(entry.pages)
+        table.kv.name_known(entry.pages)
         return [*entry.pages.hashes]
 
     def bring_to_host(self, names: Sequence[PageHash], now_s: float) -> int | None:
@@ -653,7 +653,9 @@ class Scheduler:
         self, prompt_token_ids: Sequence[int], *, tenant: str = "", cache_salt: str = ""
     ) -> int:
         """Tokens of a prompt that would be found in the prefix cache now. Only reads."""
-        return self._kv.num_cached_tokens(prompt_token_ids, tenant=tenant, cache_salt=cache_salt)
+        return self._kv.lookup.num_cached_tokens(
+            prompt_token_ids, tenant=tenant, cache_salt=cache_salt
+        )
 
     def explain(self, wanted: bool) -> None:
         """Gives plans their reasons and requests a trace from now on, or no more."""

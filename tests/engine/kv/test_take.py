@@ -31,11 +31,11 @@ def full_pool(num_host_pages: int, run_pages: int = 1):
         run_pages=run_pages,
     )
     ended = kv.open(request_of("ended", 6))
-    kv.admit(ended, kv.match_prefix(ended), 6)
+    kv.admit(ended, kv.lookup.match(ended), 6)
     kv.register_full_pages(ended, 6)
     running = [kv.open(request_of(name, 4)) for name in "abc"]
     for pages in running:
-        kv.admit(pages, kv.match_prefix(pages), 4)
+        kv.admit(pages, kv.lookup.match(pages), 4)
     kv.release(ended)
     return kv, [ended, *running], running
 
@@ -62,7 +62,7 @@ def test_pages_that_a_sequence_grows_by_follow_each_other_until_it_ends() -> Non
     kv = KVManager(num_pages=33, page_size=2, enable_prefix_caching=False, run_pages=4)
     running = [kv.open(request_of(name, 4)) for name in "abc"]
     for pages in running:
-        kv.admit(pages, kv.match_prefix(pages), 4)
+        kv.admit(pages, kv.lookup.match(pages), 4)
     for num_tokens in range(5, 13):
         for pages in running:
             kv.grow(pages, num_tokens)
@@ -83,7 +83,7 @@ def test_a_sequence_that_grows_by_several_pages_goes_on_where_some_were_kept() -
     kv = KVManager(num_pages=17, page_size=2, enable_prefix_caching=False, run_pages=4)
     one, other = (kv.open(request_of(name, 4)) for name in "ab")
     for pages in (one, other):
-        kv.admit(pages, kv.match_prefix(pages), 4)
+        kv.admit(pages, kv.lookup.match(pages), 4)
         kv.grow(pages, 5)
     assert kv.grow(one, 11) == [4, 5, 6]
     kv.check_integrity([one, other])
