@@ -19,7 +19,7 @@ from octavo.engine.kv.page_watch import PageWatch
 from octavo.engine.kv.prefix_cache import PrefixCache
 from octavo.engine.kv.prefix_lookup import PrefixLookup, PrefixMatch
 from octavo.engine.kv.sequence_pages import SequencePages
-from octavo.engine.kv.state_snapshots import NONE, StateSnapshots
+from octavo.engine.kv.state_snapshots import StateSnapshots
 from octavo.engine.request import Request
 
 
@@ -71,7 +71,9 @@ class KVManager:
         self._prefixes = HeldPrefixes(self.pool, self.cache)
         self.host = HostTier(num_host_pages, self.watch)
         self.snapshots = (
-            StateSnapshots(num_snapshots, snapshot_tokens // page_size) if num_snapshots else None
+            StateSnapshots(num_snapshots, snapshot_tokens // page_size, page_size)
+            if num_snapshots
+            else None
         )
         assert self.snapshots is None or self.needs.is_plain
         self.lookup = PrefixLookup(
@@ -192,11 +194,8 @@ class KVManager:
             pages.tables[group].extend(seen)
             self.cache.mark_referenced(self.pool.share(seen))
         pages.num_registered = matched.num_pages
-        pages.diverges_at, pages.follows = matched.num_found, NONE
-        if self.snapshots is not None and matched.num_found:
-            last = pages.hashes[matched.num_found - 1]
-            if self.snapshots.goes_on(last):
-                pages.diverges_at = 0
+        if self.snapshots is not None:
+            self.snapshots.admit(pages, matched.num_found)
         for table, end in zip(pages.tables, ends, strict=True):
             table += self._allocate(end - len(table))
 
@@ -329,10 +328,7 @@ class KVManager:
         """Makes findable the pages that the first `num_committed` tokens fill, and snapshots."""
         num_full = num_committed // self.page_size
         if self.snapshots is not None:
-            branch = pages.diverges_at // self.snapshots.num_pages * self.snapshots.num_pages
-            for num_pages in sorted(each for each in pages.saves if each <= num_full):
-                pages.follows, place = pages.hashes[num_pages - 1], pages.saves.pop(num_pages)
-                self.snapshots.put(pages.follows, place, is_branch=num_pages == branch)
+            self.snapshots.commit(pages, num_full)
         if num_full <= pages.num_registered or not self.enable_prefix_caching:
             return
         pages.name(num_full)
@@ -377,10 +373,7 @@ class KVManager:
             pages.arriving = ()
         self.cache.mark_unreferenced(self.pool.release(owned, self.cache.contents))
         if self.snapshots is not None:
-            self.snapshots.release(pages.saves.values())
-            pages.saves.clear()
-            if pages.num_registered:
-                self.snapshots.end(pages.hashes[pages.num_registered - 1])
+            self.snapshots.leave(pages)
         for group, (run, table) in enumerate(zip(pages.runs, pages.tables, strict=True)):
             if run is not None:
                 self._prefixes.release(run)
@@ -388,38 +381,6 @@ class KVManager:
             table.clear()
             pages.first[group] = 0
         pages.num_registered = 0
-
-    def restored(self, pages: SequencePages, position: int) -> int | None:
-        """The snapshot that the first chunk of a sequence begins with; None where it begins with
-        nothing, or whatever its row holds."""
-        if self.snapshots is None or position == 0:
-            return None
-        pages.follows = pages.hashes[position // self.page_size - 1]
-        return self.snapshots.read(pages.follows, pages)
-
-    def saved(
-        self, pages: SequencePages, start: int, end: int, last: int
-    ) -> tuple[tuple[int, int], ...]:
-        """Positions at which a chunk leaves snapshots, and the places taken for them.
-
-        Args:
-            start, end: the chunk's positions.
-            last: where the known tokens end.
-        """
-        snapshots, size = self.snapshots, self.page_size
-        if snapshots is None:
-            return ()
-        taken, step = [], snapshots.num_pages
-        for num_pages in {each // step * step for each in (last // size, pages.diverges_at)}:
-            if not start < num_pages * size <= end or num_pages > len(pages.hashes):
-                continue
-            if num_pages in pages.saves or pages.hashes[num_pages - 1] in snapshots:
-                continue
-            place = snapshots.take(pages.follows, pages)
-            if place is not None:
-                pages.saves[num_pages] = place
-                taken.append((num_pages * size, place))
-        return tuple(taken)
 
     def drop_host_copy(self, pages: SequencePages) -> None:
         """Frees what the host holds of a sequence, unless it is still being copied there."""

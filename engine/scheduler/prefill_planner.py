@@ -407,8 +407,11 @@ class PrefillPlanner:
             first, end = needs.num_positions(start), needs.num_positions(start + num_tokens)
             for index in range(first, end):
                 self._builder.add_pages(slot, index, pages)
-        restored = self._kv.restored(pages, start) if is_new else None
-        saved = self._kv.saved(pages, start, start + num_tokens, entry.prefill_end)
+        restored: int | None = None
+        saved: tuple[tuple[int, int], ...] = ()
+        if (snapshots := self._kv.snapshots) is not None:
+            restored = snapshots.restored(pages, start) if is_new else None
+            saved = snapshots.saved(pages, start, start + num_tokens, entry.prefill_end)
         return PrefillRow(
             request, slot, start, num_tokens, samples, is_new, page_ids, restored, saved
         )

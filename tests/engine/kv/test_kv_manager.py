@@ -104,7 +104,7 @@ def test_a_sequence_that_begins_anew_follows_no_snapshot_of_its_earlier_run():
     )
     pages = kv.open(request([1] * 12))
     kv.admit(pages, kv.lookup.match(pages), 12)
-    assert kv.saved(pages, 0, 12, 12)
+    assert kv.snapshots.saved(pages, 0, 12, 12)
     kv.register_full_pages(pages, 12)
     assert pages.follows
     kv.release(pages)
