@@ -12,7 +12,8 @@ from itertools import chain, groupby, islice, zip_longest
 from octavo.engine.kv.cache_events import SHARED_ROOT, CacheEvents
 from octavo.engine.kv.held_prefixes import HeldPrefixes
 from octavo.engine.kv.host_tier import HostTier
-from octavo.engine.kv.page_hash import PageHash, root_hash
+from octavo.engine.kv.page_allocator import PageAllocator
+from octavo.engine.kv.page_hash import root_hash
 from octavo.engine.kv.page_needs import NEVER, PageNeeds, page_needs
 from octavo.engine.kv.page_pool import TRASH_PAGE, PagePool
 from octavo.engine.kv.page_watch import PageWatch
@@ -58,7 +59,6 @@ class KVManager:
         num_snapshots: int = 0,
         snapshot_tokens: int = 1,
     ) -> None:
-        self.run_pages = run_pages
         self.page_size = page_size
         self.needs: PageNeeds = page_needs(page_size, windows, chunk_tokens)
         self._windows = [
@@ -79,7 +79,13 @@ class KVManager:
         self.lookup = PrefixLookup(
             self._prefixes, self.cache, self.host, self.needs, self.snapshots
         )
-        self._evicted: list[tuple[int, PageHash]] = []
+        # Evicted prefixes are looked for on the host only where one group sees everything.
+        self.allocator = PageAllocator(
+            self.pool,
+            self.cache,
+            run_pages,
+            remembers_evicted=num_host_pages > 0 and self.needs.is_plain,
+        )
 
     @property
     def num_available(self) -> int:
@@ -126,11 +132,6 @@ class KVManager:
         """Names the full pages of the request's known tokens, as far as that was not done yet."""
         if self.enable_prefix_caching:
             pages.name(pages.request.num_tokens // self.page_size)
-
-    def take_evicted(self) -> list[tuple[int, PageHash]]:
-        """Prefix pages evicted since the last call, and what they hold until they are written."""
-        evicted, self._evicted = self._evicted, []
-        return evicted
 
     def pages_at(self, pages: SequencePages, position: int) -> tuple[list[int], ...]:
         """By group, those of a sequence's pages with KV before a position that a query there sees,
@@ -197,7 +198,7 @@ class KVManager:
         if self.snapshots is not None:
             self.snapshots.admit(pages, matched.num_found)
         for table, end in zip(pages.tables, ends, strict=True):
-            table += self._allocate(end - len(table))
+            table += self.allocator.allocate(end - len(table))
 
     def grow(self, pages: SequencePages, num_tokens: int) -> list[int]:
         """Adds pages until the sequence has room for `num_tokens` in each group; they must be
@@ -209,13 +210,13 @@ class KVManager:
         num_new = -(-num_tokens // self.page_size) - len(pages.page_ids)
         if num_new <= 0:
             return []
-        if num_new == 1 and self.run_pages > 1 and pages.page_ids:
-            new = self.take_after([table[-1] for table in pages.tables])
+        if num_new == 1 and self.allocator.run_pages > 1 and pages.page_ids:
+            new = self.allocator.take_after([table[-1] for table in pages.tables])
         else:
             if pages.page_ids:
                 for table in pages.tables:
                     self.pool.give_up_run(table[-1])  # to be taken now
-            new = self._allocate(num_new * self.needs.num_groups)
+            new = self.allocator.allocate(num_new * self.needs.num_groups)
         for group, table in enumerate(pages.tables):
             table += new[group :: self.needs.num_groups]
         return new
@@ -262,60 +263,8 @@ class KVManager:
             most = min(end, pages.first[group] + needs.most_in(window, needs.chunk_tokens))
             num_new = min(most - len(table), self.num_available)
             if num_new > 0:
-                table += self._allocate(num_new)
+                table += self.allocator.allocate(num_new)
         return pages.num_filled * self.page_size
-
-    def _allocate(self, num_pages: int) -> list[int]:
-        """Takes pages for one sequence: cached ones as far as there are not enough free ones."""
-        num_lacking = num_pages - self.pool.num_free
-        if num_lacking <= 0:
-            return self.pool.allocate(num_pages)
-        pages = self._evict(num_lacking)
-        pages.reverse()
-        if num_pages > num_lacking:
-            pages += self.pool.allocate(num_pages - num_lacking)
-        return pages
-
-    def take(self, num_pages: int) -> list[int]:
-        """Pages for as many sequences, one each, which must be available.
-
-        Whoever asks adds them to the sequences' `page_ids`. They are those that `grow` would add
-        if it were called for one sequence after the other.
-        """
-        pool = self.pool
-        num_free = pool.num_free
-        new = pool.allocate(min(num_pages, num_free)) if num_free else []
-        if num_pages > num_free:
-            new += self._evict(num_pages - num_free)
-        return new
-
-    def take_after(self, last_pages: list[int]) -> list[int]:
-        """As `take`, for the sequences with these last pages: each the one that follows, if it is
-        kept for it, and else the first of `run_pages` in a row as far as there are."""
-        pool, run = self.pool, self.run_pages
-        if pool.num_cached:
-            num_lacking = pool.num_without_run(last_pages) * run - pool.num_not_kept
-            if num_lacking > 0:
-                pool.reclaim(self._give_up(min(num_lacking, pool.num_cached)))
-        return pool.allocate_each(last_pages, run)
-
-    def _evict(self, num_pages: int) -> list[int]:
-        """Makes cached pages owned ones, those unreferenced for longest first."""
-        pages = self._give_up(num_pages)
-        self.pool.take_over(pages)
-        return pages
-
-    def _give_up(self, num_pages: int) -> list[int]:
-        """The cache's pages that were unreferenced for longest, which it forgets.
-
-        Their contents are remembered if there is a host tier that `host_match` looks in.
-        """
-        cache = self.cache
-        if self.host.num_pages and self.needs.is_plain:
-            self._evicted += [
-                (page, cache.hash_of(page)) for page in cache.next_to_evict(num_pages)
-            ]
-        return cache.evict(num_pages)
 
     def flush(self) -> None:
         """Enters in the books which pages were taken and given up: nobody need wait for it."""

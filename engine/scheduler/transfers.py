@@ -91,7 +91,9 @@ class Transfers:
 
     def spill(self, now_s: float) -> None:
         """Begins to copy out prefix pages that were evicted from the device in this plan."""
-        evicted = [item for item in self._kv.take_evicted() if item[1] not in self._kv.host]
+        evicted = [
+            item for item in self._kv.allocator.take_evicted() if item[1] not in self._kv.host
+        ]
         evicted = evicted[:MAX_SPILLED_PAGES]
         if not evicted:
             return

@@ -45,15 +45,15 @@ def test_pages_and_evictions_are_those_of_growing_one_after_the_other(num_host_p
     kv, _, running = full_pool(num_host_pages)
     assert (kv.pool.num_free, kv.num_available) == (1, 4)
     expected = [kv.grow(pages, 5)[0] for pages in running]
-    evicted = kv.take_evicted()
+    evicted = kv.allocator.take_evicted()
     assert len(evicted) == (2 if num_host_pages else 0)
 
     kv, live, running = full_pool(num_host_pages)
-    new = kv.take(3)
+    new = kv.allocator.take(3)
     for pages, page in zip(running, new, strict=True):
         pages.page_ids.append(page)
     assert new == expected
-    assert kv.take_evicted() == evicted
+    assert kv.allocator.take_evicted() == evicted
     assert [len(pages.page_ids) for pages in running] == [3, 3, 3]
     kv.check_integrity(live)
 
