@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -155,6 +156,8 @@ class LiveRequests:
         self.num_with_grammar = 0
         self.stop_ids: dict[int, int] = {}
         self._by_id: dict[str, LiveRequest] = {}
+        # A heap of (deadline, number, record), in which ended requests stay for some time.
+        self._deadlines: list[tuple[float, int, LiveRequest]] = []
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -184,6 +187,20 @@ class LiveRequests:
             self.stop_ids[token_id] = self.stop_ids.get(token_id, 0) + 1
         self.num_with_targets += request.has_target
         self.num_with_grammar += request.has_grammar
+        if request.deadline_s is not None:
+            if len(self._deadlines) > 2 * len(self._by_id) + 64:
+                self._deadlines = [item for item in self._deadlines if item[2].is_live]
+                heapq.heapify(self._deadlines)
+            heapq.heappush(self._deadlines, (request.deadline_s, entry.number, entry))
+
+    def pop_late(self, now_s: float) -> LiveRequest | None:
+        """The live request whose deadline lies furthest before `now_s`, which the caller ends; None
+        if there is none."""
+        while self._deadlines and self._deadlines[0][0] < now_s:
+            entry = heapq.heappop(self._deadlines)[2]
+            if entry.is_live:
+                return entry
+        return None
 
     def leave(self, entry: LiveRequest) -> None:
         """A live request has ended."""

@@ -116,15 +116,10 @@ class RequestTable:
             [entry.request for entry in prompts if entry.is_behind],
         )
 
-    def carry_over(self, old: RequestTable) -> list[LiveRequest]:
-        """Takes in the live requests of a table that cannot be trusted, as waiting ones.
-
-        Returns:
-            Their new records.
-        """
+    def carry_over(self, old: RequestTable) -> None:
+        """Takes in the live requests of a table that cannot be trusted, as waiting ones."""
         self.live.num_added = old.live.num_added
         self.quotas, self.busy_until_s = old.quotas, old.busy_until_s
-        entries = []
         for before in old.live:
             request = before.request
             request.status, request.slot = RequestStatus.WAITING, None
@@ -141,8 +136,6 @@ class RequestTable:
             entry.ready_position = before.ready_position
             self.live.enter(entry)
             self._wait(entry, before.waiting_since_s)
-            entries.append(entry)
-        return entries
 
     def accept(self, request: Request, pages: SequencePages | None = None) -> LiveRequest:
         """Lets a new request wait, whose id no other has.

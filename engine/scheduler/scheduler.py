@@ -16,7 +16,6 @@ to be read together, while what each step decides is in `planner.py` and below.
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
 from collections import deque
@@ -128,7 +127,6 @@ class Scheduler:
         self._make_books()
         self._dispatched: deque[Dispatched] = deque()
         self._last_s = self._last_commit_s = 0.0
-        self._deadlines: list[tuple[float, int, LiveRequest]] = []
         self._only: frozenset[str] | None = None
         self.num_rebuilds = 0
         """Times that the books were in such disorder that they were made anew."""
@@ -213,11 +211,6 @@ class Scheduler:
             self._predict(entry, now_s)
         if self._only is not None:
             table.hold(entry)
-        if request.deadline_s is not None:
-            if len(self._deadlines) > 2 * len(table.live) + 64:
-                self._deadlines = [item for item in self._deadlines if item[2].is_live]
-                heapq.heapify(self._deadlines)
-            heapq.heappush(self._deadlines, (request.deadline_s, entry.number, entry))
 
     def _predict(self, entry: LiveRequest, now_s: float) -> None:
         """Notes when a request that was just accepted is expected to speak; of many, not of all."""
@@ -351,12 +344,10 @@ class Scheduler:
         """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""
         table = self._table
         expired: list[Request] = []
-        while self._deadlines and self._deadlines[0][0] < now_s:
-            _, _, entry = heapq.heappop(self._deadlines)
-            if entry.is_live:
-                error = _deadline_passed(entry.request)
-                table.end(entry, RequestStatus.FAILED, now_s, error=error)
-                expired.append(entry.request)
+        while (entry := table.live.pop_late(now_s)) is not None:
+            error = _deadline_passed(entry.request)
+            table.end(entry, RequestStatus.FAILED, now_s, error=error)
+            expired.append(entry.request)
         return expired
 
     # Prefix pages go from engine to engine by way of the host tier.
@@ -520,16 +511,10 @@ class Scheduler:
     def _rebuild(self) -> None:
         old, transfers, cache = self._unapplied, self._transfers, self._kv.cache
         self._make_books()
-        entries = self._table.carry_over(old)
+        self._table.carry_over(old)
         self._transfers.carry_over(transfers)
         self._kv.cache.num_queried_tokens = cache.num_queried_tokens
         self._kv.cache.num_hit_tokens = cache.num_hit_tokens
-        self._deadlines = [
-            (entry.request.deadline_s, entry.number, entry)
-            for entry in entries
-            if entry.request.deadline_s is not None
-        ]
-        heapq.heapify(self._deadlines)
         self._hold_others()
         self.num_rebuilds += 1
 
