@@ -6,7 +6,7 @@ in step; what each of them is has a module of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.kv.prefix_lookup import PrefixMatch
@@ -64,6 +64,7 @@ class RequestTable:
         self.places = Places(policy, forecast, tenants, self.live.get)
         self.waiting = self.places.queue
         self.held: dict[int, LiveRequest] = {}
+        self._only: frozenset[str] | None = None
         self.rows = RowTable(limits.max_num_seqs, limits.page_size, kv.needs.num_groups)
         self.work = RemainingWork(kv, forecast, self.waiting.replace)
         self.quotas = ClassQuotas()
@@ -136,6 +137,8 @@ class RequestTable:
             entry.ready_position = before.ready_position
             self.live.enter(entry)
             self._wait(entry, before.waiting_since_s)
+        self._only = old._only
+        self._hold_others()
 
     def accept(self, request: Request, pages: SequencePages | None = None) -> LiveRequest:
         """Lets a new request wait, whose id no other has.
@@ -151,17 +154,33 @@ class RequestTable:
         self._wait(entry, request.arrival_s)
         return entry
 
+    def only(self, request_ids: Collection[str] | None) -> None:
+        """Holds all waiting requests but these from now on, and puts these back in their places.
+        None ends it."""
+        self._only = None if request_ids is None else frozenset(request_ids)
+        for entry in list(self.held.values()):
+            if self._only is None or entry.request.request_id in self._only:
+                del self.held[entry.number]
+                self.work.enter(entry)
+                self.waiting.insert(entry)
+        self._hold_others()
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether new requests are to be held."""
+        return self._only is not None
+
     def hold(self, entry: LiveRequest) -> None:
-        """Takes a waiting request out of the queue, until `free`."""
+        """Takes a waiting request out of the queue, until `only` puts it back."""
         self.waiting.remove(entry)
         self.work.leave(entry)
         self.held[entry.number] = entry
 
-    def free(self, entry: LiveRequest) -> None:
-        """Puts a held request back in its place."""
-        del self.held[entry.number]
-        self.work.enter(entry)
-        self.waiting.insert(entry)
+    def _hold_others(self) -> None:
+        if self._only is not None:
+            for entry in list(self.waiting):
+                if entry.request.request_id not in self._only:
+                    self.hold(entry)
 
     def demote(self, entry: LiveRequest) -> None:
         """Serves a request only when no other waits, from now on."""

@@ -127,7 +127,6 @@ class Scheduler:
         self._make_books()
         self._dispatched: deque[Dispatched] = deque()
         self._last_s = self._last_commit_s = 0.0
-        self._only: frozenset[str] | None = None
         self.num_rebuilds = 0
         """Times that the books were in such disorder that they were made anew."""
         self.appends_all_forced = False
@@ -209,7 +208,7 @@ class Scheduler:
         if not is_resumed:
             self.forecast.ttft_targets.observe(request.ttft_target_s or math.inf)
             self._predict(entry, now_s)
-        if self._only is not None:
+        if table.is_restricted:
             table.hold(entry)
 
     def _predict(self, entry: LiveRequest, now_s: float) -> None:
@@ -515,7 +514,6 @@ class Scheduler:
         self._transfers.carry_over(transfers)
         self._kv.cache.num_queried_tokens = cache.num_queried_tokens
         self._kv.cache.num_hit_tokens = cache.num_hit_tokens
-        self._hold_others()
         self.num_rebuilds += 1
 
     @property
@@ -543,17 +541,7 @@ class Scheduler:
     def only(self, request_ids: Collection[str] | None) -> None:
         """From now on plans hold no other waiting requests than these, nor any that come; running
         ones go on. None ends it."""
-        self._only = None if request_ids is None else frozenset(request_ids)
-        for entry in list(self._table.held.values()):
-            if self._only is None or entry.request.request_id in self._only:
-                self._table.free(entry)
-        self._hold_others()
-
-    def _hold_others(self) -> None:
-        if self._only is not None:
-            for entry in list(self._table.waiting):
-                if entry.request.request_id not in self._only:
-                    self._table.hold(entry)
+        self._table.only(request_ids)
 
     def _follow_targets(self, with_targets: Policy) -> None:
         """Changes over to the other policy when the first request with a target has come, and back
