@@ -97,6 +97,9 @@ class SchedulerLoad:
     prefix_hit_tokens: int
 
 
+MOST_PREDICTED = 64
+"""Waiting requests beyond which a first token is predicted for one in so many alone."""
+
 _ROWS_LOOKED_AT = 8
 """Running rows that say how long a row is held."""
 
@@ -284,3 +287,14 @@ def predict_ttft_s(
     ahead = backlog_of_class(table, priority)
     first_s = first_token_s(table, forecast, num_missing_tokens, ahead, now_s)
     return forecast.door_s.middle * (table.busy_until_s <= now_s) + first_s
+
+
+def note_prediction(
+    table: RequestTable, forecast: Forecast, entry: LiveRequest, now_s: float
+) -> None:
+    """Notes when a request that was just accepted is expected to speak; of many, not of all."""
+    request = entry.request
+    if len(table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
+        ahead = backlog_before(table, entry)
+        first_s = first_token_s(table, forecast, request.num_missing_tokens, ahead, now_s)
+        request.metrics.predicted_ttft_s = now_s - request.arrival_s + first_s

@@ -35,16 +35,15 @@ from octavo.engine.scheduler.length_estimator import LengthEstimator
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.load import (
     SchedulerLoad,
-    backlog_before,
-    first_token_s,
     measure_load,
+    note_prediction,
     predict_ttft_s,
 )
 from octavo.engine.scheduler.pending_updates import PendingUpdates
 from octavo.engine.scheduler.plan_builder import Dispatched, PlanBuilder, TraceEvent, Traces
 from octavo.engine.scheduler.planner import Planner
 from octavo.engine.scheduler.policies import get_policy
-from octavo.engine.scheduler.policy import HOPELESS, Policy, Refusal, refuse_nobody
+from octavo.engine.scheduler.policy import Policy
 from octavo.engine.scheduler.refusals import Refusals
 from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.standing import Standing, standing_of
@@ -53,9 +52,6 @@ from octavo.engine.scheduler.step_time_model import StepTimeModel
 from octavo.engine.scheduler.transfers import Transfers
 
 logger = logging.getLogger(__name__)
-
-MOST_PREDICTED = 64
-"""Waiting requests beyond which a first token is predicted for one in so many alone."""
 
 
 class Scheduler:
@@ -197,42 +193,18 @@ class Scheduler:
         pages = self._kv.open(request)
         request.num_reusable_tokens = table.work.num_reusable(pages)
         # Of one that another engine began, the reader was promised the rest.
-        refusal = None if is_resumed else self._refuse(request, now_s)
-        if refusal is not None and not self.refusals.probes.takes(
-            request, self._builder.counts.num_computed_tokens
-        ):
-            error = self.refusals.at_door(table, request, refusal.reason, now_s)
-            request.num_reusable_tokens = 0
-            raise error
+        if not is_resumed:
+            num_computed = self._builder.counts.num_computed_tokens
+            error = self.refusals.at_door(table, self.policy, request, num_computed, now_s)
+            if error is not None:
+                request.num_reusable_tokens = 0
+                raise error
         entry = table.accept(request, pages)
         if not is_resumed:
             self.forecast.ttft_targets.observe(request.ttft_target_s or math.inf)
-            self._predict(entry, now_s)
+            note_prediction(table, self.forecast, entry, now_s)
         if table.is_restricted:
             table.hold(entry)
-
-    def _predict(self, entry: LiveRequest, now_s: float) -> None:
-        """Notes when a request that was just accepted is expected to speak; of many, not of all."""
-        table, request = self._table, entry.request
-        if len(table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
-            ahead = backlog_before(table, entry)
-            tokens = request.num_missing_tokens
-            first_s = first_token_s(table, self.forecast, tokens, ahead, now_s)
-            request.metrics.predicted_ttft_s = now_s - request.arrival_s + first_s
-
-    def _refuse(self, request: Request, now_s: float) -> Refusal | None:
-        """Why a new request is not let in, if it is not."""
-        table, policy = self._table, self.policy
-        if policy.with_targets is not None and request.has_target:
-            policy = policy.with_targets  # it takes over with the next plan
-        if policy.refuse is refuse_nobody:
-            return None
-        has_promise = self.refusals.promises.claim(request, now_s)
-        refusal = policy.refuse(table.snapshot(now_s), request)
-        if refusal is not None or has_promise:
-            return refusal
-        no_room = self.refusals.leaves_no_room(table, request, now_s)
-        return Refusal(HOPELESS) if no_room else None
 
     def cancel(
         self,
