@@ -321,53 +321,23 @@ class Scheduler:
             expired.append(entry.request)
         return expired
 
-    # Prefix pages go from engine to engine by way of the host tier.
-
     @property
-    def can_exchange_pages(self) -> bool:
-        """Whether pages can go to other engines and come from them: with a host tier and prefix
-        caching, and where one cache group sees everything."""
-        kv = self._unapplied.kv
-        return kv.host.num_pages > 0 and kv.enable_prefix_caching and kv.needs.is_plain
+    def transfers(self) -> Transfers:
+        """Page copies, and the prefix pages that other engines want or give."""
+        self._pending.apply()
+        return self._transfers
 
     def page_names(self, request_id: str) -> list[PageHash]:
         """Names of the full pages of a request's tokens; none if it is not live. All of them that
         are computed can be found from now on."""
         table = self._table
         entry = table.live.get(request_id)
-        if entry is None or not self.can_exchange_pages:
+        if entry is None or not self._transfers.can_exchange:
             return []
         if entry.request.slot is not None and not entry.pages.arriving:
             table.make_findable(entry)
         table.kv.name_known(entry.pages)
         return [*entry.pages.hashes]
-
-    def bring_to_host(self, names: Sequence[PageHash], now_s: float) -> int | None:
-        """Begins to copy prefix pages to the host, with the next plan; the device keeps them.
-
-        Returns:
-            The copy's number; None if the host has all that can be found, or no room for the rest.
-        """
-        self._pending.apply()
-        return self._transfers.bring_to_host(names, now_s)
-
-    def is_copying(self, transfer_id: int) -> bool:
-        """Whether a page copy has not been reported to have ended."""
-        return self._transfers.is_under_way(transfer_id)
-
-    def host_page(self, name: PageHash) -> int | None:
-        """The host page that holds a prefix page; None if none does."""
-        return self._table.kv.host.find(name)
-
-    def take_in(self, names: Sequence[PageHash]) -> dict[PageHash, int]:
-        """Host pages for prefix pages that come from elsewhere. Their content must be written
-        before the next plan is made.
-
-        Returns:
-            A page for each name that the host lacks; none at all where there is no room for them.
-        """
-        self._pending.apply()
-        return self._transfers.take_in(names)
 
     # Steps.
 
