@@ -27,23 +27,31 @@ from octavo.engine.request import Request
 class KVManager:
     """The one owner of the page pool and the prefix cache.
 
-    A full page becomes findable when the step that wrote its last token was committed, and stays
-    findable after its sequence let go of it until the page is needed for something else.
+    A full page becomes findable when the step that wrote its last token was committed. It stays
+    findable after its sequence has released it, until the page is needed for something else.
 
-    A group with a window gives back the pages that no step sees which is still to be planned
-    (`give_back`). Steps run in the order of their plans, so that what a later step writes to such a
-    page comes after all that earlier ones read of it.
+    A group with a window gives back the pages that no step will see which is still to be planned
+    (`give_back`). Steps run in the order of their plans: a later step writes to such a page after
+    all earlier steps have read it.
 
     Args:
         num_pages: pages in the pool, the trash page included.
         page_size: tokens in a page.
         enable_prefix_caching: whether full pages are shared and kept.
         num_host_pages: pages of the host tier; 0 for none.
-        run_pages: a sequence that grows page by page is kept up to so many in a row, where a device
-            reads pages faster that follow each other. They are free until it takes them; to find
-            them, pages of the prefix cache are evicted that much earlier.
+        run_pages: a sequence that grows page by page has up to so many in a row kept for it, where
+            a device reads pages faster that follow each other. They are free until it takes them;
+            to find them, pages of the prefix cache are evicted that much earlier.
         windows, chunk_tokens: see `PageNeeds`.
         num_snapshots, snapshot_tokens: see `StepLimits`. 0 for a model without recurrent layers.
+
+    Attributes:
+        needs: how many pages so many tokens take.
+        pool, cache, host: the device's pages, the prefixes that can be found, the host tier.
+        allocator: takes pages for sequences.
+        lookup: says how much of a sequence is cached; takes nothing.
+        snapshots: of recurrent states; None without recurrent layers.
+        watch: notified of pages that come and go.
     """
 
     def __init__(
@@ -93,7 +101,7 @@ class KVManager:
         return self.pool.num_available
 
     def tell(self, events: CacheEvents) -> None:
-        """Tells of shared pages that come and go, from now on. There must be one group alone, which
+        """Reports shared pages that come and go, from now on. There must be one group only, which
         sees everything: a page of a window says nothing of the prefix before it."""
         assert self.needs.is_plain
         self.cache.events = events
@@ -184,7 +192,7 @@ class KVManager:
         """
         assert not pages.page_ids, pages.request.request_id
         firsts, ends = self._ranges(matched, num_tokens)
-        # First all that is there: new pages may be taken from what nobody holds.
+        # First all that is there: new pages may be taken from cached pages that have no holder.
         for group, run in enumerate(matched.runs):
             if run.page_ids:
                 pages.runs[group] = self._prefixes.hold(run)
@@ -222,7 +230,7 @@ class KVManager:
         return new
 
     def give_back(self, pages: SequencePages, position: int) -> int:
-        """Lets go of the pages that no query from a position on sees.
+        """Releases the pages that no query from a position on sees.
 
         Pages whose content has a name stay findable. No step may be planned any more that computes
         the sequence before that position.
@@ -267,7 +275,7 @@ class KVManager:
         return pages.num_filled * self.page_size
 
     def flush(self) -> None:
-        """Enters in the books which pages were taken and given up: nobody need wait for it."""
+        """Enters in the books which pages were taken and evicted. No plan waits for it."""
         self.pool.flush()
         self.cache.flush()
         if self.snapshots is not None:
@@ -289,7 +297,7 @@ class KVManager:
         pages.num_registered = num_full
 
     def _tell_stored(self, events: CacheEvents, pages: SequencePages, num_full: int) -> None:
-        """Tells of the pages that are about to be registered, but for contents that are there."""
+        """Reports the pages that are about to be registered, but for contents that are there."""
         self.cache.flush()  # what was given up goes before the same comes back
         hashes, size = pages.hashes, self.page_size
         new = range(pages.num_registered, num_full)
@@ -317,7 +325,7 @@ class KVManager:
             if table:
                 self.pool.give_up_run(table[-1])
         if pages.arriving:
-            # They are nobody's until their transfer ends, which frees them.
+            # They have no owner until their transfer ends, which frees them.
             owned = [page for page in owned if page not in pages.arriving]
             pages.arriving = ()
         self.cache.mark_unreferenced(self.pool.release(owned, self.cache.contents))
@@ -338,7 +346,7 @@ class KVManager:
             self.forget_host_copy(pages)
 
     def forget_host_copy(self, pages: SequencePages) -> None:
-        """The host holds nothing of a sequence any more; its pages there are another's matter."""
+        """The host holds nothing of a sequence any more; the caller sees to its pages there."""
         pages.host_pages, pages.num_host_tokens, pages.is_on_host = (), 0, False
 
     def forget_prefixes(self) -> None:

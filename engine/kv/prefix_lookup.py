@@ -25,7 +25,7 @@ from octavo.engine.kv.state_snapshots import StateSnapshots
 class PrefixMatch:
     """The longest prefix of a sequence that every group can serve. Nothing is taken.
 
-    Good for `KVManager.admit` until a sequence releases its pages, or pages are given up.
+    It is valid for `KVManager.admit` until a sequence releases its pages, or pages are evicted.
 
     Attributes:
         runs: of each group that sees everything, its pages.
@@ -88,7 +88,7 @@ class PrefixLookup:
         for pages of groups that see everything: those in windows come back from the host.
 
         Args:
-            num_tokens: how many tokens are known, if whoever asks knows that already.
+            num_tokens: how many tokens are known, if the caller knows that already.
         """
         if num_tokens is None:
             num_tokens = pages.request.num_tokens

@@ -23,7 +23,7 @@ _NOBODY: dict[int, LiveRequest] = {}
 
 
 def nobody() -> dict[int, LiveRequest]:
-    """An empty dictionary, one for all: whoever adds to it takes another first."""
+    """An empty dictionary that all records share: code that adds to it makes another first."""
     return _NOBODY
 
 
@@ -45,8 +45,8 @@ class LiveRequest:
         num_scored_prompt_tokens: prompt log-probabilities handed out so far; a recomputed prompt
             does not hand them out again.
         pooled: of a pooled request, what it has summed so far.
-        is_placed: whether the device row was told of this request since it was last admitted;
-            false while it waits, and once forced tokens were appended.
+        is_placed: whether a plan has set the device's row for this request since it was last
+            admitted; false while it waits, and once forced tokens were appended.
         goes_on: whether its known tokens are what its grammar forced after it had decoded: it is
             no new prompt, and its row is served before those.
         place: where it stands among its tenant's while it waits: the policy's place when it began

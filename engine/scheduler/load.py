@@ -292,7 +292,8 @@ def predict_ttft_s(
 def note_prediction(
     table: RequestTable, forecast: Forecast, entry: LiveRequest, now_s: float
 ) -> None:
-    """Notes when a request that was just accepted is expected to speak; of many, not of all."""
+    """Notes when a request that was just accepted is expected to have its first token; if many
+    wait, for some of the new ones only."""
     request = entry.request
     if len(table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
         ahead = backlog_before(table, entry)

@@ -10,8 +10,8 @@ to; a row that did stop is ended by `commit`, and what later steps planned for i
 and is dropped. A result finds its request by the plan's row, never by slot: the slot may have a
 new holder by then.
 
-The file is a long one because it is the whole surface: every way in which the state changes is here
-to be read together, while what each step decides is in `planner.py` and below.
+The file is long because it is the whole surface: every way in which the state changes can be read
+together here. What a step decides is in `planner.py` and below.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Scheduler:
         """Appends forced tokens whatever the steps take: for tests of what becomes of them."""
 
     def _make_books(self) -> None:
-        """Who lives, where, and on which pages: empty."""
+        """Makes empty books: the KV manager, the request table, and what changes them."""
         limits = self.limits
         self._kv = KVManager(
             num_pages=limits.num_pages,
@@ -164,8 +164,8 @@ class Scheduler:
 
     @property
     def _table(self) -> RequestTable:
-        """The state, with the newest plan applied. Whoever decides or changes anything comes by
-        here; figures that only read may look at `_unapplied`."""
+        """The request table, with the newest plan applied. Code that decides or changes anything
+        uses this property; code that only reads figures may use `_unapplied`."""
         self._pending.apply()
         return self._unapplied
 
@@ -192,8 +192,7 @@ class Scheduler:
             self.forecast.door_s.observe(max(0.0, now_s - request.arrival_s))
         pages = self._kv.open(request)
         request.num_reusable_tokens = table.work.num_reusable(pages)
-        # Of one that another engine began, the reader was promised the rest.
-        if not is_resumed:
+        if not is_resumed:  # else its reader was promised the rest by another engine
             num_computed = self._builder.counts.num_computed_tokens
             error = self.refusals.at_door(table, self.policy, request, num_computed, now_s)
             if error is not None:
@@ -247,14 +246,14 @@ class Scheduler:
         return True
 
     def take_ended(self) -> list[Request]:
-        """Requests that `plan` ended (rejected for lack of capacity), each told of once."""
+        """Requests that `plan` ended (rejected for lack of capacity), each reported once."""
         ended, self._builder.ended = self._builder.ended, []
         return ended
 
     def complete_transfer(
         self, transfer_id: int, ok: bool, now_s: float, seconds: float = 0.0
     ) -> None:
-        """Takes in that a plan's page copy ended.
+        """Takes in the end of a plan's page copy.
 
         Args:
             ok: whether the pages arrived; if not, the sequence is computed again.
@@ -272,10 +271,10 @@ class Scheduler:
             self._planner.preemption.preempt(entry, now_s)
 
     def unblock(self, request_id: str, num_tokens: int) -> None:
-        """Takes in that the mask of a request's next token is there.
+        """Unblocks a request: the mask of its next token is ready.
 
         A request with a grammar (`Request.has_grammar`) is blocked by each token that is committed,
-        until the mask of the next one is there. A new request is not blocked.
+        until the mask of the next one is ready. A new request is not blocked.
 
         Args:
             num_tokens: the prompt and output tokens that the next one follows.
@@ -289,8 +288,8 @@ class Scheduler:
         """Appends tokens that requests' grammars force, where that saves time.
 
         A running request computes them as a chunk before it decodes on; a waiting one as a part of
-        what it computes anyway. Only `unblock`ed requests have any. One that is not mentioned in
-        the news goes on as if nothing were known: each of its tokens comes from a step.
+        what it computes anyway. Only `unblock`ed requests have any. A request without news goes on
+        as if no token were known: each of its tokens comes from a step.
 
         Returns:
             News of the requests that have their tokens; some end by them.
@@ -362,11 +361,11 @@ class Scheduler:
         return dispatched.plan
 
     def apply_plan(self) -> None:
-        """Does what the newest plan left to be done: moves the host state ahead as if it had run,
-        forgets what pages held that were given up, and more.
+        """Applies the newest plan: moves the host state ahead as if the plan had run, forgets what
+        evicted pages held, and more.
 
-        Nothing in the plan depends on it. Whoever calls it once the plan is dispatched has it done
-        while the device works; else the next call of anything here begins with it.
+        Nothing in the plan depends on it. The engine calls it once the plan is dispatched, so that
+        it runs while the device works. Otherwise the next call of a method here begins with it.
         """
         self._pending.apply()
 
@@ -377,8 +376,8 @@ class Scheduler:
         findable. Rows of requests that ended meanwhile are dropped.
 
         Returns:
-            News of each request that has any: of those that merely go on first, in the order of the
-            plan's rows, then of the others in that order.
+            News of each request that has any: first of the requests that merely go on, in the order
+            of the plan's rows, then of the others in that order.
         """
         table = self._table
         dispatched = self._dispatched[0]
@@ -407,20 +406,20 @@ class Scheduler:
         self.forecast.observe_step(dispatched.features, duration_s, plan.num_steps, now_s)
 
     def take_back(self, plan: StepPlan) -> News:
-        """After the `commit` of a plan failed, however far it came: requests that go on lose what
-        it gave them. `recover` comes next, and they are computed again.
+        """Undoes a `commit` that failed, however far it came: requests that go on lose the tokens
+        that it gave them. `recover` must follow, and the tokens are computed again.
 
         Returns:
-            News of the requests that it ended: nobody else tells of them.
+            News of the requests that the commit ended, which nothing else reports.
         """
         return self._committer.take_back(plan)
 
     def recover(self, now_s: float, broken: Collection[str] = ()) -> None:
-        """After a step failed: no plan is on its way any more and the device holds nothing, so
-        running requests wait to be computed again, from the tokens that they have.
+        """Starts over after a failed step: no plan is on its way any more, and the device holds
+        nothing. Running requests wait, to be computed again from the tokens that they have.
 
-        Books that a failure of the scheduler itself left in disorder are made anew from the list of
-        live requests; what the host tier holds is lost then, too.
+        If a failure of the scheduler itself left its books in disorder, they are made anew from the
+        list of live requests. What the host tier holds is lost then, too.
 
         Args:
             broken: ids of requests whose KV is not to be trusted, on the host either.
@@ -438,7 +437,7 @@ class Scheduler:
                 self._planner.preemption.preempt(entry, now_s)
             self._kv.forget_prefixes()
             lost = [table.live.get(request_id) for request_id in broken]
-            # What a failed step computed may be on the host already, and is in nobody's sum.
+            # What a failed step computed may be on the host already, and is in no request's sums.
             lost += [entry for entry in table.live if entry.pages.host_pages and entry.lacks_sums]
             for entry in filter(None, lost):
                 self._kv.drop_host_copy(entry.pages)
@@ -460,12 +459,13 @@ class Scheduler:
 
     @property
     def can_tell_cache_events(self) -> bool:
-        """Whether there is a prefix cache each of whose pages says that what is before it can be
-        had, too."""
+        """Whether the prefix cache can be followed: a page in it implies that the pages before it
+        are there, too."""
         return self._enable_prefix_caching and self._kv.serves_each_page and self._kv.needs.is_plain
 
     def tell_cache_events(self, events: CacheEvents) -> None:
-        """Tells of the prefix cache's pages that come and go, from now on; where that can be."""
+        """Reports pages that come into the prefix cache and leave it, from now on. Only where
+        `can_tell_cache_events`."""
         self._cache_events = events
         self._kv.tell(events)
 
@@ -531,8 +531,8 @@ class Scheduler:
     def load(self, now_s: float | None = None) -> SchedulerLoad:
         """Figures of this moment (of the newest plan by default), and counts since the start.
 
-        Only reads, as any thread may ask: rows are not counted to hold pages that `apply_plan` has
-        not handed out yet.
+        Only reads, so that any thread may ask. Pages that `apply_plan` has not handed out yet do
+        not count as held by rows.
         """
         return measure_load(
             self._unapplied,
@@ -543,7 +543,7 @@ class Scheduler:
         )
 
     def standing(self, now_s: float) -> Standing:
-        """Few figures of this moment, for routers: a tenth of what `load` costs. Only reads."""
+        """A few figures of this moment, for routers: a tenth of what `load` costs. Only reads."""
         return standing_of(self._unapplied, self.forecast, now_s)
 
     def predict_ttft_s(
@@ -573,7 +573,7 @@ class Scheduler:
         )
 
     def explain(self, wanted: bool) -> None:
-        """Gives plans their reasons and requests a trace from now on, or no more."""
+        """Turns the reasons of plans and the traces of requests on or off."""
         self._builder.explains = wanted
 
     def trace(self, request_id: str) -> tuple[TraceEvent, ...]:
