@@ -29,10 +29,9 @@ from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.committer import Committer, News
 from octavo.engine.scheduler.fairness import TenantCounters
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
-from octavo.engine.scheduler.forced_tokens import Unblocked, are_worth_a_chunk
+from octavo.engine.scheduler.forced_tokens import Unblocked, append_forced
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
-from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.load import (
     SchedulerLoad,
     measure_load,
@@ -294,21 +293,8 @@ class Scheduler:
         Returns:
             News of the requests that have their tokens; some end by them.
         """
-        table, news = self._table, News()
-        running: list[tuple[LiveRequest, tuple[int, ...]]] = []
-        for offer in offers:
-            entry = table.live.get(offer.request_id)
-            if entry is None or entry.request.num_tokens != offer.num_tokens:
-                continue
-            if entry.request.slot is not None:
-                running.append((entry, offer.forced))
-            else:
-                news.items.append(self._committer.append_forced(entry, offer.forced, now_s))
-        sizes = [(entry, len(token_ids)) for entry, token_ids in running]
-        if running and (self.appends_all_forced or are_worth_a_chunk(table, sizes)):
-            for entry, token_ids in running:
-                news.items.append(self._committer.append_forced(entry, token_ids, now_s))
-        return news
+        always = self.appends_all_forced
+        return append_forced(self._table, self._committer, offers, now_s, always=always)
 
     def expire(self, now_s: float) -> list[Request]:
         """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""
