@@ -163,7 +163,7 @@ class KVManager:
             self.cache.num_hit_tokens += num_hit_tokens
 
     def num_pages_to_take(self, matched: PrefixMatch, num_tokens: int) -> int:
-        """Available pages that `admit` would use: new ones, and matched ones nobody holds now."""
+        """Available pages that `admit` would use: new ones, and matched ones without a holder."""
         if self.needs.is_plain:
             num_pages, run = -(-num_tokens // self.page_size), matched.runs[0]
             return num_pages - self._prefixes.num_held(run) if run.page_ids else num_pages
@@ -298,7 +298,7 @@ class KVManager:
 
     def _tell_stored(self, events: CacheEvents, pages: SequencePages, num_full: int) -> None:
         """Reports the pages that are about to be registered, but for contents that are there."""
-        self.cache.flush()  # what was given up goes before the same comes back
+        self.cache.flush()  # what was evicted goes before the same comes back
         hashes, size = pages.hashes, self.page_size
         new = range(pages.num_registered, num_full)
         for is_known, run in groupby(new, lambda index: self.cache.knows(hashes[index])):

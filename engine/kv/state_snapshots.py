@@ -203,11 +203,11 @@ class StateSnapshots:
             del self._ends[next(iter(self._ends))]
 
     def goes_on(self, page_hash: PageHash) -> bool:
-        """Whether a sequence ended there, and nobody went on from it before: asked once."""
+        """Whether a sequence ended there, and no other went on from it before: asked once."""
         return self._ends.pop(page_hash, self) is None
 
     def release(self, places: Iterable[int]) -> None:
-        """Frees taken places: whatever is written there, nobody will look for it."""
+        """Frees taken places: whatever is written there will not be looked for."""
         self._free.extend(places)
 
     def flush(self) -> None:

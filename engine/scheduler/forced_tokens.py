@@ -2,7 +2,7 @@
 
 A row whose next tokens are known could decode on, a step for each. Or the tokens are appended
 together, and the row computes them as a chunk, as a prompt is computed, beside the rows that
-decode. A chunk makes its step longer for everybody: little where a step waits for weights, much on
+decode. A chunk makes its step longer for all rows: little where a step waits for weights, much on
 a CPU, which pads the step to the next compiled size and computes all of it.
 """
 

@@ -63,12 +63,12 @@ class LiveRequest:
 
     Attributes:
         reuse: while it waits, pages that it need not compute.
-        leaders: who computes for it those of them that others are about to, in order.
+        leaders: the requests that compute those of them which are not there yet, in order.
         num_first_led: pages that there will be once the first leader has computed them.
         dependents: waiting requests that it leads, by number.
         follows: the leader that it was passed over for.
-        followers: those that were passed over for it, by number.
-        computes: the first page that nobody computes before it, if it is to be found by that.
+        followers: the requests that were passed over for it, by number.
+        computes: the first page that no other computes before it, if it is to be found by that.
         computes_at: while it waits, how many pages come before that one; -1 if `RemainingWork.seat`
             must hear of its admission in any case.
         watched: pages whose coming or going changes its estimate.
@@ -122,8 +122,8 @@ class LiveRequest:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it is served only when no other waits: it was demoted, and so was everybody who
-        waits for what it computes."""
+        """Whether it is served only when no other waits: it was demoted, and so were all requests
+        that wait for what it computes."""
         return self.is_demoted and all(other.is_demoted for other in self.followers.values())
 
     @property

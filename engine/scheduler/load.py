@@ -48,7 +48,7 @@ class SchedulerLoad:
         num_planned_decode_tokens: most tokens that planned decode rows may emit.
         num_preemptions: times a request lost its pages.
         num_finished: terminal events.
-        num_free_pages: pages that nobody holds and that hold nothing worth keeping.
+        num_free_pages: pages without a holder that hold nothing worth keeping.
         num_transfer_pages: pages being filled from the host.
         num_projected_pages: most pages that the running requests are expected to hold together
             before any of them ends.
@@ -57,7 +57,7 @@ class SchedulerLoad:
         num_swapped_tokens, num_recomputed_tokens: tokens that the victims of each had computed.
         swap_cost_s, recompute_cost_s: seconds that undoing each was expected to take: copies out
             and back, computing all of it again (no cached prefix assumed).
-        num_rejected: requests given up for lack of capacity.
+        num_rejected: requests rejected for lack of capacity.
         num_pinned: waiting requests that have waited their longest.
         queues: the waiting by class.
         step_s: expected seconds of a step at this moment's load.

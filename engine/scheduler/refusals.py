@@ -1,7 +1,7 @@
 """How a request is refused: with the time to come back at, as unattainable, or not at all.
 
-Who is asked to come back finds room then (`PromisedReturns`); a few who would be refused are served
-instead, to see whether refusing them would have been right (`Probes`).
+A client that is asked to come back finds room then (`PromisedReturns`). A few requests that were to
+be refused are served instead, to see whether refusing them would have been right (`Probes`).
 """
 
 from __future__ import annotations

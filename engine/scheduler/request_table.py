@@ -40,9 +40,9 @@ class RequestTable:
     Attributes:
         live: the register of live requests.
         places: where each of them stands, and the policy that says so. Plans ask for it there.
-        waiting: those that wait, in their places.
+        waiting: the requests that wait, in their places.
         held: requests that wait apart from the queue, by number: policies do not see them.
-        rows: those that run, by slot.
+        rows: the requests that run, by slot.
         work: what is left to compute of the waiting ones, and whom they wait for.
         quotas: what each class was served.
         busy_until_s: when the device is expected to be done with what was dispatched.
@@ -108,7 +108,7 @@ class RequestTable:
         snapshot.num_awaiting = self.work.num_awaiting
 
     def _prompts(self) -> tuple[Sequence[Request], Sequence[Request]]:
-        """Running requests whose prompts are not computed yet: all but demoted ones, and those."""
+        """Running requests whose prompts are not computed yet, and the demoted ones apart."""
         if not self.rows.num_prefilling:
             return (), ()
         prompts = self.rows.prefilling
@@ -230,7 +230,7 @@ class RequestTable:
         if entry.leaders or entry.is_stale or entry.computes_at != len(matched):
             self.work.seat(entry, len(matched))
         if request.metrics.first_scheduled_s is None:
-            # At once: who comes next may depend on what each tenant was served.
+            # At once: which request comes next may depend on what each tenant was served.
             self.tenants.serve(entry.tenant, num_known - num_cached, 0)
 
     def begin_to_run(self, entry: LiveRequest, admitted_s: float) -> None:

@@ -43,13 +43,13 @@ class _Transfer:
 class Transfers:
     """Every copy that was planned and has not been reported to have ended.
 
-    Pages that a copy fills belong to nobody else until it ends; pages that it reads on the host
+    Pages that a copy fills have no other owner until it ends; pages that it reads on the host
     keep their content until then. Device pages that it reads are free at once: the device reads
     them before anything planned later writes to them.
 
     Args:
         kv: owner of pages on both sides.
-        forecast: told what copies took.
+        forecast: learns what copies took.
         builder: where copies are announced.
     """
 
