@@ -125,11 +125,11 @@ class KVManager:
         computes_all = request.sampling_params.prompt_logprobs is not None or (
             request.pooling is not None and request.pooling.needs_every_token
         )
-        pages = SequencePages.none_yet(
-            request,
-            root_hash(request.tenant, request.cache_salt),
-            self.page_size,
-            self.needs.num_groups,
+        pages = SequencePages(
+            request=request,
+            root=root_hash(request.tenant, request.cache_salt),
+            page_size=self.page_size,
+            num_groups=self.needs.num_groups,
             reads_cache=self.enable_prefix_caching and not computes_all,
         )
         if self.enable_prefix_caching:

@@ -20,6 +20,7 @@ class SequencePages:
         root: parent of the first page's hash.
         page_size: tokens in a page.
         reads_cache: whether pages of others may stand for its own first ones.
+        num_groups: cache groups.
         tables: by cache group, its pages in order; empty while it has none. A group with a window
             has the trash page in place of those that were given back, and no page yet for what is
             far ahead of the chunk at hand.
@@ -44,10 +45,11 @@ class SequencePages:
     root: PageHash
     page_size: int
     reads_cache: bool
-    tables: tuple[list[int], ...] = field(default_factory=lambda: ([],))
-    first: list[int] = field(default_factory=lambda: [0])
-    runs: list[PrefixRun | None] = field(default_factory=lambda: [None])
-    keys: tuple[list[PageHash], ...] = field(default_factory=lambda: ([],))
+    num_groups: int = 1
+    tables: tuple[list[int], ...] = field(init=False)
+    first: list[int] = field(init=False)
+    runs: list[PrefixRun | None] = field(init=False)
+    keys: tuple[list[PageHash], ...] = field(init=False)
     num_registered: int = 0
     arriving: tuple[int, ...] = ()
     host_pages: tuple[list[int], ...] = ()
@@ -60,35 +62,12 @@ class SequencePages:
     page_ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.tables = tuple([] for _ in range(self.num_groups))
+        self.first = [0] * self.num_groups
+        self.runs = [None] * self.num_groups
+        self.keys = tuple([] for _ in range(self.num_groups))
         self.hashes = self.keys[0]  # of all groups' pages, but for a byte
         self.page_ids = self.tables[0]
-
-    @classmethod
-    def none_yet(
-        cls,
-        request: Request,
-        root: PageHash,
-        page_size: int,
-        num_groups: int,
-        *,
-        reads_cache: bool,
-    ) -> SequencePages:
-        """An empty set of pages."""
-        return cls(
-            request=request,
-            root=root,
-            page_size=page_size,
-            reads_cache=reads_cache,
-            tables=tuple([] for _ in range(num_groups)),
-            first=[0] * num_groups,
-            runs=[None] * num_groups,
-            keys=tuple([] for _ in range(num_groups)),
-        )
-
-    @property
-    def prefix(self) -> PrefixRun | None:
-        """What of the first group's pages was found."""
-        return self.runs[0]
 
     @property
     def num_filled(self) -> int:

@@ -251,10 +251,10 @@ class Transfers:
         entry.pages.arriving = ()
         return entry, transfer.num_tokens if ok else 0
 
-    def abandon(self, now_s: float) -> list[LiveRequest]:
-        """Gives up every copy: the device was lost. Returns the sequences that waited for one."""
-        ended = [self.complete(transfer_id, False, now_s) for transfer_id in list(self._by_id)]
-        return [item[0] for item in ended if item is not None]
+    def abandon(self, now_s: float) -> None:
+        """Ends every copy as failed: the device was lost."""
+        for transfer_id in list(self._by_id):
+            self.complete(transfer_id, False, now_s)
 
     def owned_host_pages(self) -> list[int]:
         """Host pages that belong to a copy and not to a sequence."""

@@ -48,9 +48,9 @@ def found(kv: KVManager, text: str) -> list[int]:
 
 def test_sequences_that_begin_alike_hold_one_run(kv):
     first, second, third = (admitted(kv, text) for text in ("abcd", "abcx", "abcy"))
-    assert first.prefix is None  # it found nothing
-    assert second.prefix is third.prefix
-    assert second.prefix.num_holders == 2
+    assert first.runs[0] is None  # it found nothing
+    assert second.runs[0] is third.runs[0]
+    assert second.runs[0].num_holders == 2
     # Its owner and the run.
     assert [kv.pool.num_references(page) for page in first.page_ids[:4]] == [2, 2, 2, 1]
 
@@ -58,9 +58,9 @@ def test_sequences_that_begin_alike_hold_one_run(kv):
 def test_a_run_is_split_where_another_sequence_goes_on_otherwise(kv):
     owner = admitted(kv, "abcdef")
     long, short = admitted(kv, "abcdef"), admitted(kv, "abx")
-    assert (len(long.prefix), len(short.prefix)) == (6, 2)
-    assert long.prefix.before is short.prefix
-    assert long.prefix.own_page_ids == owner.page_ids[2:6]
+    assert (len(long.runs[0]), len(short.runs[0])) == (6, 2)
+    assert long.runs[0].before is short.runs[0]
+    assert long.runs[0].own_page_ids == owner.page_ids[2:6]
     kv.check_integrity([owner, long, short])
     assert found(kv, "abcdefg") == owner.page_ids[:6]
     assert found(kv, "abcdx") == owner.page_ids[:4]
@@ -73,8 +73,8 @@ def test_two_matches_made_before_either_is_held_become_one_run(kv):
     matches = [kv.lookup.match(pages) for pages in sequences]
     for pages, matched in zip(sequences, matches, strict=True):
         kv.admit(pages, matched, pages.request.num_tokens)
-    assert sequences[0].prefix is sequences[1].prefix
-    assert sequences[2].prefix is sequences[0].prefix.before
+    assert sequences[0].runs[0] is sequences[1].runs[0]
+    assert sequences[2].runs[0] is sequences[0].runs[0].before
     kv.check_integrity([owner, *sequences])
 
 
