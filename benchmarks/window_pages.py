@@ -97,7 +97,7 @@ def num_fitting(pool: Pool, num_bytes: int, page_size: int, lengths: Iterator[in
             arrival_s=0.0,
         )
         pages, num_prompt = kv.open(request), length // 2
-        matched = kv.match_prefix(pages)
+        matched = kv.lookup.match(pages)
         if kv.num_pages_to_take(matched, num_prompt) > kv.num_available:
             break
         kv.admit(pages, matched, num_prompt)

@@ -147,16 +147,16 @@ class EngineCore:
         return names
 
     def bring_to_host(self, names: Sequence[PageHash]) -> int | None:
-        """As `Scheduler.bring_to_host`."""
+        """As `Transfers.bring_to_host`."""
         now_s = self._clock.now_s()
-        transfer_id = self.scheduler.bring_to_host(names, now_s)
+        transfer_id = self.scheduler.transfers.bring_to_host(names, now_s)
         if self.log is not None:
             self.log.pages_wanted(names, transfer_id, now_s)
         return transfer_id
 
     def take_in(self, names: Sequence[PageHash]) -> dict[PageHash, int]:
-        """As `Scheduler.take_in`."""
-        pages = self.scheduler.take_in(names)
+        """As `Transfers.take_in`."""
+        pages = self.scheduler.transfers.take_in(names)
         if self.log is not None:
             self.log.pages_came(names, pages.values(), self._clock.now_s())
         return pages

@@ -133,7 +133,7 @@ class Engine:
         self.core.masks = self.masks
         self._recent: RecentSchedule | None = None
         self.transfer: PageTransfer | None = None
-        if self.scheduler.can_exchange_pages and self._hosts is None:
+        if self.scheduler.transfers.can_exchange and self._hosts is None:
             # Not of the model itself, which may hold what it was read from.
             digest = partial(checkpoint_digest, model.source)
             about = _about_pages(model, self.max_model_len)

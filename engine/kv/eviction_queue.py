@@ -1,4 +1,4 @@
-"""Cached pages that nobody holds, in the order in which they are given up."""
+"""Cached pages without a holder, in the order in which they are evicted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _FEW = 1024
 
 
 class EvictionQueue:
-    """Pages by how long nobody has held them. Nothing is searched, and leaving costs nothing now.
+    """Pages by how long they have had no holder. Nothing is searched, and leaving is free.
 
     A list that is read from its first end on, in which what stands for a page that was taken out
     from between stays until it comes up: of those that stand for one page the newest counts, if any
@@ -36,7 +36,7 @@ class EvictionQueue:
         return self._is_in[page] > 0
 
     def __iter__(self) -> Iterator[int]:
-        """The pages, first to be given up first."""
+        """The pages, first to be evicted first."""
         passed: dict[int, int] = {}
         for page in islice(self._queue, self._first, None):
             num_passed = passed.get(page, 0)
@@ -95,7 +95,7 @@ class EvictionQueue:
         return pages, end
 
     def flush(self) -> None:
-        """Notes which pages are not in the queue any more: whoever takes them need not wait."""
+        """Notes which pages are not in the queue any more. Taking pages does not wait for it."""
         if self._popped:
             is_in = self._is_in
             for page in self._popped:

@@ -89,7 +89,7 @@ class HeldPrefixes:
 
         A hash covers all that is before it, so that of a run only the last one is looked at.
         Nothing is taken. A match is good for a `hold` until a sequence releases its own, or pages
-        are given up.
+        are evicted.
         """
         run, num_matched, cache = self._root, 0, self._cache
         while num_matched < num_pages:
@@ -123,7 +123,7 @@ class HeldPrefixes:
         return run
 
     def release(self, run: PrefixRun) -> None:
-        """A sequence is done with a prefix; pages that nobody holds any more stay cached.
+        """A sequence is done with a prefix; pages without any other holder stay cached.
 
         The end of a prefix is put up for eviction before its beginning.
         """

@@ -21,7 +21,7 @@ class HostTier:
 
     Args:
         num_pages: the tier's size, from its byte limit; 0 turns it off.
-        watch: told of cached pages that can be found from now on, or no longer.
+        watch: notified of cached pages that can be found from now on, or no longer.
     """
 
     def __init__(self, num_pages: int, watch: PageWatch | None = None) -> None:
@@ -47,7 +47,7 @@ class HostTier:
 
     @property
     def num_available(self) -> int:
-        """Pages that an allocation may use: free ones, and cached ones that nobody reads."""
+        """Pages that an allocation may use: free ones, and cached ones that are not being read."""
         return len(self._free) + len(self._hash_of) - len(self._num_readers)
 
     def allocate(self, num_pages: int) -> list[int] | None:
@@ -111,7 +111,7 @@ class HostTier:
                 del self._num_readers[page]
 
     def forget_prefixes(self) -> None:
-        """Drops every cached page that nobody reads."""
+        """Drops every cached page that is not being read."""
         for page in [page for page in self._hash_of if page not in self._num_readers]:
             self._forget(page)
 

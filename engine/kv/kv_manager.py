@@ -6,44 +6,52 @@ pages of one pool, so that what one gives back another can use.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain, groupby, islice, zip_longest
 
 from octavo.engine.kv.cache_events import SHARED_ROOT, CacheEvents
 from octavo.engine.kv.held_prefixes import HeldPrefixes
 from octavo.engine.kv.host_tier import HostTier
-from octavo.engine.kv.page_hash import PageHash, group_suffix, page_hashes, root_hash
+from octavo.engine.kv.page_allocator import PageAllocator
+from octavo.engine.kv.page_hash import root_hash
 from octavo.engine.kv.page_needs import NEVER, PageNeeds, page_needs
 from octavo.engine.kv.page_pool import TRASH_PAGE, PagePool
 from octavo.engine.kv.page_watch import PageWatch
 from octavo.engine.kv.prefix_cache import PrefixCache
-from octavo.engine.kv.prefix_lookup import PrefixLookup
-from octavo.engine.kv.prefix_match import PrefixMatch
+from octavo.engine.kv.prefix_lookup import PrefixLookup, PrefixMatch
 from octavo.engine.kv.sequence_pages import SequencePages
-from octavo.engine.kv.state_snapshots import NONE, StateSnapshots
+from octavo.engine.kv.state_snapshots import StateSnapshots
 from octavo.engine.request import Request
 
 
 class KVManager:
     """The one owner of the page pool and the prefix cache.
 
-    A full page becomes findable when the step that wrote its last token was committed, and stays
-    findable after its sequence let go of it until the page is needed for something else.
+    A full page becomes findable when the step that wrote its last token was committed. It stays
+    findable after its sequence has released it, until the page is needed for something else.
 
-    A group with a window gives back the pages that no step sees which is still to be planned
-    (`give_back`). Steps run in the order of their plans, so that what a later step writes to such a
-    page comes after all that earlier ones read of it.
+    A group with a window gives back the pages that no step will see which is still to be planned
+    (`give_back`). Steps run in the order of their plans: a later step writes to such a page after
+    all earlier steps have read it.
 
     Args:
         num_pages: pages in the pool, the trash page included.
         page_size: tokens in a page.
         enable_prefix_caching: whether full pages are shared and kept.
         num_host_pages: pages of the host tier; 0 for none.
-        run_pages: a sequence that grows page by page is kept up to so many in a row, where a device
-            reads pages faster that follow each other. They are free until it takes them; to find
-            them, pages of the prefix cache are evicted that much earlier.
+        run_pages: a sequence that grows page by page has up to so many in a row kept for it, where
+            a device reads pages faster that follow each other. They are free until it takes them;
+            to find them, pages of the prefix cache are evicted that much earlier.
         windows, chunk_tokens: see `PageNeeds`.
         num_snapshots, snapshot_tokens: see `StepLimits`. 0 for a model without recurrent layers.
+
+    Attributes:
+        needs: how many pages so many tokens take.
+        pool, cache, host: the device's pages, the prefixes that can be found, the host tier.
+        allocator: takes pages for sequences.
+        lookup: says how much of a sequence is cached; takes nothing.
+        snapshots: of recurrent states; None without recurrent layers.
+        watch: notified of pages that come and go.
     """
 
     def __init__(
@@ -59,10 +67,8 @@ class KVManager:
         num_snapshots: int = 0,
         snapshot_tokens: int = 1,
     ) -> None:
-        self.run_pages = run_pages
         self.page_size = page_size
         self.needs: PageNeeds = page_needs(page_size, windows, chunk_tokens)
-        self._num_groups = self.needs.num_groups
         self._windows = [
             (group, window) for group, window in enumerate(windows) if window is not None
         ]
@@ -73,31 +79,32 @@ class KVManager:
         self._prefixes = HeldPrefixes(self.pool, self.cache)
         self.host = HostTier(num_host_pages, self.watch)
         self.snapshots = (
-            StateSnapshots(num_snapshots, snapshot_tokens // page_size) if num_snapshots else None
+            StateSnapshots(num_snapshots, snapshot_tokens // page_size, page_size)
+            if num_snapshots
+            else None
         )
         assert self.snapshots is None or self.needs.is_plain
-        self.lookup = PrefixLookup(self.cache, self.host, self.needs, self.snapshots)
-        self._evicted: list[tuple[int, PageHash]] = []
+        self.lookup = PrefixLookup(
+            self._prefixes, self.cache, self.host, self.needs, self.snapshots
+        )
+        # Evicted prefixes are looked for on the host only where one group sees everything.
+        self.allocator = PageAllocator(
+            self.pool,
+            self.cache,
+            run_pages,
+            remembers_evicted=num_host_pages > 0 and self.needs.is_plain,
+        )
 
     @property
     def num_available(self) -> int:
         """Pages that can be allocated now."""
         return self.pool.num_available
 
-    @property
-    def usage(self) -> float:
-        """Share of the pool that live sequences hold, 0 to 1."""
-        return self.pool.num_owned / self.pool.num_usable
-
     def tell(self, events: CacheEvents) -> None:
-        """Tells of shared pages that come and go, from now on. There must be one group alone, which
+        """Reports shared pages that come and go, from now on. There must be one group only, which
         sees everything: a page of a window says nothing of the prefix before it."""
         assert self.needs.is_plain
         self.cache.events = events
-
-    def num_pages_for(self, num_tokens: int) -> int:
-        """Pages that a sequence of `num_tokens` tokens holds, of all groups together."""
-        return self.needs.held(num_tokens)
 
     @property
     def serves_each_page(self) -> bool:
@@ -118,86 +125,21 @@ class KVManager:
         computes_all = request.sampling_params.prompt_logprobs is not None or (
             request.pooling is not None and request.pooling.needs_every_token
         )
-        pages = SequencePages.none_yet(
-            request,
-            root_hash(request.tenant, request.cache_salt),
-            self._num_groups,
+        pages = SequencePages(
+            request=request,
+            root=root_hash(request.tenant, request.cache_salt),
+            page_size=self.page_size,
+            num_groups=self.needs.num_groups,
             reads_cache=self.enable_prefix_caching and not computes_all,
         )
         if self.enable_prefix_caching:
-            self._extend_hashes(pages, request.num_prompt_tokens // self.page_size)
+            pages.name(request.num_prompt_tokens // self.page_size)
         return pages
 
-    def match_prefix(self, pages: SequencePages, num_tokens: int | None = None) -> PrefixMatch:
-        """The cached pages that the request's known tokens begin with; nothing is taken.
-
-        At least the last known token is left to compute. A request that wants its prompt's
-        log-probabilities, or hidden states, computes every token. A swapped sequence looks only
-        for pages of groups that see everything: those in windows come back from the host.
-
-        Args:
-            num_tokens: how many tokens are known, if whoever asks knows that already.
-        """
-        if num_tokens is None:
-            num_tokens = pages.request.num_tokens
-        most = (num_tokens - 1) // self.page_size if pages.reads_cache else 0
-        if len(pages.hashes) < most:
-            self._extend_hashes(pages, most)
-        match, size, needs = self._prefixes.match, self.page_size, self.needs
-        if needs.is_plain:
-            run = match(pages.hashes, most)
-            num_found = end = len(run.page_ids)
-            if self.snapshots is not None:
-                end = self.snapshots.longest(pages.hashes, num_found)
-                run = match(pages.hashes, end)
-            resumes_at = max(end * size, pages.num_host_tokens)
-            return PrefixMatch((run,), (), end, resumes_at, num_found)
-        is_on_host = bool(pages.host_pages)
-        if is_on_host:
-            most = min(most, pages.num_host_tokens // size)
-        end = self.lookup.num_served(pages.keys, most, is_on_host=is_on_host)
-        seen: list[list[int]] = []
-        for group, window in self._windows:
-            first = end if is_on_host else needs.first_seen(window, end * size)
-            seen.append(self.cache.longest_match(islice(pages.keys[group], first, end)))
-        runs = tuple(match(names, end) for names in pages.keys[: needs.num_whole])
-        return PrefixMatch(runs, tuple(seen), end, max(end * size, pages.num_host_tokens))
-
-    def hash_known(self, pages: SequencePages) -> None:
-        """Hashes the full pages of the request's known tokens, as far as that was not done yet."""
+    def name_known(self, pages: SequencePages) -> None:
+        """Names the full pages of the request's known tokens, as far as that was not done yet."""
         if self.enable_prefix_caching:
-            self._extend_hashes(pages, pages.request.num_tokens // self.page_size)
-
-    def num_cached_tokens(
-        self, token_ids: Sequence[int], *, tenant: str = "", cache_salt: str = ""
-    ) -> int:
-        """Tokens of a prompt that the device's prefix cache holds now; only reads."""
-        if not self.enable_prefix_caching:
-            return 0
-        num_tokens = (len(token_ids) - 1) // self.page_size * self.page_size
-        root = root_hash(tenant, cache_salt)
-        hashes = page_hashes(root, token_ids[:num_tokens], self.page_size)
-        keys = [self._names(hashes, group) for group in range(self._num_groups)]
-        num_pages = self.lookup.num_served(keys, len(hashes))
-        if self.snapshots is not None:
-            num_pages = self.snapshots.longest(hashes, num_pages)
-        return num_pages * self.page_size
-
-    def match_host(self, pages: SequencePages, num_matched: int) -> list[int]:
-        """Host pages that go on where the first `num_matched` pages found on the device end.
-
-        Asked right after `match_prefix`; empty unless bringing them back is the cheaper way. Only
-        where one group sees everything.
-        """
-        if not self.host.num_cached or not pages.reads_cache or not self.needs.is_plain:
-            return []
-        num_pages = (pages.request.num_tokens - 1) // self.page_size
-        return self.host.longest_match(islice(pages.hashes, num_matched, num_pages))
-
-    def take_evicted(self) -> list[tuple[int, PageHash]]:
-        """Prefix pages evicted since the last call, and what they hold until they are written."""
-        evicted, self._evicted = self._evicted, []
-        return evicted
+            pages.name(pages.request.num_tokens // self.page_size)
 
     def pages_at(self, pages: SequencePages, position: int) -> tuple[list[int], ...]:
         """By group, those of a sequence's pages with KV before a position that a query there sees,
@@ -221,7 +163,7 @@ class KVManager:
             self.cache.num_hit_tokens += num_hit_tokens
 
     def num_pages_to_take(self, matched: PrefixMatch, num_tokens: int) -> int:
-        """Available pages that `admit` would use: new ones, and matched ones nobody holds now."""
+        """Available pages that `admit` would use: new ones, and matched ones without a holder."""
         if self.needs.is_plain:
             num_pages, run = -(-num_tokens // self.page_size), matched.runs[0]
             return num_pages - self._prefixes.num_held(run) if run.page_ids else num_pages
@@ -250,7 +192,7 @@ class KVManager:
         """
         assert not pages.page_ids, pages.request.request_id
         firsts, ends = self._ranges(matched, num_tokens)
-        # First all that is there: new pages may be taken from what nobody holds.
+        # First all that is there: new pages may be taken from cached pages that have no holder.
         for group, run in enumerate(matched.runs):
             if run.page_ids:
                 pages.runs[group] = self._prefixes.hold(run)
@@ -261,13 +203,10 @@ class KVManager:
             pages.tables[group].extend(seen)
             self.cache.mark_referenced(self.pool.share(seen))
         pages.num_registered = matched.num_pages
-        pages.diverges_at, pages.follows = matched.num_found, NONE
-        if self.snapshots is not None and matched.num_found:
-            last = pages.hashes[matched.num_found - 1]
-            if self.snapshots.goes_on(last):
-                pages.diverges_at = 0
+        if self.snapshots is not None:
+            self.snapshots.admit(pages, matched.num_found)
         for table, end in zip(pages.tables, ends, strict=True):
-            table += self._allocate(end - len(table))
+            table += self.allocator.allocate(end - len(table))
 
     def grow(self, pages: SequencePages, num_tokens: int) -> list[int]:
         """Adds pages until the sequence has room for `num_tokens` in each group; they must be
@@ -279,19 +218,19 @@ class KVManager:
         num_new = -(-num_tokens // self.page_size) - len(pages.page_ids)
         if num_new <= 0:
             return []
-        if num_new == 1 and self.run_pages > 1 and pages.page_ids:
-            new = self.take_after([table[-1] for table in pages.tables])
+        if num_new == 1 and self.allocator.run_pages > 1 and pages.page_ids:
+            new = self.allocator.take_after([table[-1] for table in pages.tables])
         else:
             if pages.page_ids:
                 for table in pages.tables:
                     self.pool.give_up_run(table[-1])  # to be taken now
-            new = self._allocate(num_new * self._num_groups)
+            new = self.allocator.allocate(num_new * self.needs.num_groups)
         for group, table in enumerate(pages.tables):
-            table += new[group :: self._num_groups]
+            table += new[group :: self.needs.num_groups]
         return new
 
     def give_back(self, pages: SequencePages, position: int) -> int:
-        """Lets go of the pages that no query from a position on sees.
+        """Releases the pages that no query from a position on sees.
 
         Pages whose content has a name stay findable. No step may be planned any more that computes
         the sequence before that position.
@@ -332,63 +271,11 @@ class KVManager:
             most = min(end, pages.first[group] + needs.most_in(window, needs.chunk_tokens))
             num_new = min(most - len(table), self.num_available)
             if num_new > 0:
-                table += self._allocate(num_new)
+                table += self.allocator.allocate(num_new)
         return pages.num_filled * self.page_size
 
-    def _allocate(self, num_pages: int) -> list[int]:
-        """Takes pages for one sequence: cached ones as far as there are not enough free ones."""
-        num_lacking = num_pages - self.pool.num_free
-        if num_lacking <= 0:
-            return self.pool.allocate(num_pages)
-        pages = self._evict(num_lacking)
-        pages.reverse()
-        if num_pages > num_lacking:
-            pages += self.pool.allocate(num_pages - num_lacking)
-        return pages
-
-    def take(self, num_pages: int) -> list[int]:
-        """Pages for as many sequences, one each, which must be available.
-
-        Whoever asks adds them to the sequences' `page_ids`. They are those that `grow` would add
-        if it were called for one sequence after the other.
-        """
-        pool = self.pool
-        num_free = pool.num_free
-        new = pool.allocate(min(num_pages, num_free)) if num_free else []
-        if num_pages > num_free:
-            new += self._evict(num_pages - num_free)
-        return new
-
-    def take_after(self, last_pages: list[int]) -> list[int]:
-        """As `take`, for the sequences with these last pages: each the one that follows, if it is
-        kept for it, and else the first of `run_pages` in a row as far as there are."""
-        pool, run = self.pool, self.run_pages
-        if pool.num_cached:
-            num_lacking = pool.num_without_run(last_pages) * run - pool.num_not_kept
-            if num_lacking > 0:
-                pool.reclaim(self._give_up(min(num_lacking, pool.num_cached)))
-        return pool.allocate_each(last_pages, run)
-
-    def _evict(self, num_pages: int) -> list[int]:
-        """Makes cached pages owned ones, those unreferenced for longest first."""
-        pages = self._give_up(num_pages)
-        self.pool.take_over(pages)
-        return pages
-
-    def _give_up(self, num_pages: int) -> list[int]:
-        """The cache's pages that were unreferenced for longest, which it forgets.
-
-        What they hold is remembered if there is a host tier that `match_host` looks in.
-        """
-        cache = self.cache
-        if self.host.num_pages and self.needs.is_plain:
-            self._evicted += [
-                (page, cache.hash_of(page)) for page in cache.next_to_evict(num_pages)
-            ]
-        return cache.evict(num_pages)
-
     def flush(self) -> None:
-        """Enters in the books which pages were taken and given up: nobody need wait for it."""
+        """Enters in the books which pages were taken and evicted. No plan waits for it."""
         self.pool.flush()
         self.cache.flush()
         if self.snapshots is not None:
@@ -398,13 +285,10 @@ class KVManager:
         """Makes findable the pages that the first `num_committed` tokens fill, and snapshots."""
         num_full = num_committed // self.page_size
         if self.snapshots is not None:
-            branch = pages.diverges_at // self.snapshots.num_pages * self.snapshots.num_pages
-            for num_pages in sorted(each for each in pages.saves if each <= num_full):
-                pages.follows, place = pages.hashes[num_pages - 1], pages.saves.pop(num_pages)
-                self.snapshots.put(pages.follows, place, is_branch=num_pages == branch)
+            self.snapshots.commit(pages, num_full)
         if num_full <= pages.num_registered or not self.enable_prefix_caching:
             return
-        self._extend_hashes(pages, num_full)
+        pages.name(num_full)
         if self.cache.events is not None and pages.root == SHARED_ROOT:
             self._tell_stored(self.cache.events, pages, num_full)
         for table, first, keys in zip(pages.tables, pages.first, pages.keys, strict=True):
@@ -413,8 +297,8 @@ class KVManager:
         pages.num_registered = num_full
 
     def _tell_stored(self, events: CacheEvents, pages: SequencePages, num_full: int) -> None:
-        """Tells of the pages that are about to be registered, but for contents that are there."""
-        self.cache.flush()  # what was given up goes before the same comes back
+        """Reports the pages that are about to be registered, but for contents that are there."""
+        self.cache.flush()  # what was evicted goes before the same comes back
         hashes, size = pages.hashes, self.page_size
         new = range(pages.num_registered, num_full)
         for is_known, run in groupby(new, lambda index: self.cache.knows(hashes[index])):
@@ -430,8 +314,8 @@ class KVManager:
         The end of a prefix is put up for eviction before its beginning, in all groups alike.
         """
         by_group = [
-            islice(reversed(table), len(table) - (first if run is None else len(run.page_ids)))
-            for table, first, run in zip(pages.tables, pages.first, pages.runs, strict=True)
+            islice(reversed(table), len(table) - start)
+            for table, start in zip(pages.tables, pages.alone_from, strict=True)
         ]
         owned: Iterable[int] = by_group[0]
         if len(by_group) > 1:
@@ -441,15 +325,12 @@ class KVManager:
             if table:
                 self.pool.give_up_run(table[-1])
         if pages.arriving:
-            # They are nobody's until their transfer ends, which frees them.
+            # They have no owner until their transfer ends, which frees them.
             owned = [page for page in owned if page not in pages.arriving]
             pages.arriving = ()
         self.cache.mark_unreferenced(self.pool.release(owned, self.cache.contents))
         if self.snapshots is not None:
-            self.snapshots.release(pages.saves.values())
-            pages.saves.clear()
-            if pages.num_registered:
-                self.snapshots.end(pages.hashes[pages.num_registered - 1])
+            self.snapshots.leave(pages)
         for group, (run, table) in enumerate(zip(pages.runs, pages.tables, strict=True)):
             if run is not None:
                 self._prefixes.release(run)
@@ -458,38 +339,6 @@ class KVManager:
             pages.first[group] = 0
         pages.num_registered = 0
 
-    def restored(self, pages: SequencePages, position: int) -> int | None:
-        """The snapshot that the first chunk of a sequence begins with; None where it begins with
-        nothing, or whatever its row holds."""
-        if self.snapshots is None or position == 0:
-            return None
-        pages.follows = pages.hashes[position // self.page_size - 1]
-        return self.snapshots.read(pages.follows, pages)
-
-    def saved(
-        self, pages: SequencePages, start: int, end: int, last: int
-    ) -> tuple[tuple[int, int], ...]:
-        """Positions at which a chunk leaves snapshots, and the places taken for them.
-
-        Args:
-            start, end: the chunk's positions.
-            last: where the known tokens end.
-        """
-        snapshots, size = self.snapshots, self.page_size
-        if snapshots is None:
-            return ()
-        taken, step = [], snapshots.num_pages
-        for num_pages in {each // step * step for each in (last // size, pages.diverges_at)}:
-            if not start < num_pages * size <= end or num_pages > len(pages.hashes):
-                continue
-            if num_pages in pages.saves or pages.hashes[num_pages - 1] in snapshots:
-                continue
-            place = snapshots.take(pages.follows, pages)
-            if place is not None:
-                pages.saves[num_pages] = place
-                taken.append((num_pages * size, place))
-        return tuple(taken)
-
     def drop_host_copy(self, pages: SequencePages) -> None:
         """Frees what the host holds of a sequence, unless it is still being copied there."""
         if pages.is_on_host:
@@ -497,7 +346,7 @@ class KVManager:
             self.forget_host_copy(pages)
 
     def forget_host_copy(self, pages: SequencePages) -> None:
-        """The host holds nothing of a sequence any more; its pages there are another's matter."""
+        """The host holds nothing of a sequence any more; the caller sees to its pages there."""
         pages.host_pages, pages.num_host_tokens, pages.is_on_host = (), 0, False
 
     def forget_prefixes(self) -> None:
@@ -525,9 +374,9 @@ class KVManager:
         prefixes = [run for pages in live for run in pages.runs if run is not None]
         held = self._prefixes.check_integrity(prefixes)
         for pages in live:
-            for own in self._held_alone(pages):
-                held.update(page for page in own if page not in pages.arriving)
-            self._check_tables(pages)
+            for table, start in zip(pages.tables, pages.alone_from, strict=True):
+                held.update(page for page in table[start:] if page not in pages.arriving)
+            pages.check_integrity(self.needs)
         assert TRASH_PAGE not in held
         assert len(held) == self.pool.num_owned, (len(held), self.pool.num_owned)
         for page, count in held.items():
@@ -540,34 +389,3 @@ class KVManager:
                     assert held[page] == (page not in pages.arriving), (
                         f"page {page} may be written and has {held[page]} owners"
                     )
-
-    def _held_alone(self, pages: SequencePages) -> Iterable[list[int]]:
-        """By group, the pages that a sequence holds outside of a run."""
-        for table, first, run in zip(pages.tables, pages.first, pages.runs, strict=True):
-            yield table[first if run is None else len(run.page_ids) :]
-
-    def _check_tables(self, pages: SequencePages) -> None:
-        """Asserts that a sequence's tables are of one length, but for windows that are not there
-        yet, and hold each page once and the trash page only where pages were given back."""
-        by_group = zip(pages.tables, pages.first, strict=True)
-        own = [page for table, first in by_group for page in table[first:]]
-        assert len(set(own)) == len(own) == pages.num_held
-        needs, length = self.needs, max(map(len, pages.tables))
-        for table, first, window in zip(pages.tables, pages.first, needs.windows, strict=True):
-            assert table[:first] == [TRASH_PAGE] * first
-            assert window is not None or (first == 0 and len(table) == length)
-
-    def _extend_hashes(self, pages: SequencePages, num_pages: int) -> None:
-        hashes, size = pages.hashes, self.page_size
-        num_hashed = len(hashes)
-        if num_hashed < num_pages:
-            parent = hashes[-1] if hashes else pages.root
-            tokens = pages.tokens(num_hashed * size, num_pages * size)
-            new = page_hashes(parent, tokens, size)
-            for group, keys in enumerate(pages.keys):
-                keys.extend(self._names(new, group))
-
-    def _names(self, hashes: list[PageHash], group: int) -> list[PageHash]:
-        """What pages of a group with these contents are found by."""
-        suffix = group_suffix(group)
-        return [page_hash + suffix for page_hash in hashes] if suffix else hashes

@@ -10,14 +10,15 @@ PageHash = bytes
 """128 bits: two different prefixes do not meet by chance, nor by cheap intent.
 
 Pages of the first cache group are found by the hash itself, those of another group by the hash and
-a byte more (`group_suffix`): one index serves all groups."""
+a byte more (`group_names`): one index serves all groups."""
 
 HASH_BYTES = 16
 
 
-def group_suffix(group: int) -> bytes:
-    """What is put behind a hash to name a page of a cache group; nothing for the first."""
-    return bytes((group,)) if group else b""
+def group_names(hashes: list[PageHash], group: int) -> list[PageHash]:
+    """What pages of a cache group with these contents are found by."""
+    suffix = bytes((group,))
+    return [page_hash + suffix for page_hash in hashes] if group else hashes
 
 
 def root_hash(tenant: str, salt: str) -> PageHash:

@@ -1,4 +1,4 @@
-"""Who has which page of the KV pool: counts and references, never a tensor."""
+"""The KV pool's pages and their references: counts only, never a tensor."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class PagePool:
     Owned pages carry a reference for each sequence that reads them; a page with one reference may
     be written by its owner. Cached pages have no reference but hold KV worth finding again; they
     count as available and are reclaimed when free ones run out. Pages in transfer are being filled
-    from or copied to another memory and belong to nobody until that ends.
+    from or copied to another memory and have no owner until that ends.
 
     The reference of a page that was taken is entered by `flush`, at the latest when references are
-    asked for: whoever takes pages need not wait for it.
+    asked for: taking pages does not wait for it.
 
     Free pages that follow a sequence's last one may be kept for its growth (`allocate_each`). They
-    stay free: whoever finds no others takes them.
+    stay free, and are taken once there are no others.
 
     Args:
         num_pages: pages in the pool, the trash page included; ≥ 2.
@@ -54,7 +54,7 @@ class PagePool:
 
     @property
     def num_not_kept(self) -> int:
-        """Free pages that are not kept for anybody."""
+        """Free pages that are not kept for a sequence."""
         return len(self._free)
 
     @property
@@ -63,7 +63,7 @@ class PagePool:
 
     @property
     def num_owned(self) -> int:
-        # All that are nothing else: whoever takes pages has one count less to keep.
+        # All that are nothing else: taking pages has one count less to keep.
         return self.num_usable - self.num_free - self._num_cached - len(self._in_transfer)
 
     @property
@@ -179,7 +179,7 @@ class PagePool:
 
         Args:
             pages: owned pages.
-            contents: by page, None for those that become free when nobody holds them any more;
+            contents: by page, None for those that become free with their last reference;
                 others stay cached. Without it, all become free.
 
         Returns:
@@ -203,7 +203,7 @@ class PagePool:
         return kept
 
     def reclaim(self, pages: Sequence[int]) -> None:
-        """Makes cached pages free; whoever remembered their content must forget it."""
+        """Makes cached pages free; the caller has forgotten their content."""
         self.flush()
         references = self._num_references
         for page in pages:

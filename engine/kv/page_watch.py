@@ -1,4 +1,4 @@
-"""Who is to hear that a page with some content can be found from now on, or no longer."""
+"""Which requests depend on whether a page with some content can be found."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from octavo.engine.kv.page_hash import PageHash
 
 
 class PageWatch:
-    """Subscriptions to page hashes. A hash that nobody watches costs one set look-up.
+    """Subscriptions to page hashes. A hash without watchers costs one set look-up.
 
-    Watchers are numbers of live requests. Nobody is called: `take_changed` names those of whom any
-    page has come or gone since the last time.
+    Watchers are numbers of live requests. They are not called: `take_changed` names the ones of
+    which any page has come or gone since the last time.
     """
 
     def __init__(self) -> None:

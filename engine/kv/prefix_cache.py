@@ -1,4 +1,4 @@
-"""Which page holds which prefix, and which unreferenced one to give up first."""
+"""Which page holds which prefix, and which unreferenced one is evicted first."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ class PrefixCache:
 
     It owns no page: the pool counts references, the manager keeps the two in step.
 
-    What a page held that was given up is forgotten by `flush`, at the latest when anything is
-    looked for that might be found by mistake: it takes longer than giving the page up, and whoever
-    needs a page need not wait for it.
+    What an evicted page held is forgotten by `flush`, at the latest when anything is looked for
+    that might be found by mistake. Forgetting takes longer than evicting, and a plan that needs a
+    page does not wait for it.
 
     Args:
         num_pages: of the pool.
-        watch: told of pages that can be found from now on, or no longer.
+        watch: notified of pages that can be found from now on, or no longer.
 
     Attributes:
         num_queried_tokens, num_hit_tokens: prompt tokens looked up and found, over all time.
-        events: told of pages that can be found no longer. None if nobody follows them.
+        events: notified of pages that can be found no longer; None without followers.
     """
 
     def __init__(self, num_pages: int, watch: PageWatch | None = None) -> None:
@@ -83,7 +83,7 @@ class PrefixCache:
     def register(self, page_hash: PageHash, page: int) -> bool:
         """Remembers a full page. False if another page with the same content is known already.
 
-        That other page was asked for, in a way: if nobody holds it, it goes last in the order of
+        That other page was asked for, in a way: if it has no holder, it goes last in the order of
         eviction.
         """
         self.flush()
@@ -133,13 +133,13 @@ class PrefixCache:
         return list(islice(self._unreferenced, num_pages))
 
     def evict(self, num_pages: int) -> list[int]:
-        """Gives up the pages unreferenced for longest and returns them. There must be enough."""
+        """Evicts the pages unreferenced for longest and returns them. There must be enough."""
         pages = self._unreferenced.pop(num_pages)
         self._given_up += pages
         return pages
 
     def flush(self) -> None:
-        """Forgets what the pages that were given up held."""
+        """Forgets what the evicted pages held."""
         if not self._given_up:
             return
         hash_of, page_of = self._hash_of, self._page_of

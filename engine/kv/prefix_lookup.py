@@ -1,4 +1,4 @@
-"""How much of a sequence need not be computed: the one question that estimates of work ask.
+"""How much of a sequence need not be computed: the exact match at admission, and estimates of it.
 
 Caches of several groups answer it together: the longest prefix that every group can serve. One that
 sees everything serves a prefix of which it has all pages, one with a window a prefix of which it
@@ -8,22 +8,57 @@ has the pages that the next query sees.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from octavo.engine.kv.held_prefixes import HeldPrefixes, PrefixRun
 from octavo.engine.kv.host_tier import HostTier
-from octavo.engine.kv.page_hash import PageHash
+from octavo.engine.kv.page_hash import PageHash, group_names, page_hashes, root_hash
 from octavo.engine.kv.page_needs import PageNeeds
 from octavo.engine.kv.prefix_cache import PrefixCache
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.kv.state_snapshots import StateSnapshots
 
 
+@dataclass(frozen=True, slots=True)
+class PrefixMatch:
+    """The longest prefix of a sequence that every group can serve. Nothing is taken.
+
+    It is valid for `KVManager.admit` until a sequence releases its pages, or pages are evicted.
+
+    Attributes:
+        runs: of each group that sees everything, its pages.
+        seen: of each group with a window, in their order, those of its last pages that the next
+            query sees.
+        num_pages: how long the prefix is, in pages.
+        resumes_at: the first position that is computed once the sequence is there: the end of the
+            prefix, or what the host brings back.
+        num_found: pages that were found, those counted that lie behind the last snapshot of a
+            recurrent state.
+    """
+
+    runs: tuple[PrefixRun, ...]
+    seen: tuple[list[int], ...]
+    num_pages: int
+    resumes_at: int
+    num_found: int = 0
+
+    def __len__(self) -> int:
+        return self.num_pages
+
+    @property
+    def page_ids(self) -> list[int]:
+        """The first group's pages."""
+        return self.runs[0].page_ids if self.runs else self.seen[0]
+
+
 class PrefixLookup:
-    """Looks up prefixes without taking anything. An answer is an estimate: the exact match is made
-    when a sequence is admitted.
+    """Looks up prefixes without taking anything. `match` is exact and made when a sequence is
+    admitted; the other answers are estimates.
 
     Args:
+        prefixes: those that live sequences began with.
         cache: of the device's pages.
         host: of the host tier's.
         needs: the cache groups.
@@ -32,16 +67,80 @@ class PrefixLookup:
 
     def __init__(
         self,
+        prefixes: HeldPrefixes,
         cache: PrefixCache,
         host: HostTier,
         needs: PageNeeds,
         snapshots: StateSnapshots | None = None,
     ) -> None:
+        self._prefixes = prefixes
         self._cache = cache
         self._host = host
         self._needs = needs
         self._snapshots = snapshots
         self._page_size = needs.page_size
+
+    def match(self, pages: SequencePages, num_tokens: int | None = None) -> PrefixMatch:
+        """The cached pages that the request's known tokens begin with.
+
+        At least the last known token is left to compute. A request that wants its prompt's
+        log-probabilities, or hidden states, computes every token. A swapped sequence looks only
+        for pages of groups that see everything: those in windows come back from the host.
+
+        Args:
+            num_tokens: how many tokens are known, if the caller knows that already.
+        """
+        if num_tokens is None:
+            num_tokens = pages.request.num_tokens
+        most = (num_tokens - 1) // self._page_size if pages.reads_cache else 0
+        if len(pages.hashes) < most:
+            pages.name(most)
+        match, size, needs = self._prefixes.match, self._page_size, self._needs
+        if needs.is_plain:
+            run = match(pages.hashes, most)
+            num_found = end = len(run.page_ids)
+            if self._snapshots is not None:
+                end = self._snapshots.longest(pages.hashes, num_found)
+                run = match(pages.hashes, end)
+            resumes_at = max(end * size, pages.num_host_tokens)
+            return PrefixMatch((run,), (), end, resumes_at, num_found)
+        is_on_host = bool(pages.host_pages)
+        if is_on_host:
+            most = min(most, pages.num_host_tokens // size)
+        end = self.num_served(pages.keys, most, is_on_host=is_on_host)
+        seen: list[list[int]] = []
+        for window, names in zip(needs.windows, pages.keys, strict=True):
+            if window is not None:
+                first = end if is_on_host else needs.first_seen(window, end * size)
+                seen.append(self._cache.longest_match(islice(names, first, end)))
+        runs = tuple(match(names, end) for names in pages.keys[: needs.num_whole])
+        return PrefixMatch(runs, tuple(seen), end, max(end * size, pages.num_host_tokens))
+
+    def host_match(self, pages: SequencePages, num_matched: int) -> list[int]:
+        """Host pages that go on where the first `num_matched` pages found on the device end.
+
+        Asked right after `match`; empty unless bringing them back is the cheaper way. Only where
+        one group sees everything.
+        """
+        if not self._host.num_cached or not pages.reads_cache or not self._needs.is_plain:
+            return []
+        num_pages = (pages.request.num_tokens - 1) // self._page_size
+        return self._host.longest_match(islice(pages.hashes, num_matched, num_pages))
+
+    def num_cached_tokens(
+        self, token_ids: Sequence[int], *, tenant: str = "", cache_salt: str = ""
+    ) -> int:
+        """Tokens of a prompt that the device's prefix cache holds now."""
+        if not len(self._cache):
+            return 0
+        num_tokens = (len(token_ids) - 1) // self._page_size * self._page_size
+        root = root_hash(tenant, cache_salt)
+        hashes = page_hashes(root, token_ids[:num_tokens], self._page_size)
+        keys = [group_names(hashes, group) for group in range(self._needs.num_groups)]
+        num_pages = self.num_served(keys, len(hashes))
+        if self._snapshots is not None:
+            num_pages = self._snapshots.longest(hashes, num_pages)
+        return num_pages * self._page_size
 
     def most(self, pages: SequencePages) -> int:
         """Pages that a sequence can reuse at the most: its last known token is always computed."""

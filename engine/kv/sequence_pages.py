@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from octavo.engine.kv.held_prefixes import PrefixRun
-from octavo.engine.kv.page_hash import PageHash
+from octavo.engine.kv.page_hash import PageHash, group_names, page_hashes
+from octavo.engine.kv.page_needs import PageNeeds
+from octavo.engine.kv.page_pool import TRASH_PAGE
 from octavo.engine.request import Request
 
 
@@ -16,7 +18,9 @@ class SequencePages:
     Attributes:
         request: whose tokens the pages hold.
         root: parent of the first page's hash.
+        page_size: tokens in a page.
         reads_cache: whether pages of others may stand for its own first ones.
+        num_groups: cache groups.
         tables: by cache group, its pages in order; empty while it has none. A group with a window
             has the trash page in place of those that were given back, and no page yet for what is
             far ahead of the chunk at hand.
@@ -39,11 +43,13 @@ class SequencePages:
 
     request: Request
     root: PageHash
+    page_size: int
     reads_cache: bool
-    tables: tuple[list[int], ...] = field(default_factory=lambda: ([],))
-    first: list[int] = field(default_factory=lambda: [0])
-    runs: list[PrefixRun | None] = field(default_factory=lambda: [None])
-    keys: tuple[list[PageHash], ...] = field(default_factory=lambda: ([],))
+    num_groups: int = 1
+    tables: tuple[list[int], ...] = field(init=False)
+    first: list[int] = field(init=False)
+    runs: list[PrefixRun | None] = field(init=False)
+    keys: tuple[list[PageHash], ...] = field(init=False)
     num_registered: int = 0
     arriving: tuple[int, ...] = ()
     host_pages: tuple[list[int], ...] = ()
@@ -56,28 +62,12 @@ class SequencePages:
     page_ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.tables = tuple([] for _ in range(self.num_groups))
+        self.first = [0] * self.num_groups
+        self.runs = [None] * self.num_groups
+        self.keys = tuple([] for _ in range(self.num_groups))
         self.hashes = self.keys[0]  # of all groups' pages, but for a byte
         self.page_ids = self.tables[0]
-
-    @classmethod
-    def none_yet(
-        cls, request: Request, root: PageHash, num_groups: int, *, reads_cache: bool
-    ) -> SequencePages:
-        """An empty set of pages."""
-        return cls(
-            request=request,
-            root=root,
-            reads_cache=reads_cache,
-            tables=tuple([] for _ in range(num_groups)),
-            first=[0] * num_groups,
-            runs=[None] * num_groups,
-            keys=tuple([] for _ in range(num_groups)),
-        )
-
-    @property
-    def prefix(self) -> PrefixRun | None:
-        """What of the first group's pages was found."""
-        return self.runs[0]
 
     @property
     def num_filled(self) -> int:
@@ -88,6 +78,14 @@ class SequencePages:
     def num_held(self) -> int:
         """Pages that it holds, of all groups together."""
         return sum(map(len, self.tables)) - sum(self.first)
+
+    @property
+    def alone_from(self) -> list[int]:
+        """By group, the index of the first page that it holds by itself, and not in a run."""
+        return [
+            first if run is None else len(run.page_ids)
+            for first, run in zip(self.first, self.runs, strict=True)
+        ]
 
     @property
     def num_host_pages(self) -> int:
@@ -109,3 +107,23 @@ class SequencePages:
             return prompt[start:end]
         output = self.request.output_token_ids
         return prompt[start:] + output[max(0, start - num_prompt) : end - num_prompt]
+
+    def name(self, num_pages: int) -> None:
+        """Names its first full pages in all groups, as far as that was not done yet."""
+        num_named, size = len(self.hashes), self.page_size
+        if num_named < num_pages:
+            parent = self.hashes[-1] if self.hashes else self.root
+            new = page_hashes(parent, self.tokens(num_named * size, num_pages * size), size)
+            for group, keys in enumerate(self.keys):
+                keys.extend(group_names(new, group))
+
+    def check_integrity(self, needs: PageNeeds) -> None:
+        """Asserts that its tables are of one length, but for windows that are not there yet, and
+        hold each page once and the trash page only where pages were given back."""
+        by_group = zip(self.tables, self.first, strict=True)
+        own = [page for table, first in by_group for page in table[first:]]
+        assert len(set(own)) == len(own) == self.num_held
+        length = max(map(len, self.tables))
+        for table, first, window in zip(self.tables, self.first, needs.windows, strict=True):
+            assert table[:first] == [TRASH_PAGE] * first
+            assert window is not None or (first == 0 and len(table) == length)

@@ -30,6 +30,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.engine.kv.page_hash import PageHash
+from octavo.engine.kv.sequence_pages import SequencePages
 
 NONE: PageHash = b""
 """No snapshot's."""
@@ -73,11 +74,13 @@ class StateSnapshots:
     Args:
         num_places: how many there are.
         num_pages: snapshots are taken at multiples of so many pages.
+        page_size: tokens in a page.
     """
 
-    def __init__(self, num_places: int, num_pages: int) -> None:
+    def __init__(self, num_places: int, num_pages: int, page_size: int = 1) -> None:
         self.num_places = num_places
         self.num_pages = num_pages
+        self._page_size = page_size
         self._free = list(range(num_places - 1, -1, -1))
         # The one that was not used for longest comes first.
         self._found: dict[PageHash, _Snapshot] = {}
@@ -94,6 +97,64 @@ class StateSnapshots:
             if hashes[end - 1] in self._found:
                 return end
         return 0
+
+    # A sequence's life.
+
+    def admit(self, pages: SequencePages, num_found: int) -> None:
+        """A sequence is given its pages.
+
+        Args:
+            num_found: pages of it that the cache holds, with a snapshot behind them or not.
+        """
+        pages.diverges_at, pages.follows = num_found, NONE
+        if num_found and self.goes_on(pages.hashes[num_found - 1]):
+            pages.diverges_at = 0
+
+    def restored(self, pages: SequencePages, position: int) -> int | None:
+        """The snapshot that the first chunk of a sequence begins with; None at position 0, where
+        it begins with nothing."""
+        if position == 0:
+            return None
+        pages.follows = pages.hashes[position // self._page_size - 1]
+        return self.read(pages.follows, pages)
+
+    def saved(
+        self, pages: SequencePages, start: int, end: int, last: int
+    ) -> tuple[tuple[int, int], ...]:
+        """Positions at which a chunk leaves snapshots, and the places taken for them.
+
+        Args:
+            start, end: the chunk's positions.
+            last: where the known tokens end.
+        """
+        size, step = self._page_size, self.num_pages
+        taken = []
+        for num_pages in {each // step * step for each in (last // size, pages.diverges_at)}:
+            if not start < num_pages * size <= end or num_pages > len(pages.hashes):
+                continue
+            if num_pages in pages.saves or pages.hashes[num_pages - 1] in self:
+                continue
+            place = self.take(pages.follows, pages)
+            if place is not None:
+                pages.saves[num_pages] = place
+                taken.append((num_pages * size, place))
+        return tuple(taken)
+
+    def commit(self, pages: SequencePages, num_full: int) -> None:
+        """Makes findable what the steps that filled a sequence's first pages have written."""
+        branch = pages.diverges_at // self.num_pages * self.num_pages
+        for num_pages in sorted(each for each in pages.saves if each <= num_full):
+            pages.follows, place = pages.hashes[num_pages - 1], pages.saves.pop(num_pages)
+            self.put(pages.follows, place, is_branch=num_pages == branch)
+
+    def leave(self, pages: SequencePages) -> None:
+        """A sequence gives its pages back: whatever is still written is of no use."""
+        self.release(pages.saves.values())
+        pages.saves.clear()
+        if pages.num_registered:
+            self.end(pages.hashes[pages.num_registered - 1])
+
+    # Places.
 
     def read(self, page_hash: PageHash, reader: object = None) -> int:
         """The place of a snapshot that a sequence goes on from, in the plan at hand."""
@@ -142,11 +203,11 @@ class StateSnapshots:
             del self._ends[next(iter(self._ends))]
 
     def goes_on(self, page_hash: PageHash) -> bool:
-        """Whether a sequence ended there, and nobody went on from it before: asked once."""
+        """Whether a sequence ended there, and no other went on from it before: asked once."""
         return self._ends.pop(page_hash, self) is None
 
     def release(self, places: Iterable[int]) -> None:
-        """Frees taken places: whatever is written there, nobody will look for it."""
+        """Frees taken places: whatever is written there will not be looked for."""
         self._free.extend(places)
 
     def flush(self) -> None:

@@ -123,7 +123,7 @@ class PageTransfer:
 
     def _advance(self, gift: _Gift) -> bool:
         """Gives a batch, if there is one; whether that was all."""
-        if gift.copy is not None and self._core.scheduler.is_copying(gift.copy):
+        if gift.copy is not None and self._core.scheduler.transfers.is_under_way(gift.copy):
             return False
         gift.copy = None
         if not gift.ready:
@@ -137,7 +137,7 @@ class PageTransfer:
         most = max(1, BATCH_BYTES // self._executor.page_bytes)
         while gift.ready and len(names) < most:
             name = gift.ready.popleft()
-            page = self._core.scheduler.host_page(name)
+            page = self._core.scheduler.transfers.host_page(name)
             if page is not None:  # else there was no room for it, or it was given up meanwhile
                 names.append(name)
                 contents.append(self._executor.read_host_page(page))

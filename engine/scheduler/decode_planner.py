@@ -217,9 +217,9 @@ class DecodePlanner:
         """
         row_pages = self._table.rows.pages
         if self._limits.run_pages == 1:  # any page will do, which takes less time to find
-            new = self._kv.take(len(slots) * self._num_groups)
+            new = self._kv.allocator.take(len(slots) * self._num_groups)
         else:
-            new = self._kv.take_after(row_pages.last_pages(slots))
+            new = self._kv.allocator.take_after(row_pages.last_pages(slots))
         self._builder.page_updates.extend(row_pages.grow(slots, num_pages, new))
 
     def by_column(self, decoding: Rows, num_steps: int) -> DecodeRows:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.request import Request
-from octavo.engine.scheduler.deadlines import end_due_s
+from octavo.engine.scheduler.deadlines import end_due_s, first_due_s
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
 from octavo.engine.scheduler.step_plan import StepLimits
 
@@ -81,9 +81,16 @@ def latest_prefill_s(request: Request, now_s: float, forecast: Forecast) -> floa
     if latest_s < math.inf:
         remaining = forecast.remaining_tokens(request, CAUTIOUS)
         latest_s -= (remaining - 1) * forecast.least_step_s(now_s)
-    if request.ttft_target_s is not None and request.metrics.first_token_s is None:
-        latest_s = min(latest_s, request.arrival_s + request.ttft_target_s)
-    return latest_s
+    return min(latest_s, first_due_s(request))
+
+
+def prefill_due_s(request: Request, forecast: Forecast) -> float:
+    """When a waiting request's prompt must be computed for all its targets to be met."""
+    due_s, end_s = first_due_s(request), end_due_s(request)
+    if end_s < math.inf:
+        remaining = forecast.remaining_tokens(request, CAUTIOUS)
+        due_s = min(due_s, end_s - (remaining - 1) * forecast.step_s)
+    return due_s
 
 
 class UnattainableTarget(NamedTuple):

@@ -2,7 +2,7 @@
 
 A row whose next tokens are known could decode on, a step for each. Or the tokens are appended
 together, and the row computes them as a chunk, as a prompt is computed, beside the rows that
-decode. A chunk makes its step longer for everybody: little where a step waits for weights, much on
+decode. A chunk makes its step longer for all rows: little where a step waits for weights, much on
 a CPU, which pads the step to the next compiled size and computes all of it.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from octavo.engine.scheduler.committer import Committer, News
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.step_time_model import StepFeatures
@@ -34,6 +35,41 @@ class Unblocked(NamedTuple):
     num_tokens: int
     forced: tuple[int, ...] = ()
     num_appended: int = 0
+
+
+def append_forced(
+    table: RequestTable,
+    committer: Committer,
+    offers: Sequence[Unblocked],
+    now_s: float,
+    *,
+    always: bool,
+) -> News:
+    """Appends the tokens that grammars force, where that saves time: see `Scheduler`.
+
+    Args:
+        table: the state; changed.
+        committer: appends tokens to requests.
+        offers: unblocked requests, each with its forced tokens. Those that went on meanwhile are
+            left out.
+        now_s: engine clock.
+        always: append them whatever the steps take.
+    """
+    news = News()
+    running: list[tuple[LiveRequest, tuple[int, ...]]] = []
+    for offer in offers:
+        entry = table.live.get(offer.request_id)
+        if entry is None or entry.request.num_tokens != offer.num_tokens:
+            continue
+        if entry.request.slot is not None:
+            running.append((entry, offer.forced))
+        else:
+            news.items.append(committer.append_forced(entry, offer.forced, now_s))
+    sizes = [(entry, len(token_ids)) for entry, token_ids in running]
+    if running and (always or are_worth_a_chunk(table, sizes)):
+        for entry, token_ids in running:
+            news.items.append(committer.append_forced(entry, token_ids, now_s))
+    return news
 
 
 def are_worth_a_chunk(table: RequestTable, rows: Sequence[tuple[LiveRequest, int]]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ _NOBODY: dict[int, LiveRequest] = {}
 
 
 def nobody() -> dict[int, LiveRequest]:
-    """An empty dictionary, one for all: whoever adds to it takes another first."""
+    """An empty dictionary that all records share: code that adds to it makes another first."""
     return _NOBODY
 
 
@@ -44,8 +45,8 @@ class LiveRequest:
         num_scored_prompt_tokens: prompt log-probabilities handed out so far; a recomputed prompt
             does not hand them out again.
         pooled: of a pooled request, what it has summed so far.
-        is_placed: whether the device row was told of this request since it was last admitted;
-            false while it waits, and once forced tokens were appended.
+        is_placed: whether a plan has set the device's row for this request since it was last
+            admitted; false while it waits, and once forced tokens were appended.
         goes_on: whether its known tokens are what its grammar forced after it had decoded: it is
             no new prompt, and its row is served before those.
         place: where it stands among its tenant's while it waits: the policy's place when it began
@@ -62,12 +63,12 @@ class LiveRequest:
 
     Attributes:
         reuse: while it waits, pages that it need not compute.
-        leaders: who computes for it those of them that others are about to, in order.
+        leaders: the requests that compute those of them which are not there yet, in order.
         num_first_led: pages that there will be once the first leader has computed them.
         dependents: waiting requests that it leads, by number.
         follows: the leader that it was passed over for.
-        followers: those that were passed over for it, by number.
-        computes: the first page that nobody computes before it, if it is to be found by that.
+        followers: the requests that were passed over for it, by number.
+        computes: the first page that no other computes before it, if it is to be found by that.
         computes_at: while it waits, how many pages come before that one; -1 if `RemainingWork.seat`
             must hear of its admission in any case.
         watched: pages whose coming or going changes its estimate.
@@ -121,8 +122,8 @@ class LiveRequest:
 
     @property
     def is_behind(self) -> bool:
-        """Whether it is served only when no other waits: it was demoted, and so was everybody who
-        waits for what it computes."""
+        """Whether it is served only when no other waits: it was demoted, and so were all requests
+        that wait for what it computes."""
         return self.is_demoted and all(other.is_demoted for other in self.followers.values())
 
     @property
@@ -155,6 +156,8 @@ class LiveRequests:
         self.num_with_grammar = 0
         self.stop_ids: dict[int, int] = {}
         self._by_id: dict[str, LiveRequest] = {}
+        # A heap of (deadline, number, record), in which ended requests stay for some time.
+        self._deadlines: list[tuple[float, int, LiveRequest]] = []
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -184,6 +187,20 @@ class LiveRequests:
             self.stop_ids[token_id] = self.stop_ids.get(token_id, 0) + 1
         self.num_with_targets += request.has_target
         self.num_with_grammar += request.has_grammar
+        if request.deadline_s is not None:
+            if len(self._deadlines) > 2 * len(self._by_id) + 64:
+                self._deadlines = [item for item in self._deadlines if item[2].is_live]
+                heapq.heapify(self._deadlines)
+            heapq.heappush(self._deadlines, (request.deadline_s, entry.number, entry))
+
+    def pop_late(self, now_s: float) -> LiveRequest | None:
+        """The live request whose deadline lies furthest before `now_s`, which the caller ends; None
+        if there is none."""
+        while self._deadlines and self._deadlines[0][0] < now_s:
+            entry = heapq.heappop(self._deadlines)[2]
+            if entry.is_live:
+                return entry
+        return None
 
     def leave(self, entry: LiveRequest) -> None:
         """A live request has ended."""

@@ -48,7 +48,7 @@ class SchedulerLoad:
         num_planned_decode_tokens: most tokens that planned decode rows may emit.
         num_preemptions: times a request lost its pages.
         num_finished: terminal events.
-        num_free_pages: pages that nobody holds and that hold nothing worth keeping.
+        num_free_pages: pages without a holder that hold nothing worth keeping.
         num_transfer_pages: pages being filled from the host.
         num_projected_pages: most pages that the running requests are expected to hold together
             before any of them ends.
@@ -57,7 +57,7 @@ class SchedulerLoad:
         num_swapped_tokens, num_recomputed_tokens: tokens that the victims of each had computed.
         swap_cost_s, recompute_cost_s: seconds that undoing each was expected to take: copies out
             and back, computing all of it again (no cached prefix assumed).
-        num_rejected: requests given up for lack of capacity.
+        num_rejected: requests rejected for lack of capacity.
         num_pinned: waiting requests that have waited their longest.
         queues: the waiting by class.
         step_s: expected seconds of a step at this moment's load.
@@ -96,6 +96,9 @@ class SchedulerLoad:
     prefix_queried_tokens: int
     prefix_hit_tokens: int
 
+
+MOST_PREDICTED = 64
+"""Waiting requests beyond which a first token is predicted for one in so many alone."""
 
 _ROWS_LOOKED_AT = 8
 """Running rows that say how long a row is held."""
@@ -175,7 +178,7 @@ def _row_wait_s(
     """Seconds until a row and pages have come free for a request, and for those before it."""
     pool, num_running = table.kv.pool, len(table.rows)
     num_free = len(table.rows.free_slots)
-    if table.kv.num_pages_for(num_tokens) > pool.num_available:
+    if table.kv.needs.held(num_tokens) > pool.num_available:
         num_free = 0
     num_short = num_waiting + 1 - num_free
     if num_short <= 0 or not num_running:
@@ -219,7 +222,7 @@ def measure_load(
         num_pages=pool.num_usable,
         num_owned_pages=pool.num_owned,
         num_cached_pages=pool.num_cached,
-        kv_usage=table.kv.usage,
+        kv_usage=pool.num_owned / pool.num_usable,
         kv_waste=1 - num_used / num_places if num_places else 0.0,
         num_steps=counts.num_plans,
         num_planned_prefill_tokens=counts.num_prefill_tokens,
@@ -284,3 +287,15 @@ def predict_ttft_s(
     ahead = backlog_of_class(table, priority)
     first_s = first_token_s(table, forecast, num_missing_tokens, ahead, now_s)
     return forecast.door_s.middle * (table.busy_until_s <= now_s) + first_s
+
+
+def note_prediction(
+    table: RequestTable, forecast: Forecast, entry: LiveRequest, now_s: float
+) -> None:
+    """Notes when a request that was just accepted is expected to have its first token; if many
+    wait, for some of the new ones only."""
+    request = entry.request
+    if len(table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
+        ahead = backlog_before(table, entry)
+        first_s = first_token_s(table, forecast, request.num_missing_tokens, ahead, now_s)
+        request.metrics.predicted_ttft_s = now_s - request.arrival_s + first_s

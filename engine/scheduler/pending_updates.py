@@ -1,9 +1,9 @@
 """What a plan has decided and the state does not show yet.
 
 The device may be waiting for a plan, so what no other decision of the plan reads is entered later:
-who was admitted, how far rows and prompts have come, the pages that rows have got, and sums and
-indices that follow from them. Nobody but the scheduler's entry points and the search for victims
-need know: the former see the state through `apply`, the latter through `flush`.
+which requests were admitted, how far rows and prompts have come, the pages that rows have got, and
+sums and indices that follow from them. The scheduler's entry points see the state through `apply`,
+the search for victims through `flush`. No other code needs to know.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PendingUpdates:
         self._newest = dispatched
 
     def flush(self) -> None:
-        """Enters who was admitted, how far prompts have come, who decodes next, and rows' pages.
+        """Enters admitted requests, how far prompts have come, which rows decode, and their pages.
 
         Of a plan's own decisions only the choice of victims depends on it, and asks for it.
         """
@@ -120,7 +120,7 @@ class PendingUpdates:
         """Lets go of what no step sees any more that comes after this plan's, and gives prompts
         pages for their next chunks instead.
 
-        Whoever gets such a page writes to it in a later step, after all that this one reads of it.
+        The next holder of such a page writes to it in a later step, after all that this one reads.
         """
         kv, rows, plan = self._table.kv, self._table.rows, dispatched.plan
         pages = rows.pages

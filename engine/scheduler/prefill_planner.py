@@ -1,7 +1,7 @@
 """The prompts of a step: which of them advance, by how many tokens, and which are admitted.
 
-The module is long because admission is one decision with many conditions (rows, pages, headroom,
-prefixes that another prompt is computing, victims), each of which ends the same attempt.
+Admission is one decision with many conditions (rows, pages, headroom, prefixes that another prompt
+computes, victims), each of which ends the same attempt.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from octavo.engine.kv.prefix_match import PrefixMatch
+from octavo.engine.kv.prefix_lookup import PrefixMatch
 from octavo.engine.request import COMPUTED, INFLIGHT_STEPS, Request
 from octavo.engine.scheduler.live_request import ALWAYS_READY, LiveRequest
 from octavo.engine.scheduler.pending_updates import PendingUpdates
@@ -22,23 +22,8 @@ from octavo.engine.scheduler.rows import Rows
 from octavo.engine.scheduler.step_plan import Decision, PrefillRow
 from octavo.engine.scheduler.transfers import Transfers
 
-MAX_ATTEMPTS = 4
-"""Waiting requests for which one plan looks for victims."""
-
 MAX_FOLLOWERS = 64
 """Waiting requests that one plan passes over, as running prompts compute what they begin with."""
-
-ROWS_PER_WAITED_PLAN = 64
-"""For each of so many rows a plan passes before victims are looked for again for the same request
-among the same rows: looking costs by the row."""
-
-
-class _Refused(NamedTuple):
-    """For whom victims were looked for in vain, among which rows, and how many plans ago."""
-
-    number: int
-    num_changes: int
-    num_plans: int
 
 
 class Prompts(NamedTuple):
@@ -96,10 +81,9 @@ class PrefillPlanner:
         self._builder = builder
         self._enable_chunked_prefill = enable_chunked_prefill
         self._watermark_pages = watermark_pages
-        self._chunks_prompts = self._preempts_for_waiting = False
+        self._chunks_prompts = False
         self._order = order
-        self._num_admissions = self._num_skipped = self._num_followers = self._num_attempts = 0
-        self._refused = _Refused(-1, -1, 0)
+        self._num_admissions = self._num_skipped = self._num_followers = 0
         self._planned = NO_PROMPTS
         self._most_headroom: float | None = None
 
@@ -112,13 +96,13 @@ class PrefillPlanner:
         """
         policy, order = self._table.places.policy, self._order
         budget = self._budget(snapshot, decoding)
-        self._preempts_for_waiting = policy.preempts_for_waiting
         order.may_admit = num_admissions > 0 and self._has_use_in_trying
         if not order.may_admit and not self._row_table.num_prefilling:
             return NO_PROMPTS  # as in most steps where all rows decode
         self._chunks_prompts = self._enable_chunked_prefill and policy.chunks_prompts
         self._num_admissions, self._most_headroom = num_admissions, None
-        self._num_skipped = self._num_followers = self._num_attempts = 0
+        self._num_skipped = self._num_followers = 0
+        self._preemption.begin()
         self._planned = prompts = Prompts([], [])
         order.below_quota.clear()
         preempted, advanced = self._builder.preempted_numbers, self._pending.advanced
@@ -190,7 +174,7 @@ class PrefillPlanner:
     def _try_to_admit(self, entry: LiveRequest, budget: int, snapshot: Snapshot) -> bool:
         """Admits a waiting request if step and pool have room for it, or can be given room."""
         request, kv, free_slots = entry.request, self._kv, self._row_table.free_slots
-        if not free_slots and not self._may_preempt:
+        if not free_slots and not self._preemption.may_look:
             return False
         if request.counts[INFLIGHT_STEPS]:
             return False  # preempted in flight: its tokens are not all known yet
@@ -198,14 +182,14 @@ class PrefillPlanner:
             return False  # still being copied to the host
         num_known = request.num_tokens
         if not self._chunks_prompts and num_known <= self._limits.max_num_batched_tokens:
-            num_cached = len(kv.match_prefix(entry.pages, num_known)) * self._limits.page_size
+            num_cached = len(kv.lookup.match(entry.pages, num_known)) * self._limits.page_size
             if num_known - num_cached > budget:
                 return False
-        if not free_slots and not self._may_preempt_for(entry, snapshot):
+        if not free_slots and not self._preemption.may_preempt_for(entry, snapshot):
             return False  # whatever room it would need besides
-        matched = kv.match_prefix(entry.pages, num_known)
+        matched = kv.lookup.match(entry.pages, num_known)
         needed, num_available = kv.num_pages_to_take(matched, num_known), kv.pool.num_available
-        if needed > num_available and not self._may_preempt:
+        if needed > num_available and not self._preemption.may_look:
             return False  # without a look at how much room the policy wants besides
         if len(free_slots) < self._limits.max_num_seqs:
             needed += self._watermark_pages
@@ -214,11 +198,10 @@ class PrefillPlanner:
                 needed += self._table.places.policy.headroom(snapshot, request)
         if needed > num_available or not free_slots:
             num_lacking = max(needed - num_available, 0)
-            if not self._preempts_for_waiting or not self._preempt_for(
-                entry, num_lacking, snapshot
-            ):
+            planned = self._planned.entries
+            if not self._preemption.preempt_for(entry, num_lacking, snapshot, planned):
                 return False
-            matched = kv.match_prefix(entry.pages, num_known)
+            matched = kv.lookup.match(entry.pages, num_known)
             needed = kv.num_pages_to_take(matched, num_known)
             if needed > kv.num_available or not free_slots:
                 return False
@@ -235,11 +218,6 @@ class PrefillPlanner:
             text = f"for what it shares with {leader.request.request_id}"
             self._builder.waited(entry.number, entry.request.request_id, text)
         return True
-
-    @property
-    def _may_preempt(self) -> bool:
-        """Whether victims may be looked for (once more) in this plan."""
-        return self._preempts_for_waiting and self._num_attempts < MAX_ATTEMPTS
 
     def _headroom_bound(self, request: Request, snapshot: Snapshot) -> float:
         """Pages that the policy's headroom for a request is not above."""
@@ -263,61 +241,14 @@ class PrefillPlanner:
         """Whether a waiting request could be admitted, or told what it waits for."""
         return (
             len(self._row_table.free_slots) > 0
-            or self._preempts_for_waiting
+            or self._table.places.policy.preempts_for_waiting
             or self._builder.explains
         )
 
     @property
     def _is_full(self) -> bool:
         """Whether there is no row for anybody, and no use in looking for victims any more."""
-        return not self._row_table.free_slots and self._num_attempts >= MAX_ATTEMPTS
-
-    def _may_preempt_for(self, entry: LiveRequest, snapshot: Snapshot) -> bool:
-        """Whether anybody might, where no row is free: asked first, as it costs the least."""
-        if self._was_refused(entry):
-            return False
-        if self._preemption.may_preempt_for(entry, snapshot):
-            return True
-        self._note_refusal(entry, self._row_table.num_changes)
-        return False
-
-    def _preempt_for(self, entry: LiveRequest, num_pages: int, snapshot: Snapshot) -> bool:
-        """Looks for victims, unless it was in vain just now and nothing has changed since."""
-        if self._num_attempts >= MAX_ATTEMPTS or self._was_refused(entry):
-            return False
-        num_changes = self._row_table.num_changes
-        if self._preemption.preempt_for(entry, num_pages, snapshot, self._planned.entries):
-            self._num_attempts += 1
-            return True
-        self._note_refusal(entry, num_changes)
-        return False
-
-    def _note_refusal(self, entry: LiveRequest, num_changes: int) -> None:
-        """Victims were looked for in vain, among rows that had changed so many times."""
-        self._num_attempts += 1
-        if self._patience:
-            # Those behind it have less of a claim, and looking costs too much to try them all.
-            self._refused = _Refused(entry.number, num_changes, 0)
-            self._num_attempts = MAX_ATTEMPTS
-
-    @property
-    def _patience(self) -> int:
-        """Plans to pass before victims are looked for again for the same request."""
-        return len(self._row_table) // ROWS_PER_WAITED_PLAN
-
-    def _was_refused(self, entry: LiveRequest) -> bool:
-        """Whether victims were looked for in vain a few plans ago, and nothing has changed since.
-
-        Then this plan looks for nobody's any more.
-        """
-        refused = self._refused
-        if refused.number != entry.number or refused.num_changes != self._row_table.num_changes:
-            return False
-        if refused.num_plans >= self._patience:
-            return False
-        self._refused = refused._replace(num_plans=refused.num_plans + 1)
-        self._num_attempts = MAX_ATTEMPTS
-        return True
+        return not self._row_table.free_slots and self._preemption.is_exhausted
 
     def _admit(
         self, entry: LiveRequest, num_known: int, matched: PrefixMatch, snapshot: Snapshot
@@ -345,7 +276,7 @@ class PrefillPlanner:
         self, entry: LiveRequest, num_known: int, matched: PrefixMatch, snapshot: Snapshot
     ) -> None:
         pages, num_matched, now_s = entry.pages, len(matched), snapshot.now_s
-        recalled = [] if pages.is_on_host else self._kv.match_host(pages, num_matched)
+        recalled = [] if pages.is_on_host else self._kv.lookup.host_match(pages, num_matched)
         self._table.admit(entry, num_known, matched)
         self._pending.admitted(entry, now_s)
         self._pending.flush()
@@ -407,8 +338,11 @@ class PrefillPlanner:
             first, end = needs.num_positions(start), needs.num_positions(start + num_tokens)
             for index in range(first, end):
                 self._builder.add_pages(slot, index, pages)
-        restored = self._kv.restored(pages, start) if is_new else None
-        saved = self._kv.saved(pages, start, start + num_tokens, entry.prefill_end)
+        restored: int | None = None
+        saved: tuple[tuple[int, int], ...] = ()
+        if (snapshots := self._kv.snapshots) is not None:
+            restored = snapshots.restored(pages, start) if is_new else None
+            saved = snapshots.saved(pages, start, start + num_tokens, entry.prefill_end)
         return PrefillRow(
             request, slot, start, num_tokens, samples, is_new, page_ids, restored, saved
         )

@@ -1,7 +1,7 @@
 """How a request is refused: with the time to come back at, as unattainable, or not at all.
 
-Who is asked to come back finds room then (`PromisedReturns`); a few who would be refused are served
-instead, to see whether refusing them would have been right (`Probes`).
+A client that is asked to come back finds room then (`PromisedReturns`). A few requests that were to
+be refused are served instead, to see whether refusing them would have been right (`Probes`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from octavo.engine.request import Request
 from octavo.engine.scheduler.feasibility import find_unattainable, latest_prefill_s, spare_s
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.load import backlog_of_class, first_token_s, machine_s
+from octavo.engine.scheduler.policy import HOPELESS, Policy, Refusal, refuse_nobody
 from octavo.engine.scheduler.request_table import RequestTable
 
 MOST_PROMISES = 1024
@@ -267,7 +268,44 @@ class Refusals:
         self.promises = PromisedReturns()
         self.num_unattainable = 0
 
-    def leaves_no_room(self, table: RequestTable, request: Request, now_s: float) -> bool:
+    def at_door(
+        self,
+        table: RequestTable,
+        policy: Policy,
+        request: Request,
+        num_computed: int,
+        now_s: float,
+    ) -> OctavoError | None:
+        """Why a new request is not let in; None if it is, if only as a probe.
+
+        Args:
+            policy: the one that plans go by.
+            num_computed: tokens computed so far, for everybody.
+        """
+        refusal = self._refuse(table, policy, request, now_s)
+        if refusal is None or self.probes.takes(request, num_computed):
+            return None
+        found = find_unattainable(request, self._forecast)
+        if found is None:
+            return self.overloaded(table, request, refusal.reason, now_s)
+        self.num_unattainable += 1
+        return UnattainableTargetError(found.field, getattr(request, found.field), found.least_s)
+
+    def _refuse(
+        self, table: RequestTable, policy: Policy, request: Request, now_s: float
+    ) -> Refusal | None:
+        if policy.with_targets is not None and request.has_target:
+            policy = policy.with_targets  # it takes over with the next plan
+        if policy.refuse is refuse_nobody:
+            return None
+        has_promise = self.promises.claim(request, now_s)
+        refusal = policy.refuse(table.snapshot(now_s), request)
+        if refusal is not None or has_promise:
+            return refusal
+        no_room = self._leaves_no_room(table, request, now_s)
+        return Refusal(HOPELESS) if no_room else None
+
+    def _leaves_no_room(self, table: RequestTable, request: Request, now_s: float) -> bool:
         """Whether the work of clients who were asked to come back keeps a new request from being
         in time, each step taking no more than the low quantile says."""
         forecast = self._forecast
@@ -284,16 +322,6 @@ class Refusals:
         first_s = first_token_s(table, forecast, tokens, ahead, now_s) + promised_s
         share = forecast.step_time.least_share(now_s, is_prefill=True)
         return now_s + share * first_s > latest_s
-
-    def at_door(
-        self, table: RequestTable, request: Request, reason: str, now_s: float
-    ) -> OctavoError:
-        """The error for a new request."""
-        found = find_unattainable(request, self._forecast)
-        if found is None:
-            return self.overloaded(table, request, reason, now_s)
-        self.num_unattainable += 1
-        return UnattainableTargetError(found.field, getattr(request, found.field), found.least_s)
 
     def overloaded(
         self, table: RequestTable, request: Request, reason: str, now_s: float

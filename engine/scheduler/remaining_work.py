@@ -23,9 +23,9 @@ from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.kv.page_hash import PageHash
 from octavo.engine.kv.prefix_lookup import Reuse, num_common
 from octavo.engine.kv.sequence_pages import SequencePages
-from octavo.engine.request import COMPUTED, Request
-from octavo.engine.scheduler.deadlines import end_due_s, first_due_s
-from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast
+from octavo.engine.request import COMPUTED
+from octavo.engine.scheduler.feasibility import prefill_due_s
+from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.page_leaders import PageLeaders
 
@@ -88,7 +88,7 @@ class RemainingWork:
         self._note_changes()  # whom it leads now must not be admitted as if it did not
 
     def leave(self, entry: LiveRequest) -> None:
-        """A request ends, is preempted or held apart: nobody counts on it any more."""
+        """A request ends, is preempted or held apart: no other counts on it any more."""
         entry.request.num_reusable_tokens = 0
         self._stop_leading(entry)
         self.forget(entry)
@@ -96,9 +96,8 @@ class RemainingWork:
     def seat(self, entry: LiveRequest, num_matched: int) -> None:
         """A waiting request was admitted with so many pages: it computes those that follow.
 
-        Need not be told where it was expected to (`LiveRequest.computes_at`), nobody leads it and
-        nothing has changed.
-        What it subscribed to is left to `forget`.
+        Need not be called if they follow where expected (`LiveRequest.computes_at`), if it has no
+        leader, and if nothing has changed. What it subscribed to is left to `forget`.
         """
         if not self._shares:
             return
@@ -217,7 +216,7 @@ class RemainingWork:
     def _measure(self, entry: LiveRequest) -> None:
         """Looks up what a waiting request need not compute; subscribes to what that rests on."""
         pages, number = entry.pages, entry.number
-        self._kv.hash_known(pages)
+        self._kv.name_known(pages)
         rank = math.inf if entry.is_demoted else number
         reuse, leaders = self._look_up(pages, rank, entry.reuse.num_led)
         entry.reuse, entry.is_stale = reuse, False
@@ -368,7 +367,7 @@ class RemainingWork:
     def _check_estimate(self, entry: LiveRequest) -> None:
         """Asserts that an estimate is what a look-up from the beginning says."""
         pages, reuse = entry.pages, entry.reuse
-        exact = len(self._kv.match_prefix(pages))
+        exact = len(self._kv.lookup.match(pages))
         if any(self._kv.cache.knows(page_hash) for page_hash in pages.hashes[exact + 1 :]):
             return  # pages have gone from the middle, which an estimate does not look at
         # While its leader gets on, what the device holds of it grows and the sum stays as it is.
@@ -391,12 +390,3 @@ class RemainingWork:
             assert pages.hashes[num_led + reuse.num_host - 1] in self._kv.host
         else:
             assert reuse.num_host == num_host, (reuse, num_host)
-
-
-def prefill_due_s(request: Request, forecast: Forecast) -> float:
-    """When a waiting request's prompt must be computed for all its targets to be met."""
-    due_s, end_s = first_due_s(request), end_due_s(request)
-    if end_s < math.inf:
-        remaining = forecast.remaining_tokens(request, CAUTIOUS)
-        due_s = min(due_s, end_s - (remaining - 1) * forecast.step_s)
-    return due_s

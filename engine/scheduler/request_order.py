@@ -117,7 +117,7 @@ class RequestOrder:
                 continue  # those before may have been the last who waited
             entry = self._first_of(priority)
             # Pages are short for it if they would not be enough for two of its size to grow.
-            num_pages = 2 * self._table.kv.num_pages_for(entry.request.num_tokens)
+            num_pages = 2 * self._table.kv.needs.held(entry.request.num_tokens)
             is_short = priority in lacking and self._table.kv.num_available < num_pages + (
                 len(self._table.rows) * self._table.kv.needs.num_groups
             )

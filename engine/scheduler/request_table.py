@@ -6,10 +6,10 @@ in step; what each of them is has a module of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from octavo.engine.kv.kv_manager import KVManager
-from octavo.engine.kv.prefix_match import PrefixMatch
+from octavo.engine.kv.prefix_lookup import PrefixMatch
 from octavo.engine.kv.sequence_pages import SequencePages
 from octavo.engine.request import COMPUTED, Request, RequestStatus, no_counts
 from octavo.engine.scheduler.deadlines import was_in_time
@@ -40,9 +40,9 @@ class RequestTable:
     Attributes:
         live: the register of live requests.
         places: where each of them stands, and the policy that says so. Plans ask for it there.
-        waiting: those that wait, in their places.
+        waiting: the requests that wait, in their places.
         held: requests that wait apart from the queue, by number: policies do not see them.
-        rows: those that run, by slot.
+        rows: the requests that run, by slot.
         work: what is left to compute of the waiting ones, and whom they wait for.
         quotas: what each class was served.
         busy_until_s: when the device is expected to be done with what was dispatched.
@@ -64,6 +64,7 @@ class RequestTable:
         self.places = Places(policy, forecast, tenants, self.live.get)
         self.waiting = self.places.queue
         self.held: dict[int, LiveRequest] = {}
+        self._only: frozenset[str] | None = None
         self.rows = RowTable(limits.max_num_seqs, limits.page_size, kv.needs.num_groups)
         self.work = RemainingWork(kv, forecast, self.waiting.replace)
         self.quotas = ClassQuotas()
@@ -107,7 +108,7 @@ class RequestTable:
         snapshot.num_awaiting = self.work.num_awaiting
 
     def _prompts(self) -> tuple[Sequence[Request], Sequence[Request]]:
-        """Running requests whose prompts are not computed yet: all but demoted ones, and those."""
+        """Running requests whose prompts are not computed yet, and the demoted ones apart."""
         if not self.rows.num_prefilling:
             return (), ()
         prompts = self.rows.prefilling
@@ -116,15 +117,10 @@ class RequestTable:
             [entry.request for entry in prompts if entry.is_behind],
         )
 
-    def carry_over(self, old: RequestTable) -> list[LiveRequest]:
-        """Takes in the live requests of a table that cannot be trusted, as waiting ones.
-
-        Returns:
-            Their new records.
-        """
+    def carry_over(self, old: RequestTable) -> None:
+        """Takes in the live requests of a table that cannot be trusted, as waiting ones."""
         self.live.num_added = old.live.num_added
         self.quotas, self.busy_until_s = old.quotas, old.busy_until_s
-        entries = []
         for before in old.live:
             request = before.request
             request.status, request.slot = RequestStatus.WAITING, None
@@ -141,8 +137,8 @@ class RequestTable:
             entry.ready_position = before.ready_position
             self.live.enter(entry)
             self._wait(entry, before.waiting_since_s)
-            entries.append(entry)
-        return entries
+        self._only = old._only
+        self._hold_others()
 
     def accept(self, request: Request, pages: SequencePages | None = None) -> LiveRequest:
         """Lets a new request wait, whose id no other has.
@@ -158,17 +154,33 @@ class RequestTable:
         self._wait(entry, request.arrival_s)
         return entry
 
+    def only(self, request_ids: Collection[str] | None) -> None:
+        """Holds all waiting requests but these from now on, and puts these back in their places.
+        None ends it."""
+        self._only = None if request_ids is None else frozenset(request_ids)
+        for entry in list(self.held.values()):
+            if self._only is None or entry.request.request_id in self._only:
+                del self.held[entry.number]
+                self.work.enter(entry)
+                self.waiting.insert(entry)
+        self._hold_others()
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether new requests are to be held."""
+        return self._only is not None
+
     def hold(self, entry: LiveRequest) -> None:
-        """Takes a waiting request out of the queue, until `free`."""
+        """Takes a waiting request out of the queue, until `only` puts it back."""
         self.waiting.remove(entry)
         self.work.leave(entry)
         self.held[entry.number] = entry
 
-    def free(self, entry: LiveRequest) -> None:
-        """Puts a held request back in its place."""
-        del self.held[entry.number]
-        self.work.enter(entry)
-        self.waiting.insert(entry)
+    def _hold_others(self) -> None:
+        if self._only is not None:
+            for entry in list(self.waiting):
+                if entry.request.request_id not in self._only:
+                    self.hold(entry)
 
     def demote(self, entry: LiveRequest) -> None:
         """Serves a request only when no other waits, from now on."""
@@ -218,7 +230,7 @@ class RequestTable:
         if entry.leaders or entry.is_stale or entry.computes_at != len(matched):
             self.work.seat(entry, len(matched))
         if request.metrics.first_scheduled_s is None:
-            # At once: who comes next may depend on what each tenant was served.
+            # At once: which request comes next may depend on what each tenant was served.
             self.tenants.serve(entry.tenant, num_known - num_cached, 0)
 
     def begin_to_run(self, entry: LiveRequest, admitted_s: float) -> None:

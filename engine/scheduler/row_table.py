@@ -1,4 +1,4 @@
-"""The one table of the device's rows: who holds each, and what plans and policies read of them.
+"""The one table of the device's rows: which request holds each, and what plans read of them.
 
 A request takes a slot (`seat`), is entered under it (`enter`), computes its prompt, or waits for
 pages that arrive first, decodes (`begin_decode`), and leaves. Where a grammar forces tokens, it
@@ -70,15 +70,15 @@ class RowTable:
         num_groups: cache groups.
 
     Attributes:
-        free_slots: slots that nobody holds; the last one is taken first. For reading only.
+        free_slots: slots without a holder; the last one is taken first. For reading only.
         num_changes: requests that came or went, over all time.
-        requests: everybody's, in order of acceptance: put in order when looked at.
+        requests: of all rows, in order of acceptance: put in order when looked at.
         pages: the rows' pages.
 
     Columns, each an array over slots:
 
     Attributes:
-        number: of the request that holds the slot, in order of acceptance; -1 for nobody.
+        number: of the request that holds the slot, in order of acceptance; -1 for none.
         counts: int32[3, slots], `Request.counts` of the rows' requests, which are views of it.
         num_computed, num_inflight_tokens, num_inflight_steps: its rows; `inflight`: the latter two.
         last_position, ready_position: as in `LiveRequest`.
@@ -86,7 +86,7 @@ class RowTable:
         last_run_s: when the newest step that decodes the row was planned.
         arrival_s, priority, tenant: of the request; its tenant's number.
         num_preemptions: times it lost its row before.
-        is_pinned: whether it has waited its longest and is nobody's victim.
+        is_pinned: whether it has waited its longest and is never a victim.
         base_s: due time of output token 0: token k is due at `base_s + k · tpot_s`, so that early
             tokens bank slack. Infinite until the first token was committed, and without a goal.
         tpot_s: goal, seconds a token; 0 for none.
@@ -152,7 +152,7 @@ class RowTable:
         # (slot, when its next token is due) of rows whose first token has come since `prepare`.
         self._begun: list[tuple[int, float]] = []
 
-    # Who is here.
+    # Entries.
 
     def __len__(self) -> int:
         return len(self.number) - len(self.free_slots)
@@ -162,7 +162,7 @@ class RowTable:
         return chain(*[stage.values() for stage in stages], self.decoding)
 
     def in_order(self) -> tuple[Request, ...]:
-        """Everybody's requests, in order of acceptance."""
+        """The requests of all rows, in order of acceptance."""
         num_changes, requests = self._in_order
         if num_changes != self.num_changes:
             entries = sorted(self, key=lambda entry: entry.number)
@@ -329,7 +329,7 @@ class RowTable:
     # Bounds and guesses.
 
     def tighten(self) -> None:
-        """Makes the bounds those of the rows that are here now."""
+        """Makes the bounds exact for the rows of this moment."""
         pace_s = self.paced_from_s + self.tpot_s * self.last_position
         self.latest_pace_s = float(pace_s.max(0))
         self.latest_unpaced_s = float(self.unpaced_s.max(0))
@@ -368,7 +368,7 @@ class RowTable:
     # Rows that decode.
 
     def decode_rows(self) -> Rows:
-        """Those that decode on, as they stand now."""
+        """The rows that decode on, as they are now."""
         rows = self._rows
         is_prepared, self._is_prepared = self._is_prepared, False
         if rows is None:
@@ -395,13 +395,13 @@ class RowTable:
             self.least_due_s(rows)
 
     def all_decode_rows(self) -> Rows:
-        """The same, with those whose last token was planned, in the order of `decoding`."""
+        """As `decode_rows`, with the rows whose last token was planned; ordered as `decoding`."""
         if not self._ending:
             return self.decode_rows()
-        everybody = self._going_on.copy()
+        order = self._going_on.copy()
         for entry in self._ending.values():
-            everybody.insert(entry.turn, entry.request)
-        return self._rows_of(everybody)
+            order.insert(entry.turn, entry.request)
+        return self._rows_of(order)
 
     def _rows_of(self, order: DecodeOrder) -> Rows:
         slots, is_row = order.slots(), np.zeros(len(self.number), np.int32)
@@ -427,7 +427,7 @@ class RowTable:
         return self._figures
 
     def full(self, rows: Rows) -> FullRows:
-        """Those of these rows that have no room for one more token."""
+        """The ones of these rows that have no room for one more token."""
         figures = self._figures_of(rows)
         if figures.full is None:
             figures.full = self.pages.full(rows.slots, rows.starts)

@@ -137,7 +137,7 @@ class DecodeOrder:
         return other
 
     def check_integrity(self, expected: list[tuple[int, Request]]) -> None:
-        """Asserts that these requests are here, each with its turn, in order, and nobody else."""
+        """Asserts that these requests are here, each with its turn, in order, and no others."""
         assert list(zip(self._turns, self.requests, strict=True)) == sorted(
             expected, key=lambda item: item[0]
         )
@@ -273,8 +273,8 @@ class RowPages:
     ) -> Iterable[tuple[int, ...]]:
         """Gives each of these rows, which has so many pages, one more of each cache group.
 
-        The sequences' own lists get theirs by `hand_out`: each is somewhere else in memory, and
-        nobody who waits for a plan need wait for that.
+        The sequences' own lists get theirs by `hand_out`: each is somewhere else in memory, and the
+        plan does not wait for that.
 
         Returns:
             (slot, index in the row, page id of each group) of each.

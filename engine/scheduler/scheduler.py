@@ -10,13 +10,12 @@ to; a row that did stop is ended by `commit`, and what later steps planned for i
 and is dropped. A result finds its request by the plan's row, never by slot: the slot may have a
 new holder by then.
 
-The file is a long one because it is the whole surface: every way in which the state changes is here
-to be read together, while what each step decides is in `planner.py` and below.
+The file is long because it is the whole surface: every way in which the state changes can be read
+together here. What a step decides is in `planner.py` and below.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 import math
 from collections import deque
@@ -30,22 +29,20 @@ from octavo.engine.request import Priority, Request, RequestStatus
 from octavo.engine.scheduler.committer import Committer, News
 from octavo.engine.scheduler.fairness import TenantCounters
 from octavo.engine.scheduler.feasibility import check_can_ever_fit
-from octavo.engine.scheduler.forced_tokens import Unblocked, are_worth_a_chunk
+from octavo.engine.scheduler.forced_tokens import Unblocked, append_forced
 from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.length_estimator import LengthEstimator
-from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.load import (
     SchedulerLoad,
-    backlog_before,
-    first_token_s,
     measure_load,
+    note_prediction,
     predict_ttft_s,
 )
 from octavo.engine.scheduler.pending_updates import PendingUpdates
 from octavo.engine.scheduler.plan_builder import Dispatched, PlanBuilder, TraceEvent, Traces
 from octavo.engine.scheduler.planner import Planner
 from octavo.engine.scheduler.policies import get_policy
-from octavo.engine.scheduler.policy import HOPELESS, Policy, Refusal, refuse_nobody
+from octavo.engine.scheduler.policy import Policy
 from octavo.engine.scheduler.refusals import Refusals
 from octavo.engine.scheduler.request_table import RequestTable
 from octavo.engine.scheduler.standing import Standing, standing_of
@@ -54,9 +51,6 @@ from octavo.engine.scheduler.step_time_model import StepTimeModel
 from octavo.engine.scheduler.transfers import Transfers
 
 logger = logging.getLogger(__name__)
-
-MOST_PREDICTED = 64
-"""Waiting requests beyond which a first token is predicted for one in so many alone."""
 
 
 class Scheduler:
@@ -128,15 +122,13 @@ class Scheduler:
         self._make_books()
         self._dispatched: deque[Dispatched] = deque()
         self._last_s = self._last_commit_s = 0.0
-        self._deadlines: list[tuple[float, int, LiveRequest]] = []
-        self._only: frozenset[str] | None = None
         self.num_rebuilds = 0
         """Times that the books were in such disorder that they were made anew."""
         self.appends_all_forced = False
         """Appends forced tokens whatever the steps take: for tests of what becomes of them."""
 
     def _make_books(self) -> None:
-        """Who lives, where, and on which pages: empty."""
+        """Makes empty books: the KV manager, the request table, and what changes them."""
         limits = self.limits
         self._kv = KVManager(
             num_pages=limits.num_pages,
@@ -171,8 +163,8 @@ class Scheduler:
 
     @property
     def _table(self) -> RequestTable:
-        """The state, with the newest plan applied. Whoever decides or changes anything comes by
-        here; figures that only read may look at `_unapplied`."""
+        """The request table, with the newest plan applied. Code that decides or changes anything
+        uses this property; code that only reads figures may use `_unapplied`."""
         self._pending.apply()
         return self._unapplied
 
@@ -199,48 +191,18 @@ class Scheduler:
             self.forecast.door_s.observe(max(0.0, now_s - request.arrival_s))
         pages = self._kv.open(request)
         request.num_reusable_tokens = table.work.num_reusable(pages)
-        # Of one that another engine began, the reader was promised the rest.
-        refusal = None if is_resumed else self._refuse(request, now_s)
-        if refusal is not None and not self.refusals.probes.takes(
-            request, self._builder.counts.num_computed_tokens
-        ):
-            error = self.refusals.at_door(table, request, refusal.reason, now_s)
-            request.num_reusable_tokens = 0
-            raise error
+        if not is_resumed:  # else its reader was promised the rest by another engine
+            num_computed = self._builder.counts.num_computed_tokens
+            error = self.refusals.at_door(table, self.policy, request, num_computed, now_s)
+            if error is not None:
+                request.num_reusable_tokens = 0
+                raise error
         entry = table.accept(request, pages)
         if not is_resumed:
             self.forecast.ttft_targets.observe(request.ttft_target_s or math.inf)
-            self._predict(entry, now_s)
-        if self._only is not None:
+            note_prediction(table, self.forecast, entry, now_s)
+        if table.is_restricted:
             table.hold(entry)
-        if request.deadline_s is not None:
-            if len(self._deadlines) > 2 * len(table.live) + 64:
-                self._deadlines = [item for item in self._deadlines if item[2].is_live]
-                heapq.heapify(self._deadlines)
-            heapq.heappush(self._deadlines, (request.deadline_s, entry.number, entry))
-
-    def _predict(self, entry: LiveRequest, now_s: float) -> None:
-        """Notes when a request that was just accepted is expected to speak; of many, not of all."""
-        table, request = self._table, entry.request
-        if len(table.waiting) <= MOST_PREDICTED or entry.number % MOST_PREDICTED == 0:
-            ahead = backlog_before(table, entry)
-            tokens = request.num_missing_tokens
-            first_s = first_token_s(table, self.forecast, tokens, ahead, now_s)
-            request.metrics.predicted_ttft_s = now_s - request.arrival_s + first_s
-
-    def _refuse(self, request: Request, now_s: float) -> Refusal | None:
-        """Why a new request is not let in, if it is not."""
-        table, policy = self._table, self.policy
-        if policy.with_targets is not None and request.has_target:
-            policy = policy.with_targets  # it takes over with the next plan
-        if policy.refuse is refuse_nobody:
-            return None
-        has_promise = self.refusals.promises.claim(request, now_s)
-        refusal = policy.refuse(table.snapshot(now_s), request)
-        if refusal is not None or has_promise:
-            return refusal
-        no_room = self.refusals.leaves_no_room(table, request, now_s)
-        return Refusal(HOPELESS) if no_room else None
 
     def cancel(
         self,
@@ -283,14 +245,14 @@ class Scheduler:
         return True
 
     def take_ended(self) -> list[Request]:
-        """Requests that `plan` ended (rejected for lack of capacity), each told of once."""
+        """Requests that `plan` ended (rejected for lack of capacity), each reported once."""
         ended, self._builder.ended = self._builder.ended, []
         return ended
 
     def complete_transfer(
         self, transfer_id: int, ok: bool, now_s: float, seconds: float = 0.0
     ) -> None:
-        """Takes in that a plan's page copy ended.
+        """Takes in the end of a plan's page copy.
 
         Args:
             ok: whether the pages arrived; if not, the sequence is computed again.
@@ -308,10 +270,10 @@ class Scheduler:
             self._planner.preemption.preempt(entry, now_s)
 
     def unblock(self, request_id: str, num_tokens: int) -> None:
-        """Takes in that the mask of a request's next token is there.
+        """Unblocks a request: the mask of its next token is ready.
 
         A request with a grammar (`Request.has_grammar`) is blocked by each token that is committed,
-        until the mask of the next one is there. A new request is not blocked.
+        until the mask of the next one is ready. A new request is not blocked.
 
         Args:
             num_tokens: the prompt and output tokens that the next one follows.
@@ -325,87 +287,42 @@ class Scheduler:
         """Appends tokens that requests' grammars force, where that saves time.
 
         A running request computes them as a chunk before it decodes on; a waiting one as a part of
-        what it computes anyway. Only `unblock`ed requests have any. One that is not mentioned in
-        the news goes on as if nothing were known: each of its tokens comes from a step.
+        what it computes anyway. Only `unblock`ed requests have any. A request without news goes on
+        as if no token were known: each of its tokens comes from a step.
 
         Returns:
             News of the requests that have their tokens; some end by them.
         """
-        table, news = self._table, News()
-        running: list[tuple[LiveRequest, tuple[int, ...]]] = []
-        for offer in offers:
-            entry = table.live.get(offer.request_id)
-            if entry is None or entry.request.num_tokens != offer.num_tokens:
-                continue
-            if entry.request.slot is not None:
-                running.append((entry, offer.forced))
-            else:
-                news.items.append(self._committer.append_forced(entry, offer.forced, now_s))
-        sizes = [(entry, len(token_ids)) for entry, token_ids in running]
-        if running and (self.appends_all_forced or are_worth_a_chunk(table, sizes)):
-            for entry, token_ids in running:
-                news.items.append(self._committer.append_forced(entry, token_ids, now_s))
-        return news
+        always = self.appends_all_forced
+        return append_forced(self._table, self._committer, offers, now_s, always=always)
 
     def expire(self, now_s: float) -> list[Request]:
         """Ends the live requests whose deadline lies before `now_s`, as failed; returns them."""
         table = self._table
         expired: list[Request] = []
-        while self._deadlines and self._deadlines[0][0] < now_s:
-            _, _, entry = heapq.heappop(self._deadlines)
-            if entry.is_live:
-                error = _deadline_passed(entry.request)
-                table.end(entry, RequestStatus.FAILED, now_s, error=error)
-                expired.append(entry.request)
+        while (entry := table.live.pop_late(now_s)) is not None:
+            error = _deadline_passed(entry.request)
+            table.end(entry, RequestStatus.FAILED, now_s, error=error)
+            expired.append(entry.request)
         return expired
 
-    # Prefix pages go from engine to engine by way of the host tier.
-
     @property
-    def can_exchange_pages(self) -> bool:
-        """Whether pages can go to other engines and come from them: with a host tier and prefix
-        caching, and where one cache group sees everything."""
-        kv = self._unapplied.kv
-        return kv.host.num_pages > 0 and kv.enable_prefix_caching and kv.needs.is_plain
+    def transfers(self) -> Transfers:
+        """Page copies, and the prefix pages that other engines want or give."""
+        self._pending.apply()
+        return self._transfers
 
     def page_names(self, request_id: str) -> list[PageHash]:
         """Names of the full pages of a request's tokens; none if it is not live. All of them that
         are computed can be found from now on."""
         table = self._table
         entry = table.live.get(request_id)
-        if entry is None or not self.can_exchange_pages:
+        if entry is None or not self._transfers.can_exchange:
             return []
         if entry.request.slot is not None and not entry.pages.arriving:
             table.make_findable(entry)
-        table.kv.hash_known(entry.pages)
+        table.kv.name_known(entry.pages)
         return [*entry.pages.hashes]
-
-    def bring_to_host(self, names: Sequence[PageHash], now_s: float) -> int | None:
-        """Begins to copy prefix pages to the host, with the next plan; the device keeps them.
-
-        Returns:
-            The copy's number; None if the host has all that can be found, or no room for the rest.
-        """
-        self._pending.apply()
-        return self._transfers.bring_to_host(names, now_s)
-
-    def is_copying(self, transfer_id: int) -> bool:
-        """Whether a page copy has not been reported to have ended."""
-        return self._transfers.is_under_way(transfer_id)
-
-    def host_page(self, name: PageHash) -> int | None:
-        """The host page that holds a prefix page; None if none does."""
-        return self._table.kv.host.find(name)
-
-    def take_in(self, names: Sequence[PageHash]) -> dict[PageHash, int]:
-        """Host pages for prefix pages that come from elsewhere. Their content must be written
-        before the next plan is made.
-
-        Returns:
-            A page for each name that the host lacks; none at all where there is no room for them.
-        """
-        self._pending.apply()
-        return self._transfers.take_in(names)
 
     # Steps.
 
@@ -430,11 +347,11 @@ class Scheduler:
         return dispatched.plan
 
     def apply_plan(self) -> None:
-        """Does what the newest plan left to be done: moves the host state ahead as if it had run,
-        forgets what pages held that were given up, and more.
+        """Applies the newest plan: moves the host state ahead as if the plan had run, forgets what
+        evicted pages held, and more.
 
-        Nothing in the plan depends on it. Whoever calls it once the plan is dispatched has it done
-        while the device works; else the next call of anything here begins with it.
+        Nothing in the plan depends on it. The engine calls it once the plan is dispatched, so that
+        it runs while the device works. Otherwise the next call of a method here begins with it.
         """
         self._pending.apply()
 
@@ -445,8 +362,8 @@ class Scheduler:
         findable. Rows of requests that ended meanwhile are dropped.
 
         Returns:
-            News of each request that has any: of those that merely go on first, in the order of the
-            plan's rows, then of the others in that order.
+            News of each request that has any: first of the requests that merely go on, in the order
+            of the plan's rows, then of the others in that order.
         """
         table = self._table
         dispatched = self._dispatched[0]
@@ -475,20 +392,20 @@ class Scheduler:
         self.forecast.observe_step(dispatched.features, duration_s, plan.num_steps, now_s)
 
     def take_back(self, plan: StepPlan) -> News:
-        """After the `commit` of a plan failed, however far it came: requests that go on lose what
-        it gave them. `recover` comes next, and they are computed again.
+        """Undoes a `commit` that failed, however far it came: requests that go on lose the tokens
+        that it gave them. `recover` must follow, and the tokens are computed again.
 
         Returns:
-            News of the requests that it ended: nobody else tells of them.
+            News of the requests that the commit ended, which nothing else reports.
         """
         return self._committer.take_back(plan)
 
     def recover(self, now_s: float, broken: Collection[str] = ()) -> None:
-        """After a step failed: no plan is on its way any more and the device holds nothing, so
-        running requests wait to be computed again, from the tokens that they have.
+        """Starts over after a failed step: no plan is on its way any more, and the device holds
+        nothing. Running requests wait, to be computed again from the tokens that they have.
 
-        Books that a failure of the scheduler itself left in disorder are made anew from the list of
-        live requests; what the host tier holds is lost then, too.
+        If a failure of the scheduler itself left its books in disorder, they are made anew from the
+        list of live requests. What the host tier holds is lost then, too.
 
         Args:
             broken: ids of requests whose KV is not to be trusted, on the host either.
@@ -506,7 +423,7 @@ class Scheduler:
                 self._planner.preemption.preempt(entry, now_s)
             self._kv.forget_prefixes()
             lost = [table.live.get(request_id) for request_id in broken]
-            # What a failed step computed may be on the host already, and is in nobody's sum.
+            # What a failed step computed may be on the host already, and is in no request's sums.
             lost += [entry for entry in table.live if entry.pages.host_pages and entry.lacks_sums]
             for entry in filter(None, lost):
                 self._kv.drop_host_copy(entry.pages)
@@ -520,27 +437,21 @@ class Scheduler:
     def _rebuild(self) -> None:
         old, transfers, cache = self._unapplied, self._transfers, self._kv.cache
         self._make_books()
-        entries = self._table.carry_over(old)
+        self._table.carry_over(old)
         self._transfers.carry_over(transfers)
         self._kv.cache.num_queried_tokens = cache.num_queried_tokens
         self._kv.cache.num_hit_tokens = cache.num_hit_tokens
-        self._deadlines = [
-            (entry.request.deadline_s, entry.number, entry)
-            for entry in entries
-            if entry.request.deadline_s is not None
-        ]
-        heapq.heapify(self._deadlines)
-        self._hold_others()
         self.num_rebuilds += 1
 
     @property
     def can_tell_cache_events(self) -> bool:
-        """Whether there is a prefix cache each of whose pages says that what is before it can be
-        had, too."""
+        """Whether the prefix cache can be followed: a page in it implies that the pages before it
+        are there, too."""
         return self._enable_prefix_caching and self._kv.serves_each_page and self._kv.needs.is_plain
 
     def tell_cache_events(self, events: CacheEvents) -> None:
-        """Tells of the prefix cache's pages that come and go, from now on; where that can be."""
+        """Reports pages that come into the prefix cache and leave it, from now on. Only where
+        `can_tell_cache_events`."""
         self._cache_events = events
         self._kv.tell(events)
 
@@ -558,17 +469,7 @@ class Scheduler:
     def only(self, request_ids: Collection[str] | None) -> None:
         """From now on plans hold no other waiting requests than these, nor any that come; running
         ones go on. None ends it."""
-        self._only = None if request_ids is None else frozenset(request_ids)
-        for entry in list(self._table.held.values()):
-            if self._only is None or entry.request.request_id in self._only:
-                self._table.free(entry)
-        self._hold_others()
-
-    def _hold_others(self) -> None:
-        if self._only is not None:
-            for entry in list(self._table.waiting):
-                if entry.request.request_id not in self._only:
-                    self._table.hold(entry)
+        self._table.only(request_ids)
 
     def _follow_targets(self, with_targets: Policy) -> None:
         """Changes over to the other policy when the first request with a target has come, and back
@@ -616,8 +517,8 @@ class Scheduler:
     def load(self, now_s: float | None = None) -> SchedulerLoad:
         """Figures of this moment (of the newest plan by default), and counts since the start.
 
-        Only reads, as any thread may ask: rows are not counted to hold pages that `apply_plan` has
-        not handed out yet.
+        Only reads, so that any thread may ask. Pages that `apply_plan` has not handed out yet do
+        not count as held by rows.
         """
         return measure_load(
             self._unapplied,
@@ -628,7 +529,7 @@ class Scheduler:
         )
 
     def standing(self, now_s: float) -> Standing:
-        """Few figures of this moment, for routers: a tenth of what `load` costs. Only reads."""
+        """A few figures of this moment, for routers: a tenth of what `load` costs. Only reads."""
         return standing_of(self._unapplied, self.forecast, now_s)
 
     def predict_ttft_s(
@@ -653,10 +554,12 @@ class Scheduler:
         self, prompt_token_ids: Sequence[int], *, tenant: str = "", cache_salt: str = ""
     ) -> int:
         """Tokens of a prompt that would be found in the prefix cache now. Only reads."""
-        return self._kv.num_cached_tokens(prompt_token_ids, tenant=tenant, cache_salt=cache_salt)
+        return self._kv.lookup.num_cached_tokens(
+            prompt_token_ids, tenant=tenant, cache_salt=cache_salt
+        )
 
     def explain(self, wanted: bool) -> None:
-        """Gives plans their reasons and requests a trace from now on, or no more."""
+        """Turns the reasons of plans and the traces of requests on or off."""
         self._builder.explains = wanted
 
     def trace(self, request_id: str) -> tuple[TraceEvent, ...]:

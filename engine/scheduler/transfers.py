@@ -1,4 +1,7 @@
-"""Page copies between device and host memory: begun by a plan, ended by a report."""
+"""Page copies between device and host memory: begun by a plan, ended by a report.
+
+Prefix pages go to other engines, and come from them, by way of the host tier.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +43,13 @@ class _Transfer:
 class Transfers:
     """Every copy that was planned and has not been reported to have ended.
 
-    Pages that a copy fills belong to nobody else until it ends; pages that it reads on the host
+    Pages that a copy fills have no other owner until it ends; pages that it reads on the host
     keep their content until then. Device pages that it reads are free at once: the device reads
     them before anything planned later writes to them.
 
     Args:
         kv: owner of pages on both sides.
-        forecast: told what copies took.
+        forecast: learns what copies took.
         builder: where copies are announced.
     """
 
@@ -91,7 +94,9 @@ class Transfers:
 
     def spill(self, now_s: float) -> None:
         """Begins to copy out prefix pages that were evicted from the device in this plan."""
-        evicted = [item for item in self._kv.take_evicted() if item[1] not in self._kv.host]
+        evicted = [
+            item for item in self._kv.allocator.take_evicted() if item[1] not in self._kv.host
+        ]
         evicted = evicted[:MAX_SPILLED_PAGES]
         if not evicted:
             return
@@ -103,11 +108,23 @@ class Transfers:
         self._builder.copy_outs.append(copy)
         self.num_pages_out += len(host_pages)
 
+    @property
+    def can_exchange(self) -> bool:
+        """Whether pages can go to other engines and come from them: with a host tier and prefix
+        caching, and where one cache group sees everything."""
+        kv = self._kv
+        return kv.host.num_pages > 0 and kv.enable_prefix_caching and kv.needs.is_plain
+
+    def host_page(self, name: PageHash) -> int | None:
+        """The host page that holds a prefix page; None if none does."""
+        return self._kv.host.find(name)
+
     def bring_to_host(self, names: Sequence[PageHash], now_s: float) -> int | None:
-        """Begins to copy out prefix pages that the device alone holds; it keeps them, too.
+        """Begins to copy out prefix pages that the device alone holds, with the next plan. The
+        device keeps them, too.
 
         Returns:
-            The copy's number; None if the host has them all, or no room for the others.
+            The copy's number; None if the host has all that can be found, or no room for the rest.
         """
         kv = self._kv
         lacking = [name for name in dict.fromkeys(names) if name not in kv.host]
@@ -126,8 +143,8 @@ class Transfers:
         return transfer_id in self._by_id
 
     def take_in(self, names: Sequence[PageHash]) -> dict[PageHash, int]:
-        """Host pages for prefix pages that another engine computed: found by their names from now
-        on, so whoever asks writes their content before anything else.
+        """Host pages for prefix pages that another engine computed. They are found by their names
+        from now on: the caller writes their content before the next plan is made.
 
         Returns:
             A page for each name that the host lacks; none at all where there is no room for them.
@@ -234,10 +251,10 @@ class Transfers:
         entry.pages.arriving = ()
         return entry, transfer.num_tokens if ok else 0
 
-    def abandon(self, now_s: float) -> list[LiveRequest]:
-        """Gives up every copy: the device was lost. Returns the sequences that waited for one."""
-        ended = [self.complete(transfer_id, False, now_s) for transfer_id in list(self._by_id)]
-        return [item[0] for item in ended if item is not None]
+    def abandon(self, now_s: float) -> None:
+        """Ends every copy as failed: the device was lost."""
+        for transfer_id in list(self._by_id):
+            self.complete(transfer_id, False, now_s)
 
     def owned_host_pages(self) -> list[int]:
         """Host pages that belong to a copy and not to a sequence."""

@@ -141,12 +141,14 @@ class _Player:
 
     def _pages_wanted(self, event: dict[str, Any], now_s: float) -> None:
         names = [bytes.fromhex(name) for name in event["pages_wanted"]]
-        _same("copy to the host", event["copy"], self.scheduler.bring_to_host(names, now_s))
+        copy = self.scheduler.transfers.bring_to_host(names, now_s)
+        _same("copy to the host", event["copy"], copy)
 
     def _pages_came(self, event: dict[str, Any], now_s: float) -> None:
         del now_s
         names = [bytes.fromhex(name) for name in event["pages_came"]]
-        _same("host pages", event["host_pages"], [*self.scheduler.take_in(names).values()])
+        pages = self.scheduler.transfers.take_in(names)
+        _same("host pages", event["host_pages"], [*pages.values()])
 
     def _turn(self, event: dict[str, Any], now_s: float) -> None:
         ended = self._unblock(event.get("ready", ()), now_s)

@@ -43,7 +43,7 @@ def kv(told):
 
 def admitted(kv, prompt, tenant=""):
     pages = kv.open(request(prompt, tenant))
-    kv.admit(pages, kv.match_prefix(pages), len(prompt))
+    kv.admit(pages, kv.lookup.match(pages), len(prompt))
     kv.register_full_pages(pages, len(prompt))
     return pages
 
@@ -87,7 +87,7 @@ def test_a_follower_knows_what_the_cache_holds(kv, told, seed):
     for _ in range(120):
         prompt = [random_.randrange(2) for _ in range(random_.randrange(1, 24))]
         pages = kv.open(request(prompt, random_.choice(["", "", "other"])))
-        match = kv.match_prefix(pages)
+        match = kv.lookup.match(pages)
         if kv.num_pages_to_take(match, len(prompt)) <= kv.num_available:
             kv.admit(pages, match, len(prompt))
             kv.register_full_pages(pages, len(prompt))

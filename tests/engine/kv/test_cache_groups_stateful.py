@@ -76,7 +76,7 @@ class GroupsMachine(RuleBasedStateMachine):
         self.num_opened += 1
         kv = self.kv
         pages = kv.open(request)
-        matched = kv.match_prefix(pages)
+        matched = kv.lookup.match(pages)
         needed, available = kv.num_pages_to_take(matched, length), kv.num_available
         assert needed <= kv.needs.to_compute(length)
         if needed > available:

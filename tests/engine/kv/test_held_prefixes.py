@@ -37,20 +37,20 @@ def opened(kv: KVManager, text: str) -> SequencePages:
 def admitted(kv: KVManager, text: str) -> SequencePages:
     """A sequence that was admitted with all that is cached of it, and computed."""
     pages, num_tokens = opened(kv, text), len(text) * PAGE_SIZE + 1
-    kv.admit(pages, kv.match_prefix(pages), num_tokens)
+    kv.admit(pages, kv.lookup.match(pages), num_tokens)
     kv.register_full_pages(pages, num_tokens)
     return pages
 
 
 def found(kv: KVManager, text: str) -> list[int]:
-    return kv.match_prefix(opened(kv, text)).page_ids
+    return kv.lookup.match(opened(kv, text)).page_ids
 
 
 def test_sequences_that_begin_alike_hold_one_run(kv):
     first, second, third = (admitted(kv, text) for text in ("abcd", "abcx", "abcy"))
-    assert first.prefix is None  # it found nothing
-    assert second.prefix is third.prefix
-    assert second.prefix.num_holders == 2
+    assert first.runs[0] is None  # it found nothing
+    assert second.runs[0] is third.runs[0]
+    assert second.runs[0].num_holders == 2
     # Its owner and the run.
     assert [kv.pool.num_references(page) for page in first.page_ids[:4]] == [2, 2, 2, 1]
 
@@ -58,9 +58,9 @@ def test_sequences_that_begin_alike_hold_one_run(kv):
 def test_a_run_is_split_where_another_sequence_goes_on_otherwise(kv):
     owner = admitted(kv, "abcdef")
     long, short = admitted(kv, "abcdef"), admitted(kv, "abx")
-    assert (len(long.prefix), len(short.prefix)) == (6, 2)
-    assert long.prefix.before is short.prefix
-    assert long.prefix.own_page_ids == owner.page_ids[2:6]
+    assert (len(long.runs[0]), len(short.runs[0])) == (6, 2)
+    assert long.runs[0].before is short.runs[0]
+    assert long.runs[0].own_page_ids == owner.page_ids[2:6]
     kv.check_integrity([owner, long, short])
     assert found(kv, "abcdefg") == owner.page_ids[:6]
     assert found(kv, "abcdx") == owner.page_ids[:4]
@@ -70,11 +70,11 @@ def test_a_run_is_split_where_another_sequence_goes_on_otherwise(kv):
 def test_two_matches_made_before_either_is_held_become_one_run(kv):
     owner = admitted(kv, "abcd")
     sequences = [opened(kv, text) for text in ("abcd", "abcd", "ab")]
-    matches = [kv.match_prefix(pages) for pages in sequences]
+    matches = [kv.lookup.match(pages) for pages in sequences]
     for pages, matched in zip(sequences, matches, strict=True):
         kv.admit(pages, matched, pages.request.num_tokens)
-    assert sequences[0].prefix is sequences[1].prefix
-    assert sequences[2].prefix is sequences[0].prefix.before
+    assert sequences[0].runs[0] is sequences[1].runs[0]
+    assert sequences[2].runs[0] is sequences[0].runs[0].before
     kv.check_integrity([owner, *sequences])
 
 
@@ -84,12 +84,12 @@ def test_a_run_is_found_as_long_as_anybody_holds_it(kv):
     second, third = admitted(kv, "abcd"), admitted(kv, "abcdef")
     for pages in (owner, second):
         kv.release(pages)
-    assert kv.num_pages_to_take(kv.match_prefix(opened(kv, "abcd")), 9) == 1
+    assert kv.num_pages_to_take(kv.lookup.match(opened(kv, "abcd")), 9) == 1
     assert kv.pool.num_cached == 0
     kv.release(third)
     assert kv.cache.next_to_evict(6) == [*reversed(found(kv, "abcdef"))]
     assert found(kv, "abcd") == page_ids
-    assert kv.num_pages_to_take(kv.match_prefix(opened(kv, "abcd")), 9) == 5
+    assert kv.num_pages_to_take(kv.lookup.match(opened(kv, "abcd")), 9) == 5
     kv.check_integrity([])
 
 
@@ -114,10 +114,10 @@ def test_pages_are_owned_and_given_up_as_if_each_sequence_held_each_page(kv, see
     for _ in range(150):
         text = "".join(rng.choices("ab", k=rng.randint(1, 7)))
         pages = opened(kv, text)
-        matched = kv.match_prefix(pages)
+        matched = kv.lookup.match(pages)
         num_tokens = pages.request.num_tokens
         num_held = len({*matched.page_ids} & {page for p in live for page in p.page_ids})
-        num_new = kv.num_pages_for(num_tokens) - num_held
+        num_new = kv.needs.held(num_tokens) - num_held
         assert kv.num_pages_to_take(matched, num_tokens) == num_new
         if num_new <= kv.num_available and rng.random() < 0.6:
             num_evicted = max(0, num_new - len(matched) + num_held - kv.pool.num_free)

@@ -47,7 +47,7 @@ class KVMachine(RuleBasedStateMachine):
         )
         self.num_opened += 1
         pages = self.kv.open(request)
-        matched = self.kv.match_prefix(pages)
+        matched = self.kv.lookup.match(pages)
         available = self.kv.num_available
         needed = self.kv.num_pages_to_take(matched, length)
         if needed > available:
@@ -55,7 +55,7 @@ class KVMachine(RuleBasedStateMachine):
         assert len(matched) * self.kv.page_size < length
         self.kv.admit(pages, matched, length)
         assert self.kv.num_available == available - needed
-        assert len(pages.page_ids) == self.kv.num_pages_for(length)
+        assert len(pages.page_ids) == self.kv.needs.held(length)
         for index, page in enumerate(matched.page_ids):
             assert self.content[page] == (salt, tokens[: (index + 1) * self.kv.page_size])
         self._write(pages, len(matched) * self.kv.page_size)
@@ -64,7 +64,7 @@ class KVMachine(RuleBasedStateMachine):
     def _write(self, pages: SequencePages, start: int) -> None:
         """Computes the known tokens from `start` on."""
         size, tokens = self.kv.page_size, pages.request.all_token_ids
-        for index in range(start // size, self.kv.num_pages_for(len(tokens))):
+        for index in range(start // size, self.kv.needs.held(len(tokens))):
             page = pages.page_ids[index]
             assert self.kv.pool.num_references(page) == 1
             self.content[page] = (pages.request.cache_salt, tokens[: (index + 1) * size])
@@ -74,7 +74,7 @@ class KVMachine(RuleBasedStateMachine):
     def grow(self, data: st.DataObject, token: int) -> None:
         pages = data.draw(st.sampled_from(self.live))
         start = pages.request.num_tokens
-        if self.kv.num_pages_for(start + 1) - len(pages.page_ids) <= self.kv.num_available:
+        if self.kv.needs.held(start + 1) - len(pages.page_ids) <= self.kv.num_available:
             self.kv.grow(pages, start + 1)
             pages.request.output_token_ids.append(token)
             self._write(pages, start)

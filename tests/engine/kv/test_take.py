@@ -31,11 +31,11 @@ def full_pool(num_host_pages: int, run_pages: int = 1):
         run_pages=run_pages,
     )
     ended = kv.open(request_of("ended", 6))
-    kv.admit(ended, kv.match_prefix(ended), 6)
+    kv.admit(ended, kv.lookup.match(ended), 6)
     kv.register_full_pages(ended, 6)
     running = [kv.open(request_of(name, 4)) for name in "abc"]
     for pages in running:
-        kv.admit(pages, kv.match_prefix(pages), 4)
+        kv.admit(pages, kv.lookup.match(pages), 4)
     kv.release(ended)
     return kv, [ended, *running], running
 
@@ -45,15 +45,15 @@ def test_pages_and_evictions_are_those_of_growing_one_after_the_other(num_host_p
     kv, _, running = full_pool(num_host_pages)
     assert (kv.pool.num_free, kv.num_available) == (1, 4)
     expected = [kv.grow(pages, 5)[0] for pages in running]
-    evicted = kv.take_evicted()
+    evicted = kv.allocator.take_evicted()
     assert len(evicted) == (2 if num_host_pages else 0)
 
     kv, live, running = full_pool(num_host_pages)
-    new = kv.take(3)
+    new = kv.allocator.take(3)
     for pages, page in zip(running, new, strict=True):
         pages.page_ids.append(page)
     assert new == expected
-    assert kv.take_evicted() == evicted
+    assert kv.allocator.take_evicted() == evicted
     assert [len(pages.page_ids) for pages in running] == [3, 3, 3]
     kv.check_integrity(live)
 
@@ -62,7 +62,7 @@ def test_pages_that_a_sequence_grows_by_follow_each_other_until_it_ends() -> Non
     kv = KVManager(num_pages=33, page_size=2, enable_prefix_caching=False, run_pages=4)
     running = [kv.open(request_of(name, 4)) for name in "abc"]
     for pages in running:
-        kv.admit(pages, kv.match_prefix(pages), 4)
+        kv.admit(pages, kv.lookup.match(pages), 4)
     for num_tokens in range(5, 13):
         for pages in running:
             kv.grow(pages, num_tokens)
@@ -83,7 +83,7 @@ def test_a_sequence_that_grows_by_several_pages_goes_on_where_some_were_kept() -
     kv = KVManager(num_pages=17, page_size=2, enable_prefix_caching=False, run_pages=4)
     one, other = (kv.open(request_of(name, 4)) for name in "ab")
     for pages in (one, other):
-        kv.admit(pages, kv.match_prefix(pages), 4)
+        kv.admit(pages, kv.lookup.match(pages), 4)
         kv.grow(pages, 5)
     assert kv.grow(one, 11) == [4, 5, 6]
     kv.check_integrity([one, other])

@@ -165,7 +165,7 @@ def test_damaged_and_foreign_pages_are_refused(engines: tuple[Engine, Engine]) -
         assert caught.value.field == field
     with pytest.raises(InvalidRequestError, match=f"{second.executor.page_bytes} bytes each"):
         second.transfer.take(PageBatch.of(batch.layout, batch.names[:1], [b"1234567"]))
-    assert second.scheduler.host_page(batch.names[0]) is None
+    assert second.scheduler.transfers.host_page(batch.names[0]) is None
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])

@@ -303,10 +303,10 @@ class Driver:
         Asserts that they hold what the request's tokens come to.
         """
         names = self.scheduler.page_names(request.request_id)
-        self.scheduler.bring_to_host(names, self.now_s)
+        self.scheduler.transfers.bring_to_host(names, self.now_s)
         found = 0
         for name, digests in zip(names, self._page_digests(request), strict=False):
-            page = self.scheduler.host_page(name)
+            page = self.scheduler.transfers.host_page(name)
             if page is not None:
                 held = [self.device.host.get((page, n)) for n in range(self.limits.page_size)]
                 assert held == digests, "not this prefix's KV"
@@ -318,7 +318,7 @@ class Driver:
         many were taken."""
         names = self.scheduler.page_names(request.request_id)
         digests = dict(zip(names, self._page_digests(request), strict=False))
-        taken = self.scheduler.take_in(names[first:])
+        taken = self.scheduler.transfers.take_in(names[first:])
         for name, page in taken.items():
             for offset, value in enumerate(digests[name]):
                 self.device.host[page, offset] = value

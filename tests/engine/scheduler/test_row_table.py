@@ -35,7 +35,7 @@ def entry_of(
         tpot_target_s=tpot_s,
         e2e_target_s=e2e_s,
     )
-    pages = SequencePages(request=request, root=b"", reads_cache=False)
+    pages = SequencePages(request=request, root=b"", page_size=16, reads_cache=False)
     entry = LiveRequest(request=request, number=number, pages=pages)
     entry.prefill_end = num_prompt
     return entry
