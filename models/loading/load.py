@@ -123,7 +123,7 @@ def open_model(
     path, kind = locate(model)
     if kind == "orbax":
         return _open_orbax(path, dtype, mesh, kind_of_weights)
-    source = _open(path, kind)
+    source = open_source(path, kind)
     config = source.config.with_tensor_parallel(tensor_parallel_size(mesh))
     resolved = resolve_dtype(dtype, config, mesh)
     check_tensors(source, config, str(path))
@@ -193,7 +193,7 @@ def load_config(model: str | Path) -> ModelConfig:
         from octavo.models.loading.safetensors import read_config
 
         return read_config(path)
-    return _open(path, kind).config
+    return open_source(path, kind).config
 
 
 def save_model(model: LoadedModel, destination: str | Path) -> None:
@@ -210,7 +210,12 @@ def save_model(model: LoadedModel, destination: str | Path) -> None:
     orbax.save(destination, model.config, model.weights, model.dtype, model.tokenizer_source)
 
 
-def _open(path: Path, kind: CheckpointKind) -> GGUFSource | SafetensorsSource:
+def open_source(path: Path, kind: CheckpointKind) -> GGUFSource | SafetensorsSource:
+    """An open checkpoint that is no Orbax directory.
+
+    Raises:
+        As for `load_model`.
+    """
     # Each library is imported when its kind of file is met: start-up pays for one of them.
     if kind == "gguf":
         from octavo.models.loading.gguf import GGUFSource
@@ -259,6 +264,7 @@ def _open_orbax(
         kind="orbax",
         tokenizer_source=orbax.tokenizer_source(path),
         mesh=mesh,
+        pooling=read_pooling(path) if (path / "config.json").is_file() else DEFAULT_POOLING,
         _read=read,
     )
 

@@ -31,7 +31,7 @@ def locate(model: str | Path) -> tuple[Path, CheckpointKind]:
             f"models are {', '.join(PACKAGED_MODELS)}"
         ) from None
     if stat.S_ISDIR(mode):
-        return path, _directory_kind(path)
+        return _of_directory(path)
     if path.suffix == ".gguf" and stat.S_ISREG(mode):
         return path, "gguf"
     raise ModelLoadError(
@@ -40,16 +40,18 @@ def locate(model: str | Path) -> tuple[Path, CheckpointKind]:
     )
 
 
-def _directory_kind(path: Path) -> CheckpointKind:
+def _of_directory(path: Path) -> tuple[Path, CheckpointKind]:
     try:
         entries = sorted(path.iterdir())
     except OSError as error:
         raise ModelLoadError(f"model = {str(path)!r} cannot be read: {error}") from error
     if (path / "octavo_config.json").is_file():
-        return "orbax"
+        return path, "orbax"
     if (path / "config.json").is_file():
-        return "safetensors"
-    listed = [entry.name for entry in entries if entry.suffix == ".gguf"]
+        return path, "safetensors"
+    listed = [entry.name for entry in entries if entry.suffix == ".gguf" and entry.is_file()]
+    if len(listed) == 1:
+        return path / listed[0], "gguf"
     hint = f"; name one of its files: {', '.join(listed[:3])}" if listed else ""
     raise ModelLoadError(
         f"model = {str(path)!r} has no config.json (Hugging Face) and no octavo_config.json "
