@@ -18,7 +18,7 @@ from octavo.engine.errors import InvalidConfigError
 from octavo.models.classification_head import ClassificationHead
 from octavo.models.config import ModelConfig
 from octavo.models.loading.assemble import assemble_weights, check_tensors
-from octavo.models.loading.locate import CheckpointKind, locate
+from octavo.models.loading.locate import DUMMY, CheckpointKind, locate
 from octavo.models.loading.sentence_transformers import read_pooling
 from octavo.models.loading.tensors import read_output_rows
 from octavo.models.parameters import abstract_weights
@@ -28,6 +28,7 @@ from octavo.models.quantization import (
     check_quantization,
     quantized_weights,
 )
+from octavo.models.random_weights import random_weights
 from octavo.pallas_kernels.quantized_linear import Quantization
 from octavo.sharding.mesh import make_mesh, tensor_parallel_size
 
@@ -113,14 +114,23 @@ def open_model(
     dtype: str = "auto",
     mesh: Mesh | None = None,
     quantization: str | None = None,
+    *,
+    load_format: str = "auto",
+    seed: int = 0,
 ) -> OpenedModel:
     """Open a model: everything is known and checked but the weights' values.
 
-    Args and raises: as for `load_model`.
+    Args: as for `load_model`, and
+        load_format: what it must be, or "dummy": random weights, whatever it is.
+        seed: of those.
+
+    Raises: as for `load_model`.
     """
     kind_of_weights = check_quantization(quantization)
     mesh = make_mesh(1) if mesh is None else mesh
-    path, kind = locate(model)
+    path, kind = locate(model, load_format)
+    if load_format == DUMMY:
+        return _open_dummy(path, kind, dtype, mesh, kind_of_weights, seed)
     if kind == "orbax":
         return _open_orbax(path, dtype, mesh, kind_of_weights)
     source = open_source(path, kind)
@@ -266,6 +276,34 @@ def _open_orbax(
         mesh=mesh,
         pooling=read_pooling(path) if (path / "config.json").is_file() else DEFAULT_POOLING,
         _read=read,
+    )
+
+
+def _open_dummy(
+    path: Path,
+    kind: CheckpointKind,
+    dtype: str,
+    mesh: Mesh,
+    quantization: Quantization | None,
+    seed: int,
+) -> OpenedModel:
+    config = load_config(path).with_tensor_parallel(tensor_parallel_size(mesh))
+    resolved = resolve_dtype(dtype, config, mesh)
+    tokenizer = path
+    if kind == "orbax":
+        from octavo.models.loading import orbax
+
+        tokenizer = orbax.tokenizer_source(path)
+    return OpenedModel(
+        config=config,
+        dtype=resolved,
+        quantization=quantization,
+        source=path,
+        kind=kind,
+        tokenizer_source=tokenizer,
+        mesh=mesh,
+        pooling=read_pooling(path) if (path / "config.json").is_file() else DEFAULT_POOLING,
+        _read=partial(random_weights, config, resolved, mesh, seed, quantization),
     )
 
 

@@ -7,18 +7,34 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from octavo.engine.errors import ModelLoadError, shorten
+from octavo.engine.errors import InvalidConfigError, ModelLoadError, shorten
 from octavo.models.packaged import PACKAGED_MODELS
 
 CheckpointKind = Literal["gguf", "safetensors", "orbax"]
 
 
-def locate(model: str | Path) -> tuple[Path, CheckpointKind]:
+DUMMY = "dummy"
+"""The load format of random weights, for which any kind of checkpoint may say the shapes."""
+
+
+def locate(model: str | Path, load_format: str = "auto") -> tuple[Path, CheckpointKind]:
     """The path that `model` means, and what kind of checkpoint is there.
+
+    Args:
+        model: a packaged model's name, or a path.
+        load_format: the kind that it must be; "auto" and "dummy" take any.
 
     Raises:
         ModelLoadError: nothing is there, or nothing Octavo reads.
+        InvalidConfigError: it is of another kind.
     """
+    path, kind = _locate(model)
+    if load_format not in ("auto", DUMMY, kind):
+        raise InvalidConfigError("load_format", load_format, f"auto or {kind}, which {path} is")
+    return path, kind
+
+
+def _locate(model: str | Path) -> tuple[Path, CheckpointKind]:
     packaged = PACKAGED_MODELS.get(str(model))
     if packaged is not None:
         return packaged.path(), "gguf"
