@@ -40,6 +40,8 @@ Role = Literal["both", "prefill", "decode"]
 
 Task = Literal["auto", "generate", "embed", "both"]
 """What requests ask for; see `EngineConfig.task`."""
+LoadFormat = Literal["auto", "safetensors", "gguf", "orbax", "dummy"]
+"""What is read of a model; see `EngineConfig.load_format`."""
 Reranker = Literal["auto", "none", "qwen3"]
 """How pairs of texts are scored; see `EngineConfig.reranker`."""
 
@@ -64,6 +66,10 @@ class EngineConfig:
             made for embeddings, and "generate" for any other.
         dtype: of weights, activations and KV: "float32", "bfloat16", or "auto" (float32 on CPU, the
             checkpoint's own elsewhere).
+        load_format: "auto" reads whatever the model is; "safetensors", "gguf" and "orbax" refuse
+            any other; "dummy" reads no weights, which need not be there, and draws random ones: a
+            model of the same shapes, in `dtype`, whose texts mean nothing and whose speed and
+            memory can be measured from its config.json alone.
         quantization: of weights: "none", "int8" or "fp8" rounds linear layers and the output layer
             to eight bits as they are loaded, and their inputs in each step; docs/quantization.md
             states what that costs in accuracy.
@@ -141,6 +147,7 @@ class EngineConfig:
     reasoning_parser: str = "auto"
     task: Task = "auto"
     dtype: str = "auto"
+    load_format: LoadFormat = "auto"
     quantization: str = "none"
     packed_weights: bool = True
     sliced_weights: bool = True
@@ -229,6 +236,9 @@ class EngineConfig:
             )
         if self.task not in get_args(Task):
             raise InvalidConfigError("task", self.task, " or ".join(get_args(Task)))
+        if self.load_format not in get_args(LoadFormat):
+            allowed = f"{', '.join(get_args(LoadFormat))}; auto reads every kind of checkpoint"
+            raise InvalidConfigError("load_format", self.load_format, allowed)
         if self.reranker not in get_args(Reranker):
             raise InvalidConfigError("reranker", self.reranker, " or ".join(get_args(Reranker)))
         if self.warm_up not in get_args(WarmUp):

@@ -151,4 +151,11 @@ def _open(config: EngineConfig) -> OpenedModel:
             config.tensor_parallel_size,
             f"1 to {len(jax.devices())}, the number of devices there are",
         ) from error
-    return open_model(config.model, config.dtype, mesh, config.quantization)
+    return open_model(
+        config.model,
+        config.dtype,
+        mesh,
+        config.quantization,
+        load_format=config.load_format,
+        seed=config.seed,
+    )

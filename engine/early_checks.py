@@ -19,9 +19,10 @@ def check_early(config: EngineConfig) -> None:
 
     Raises:
         ModelLoadError: there is no such model, or no such tokenizer.
-        InvalidConfigError: more replicas than a CPU has cores for, or a chat template that is none.
+        InvalidConfigError: a model that is not of its `load_format`, more replicas than a CPU has
+            cores for, or a chat template that is none.
     """
-    locate(config.model)
+    locate(config.model, config.load_format)
     if config.tokenizer is not None:
         _check_tokenizer(config.tokenizer)
     if config.chat_template is not None:

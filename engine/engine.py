@@ -10,6 +10,7 @@ import logging
 import zlib
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
@@ -42,7 +43,9 @@ from octavo.engine.sampling_params import MAX_STOP_IDS
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.structured.masks import TokenMasks
+from octavo.engine.text.byte_tokenizer import byte_tokenizer
 from octavo.engine.text.chat_template_file import read_chat_template
+from octavo.engine.text.huggingface_tokenizer import has_tokenizer
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.models.config import ModelConfig
 from octavo.models.loading.checkpoint_digest import checkpoint_digest
@@ -462,10 +465,14 @@ def _scheduler(config: EngineConfig, limits: StepLimits) -> Scheduler:
 
 
 def _tokenizer(config: EngineConfig, model: OpenedModel) -> Tokenizer:
+    source = Path(config.tokenizer or model.tokenizer_source)
     if config.tokenizer is None and model.metadata is not None:
         tokenizer = Tokenizer.from_gguf_metadata(model.metadata)
+    elif config.load_format == "dummy" and source.is_dir() and not has_tokenizer(source):
+        logger.warning("%s holds no tokenizer: a byte is a token", source)
+        tokenizer = Tokenizer(byte_tokenizer(model.config.vocab_size))
     else:
-        tokenizer = Tokenizer.from_source(config.tokenizer or model.tokenizer_source)
+        tokenizer = Tokenizer.from_source(source)
     if config.chat_template is None:
         return tokenizer
     return tokenizer.with_chat_template(read_chat_template(config.chat_template))

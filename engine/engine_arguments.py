@@ -36,7 +36,6 @@ NEUTRAL: Mapping[str, tuple[tuple[object, ...], str]] = {
     "hf_token": (_NOTHING, "None: nothing is downloaded"),
     "kv_transfer_config": (_NOTHING, "None; see replica_roles"),
     "limit_mm_per_prompt": (_NOTHING, "None: text alone is served"),
-    "load_format": ((None, "auto", "safetensors", "gguf"), "auto: the checkpoint says"),
     "mm_processor_kwargs": (_NOTHING, "None: text alone is served"),
     "num_gpu_blocks_override": ((None,), "None; see num_kv_pages"),
     "num_scheduler_steps": ((None, 1), "1; see num_decode_steps"),

@@ -35,6 +35,11 @@ _VOCABULARY_FILES = (
 _NAMED = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a directory holds a tokenizer's files."""
+    return any((directory / name).is_file() for name in _VOCABULARY_FILES)
+
+
 def load_huggingface_tokenizer(directory: Path) -> TokenizerParts:
     """The tokenizer of a model directory.
 

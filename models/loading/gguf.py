@@ -25,6 +25,8 @@ ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 """One divisor a rotary frequency; part of the configuration here, not a weight."""
 
+FLOATS = ("F32", "F16", "BF16")
+"""Types of tensors whose numbers stand one by one."""
 MAX_ROPE_FACTORS = 1 << 12
 """Most divisors that are read to compare them with the heads: half of the widest head."""
 _CHUNK_BYTES = 1 << 18
@@ -38,7 +40,7 @@ class GGUFSource:
         config: what the file's metadata say.
         metadata: what they say beyond it, the tokenizer above all.
         norms_include_offset: True: whoever writes a GGUF adds the offset.
-        is_quantized: True: some of its tensors may be made of blocks.
+        is_quantized: whether any tensor is made of blocks.
 
     Raises (on construction):
         ModelLoadError: a damaged file, or metadata that make no sense.
@@ -46,12 +48,12 @@ class GGUFSource:
     """
 
     norms_include_offset = True
-    is_quantized = True
 
     def __init__(self, path: str | Path) -> None:
         self.file = GGUFFile(path)
         self.metadata = self.file.metadata
         tensors = dict(self.file.tensors)
+        self.is_quantized = any(tensor.type.name not in FLOATS for tensor in tensors.values())
         factors, long_factors, short_factors = (
             self._rope_factors(tensors.pop(name, None))
             for name in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
@@ -103,6 +105,10 @@ class GGUFSource:
         if name in self._rotary_dims:
             rows = _halves_from_pairs(rows, self._rotary_dims[name])
         return rows if rows.ndim == 1 else rows[:, index[1]]
+
+    def is_bfloat16(self, name: str) -> bool:
+        """Whether a tensor's numbers are stored in bfloat16."""
+        return self._tensors[name].type.name == "BF16"
 
     def block_type(self, name: str) -> BlockType | None:
         """How the blocks of a tensor are held; None if it has none."""

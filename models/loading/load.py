@@ -18,7 +18,7 @@ from octavo.engine.errors import InvalidConfigError
 from octavo.models.classification_head import ClassificationHead
 from octavo.models.config import ModelConfig
 from octavo.models.loading.assemble import assemble_weights, check_tensors
-from octavo.models.loading.locate import CheckpointKind, locate
+from octavo.models.loading.locate import DUMMY, CheckpointKind, locate
 from octavo.models.loading.sentence_transformers import read_pooling
 from octavo.models.loading.tensors import read_output_rows
 from octavo.models.parameters import abstract_weights
@@ -28,6 +28,7 @@ from octavo.models.quantization import (
     check_quantization,
     quantized_weights,
 )
+from octavo.models.random_weights import random_weights
 from octavo.pallas_kernels.quantized_linear import Quantization
 from octavo.sharding.mesh import make_mesh, tensor_parallel_size
 
@@ -113,17 +114,26 @@ def open_model(
     dtype: str = "auto",
     mesh: Mesh | None = None,
     quantization: str | None = None,
+    *,
+    load_format: str = "auto",
+    seed: int = 0,
 ) -> OpenedModel:
     """Open a model: everything is known and checked but the weights' values.
 
-    Args and raises: as for `load_model`.
+    Args: as for `load_model`, and
+        load_format: what it must be, or "dummy": random weights, whatever it is.
+        seed: of those.
+
+    Raises: as for `load_model`.
     """
     kind_of_weights = check_quantization(quantization)
     mesh = make_mesh(1) if mesh is None else mesh
-    path, kind = locate(model)
+    path, kind = locate(model, load_format)
+    if load_format == DUMMY:
+        return _open_dummy(path, kind, dtype, mesh, kind_of_weights, seed)
     if kind == "orbax":
         return _open_orbax(path, dtype, mesh, kind_of_weights)
-    source = _open(path, kind)
+    source = open_source(path, kind)
     config = source.config.with_tensor_parallel(tensor_parallel_size(mesh))
     resolved = resolve_dtype(dtype, config, mesh)
     check_tensors(source, config, str(path))
@@ -193,7 +203,7 @@ def load_config(model: str | Path) -> ModelConfig:
         from octavo.models.loading.safetensors import read_config
 
         return read_config(path)
-    return _open(path, kind).config
+    return open_source(path, kind).config
 
 
 def save_model(model: LoadedModel, destination: str | Path) -> None:
@@ -210,7 +220,12 @@ def save_model(model: LoadedModel, destination: str | Path) -> None:
     orbax.save(destination, model.config, model.weights, model.dtype, model.tokenizer_source)
 
 
-def _open(path: Path, kind: CheckpointKind) -> GGUFSource | SafetensorsSource:
+def open_source(path: Path, kind: CheckpointKind) -> GGUFSource | SafetensorsSource:
+    """An open checkpoint that is no Orbax directory.
+
+    Raises:
+        As for `load_model`.
+    """
     # Each library is imported when its kind of file is met: start-up pays for one of them.
     if kind == "gguf":
         from octavo.models.loading.gguf import GGUFSource
@@ -259,7 +274,36 @@ def _open_orbax(
         kind="orbax",
         tokenizer_source=orbax.tokenizer_source(path),
         mesh=mesh,
+        pooling=read_pooling(path) if (path / "config.json").is_file() else DEFAULT_POOLING,
         _read=read,
+    )
+
+
+def _open_dummy(
+    path: Path,
+    kind: CheckpointKind,
+    dtype: str,
+    mesh: Mesh,
+    quantization: Quantization | None,
+    seed: int,
+) -> OpenedModel:
+    config = load_config(path).with_tensor_parallel(tensor_parallel_size(mesh))
+    resolved = resolve_dtype(dtype, config, mesh)
+    tokenizer = path
+    if kind == "orbax":
+        from octavo.models.loading import orbax
+
+        tokenizer = orbax.tokenizer_source(path)
+    return OpenedModel(
+        config=config,
+        dtype=resolved,
+        quantization=quantization,
+        source=path,
+        kind=kind,
+        tokenizer_source=tokenizer,
+        mesh=mesh,
+        pooling=read_pooling(path) if (path / "config.json").is_file() else DEFAULT_POOLING,
+        _read=partial(random_weights, config, resolved, mesh, seed, quantization),
     )
 
 

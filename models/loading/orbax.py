@@ -5,6 +5,7 @@
     DIR/octavo_config.json     format version, dtype, ModelConfig
     DIR/weights/               Orbax: one array a parameter, named by its path ("layers.3.wqkv")
     DIR/tokenizer.json, …      the source's tokenizer files, or tokenizer.gguf
+    DIR/modules.json, …        how hidden states become embeddings, if the source says it
 
 Arrays are stored without copies of KV heads, so that any mesh can restore them: each device reads
 its own slices, nothing is dequantized, transposed or fused.
@@ -31,6 +32,7 @@ from octavo.models.kv_heads import with_kv_heads
 from octavo.models.loading.assemble import check_shapes
 from octavo.models.loading.gguf_file import GGUFFile, write_metadata_only
 from octavo.models.loading.json_file import MAX_JSON_BYTES, check_file_size, read_json
+from octavo.models.loading.sentence_transformers import copy_pooling
 from octavo.models.parameters import declare, is_spec
 
 FORMAT_VERSION = 2
@@ -206,6 +208,7 @@ def _copy_tokenizer(source: Path, directory: Path) -> None:
     if source.is_file():
         write_metadata_only(GGUFFile(source), directory / TOKENIZER_GGUF)
         return
+    copy_pooling(source, directory)
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copyfile(source / name, directory / name)

@@ -60,6 +60,7 @@ class SafetensorsSource:
         config: what config.json says.
         norms_include_offset: False: Hugging Face stores w of 1 + w.
         is_quantized: whether any tensor is.
+        stored: the tensors of the text model, by their names on disk, and the files they are in.
 
     Raises (on construction):
         ModelLoadError: a file is missing, damaged, of a wrong dtype, outside the directory, or
@@ -84,6 +85,7 @@ class SafetensorsSource:
         if any(values.get(name) for name in NEXT_TOKENS):
             kept = _without_next_tokens(names, self.config.num_layers)
             names = {name: names[name] for name in kept}
+        self.stored = {stored: self._shards[stored] for stored in names.values()}
         self.head: ClassificationHead | None = None
         if is_classifier(values):
             self.head = self._read_head(directory, names, values)
@@ -118,6 +120,12 @@ class SafetensorsSource:
             whole: np.ndarray = self._read(part.stored, part.index(index))
             return whole.reshape(whole.shape[1:])
         return self._read(name, index)
+
+    def is_bfloat16(self, name: str) -> bool:
+        """Whether a tensor's numbers are stored in bfloat16."""
+        part = self._parts.get(name)
+        stored = name if part is None else part.stored
+        return stored not in self._quantized and self._disk.entries[stored].dtype == "BF16"
 
     def block_type(self, name: str) -> BlockType | None:
         """How the blocks of a tensor are held; None if it has none."""

@@ -8,6 +8,7 @@ Source: https://github.com/huggingface/sentence-transformers (the files that `sa
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,21 @@ def read_pooling(directory: Path) -> PoolingConfig:
         default_prompt=default,
         max_seq_length=longest,
     )
+
+
+def copy_pooling(source: Path, target: Path) -> None:
+    """Copy the files that `read_pooling` reads, but for config.json."""
+    for name in (MODULES_FILE, PROMPTS_FILE, TEXT_FILE):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, target / name)
+    if not (source / MODULES_FILE).is_file():
+        return
+    for module in read_json_list(source / MODULES_FILE, MAX_MODULES):
+        path = _inside(source, module) / "config.json"
+        if module.get("path") and path.is_file():
+            copied = _inside(target, module)
+            copied.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copied / "config.json")
 
 
 def _inside(directory: Path, module: dict[str, Any]) -> Path:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
+from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,27 +51,63 @@ class Shard:
         for name in names:
             view = self._file.get_slice(name)
             self.entries[name] = tuple(view.get_shape()), view.get_dtype()
-        self._bytes: np.ndarray | None = None
-        if any(dtype in _OF_EIGHT_BITS for _, dtype in self.entries.values()):
-            # The library has found the header sound: offsets are within the file and fit shapes.
-            with path.open("rb") as file:
-                file.seek(_LENGTH.size)
-                self._header: dict[str, Any] = json.loads(file.read(header_bytes))
-            self._bytes = np.memmap(path, np.uint8, mode="r", offset=_LENGTH.size + header_bytes)
+        self._header_bytes = header_bytes
 
     def read(self, name: str, index: Index | None = None) -> np.ndarray:
         """A slice of a tensor, or all of it; it may view the file."""
         shape, dtype = self.entries[name]
         if dtype in _OF_EIGHT_BITS:
-            assert self._bytes is not None
-            first, last = self._header[name]["data_offsets"]
-            whole = self._bytes[first:last].reshape(shape).view(_OF_EIGHT_BITS[dtype])
+            whole = self.raw(name).reshape(shape).view(_OF_EIGHT_BITS[dtype])
             return np.asarray(whole if index is None else whole[index])
         if index is None or not shape:
             tensor: np.ndarray = self._file.get_tensor(name)
             return tensor
         part: np.ndarray = self._file.get_slice(name)[index]
         return part
+
+    def raw(self, name: str) -> np.ndarray:
+        """A tensor's bytes, uint8: a view of the file."""
+        header, content = self._content
+        first, last = header[name]["data_offsets"]
+        return content[first:last]
+
+    @cached_property
+    def _content(self) -> tuple[dict[str, Any], np.ndarray]:
+        """The header, and all that comes behind it."""
+        # The library has found the header sound: offsets are within the file and fit shapes.
+        with self.path.open("rb") as file:
+            file.seek(_LENGTH.size)
+            header: dict[str, Any] = json.loads(file.read(self._header_bytes))
+        start = _LENGTH.size + self._header_bytes
+        return header, np.memmap(self.path, np.uint8, mode="r", offset=start)
+
+
+def write_shard(path: Path, shard: Shard, names: Iterable[str]) -> None:
+    """Write a file of some tensors of another, byte for byte.
+
+    Args:
+        path: of the new file.
+        shard: the other one.
+        names: of the tensors.
+    """
+    # Wide numbers first, as the library has it: each tensor then starts at a multiple of its own.
+    ordered = sorted(names, key=lambda name: -_item_bytes(shard.entries[name], shard.raw(name)))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in ordered:
+        (shape, dtype), start = shard.entries[name], end
+        end += len(shard.raw(name))
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % _LENGTH.size)
+    with path.open("wb") as file:
+        file.write(_LENGTH.pack(len(text)) + text)
+        for name in ordered:
+            file.write(shard.raw(name).data)
+
+
+def _item_bytes(entry: tuple[tuple[int, ...], str], raw: np.ndarray) -> int:
+    return len(raw) // max(1, math.prod(entry[0]))
 
 
 def _check_header_length(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""`octavo convert`: any checkpoint to one that opens faster."""
+"""`octavo convert`: any checkpoint to one that opens faster, or holds less, of the same numbers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from octavo.engine.errors import InvalidConfigError
-
 
 def add_parser(subparsers: Any) -> None:
     """Adds the command's parser."""
     parser = subparsers.add_parser(
         "convert",
-        description="Write a sharded checkpoint that opens faster, with its tokenizer.",
+        description="Write a checkpoint of the same numbers, with its tokenizer. What is stored in "
+        "few bits stays as it is, without what nothing reads; any other becomes an Orbax "
+        "checkpoint, which opens faster.",
     )
     parser.add_argument(
         "source", metavar="SRC",
@@ -22,23 +22,23 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("target", metavar="DST", help="a new or empty directory")
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
-        help="of the weights; auto is float32 on CPUs, the checkpoint's own elsewhere",
+        help="of the weights; auto rounds none and keeps few bits few, another one makes an Orbax "
+        "checkpoint of what they stand for",
     )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
     """Converts; 0."""
-    target = Path(args.target).expanduser()
-    # Asked before the model is read, which takes a while.
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise InvalidConfigError("DST", str(target), "a new or empty directory")
-    from octavo.models.loading.load import load_model, save_model
+    from octavo.models.loading.convert import convert
+    from octavo.models.loading.locate import locate
 
-    model = load_model(args.source, args.dtype)
-    save_model(model, target)
-    if model.kind == "gguf":  # whose tokenizer is read as it is, and by nothing else
+    target = Path(args.target).expanduser()
+    written = convert(args.source, target, args.dtype)
+    path, kind = locate(args.source)
+    if kind == "gguf":  # whose tokenizer is read as it is, and by nothing else
         from octavo.engine.text.tokenizer import Tokenizer
 
-        Tokenizer.from_source(model.tokenizer_source).save(target)
-    print(f"wrote {target}")
+        Tokenizer.from_source(path).save(target)
+    how = "an Orbax checkpoint" if written == "orbax" else f"{written}, as it was stored"
+    print(f"wrote {target} ({how})")
     return 0

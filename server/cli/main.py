@@ -26,7 +26,7 @@ COMMANDS = {
     "deploy": "run servers of a model on a Ray cluster",
     "compile": "fill the compile cache ahead, for images",
     "admin": "drain a server, flush its cache, profile it, trace its schedule",
-    "convert": "write a checkpoint that opens faster",
+    "convert": "write a checkpoint of the same numbers, faster to open or smaller",
     "models": "list packaged models and supported architectures",
     "plan": "size KV cache and memory from a model's config alone",
     "bench": "measure throughput and goodput",

@@ -10,8 +10,8 @@ from octavo.server.cli.models import families, formats
 _HEAD = """# Models
 
 Octavo reads the families below from a Hugging Face directory with safetensors files, and some of
-them from GGUF files, too. `octavo convert` writes any of them as an Orbax checkpoint. `octavo
-models` prints the same list.
+them from GGUF files, too. `octavo convert` writes any of them [anew](#converted-checkpoints).
+`octavo models` prints the same list.
 
 What was tested, and how:
 
@@ -32,7 +32,28 @@ the last bit, by what `quantization_config` in config.json says
 | `quant_method` | what is read | checked against |
 |---|---|---|
 """
-_TAIL = """## What a configuration may say
+_TAIL = """## Converted checkpoints
+
+    octavo convert SRC DST
+
+writes a directory that loads to the same weights, bit for bit, and is not larger than its source
+but for headers and tokenizer files:
+
+| source | what is written |
+|---|---|
+| quantized safetensors | the tensors that Octavo reads, byte for byte, and the files beside them |
+| a GGUF file with quantized tensors | the file, and the tokenizer's files beside it |
+| any other of bfloat16 | an Orbax checkpoint of bfloat16, laid out as the decoder wants it |
+| any other | an Orbax checkpoint of float32; float16 takes twice the bytes there |
+
+Vision towers and layers that guess further tokens are not read, and so left out.
+A directory that holds one GGUF file and no config.json may be named in the file's place.
+`--dtype float32` or `bfloat16` writes an Orbax checkpoint of what a quantized source stands for:
+4 to 8 times the bytes, and decode steps on a CPU no longer read the stored blocks. A classification
+head is kept where tensors are, and refused otherwise. Prompts and pooling of embedding models come
+along.
+
+## What a configuration may say
 A field of config.json that changes the mathematics and is not implemented is refused by name, in
 every family. So nothing is ignored silently.
 

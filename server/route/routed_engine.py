@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from octavo.engine.clock import MonotonicClock
@@ -32,7 +31,6 @@ from octavo.models.config import ModelConfig
 from octavo.models.loading.gguf import GGUFSource
 from octavo.models.loading.locate import locate
 from octavo.models.loading.safetensors import read_config
-from octavo.models.packaged import PACKAGED_MODELS
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.route.backend import Backend
 from octavo.server.route.membership import Membership
@@ -258,7 +256,8 @@ class RoutedEngine(ReplicaGroup):
 
 def _read_model(model: str) -> tuple[ModelConfig, Tokenizer]:
     """What a front needs of a model."""
-    if model in PACKAGED_MODELS or model.endswith(".gguf"):
-        source = GGUFSource(locate(model)[0])
+    path, kind = locate(model)
+    if kind == "gguf":
+        source = GGUFSource(path)
         return source.config, Tokenizer.from_gguf_metadata(source.metadata)
-    return read_config(Path(model)), Tokenizer.from_source(model)
+    return read_config(path), Tokenizer.from_source(path)

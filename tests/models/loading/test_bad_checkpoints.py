@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 
 import numpy as np
@@ -362,7 +363,8 @@ def test_a_name_that_is_nothing():
 
 def test_a_directory_of_gguf_files_says_to_name_one(tiny_gguf):
     path = tiny_gguf("llama")
-    refused(path.parent, "llama.gguf")
+    shutil.copyfile(path, path.with_name("other.gguf"))
+    refused(path.parent, "llama.gguf, other.gguf")
 
 
 def test_an_unknown_dtype(tiny_checkpoint):

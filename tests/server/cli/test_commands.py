@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 
 import pytest
+from safetensors.numpy import load_file
 
 from octavo.server.cli.main import main
+from tests.models.loading.stored.writers import FORMATS, quantized, write_safetensors
 
 
 @pytest.fixture
@@ -81,6 +84,24 @@ def test_a_converted_checkpoint_generates_the_same_tokens(engine_options, capsys
     [original] = generate_json(capsys, *options)
     [converted] = generate_json(capsys, *options, "--model", str(target))
     assert converted["token_ids"] == original["token_ids"]
+
+
+@pytest.mark.parametrize("name", ["fp8 in blocks", "packed 4 bits by group"])
+def test_a_checkpoint_of_few_bits_generates_the_same_tokens_converted(
+    name, engine_options, tiny_model, capsys, tmp_path
+):
+    source, target = tmp_path / "source", tmp_path / "converted"
+    shutil.copytree(tiny_model, source)
+    stored, _ = quantized(name, load_file(source / "model.safetensors"))
+    write_safetensors(source / "model.safetensors", stored)
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = FORMATS[name][0]
+    (source / "config.json").write_text(json.dumps(config))
+    assert main(["convert", str(source), str(target)]) == 0
+    assert "safetensors, as it was stored" in capsys.readouterr().out
+    options = ["--prompt", "ab", "--max-tokens", "6", *engine_options]
+    texts = [generate_json(capsys, *options, "--model", str(each)) for each in (source, target)]
+    assert texts[0][0]["token_ids"] == texts[1][0]["token_ids"]
 
 
 def test_chat_answers_each_line_and_remembers(engine_options, capsys, monkeypatch):

@@ -221,6 +221,8 @@ def test_a_message_that_cannot_fit_leaves_the_conversation_as_it_was():
         (["plan", "--gpu-memory-utilization", "2"], 2, "gpu_memory_utilization = 2.0"),
         (["convert", "/no/such/model", "{tmp}/new"], 1, "/no/such/model"),
         (["convert", "smollm2-135m", "{tmp}"], 2, "a new or empty directory"),
+        (["serve", "--model", "smollm2-135m", "--load-format", "orbax"], 2, "auto or gguf, which"),
+        (["serve", "--load-format", "bitsandbytes"], 2, "auto reads every kind of checkpoint"),
     ],
 )
 def test_a_users_mistake_is_one_line_on_stderr(argv, status, says, capsys, tmp_path, tiny_model):
