@@ -70,7 +70,7 @@ multihost: venv ## run engines over groups of two and four processes, and kill m
 
 .PHONY: fleet
 fleet: venv ## run servers on a local Ray cluster behind a front, and kill some of them
-	@tools/check_fleet.sh $(BIN)/python $(PYTEST_ARGS)
+	@tools/with_ray.sh $(BIN)/python -m pytest tests/server/ray/test_fleet.py $(PYTEST_ARGS)
 
 .PHONY: chaos
 chaos: venv ## kill a hundred servers behind two fronts, and stop, drain and replace others, under readers (ARGS="--kills 5")
@@ -79,6 +79,10 @@ chaos: venv ## kill a hundred servers behind two fronts, and stop, drain and rep
 .PHONY: chaos-matrix
 chaos-matrix: venv ## kill, stop, slow, part and repeat every part of a fleet, under readers (ARGS="--times 5 --part moving")
 	@$(BIN)/python -m benchmarks.chaos_matrix $(ARGS)
+
+.PHONY: chaos-ray
+chaos-ray: venv ## kill a hundred servers on a local Ray cluster under readers (ARGS="--kills 5")
+	@tools/with_ray.sh $(BIN)/python -m benchmarks.chaos_ray $(ARGS)
 
 .PHONY: models
 models: venv ## test every family and every kind of layer, those that `make test` leaves out too
