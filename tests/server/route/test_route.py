@@ -21,6 +21,9 @@ from octavo.engine.errors import InvalidRequestError, OctavoError, OverloadedErr
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.structured.params import StructuredOutputsParams
 from octavo.engine.structured.turn_grammar import TurnGrammar
+from octavo.models.loading.load import load_config
+from octavo.models.loading.locate import locate
+from octavo.server.route.routed_engine import _read_model
 from tests.server.conftest import START_S, TINY_ARGS, Process, read_lines
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -271,3 +274,11 @@ def test_servers_come_and_go_by_a_file(
         wait_for(lambda: "is not allowed" in log.read_text())
         assert client.generate(PROMPTS[3], GREEDY).finished
     assert "Traceback" not in log.read_text()
+
+
+def test_a_front_knows_a_folder_of_one_gguf_file_as_that_file(tmp_path: Path) -> None:
+    file, kind = locate("smollm2-135m")
+    (tmp_path / file.name).symlink_to(file)
+    config, tokenizer = _read_model(str(tmp_path))
+    assert kind == "gguf"
+    assert (config, tokenizer.vocab_size) == (load_config(file), config.vocab_size)
