@@ -25,6 +25,7 @@ from octavo.pallas_kernels.linear_weight import LinearWeight, linear_weight, sli
 from octavo.pallas_kernels.routed_experts.weights import (
     ExpertWeights,
     Gated,
+    place_choices,
     sort_choices,
     summed,
     through,
@@ -82,20 +83,14 @@ def tiled_experts(
         tile = tile_rows(num_choices, num_experts * num_parts, is_copied)
     by_expert = sort_choices(chosen, num_experts)
     tiles = -(-by_expert.sizes // tile)
-    tiles_end, rows_end = jnp.cumsum(tiles), jnp.cumsum(by_expert.sizes)
-    # Where each sorted choice stands among all tiles' rows; behind them, if it counts nothing.
+    tiles_end = jnp.cumsum(tiles)
     most_tiles = min(num_choices, num_experts) + num_choices // tile
-    expert = jnp.minimum(by_expert.expert, num_experts - 1)
-    within = jnp.arange(num_choices, dtype=jnp.int32) - (rows_end - by_expert.sizes)[expert]
-    place = (tiles_end - tiles)[expert] * tile + within
-    place = jnp.where(by_expert.expert < num_experts, place, most_tiles * tile)
-    token = jnp.full((most_tiles * tile,), num_tokens, jnp.int32)
-    token = token.at[place].set(by_expert.order // num_chosen, mode="drop")
-    x_and_nothing = jnp.pad(x, ((0, 1), (0, 0)))
+    at, choice = place_choices(by_expert, (tiles_end - tiles) * tile, most_tiles * tile)
+    token = choice // num_chosen  # of a place that none has, the first one
 
     def add_tile(number: jax.Array, outs: jax.Array) -> jax.Array:
         of = jnp.sum(tiles_end <= number, dtype=jnp.int32)
-        inputs = x_and_nothing[jax.lax.dynamic_slice(token, (number * tile,), (tile,))]
+        inputs = x[jax.lax.dynamic_slice(token, (number * tile,), (tile,))]
         # Of the tile's rows, those that its expert's rows fill: whole units of them.
         left = by_expert.sizes[of] - (number - (tiles_end - tiles)[of]) * tile
         num_units = -(-jnp.minimum(left, tile) // UNIT)
@@ -104,7 +99,6 @@ def tiled_experts(
 
     outs = jnp.zeros((most_tiles * tile, x.shape[1]), x.dtype)
     outs = jax.lax.fori_loop(jnp.int32(0), tiles_end[-1], add_tile, outs)
-    at = jnp.zeros_like(place).at[by_expert.order].set(jnp.minimum(place, most_tiles * tile - 1))
     by_choice = outs[at].reshape(num_tokens, num_chosen, -1)
     return summed(by_choice, chosen, share, num_experts)
 
