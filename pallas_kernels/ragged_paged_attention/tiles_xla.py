@@ -12,8 +12,8 @@ from octavo.pallas_kernels.tuning import CPU, tuning_device, tuning_key, with_tu
 CACHE_BYTES = 1 << 20
 """What a block's keys and values may take, gathered: with what else is at hand, a core's L2."""
 DEVICE_BLOCK_BYTES = 128 << 20
-"""The same on a device that starts a kernel for each operation of a block: so many that a block
-takes longer than to start them, and few beside its memory."""
+"""What a block's keys and values, or its scores, may take on a GPU or TPU. Each operation of a block
+starts a kernel there, so that a small block takes as long as those starts do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def default_xla_tiles(num_kv_heads: int, head_dim: int) -> XlaTiles:
 
 
 def device_xla_tiles(num_heads: int, num_kv_heads: int, head_dim: int) -> XlaTiles:
-    """Of a GPU or TPU: large blocks, as a small one takes as long as its operations' starts do."""
+    """The computed sizes of a GPU or TPU: powers of two that `DEVICE_BLOCK_BYTES` holds."""
     block, key_bytes = 1024, 2 * num_kv_heads * head_dim * 4
 
     def fitting(bytes_each: int, most: int) -> int:
