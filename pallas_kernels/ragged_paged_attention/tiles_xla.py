@@ -12,8 +12,8 @@ from octavo.pallas_kernels.tuning import CPU, tuning_device, tuning_key, with_tu
 CACHE_BYTES = 1 << 20
 """What a block's keys and values may take, gathered: with what else is at hand, a core's L2."""
 DEVICE_BLOCK_BYTES = 128 << 20
-"""What a block's keys and values, or its scores, may take on a GPU or TPU. Each operation of a block
-starts a kernel there, so that a small block takes as long as those starts do."""
+"""What a block's keys and values, or its scores, may take on a GPU or TPU. Each operation of a
+block starts a kernel there, so that a small block takes as long as those starts do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
