@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.aot.moved import NOTHING, Attention, Moved, attention_moved
+from octavo.engine.execution.platform.kernel_choice import Kernels
 from octavo.engine.execution.state import StateLayout, kv_bytes_per_token, pool_layouts
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, step_spec
@@ -377,7 +378,10 @@ def _lower_step(
         dtype=BF16,
         pools=pool_layouts(model, backend, PAGE),
     )
-    step = jax.jit(make_step(model, spec, mesh=mesh, backend=backend), donate_argnums=1)
+    step = jax.jit(
+        make_step(model, spec, mesh=mesh, kernels=Kernels.for_devices(mesh, backend)),
+        donate_argnums=1,
+    )
     vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=NamedSharding(mesh, P()))
     weights = abstract(abstract_weights(model, BF16, mesh))
     return step.lower(weights, layout.abstract(), vector)

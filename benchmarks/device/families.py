@@ -131,7 +131,7 @@ def _sizes(tiny: bool) -> Any:
 
 def _config(name: str, tiny: bool, backend: str, dtype: str) -> tuple[Any, Any]:
     """A family's model, and the attention that an engine takes for it here."""
-    from octavo.engine.execution.platform.attention_choice import choose_attention
+    from octavo.engine.execution.platform.kernel_choice import choose_attention
     from octavo.models.families.table import config_from_hf
     from octavo.sharding.mesh import make_mesh
 

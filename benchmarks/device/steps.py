@@ -89,6 +89,7 @@ class StepBench:
         from octavo.engine.execution.executor import DeviceExecutor
         from octavo.engine.execution.platform.buckets import Lattice
         from octavo.engine.execution.platform.engine_setup import EngineSetup
+        from octavo.engine.execution.platform.kernel_choice import Kernels
         from octavo.engine.execution.step_spec import StepShape
         from octavo.engine.execution.weights.weight_variants import plain_variants
         from octavo.engine.scheduler.scheduler import Scheduler
@@ -140,7 +141,7 @@ class StepBench:
             limits=limits,
             num_slots=limits.max_num_seqs,
             lattice=lattice,
-            backend=backend,  # type: ignore[arg-type]
+            kernels=Kernels.for_devices(mesh, backend),  # type: ignore[arg-type]
             kv_dtype=kv_dtype,
             variants=plain_variants(weights, kv_dtype),
         )

@@ -134,7 +134,7 @@ class DeviceExecutor:
         self._setup = setup
         self.limits, self.lattice = setup.limits, setup.lattice
         self.stats = ExecutorStats()
-        self._config, self._mesh, self._backend = setup.model, setup.mesh, setup.backend
+        self._config, self._mesh, self._kernels = setup.model, setup.mesh, setup.kernels
         self._num_slots = setup.num_slots
         self._cache = cache or CompileCache()
         variants = setup.variants
@@ -156,7 +156,7 @@ class DeviceExecutor:
             page_size=limits.page_size,
             table_pages=limits.max_pages_per_seq,
             dtype=setup.kv_dtype,
-            pools=pool_layouts(setup.model, setup.backend, limits.page_size),
+            pools=pool_layouts(setup.model, setup.kernels.attention, limits.page_size),
             num_snapshots=limits.num_snapshots,
         )
         self._abstract_state = self._layout.abstract()
@@ -168,7 +168,7 @@ class DeviceExecutor:
         self.store = open_program_store(
             self._cache.folder,
             setup.mesh,
-            (setup.model, setup.backend, limits.max_pages_per_seq, limits.page_size, variants),
+            (setup.model, setup.kernels, limits.max_pages_per_seq, limits.page_size, variants),
             (self.weights.abstract, self._abstract_state),
         )
         maker = None
@@ -503,14 +503,14 @@ class DeviceExecutor:
     def _compiler_options(self, shape: StepShape) -> dict[str, str] | None:
         options = self.weights.compiler_options(shape)
         if not shape.quick:
-            options |= attention_compiler_options(self._backend, self._layout.dtype)
+            options |= attention_compiler_options(self._kernels.attention, self._layout.dtype)
         if self._setup.traits.has_host_loops:
             options |= graph_compiler_options()
         return options or None
 
     def _lower(self, shape: StepShape) -> Any:
         spec = self._spec(shape)
-        step = make_step(self._config, spec, mesh=self._mesh, backend=self._backend)
+        step = make_step(self._config, spec, mesh=self._mesh, kernels=self._kernels)
         vector = jax.ShapeDtypeStruct((spec.size,), jnp.int32, sharding=self._whole)
         state_out = state_shardings(self._abstract_state, self._config, self._mesh)
         return jax.jit(step, donate_argnums=1, out_shardings=(state_out, self._whole)).lower(

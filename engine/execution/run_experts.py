@@ -16,9 +16,9 @@ from jax.sharding import PartitionSpec as P
 
 from octavo.pallas_kernels.compat import shard_map
 from octavo.pallas_kernels.routed_experts import (
+    ExpertBackend,
     ExpertWeights,
     Gated,
-    backend_for,
     routed_experts,
 )
 from octavo.sharding.mesh import TENSOR_AXIS
@@ -30,18 +30,17 @@ NOBODY = -1
 """Chosen by a token that does not count."""
 
 
-def experts_over_mesh(mesh: Mesh) -> RunLive:
+def experts_over_mesh(mesh: Mesh, backend: ExpertBackend) -> RunLive:
     """Experts of the tokens that count.
 
     Args:
         mesh: the device mesh, over which experts are split as `DEFAULT_RULES` say.
+        backend: which implementation.
 
     Returns:
         `run(live, x, chosen, share, weights, gate) -> out`: `live` bool [T], the others as for
         `routed_experts`. Zeros come of a token that is not live.
     """
-    device = mesh.devices.flat[0]
-    backend = backend_for(device.platform, device.device_kind)
 
     def run(
         live: jax.Array,

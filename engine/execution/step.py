@@ -21,6 +21,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 from octavo.engine.execution.attend import attend_over_heads
+from octavo.engine.execution.platform.kernel_choice import Kernels
 from octavo.engine.execution.pool_hidden import pool_hidden
 from octavo.engine.execution.run_experts import experts_over_mesh
 from octavo.engine.execution.sampling.logits import SamplingRows
@@ -42,7 +43,7 @@ from octavo.engine.scheduler.step_plan import NO_TOKEN
 from octavo.models import decoder
 from octavo.models.blocks.state_rows import StateCopies, StateRows
 from octavo.models.config import ModelConfig
-from octavo.pallas_kernels.ragged_paged_attention import Backend, RaggedBatch
+from octavo.pallas_kernels.ragged_paged_attention import RaggedBatch
 
 
 @jax.tree_util.register_dataclass
@@ -77,19 +78,19 @@ class PooledStepOutput(StepOutput):
 StepFunction = Callable[[Any, DeviceState, jax.Array], tuple[DeviceState, StepOutput]]
 
 
-def make_step(config: ModelConfig, spec: StepSpec, *, mesh: Mesh, backend: Backend) -> StepFunction:
+def make_step(config: ModelConfig, spec: StepSpec, *, mesh: Mesh, kernels: Kernels) -> StepFunction:
     """The step of one shape, ready to be compiled.
 
     Args:
         config: the model, as sharded.
         spec: the input's layout.
         mesh: the device mesh weights and pools are sharded over.
-        backend: which attention to use.
+        kernels: which attention and which experts to use.
 
     Returns:
         A pure function `(weights, state, int32[spec.size]) -> (state, output)`.
     """
-    run = partial(_decode if spec.shape.is_decode else _mixed, config, spec, mesh, backend)
+    run = partial(_decode if spec.shape.is_decode else _mixed, config, spec, mesh, kernels)
 
     def step(weights: Any, state: DeviceState, vector: jax.Array) -> tuple[DeviceState, StepOutput]:
         fields = spec.unpack(vector)
@@ -140,7 +141,7 @@ def _mixed(
     config: ModelConfig,
     spec: StepSpec,
     mesh: Mesh,
-    backend: Backend,
+    kernels: Kernels,
     weights: Any,
     state: DeviceState,
     fields: dict[str, jax.Array],
@@ -181,7 +182,7 @@ def _mixed(
         else None,
     )
     hidden, state = _forward(
-        config, spec, mesh, backend, weights, state, token_ids, position, live, batches, rows
+        config, spec, mesh, kernels, weights, state, token_ids, position, live, batches, rows
     )
     last = jnp.clip(cu_q_lens[1:] - 1, 0, num_tokens - 1)
     # A chunk that does not end at the last known token samples nothing.
@@ -218,7 +219,7 @@ def _decode(
     config: ModelConfig,
     spec: StepSpec,
     mesh: Mesh,
-    backend: Backend,
+    kernels: Kernels,
     weights: Any,
     state: DeviceState,
     fields: dict[str, jax.Array],
@@ -252,7 +253,7 @@ def _decode(
         )
         token_ids = state.last_token[slot]
         hidden, state = _forward(
-            config, spec, mesh, backend, weights, state, token_ids, position, live, batches, rows
+            config, spec, mesh, kernels, weights, state, token_ids, position, live, batches, rows
         )
         logits = partial(decoder.unembed, weights, config, hidden)
         state, tokens, scores = next_tokens(
@@ -340,7 +341,7 @@ def _forward(
     config: ModelConfig,
     spec: StepSpec,
     mesh: Mesh,
-    backend: Backend,
+    kernels: Kernels,
     weights: Any,
     state: DeviceState,
     token_ids: jax.Array,
@@ -358,14 +359,14 @@ def _forward(
     """
     attend_all = attend_over_heads(
         mesh,
-        backend=backend,
+        backend=kernels.attention,
         decode_only=spec.shape.is_decode,
         quick=spec.shape.quick,
     )
     attend = [jax.tree_util.Partial(attend_all, batch) for batch in batches]
     x = decoder.embed(weights, config, token_ids)
     places = config.cache_layout().places()
-    run_experts = jax.tree_util.Partial(experts_over_mesh(mesh), live)
+    run_experts = jax.tree_util.Partial(experts_over_mesh(mesh, kernels.experts), live)
     caches: tuple[Any, ...] = (*state.kv, *state.recurrent)
     inputs = decoder.layer_inputs(weights, config, token_ids, x)
     hidden, caches = decoder.run_layers(

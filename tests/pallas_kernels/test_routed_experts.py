@@ -19,6 +19,7 @@ from octavo.pallas_kernels.routed_experts import (
     ExpertWeights,
     backend_for,
     routed_experts,
+    self_check,
     tiles,
 )
 from octavo.pallas_kernels.routed_experts.tiles import MAX_TILE, tile_rows, tiled_experts
@@ -253,3 +254,23 @@ def test_shapes_that_do_not_fit_are_refused(x: object, chosen: object, share: ob
     arrays = (jnp.zeros(x), jnp.zeros(chosen, jnp.int32), jnp.zeros(share))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"want \[T, E\] and twice \[T, K\]"):
         routed_experts(*arrays, weights(), gated, "tiles")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "width", "has_biases"), [(64, 48, False), (200, 136, True)], ids=["plain", "biases"]
+)
+def test_the_check_finds_a_kernel_that_computes_something_else(
+    monkeypatch: pytest.MonkeyPatch, hidden: int, width: int, has_biases: bool
+) -> None:
+    right = self_check.routed_experts
+    biases = {"has_biases": has_biases}
+    assert self_check.check_experts("tiles", hidden, width, gated, **biases) is None
+
+    def wrong(*args: object, backend: str, factor: float, **rest: object) -> jax.Array:
+        out = right(*args, backend=backend, **rest)  # type: ignore[arg-type]
+        # One token's, and of a step of many tokens alone.
+        return out.at[-1].multiply(factor) if backend == "tiles" and len(out) > 64 else out
+
+    for factor in (1.1, float("nan")):
+        monkeypatch.setattr(self_check, "routed_experts", partial(wrong, factor=factor))
+        assert self_check.check_experts("tiles", hidden, width, gated, **biases) is not None

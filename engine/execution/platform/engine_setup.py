@@ -1,6 +1,6 @@
 """What an engine is, decided once from its configuration, its model and the devices at hand.
 
-Attention, weight variants, the lattice of programs, context and pages stand in one `EngineSetup`
+Kernels, weight variants, the lattice of programs, context and pages stand in one `EngineSetup`
 when `decide_setup` returns. Scheduler, executor, and processes that compile are told it, and ask no
 device again.
 """
@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 
 from octavo.engine.config import FEW_ROWS, FEW_TOKENS, SERVING_BATCHED_TOKENS, EngineConfig, Task
 from octavo.engine.errors import InvalidConfigError
-from octavo.engine.execution.platform.attention_choice import choose_attention
 from octavo.engine.execution.platform.buckets import Lattice, make_lattice
+from octavo.engine.execution.platform.kernel_choice import Kernels, choose_attention, choose_experts
 from octavo.engine.execution.platform.kv_memory import kv_budget_bytes, requested_kv_dtype
 from octavo.engine.execution.platform.traits import PlatformTraits, traits_of
 from octavo.engine.execution.state import kv_bytes_per_token, pool_layouts, recurrent_bytes
@@ -28,7 +28,6 @@ from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.models.cache_spec import LatentCache
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.cpu.native_attention import takes_pages
-from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import stored_dtype
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import default_page_size
 
@@ -48,7 +47,7 @@ class EngineSetup:
         num_slots: rows that the device's state has places for, as many as another engine's whose
             programs it shares; at least those that plans may have.
         lattice: shapes to compile.
-        backend: attention implementation.
+        kernels: implementations that programs are compiled with.
         kv_dtype: of the KV pools' arrays.
         variants: of the weights.
     """
@@ -58,7 +57,7 @@ class EngineSetup:
     limits: StepLimits
     num_slots: int
     lattice: Lattice
-    backend: Backend
+    kernels: Kernels
     kv_dtype: jnp.dtype
     variants: WeightVariants
 
@@ -103,7 +102,7 @@ def decide_setup(
     if not config.enable_chunked_prefill:
         max_tokens = max(max_tokens, max_model_len)
     kv_dtype = requested_kv_dtype(config, dtype)
-    backend = choose_attention(
+    attention = choose_attention(
         config.attention_backend,
         model,
         mesh,
@@ -112,7 +111,7 @@ def decide_setup(
         page_size=page_size,
         max_tokens=max_tokens,
     )
-    if backend in ("xla", "reference"):
+    if attention in ("xla", "reference"):
         kv_dtype = stored_dtype(kv_dtype)
     # A prompt that is not split wants a step of its own length.
     is_few = config.warm_up == "few" and config.enable_chunked_prefill
@@ -126,7 +125,7 @@ def decide_setup(
         has_dear_rows=traits.has_dear_rows,
         for_few=is_few,
         has_quick=traits.has_quick_programs
-        and backend == "xla"
+        and attention == "xla"
         and any(
             takes_pages(cache.key_size, page_size, kv_dtype)
             for cache in model.cache_layout().arrays
@@ -140,7 +139,7 @@ def decide_setup(
         max_prefill_rows = prefill_rows(max_tokens, num_rows)
         token_edges = tuple(edge for edge in token_edges if edge <= max_tokens)
     windows = model.cache_layout().windows
-    pools = pool_layouts(model, backend, page_size)
+    pools = pool_layouts(model, attention, page_size)
     page_bytes = page_size * kv_bytes_per_token(model, kv_dtype, pools)
     num_pages, num_snapshots = config.num_kv_pages, _num_snapshots(config, model)
     if num_pages is None:
@@ -177,7 +176,7 @@ def decide_setup(
         ),
         num_slots=config.max_num_seqs,
         lattice=lattice,
-        backend=backend,
+        kernels=Kernels(attention=attention, experts=choose_experts(model, mesh, dtype=dtype)),
         kv_dtype=kv_dtype,
         variants=variants,
     )

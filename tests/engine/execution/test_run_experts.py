@@ -60,7 +60,7 @@ def over(num_devices: int, weights: ExpertWeights) -> tuple[Any, ExpertWeights]:
     placed = weights.map_axes(
         lambda leaf, axes: jax.device_put(leaf, DEFAULT_RULES.sharding(mesh, axes, leaf.shape))
     )
-    return jax.jit(partial(experts_over_mesh(mesh), gate=gated)), placed
+    return jax.jit(partial(experts_over_mesh(mesh, "tiles"), gate=gated)), placed
 
 
 @pytest.mark.parametrize("num_devices", [1, 2, 4])

@@ -10,6 +10,7 @@ import pytest
 from octavo.engine.execution.executor import DeviceExecutor
 from octavo.engine.execution.platform.buckets import make_lattice
 from octavo.engine.execution.platform.engine_setup import EngineSetup
+from octavo.engine.execution.platform.kernel_choice import Kernels
 from octavo.engine.execution.state import StateLayout
 from octavo.engine.execution.step import make_step
 from octavo.engine.execution.step_spec import StepShape, step_spec
@@ -57,7 +58,10 @@ def test_a_step_never_copies_the_pool(shape: StepShape) -> None:
             dtype=jnp.dtype("float32"),
         )
         spec = step_spec(shape, 8, 16)
-        step = jax.jit(make_step(CONFIG, spec, mesh=mesh, backend="xla"), donate_argnums=1)
+        step = jax.jit(
+            make_step(CONFIG, spec, mesh=mesh, kernels=Kernels.for_devices(mesh, "xla")),
+            donate_argnums=1,
+        )
         analysis = (
             step.lower(weights, layout.abstract(), spec.abstract()).compile().memory_analysis()
         )
@@ -90,7 +94,7 @@ def executor() -> DeviceExecutor:
         limits=limits,
         num_slots=limits.max_num_seqs,
         lattice=lattice,
-        backend="xla",
+        kernels=Kernels.for_devices(mesh, "xla"),
         kv_dtype=kv_dtype,
         variants=plain_variants(weights, kv_dtype),
     )

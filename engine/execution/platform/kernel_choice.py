@@ -1,8 +1,10 @@
-"""Chooses the attention implementation of an engine, and tries it before anything relies on it."""
+"""Chooses an engine's kernels, and tries them before anything relies on them."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -10,12 +12,34 @@ from jax.sharding import Mesh
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.state import head_axis, query_axis
 from octavo.models.blocks.attention import LayerAttention
+from octavo.models.blocks.experts import Experts, Gate
 from octavo.models.config import ModelConfig
 from octavo.pallas_kernels.ragged_paged_attention import Backend
 from octavo.pallas_kernels.ragged_paged_attention.backends import AttentionShape, choose_backend
+from octavo.pallas_kernels.routed_experts import ExpertBackend, backend_for
 from octavo.pallas_kernels.tuning import check_tables
+from octavo.sharding.rules import DEFAULT_RULES
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """Which implementations a model's steps are compiled with.
+
+    Attributes:
+        attention: of all layers' attention.
+        experts: of all layers' routed experts.
+    """
+
+    attention: Backend
+    experts: ExpertBackend
+
+    @classmethod
+    def for_devices(cls, mesh: Mesh, attention: Backend) -> Kernels:
+        """The attention that is given, and what is fastest on a mesh's devices for all else."""
+        device = mesh.devices.flat[0]
+        return cls(attention=attention, experts=backend_for(device.platform, device.device_kind))
 
 
 def choose_attention(
@@ -89,6 +113,30 @@ def _split(axis: str | None, mesh: Mesh) -> int:
     return 1 if axis is None else int(mesh.shape[axis])
 
 
+def choose_experts(model: ModelConfig, mesh: Mesh, *, dtype: jnp.dtype) -> ExpertBackend:
+    """The implementation of routed experts on this mesh.
+
+    A Pallas kernel is compared with the ragged products in the widths of each kind of experts that
+    the model has; where it fails or differs, the ragged products are used, with a warning.
+
+    Args:
+        model: as sharded.
+        dtype: of activations.
+    """
+    chosen = Kernels.for_devices(mesh, "xla").experts
+    kinds = dict.fromkeys(
+        layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)
+    )
+    if chosen != "mosaic_gpu" or dtype != jnp.bfloat16:
+        return chosen  # what XLA compiles, or what the kernel leaves to it
+    for experts in kinds:
+        problem = _expert_problem(chosen, experts, model.hidden_size, mesh)
+        if problem is not None:
+            logger.warning("the kernel %s of routed experts is not used: %s", chosen, problem)
+            return "ragged"
+    return chosen
+
+
 def _problem(backend: Backend, shape: AttentionShape, asked: LayerAttention) -> str | None:
     """What is wrong with a backend on the device at hand; None if nothing is."""
     # Imported here: a CPU never needs it.
@@ -100,11 +148,30 @@ def _problem(backend: Backend, shape: AttentionShape, asked: LayerAttention) -> 
         sliding_window=asked.sliding_window,
         logit_softcap=asked.logit_softcap,
     )
+    return _tried(lambda: check_backend(backend, shape, params, has_sinks=asked.has_sinks))
+
+
+def _expert_problem(
+    backend: ExpertBackend, experts: Experts, hidden_size: int, mesh: Mesh
+) -> str | None:
+    """What is wrong with a backend on the device at hand; None if nothing is."""
+    from octavo.pallas_kernels.routed_experts.self_check import check_experts
+
+    shape = (experts.router.num_experts, hidden_size, experts.intermediate_size)
+    # Whole experts, or a part of each one's features.
+    sharding = DEFAULT_RULES.sharding(mesh, ("expert", "embed", "mlp"), shape)
+    width = sharding.shard_shape(shape)[2]
+    gate = Gate(experts.activation, experts.gate_limit) if experts.gated else Gate("relu")
+    return _tried(lambda: check_experts(backend, hidden_size, width, gate, has_biases=experts.bias))
+
+
+def _tried(check: Callable[[], float | None]) -> str | None:
+    """What a check of a kernel against its reference found; None if all is well."""
     try:
-        worst = check_backend(backend, shape, params, has_sinks=asked.has_sinks)
+        worst = check()
     except InvalidConfigError:
         raise  # a table of block sizes: the user's to mend
     except Exception as error:  # whatever a compiler or a device may raise
-        logger.debug("attention_backend=%s", backend, exc_info=True)
+        logger.debug("a kernel was tried", exc_info=True)
         return f"it fails with {type(error).__name__}: {str(error)[:200]}"
     return None if worst is None else f"it differs from the reference by {worst:.3g}"
