@@ -29,7 +29,6 @@ from octavo.pallas_kernels.compat import graph_compiler_options
 from octavo.pallas_kernels.ragged_paged_attention import (
     AttentionParams,
     Backend,
-    PagedKV,
     RaggedBatch,
     ragged_paged_attention,
 )
@@ -123,6 +122,7 @@ class AttentionCase:
 
     Attributes:
         kv: of the pool, a name of `KV_DTYPES`; None is `dtype`.
+        value_size: of latents; None is keys and values apart.
     """
 
     rows: int
@@ -135,6 +135,7 @@ class AttentionCase:
     kv: str | None = None
     window: int | None = None
     softcap: float | None = None
+    value_size: int | None = None
 
     @property
     def kv_dtype(self) -> jnp.dtype:
@@ -149,6 +150,8 @@ class AttentionCase:
             parts.append(self.dtype)
         if self.kv:
             parts.append(f"{self.kv} KV")
+        if self.value_size:
+            parts.append(f"latents of {self.value_size}")
         if self.window:
             parts.append(f"window {self.window} cap {self.softcap}")
         return " ".join(parts)
@@ -187,6 +190,11 @@ ATTENTION = (
 )
 TPU_ONLY = (
     AttentionCase(rows=32, chunk=256, context=1024, heads=(9, 3), head_dim=64, dtype="float32"),
+    # DeepSeek's and Kimi's latents: all heads of V3 on one device, and an eighth of them.
+    AttentionCase(rows=64, chunk=0, context=4096, heads=(128, 1), head_dim=576, value_size=512),
+    AttentionCase(rows=64, chunk=0, context=4096, heads=(16, 1), head_dim=576, value_size=512),
+    AttentionCase(rows=0, chunk=2048, context=8192, heads=(16, 1), head_dim=576, value_size=512),
+    AttentionCase(rows=32, chunk=256, context=2048, heads=(128, 1), head_dim=576, value_size=512),
 )
 GPU_ONLY = (
     AttentionCase(
@@ -205,6 +213,7 @@ def attention_cases(platform: str) -> Iterator[Case]:
             "num_heads": sizes.heads[0],
             "num_kv_heads": sizes.heads[1],
             "head_dim": sizes.head_dim,
+            "value_size": sizes.value_size,
             "q_itemsize": itemsize,
             "kv_itemsize": sizes.kv_dtype.itemsize,
             "scale_bytes": 0 if kv_quantization(sizes.kv_dtype) is None else SCALE_DTYPE.itemsize,
@@ -223,7 +232,8 @@ def attention_cases(platform: str) -> Iterator[Case]:
             name=sizes.name,
             lower=functools.partial(_lower_attention, sizes),
             bytes_moved=sum(c.bytes_accessed for c in costs),
-            flops=sum(c.flops for c in costs) - 4 * hidden * sizes.heads[0] * sizes.head_dim,
+            flops=sum(c.flops for c in costs)
+            - 2 * hidden * sizes.heads[0] * (sizes.head_dim + (sizes.value_size or sizes.head_dim)),
             attention=Attention(
                 rows=sizes.rows,
                 chunk=sizes.chunk,
@@ -235,6 +245,7 @@ def attention_cases(platform: str) -> Iterator[Case]:
                 page_size=sizes.page_size,
                 itemsize=itemsize,
                 kv_dtype=sizes.kv_dtype,
+                value_size=sizes.value_size,
             ),
         )
 
@@ -259,14 +270,9 @@ def _lower_attention(sizes: AttentionCase, mesh: Mesh, backend: Backend) -> Any:
         num_rows=array(()),
     )
     num_heads, num_kv_heads = sizes.heads
-    layout = pool_layout(backend, sizes.head_dim, sizes.page_size)
+    layout = pool_layout(backend, sizes.head_dim, sizes.page_size, sizes.value_size)
     pool = jax.eval_shape(
-        functools.partial(
-            PagedKV.zeros,
-            layout.shape(rows * pages + 1, num_kv_heads),
-            sizes.kv_dtype,
-            layout.scale_width,
-        )
+        functools.partial(layout.zeros, rows * pages + 1, num_kv_heads, sizes.kv_dtype)
     )
     new = array((tokens, num_kv_heads, sizes.head_dim), sizes.dtype)
     params = AttentionParams(
@@ -278,7 +284,7 @@ def _lower_attention(sizes: AttentionCase, mesh: Mesh, backend: Backend) -> Any:
     return jax.jit(run, donate_argnames="kv").lower(
         array((tokens, num_heads, sizes.head_dim), sizes.dtype),
         new,
-        new,
+        None if sizes.value_size else new,
         kv=jax.tree.map(lambda x: array(x.shape, x.dtype), pool),
         batch=batch,
     )

@@ -134,16 +134,17 @@ def num_devices(case: Case, target: Target) -> int:
 def vmem(case: Case, device_kind: str, num_devices: int) -> dict[str, int]:
     """VMEM that the attention kernel plans for, and what a core has."""
     from octavo.pallas_kernels.ragged_paged_attention import tiles_tpu
-    from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
 
     a = case.attention
-    layout = pool_layout("mosaic_tpu", a.head_dim, a.page_size)
+    layout = a.layout("mosaic_tpu")
     heads, kv_heads = a.num_heads // num_devices, a.num_kv_heads // num_devices
     dtype = "float32" if a.itemsize == 4 else "bfloat16"
     q_shape, pool = (a.rows + a.chunk, heads, layout.head_dim), layout.shape(2, kv_heads)
-    tiles = tiles_tpu.choose_tpu_tiles(q_shape, dtype, pool, a.kv_dtype, device_kind)
+    tiles = tiles_tpu.choose_tpu_tiles(
+        q_shape, dtype, pool, a.kv_dtype, device_kind, value_size=a.value_size
+    )
     sizes = {"page_size": a.page_size, "num_kv_heads": kv_heads, "head_dim": layout.width}
-    sizes["halves"] = layout.halves
+    sizes |= {"halves": layout.halves, "value_dim": a.value_size}
     sizes |= {"q_itemsize": a.itemsize, "kv_itemsize": a.kv_dtype.itemsize}
     parts = [(a.group, tiles.decode_pages)] if a.rows else []
     if a.chunk:

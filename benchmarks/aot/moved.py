@@ -44,6 +44,7 @@ class Attention:
         seen: keys that a query sees: `context`, or less with a window.
         itemsize: bytes a number of queries and outputs.
         kv_dtype: of the pool.
+        value_size: where values are the first so many numbers of keys; None where they lie apart.
     """
 
     rows: int
@@ -56,6 +57,7 @@ class Attention:
     page_size: int
     itemsize: int
     kv_dtype: Any
+    value_size: int | None = None
 
     @property
     def group(self) -> int:
@@ -63,26 +65,36 @@ class Attention:
 
     def token_bytes(self, backend: Backend) -> int:
         """Keys and values of a token as the pool holds them, padding and scales counted."""
-        layout = pool_layout(backend, self.head_dim, self.page_size)
-        return 2 * self.num_kv_heads * layout.bytes_per_head(self.kv_dtype)
+        return self.num_kv_heads * self.layout(backend).bytes_per_token(self.kv_dtype)
+
+    def layout(self, backend: Backend) -> PoolLayout:
+        """How the pool lies."""
+        return pool_layout(backend, self.head_dim, self.page_size, self.value_size)
 
 
 def attention_moved(case: Attention, backend: Backend, device_kind: str) -> Moved:
     """Everything of a call: both kernels, the KV write and XLA's part around them."""
-    layout = pool_layout(backend, case.head_dim, case.page_size)
     count = _tpu if backend == "mosaic_tpu" else _gpu
-    return count(case, layout, device_kind)
+    return count(case, case.layout(backend), device_kind)
 
 
 def _tpu(case: Attention, layout: PoolLayout, device_kind: str) -> Moved:
-    from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES, choose_tpu_tiles
+    from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import (
+        LANES,
+        choose_tpu_tiles,
+        whole_lanes,
+    )
 
     tokens = case.rows + case.chunk
     q_shape = (tokens, case.num_heads, layout.head_dim)
     pool = layout.shape(2, case.num_kv_heads)
-    dim = layout.width  # of queries and of both products, too
+    dim = layout.width  # of queries, too
+    value_dim = dim if case.value_size is None else whole_lanes(case.value_size)
+    both = dim + value_dim  # of a query and its output, and of a pair's two products
     dtype = "float32" if case.itemsize == 4 else "bfloat16"
-    tiles = choose_tpu_tiles(q_shape, dtype, pool, case.kv_dtype, device_kind)
+    tiles = choose_tpu_tiles(
+        q_shape, dtype, pool, case.kv_dtype, device_kind, value_size=case.value_size
+    )
     token_bytes = case.token_bytes("mosaic_tpu")
     place = min(32 // case.kv_dtype.itemsize, case.page_size)  # rows of a sublane tile
     # KV write: a stored tile in and out for each token that decodes, and for each of the chunk's,
@@ -92,12 +104,12 @@ def _tpu(case: Attention, layout: PoolLayout, device_kind: str) -> Moved:
     if kv_quantization(case.kv_dtype) is not None:
         tile_bytes += LANES * 2 * case.num_kv_heads * SCALE_DTYPE.itemsize
     total = Moved(2 * written * tile_bytes, 0)
-    queries = 2 * tokens * case.num_heads * dim * case.itemsize  # read once, written once
+    queries = tokens * case.num_heads * both * case.itemsize
     if case.rows:
         block = tiles.decode_pages * case.page_size
         keys = _whole(case.seen, case.page_size)
         rows = max(8, case.group)
-        flops = 4 * case.num_kv_heads * rows * dim * _whole(case.seen, block)
+        flops = 2 * case.num_kv_heads * rows * both * _whole(case.seen, block)
         total += Moved(case.rows * keys * token_bytes, case.rows * flops)
     total += Moved(queries, 0)
     if case.chunk:
@@ -105,7 +117,7 @@ def _tpu(case: Attention, layout: PoolLayout, device_kind: str) -> Moved:
         for last in _tile_ends(case, tiles.prefill_tile):
             keys = _whole(last, case.page_size)
             rows = tiles.prefill_tile * case.num_heads
-            total += Moved(keys * token_bytes, 4 * rows * dim * _whole(last, block))
+            total += Moved(keys * token_bytes, 2 * rows * both * _whole(last, block))
         total += Moved(2 * queries, 0)  # packed by XLA, unpacked by XLA
     return total
 

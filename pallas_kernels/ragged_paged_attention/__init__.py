@@ -87,7 +87,7 @@ def ragged_paged_attention(
         return out, apart.side_by_side()
     if kv.in_one_row and backend != "mosaic_tpu":
         raise ValueError(f"pool {kv.pages.shape}: {backend} wants keys and values apart")
-    if kv.holds_keys_alone and backend not in ("xla", "reference"):
+    if kv.holds_keys_alone and backend == "mosaic_gpu":
         raise ValueError(f"pool {kv.pages.shape}: {backend} wants values of their own")
     if params.attention_chunk is not None and backend not in ("xla", "reference"):
         raise ValueError(f"attention_chunk = {params.attention_chunk}: {backend} knows no chunks")
@@ -103,7 +103,7 @@ def ragged_paged_attention(
             k = jnp.pad(k, wider)
             v = None if v is None else jnp.pad(v, wider)
         with jax.named_scope("kv_write"):
-            if backend == "mosaic_tpu" and v is not None:
+            if backend == "mosaic_tpu":
                 kv = write_kv_mosaic_tpu(
                     kv, k, v, batch, decode_only=decode_only, interpret=interpret
                 )
@@ -139,6 +139,5 @@ def _check_shapes(q: jax.Array, k: jax.Array | None, v: jax.Array | None, kv: Pa
             f"q {q.shape}, k {given[0]}, v {given[1]}: want [T, Hq, D], [T, Hkv, D] x 2 or none, "
             "and no v for a pool of keys alone"
         )
-    too_narrow = kv.head_dim < q.shape[2] or (kv.holds_keys_alone and kv.head_dim != q.shape[2])
-    if kv.num_kv_heads != num_kv_heads or too_narrow:
+    if kv.num_kv_heads != num_kv_heads or kv.head_dim < q.shape[2]:
         raise ValueError(f"pool {kv.pages.shape} does not hold heads like k {given[0]}")

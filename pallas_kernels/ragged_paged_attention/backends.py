@@ -13,7 +13,7 @@ from octavo.pallas_kernels.compat import has_mosaic_gpu_kernels
 from octavo.pallas_kernels.hopper import is_hopper
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_quantization
 from octavo.pallas_kernels.ragged_paged_attention.pool_layout import pool_layout
-from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import choose_tpu_tiles
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES, choose_tpu_tiles
 
 logger = logging.getLogger(__name__)
 
@@ -71,11 +71,12 @@ def refusal(
     if platform not in PLATFORMS[backend]:
         wants = "a TPU" if backend == "mosaic_tpu" else "an NVIDIA Hopper GPU"
         return Refusal("attention_backend", backend, f"{wants}; this device is {device_kind!r}")
-    if shape.value_size is not None:
+    has_latents = shape.value_size is not None
+    if has_latents and backend == "mosaic_gpu":
         return Refusal("kv_lora_rank", shape.value_size, "layers without latents")
     if shape.attention_chunk is not None:
         return Refusal("attention_chunk_size", shape.attention_chunk, "layers without chunks")
-    if shape.head_dim not in HEAD_DIMS:
+    if shape.head_dim not in HEAD_DIMS and not has_latents:
         return Refusal("head_dim", shape.head_dim, _one_of(HEAD_DIMS))
     if shape.page_size not in PAGE_SIZES:
         return Refusal("block_size", shape.page_size, _one_of(PAGE_SIZES))
@@ -134,11 +135,21 @@ def _tpu_refusal(shape: AttentionShape, device_kind: str) -> Refusal | None:
     why = _dtype_refusal(shape, ("float32", "bfloat16"))
     if why is not None:
         return why
-    pool = pool_layout("mosaic_tpu", shape.head_dim, shape.page_size)
+    is_narrow = kv_quantization(shape.kv_dtype) is not None
+    if shape.value_size is not None and shape.value_size % LANES and is_narrow:
+        return Refusal("kv_lora_rank", shape.value_size, f"multiples of {LANES} in int8 or fp8")
+    pool = pool_layout("mosaic_tpu", shape.head_dim, shape.page_size, shape.value_size)
     q_shape = (shape.max_tokens, shape.num_heads, pool.head_dim)
     pool_shape = pool.shape(2, shape.num_kv_heads)
     try:
-        choose_tpu_tiles(q_shape, shape.q_dtype, pool_shape, shape.kv_dtype, device_kind)
+        choose_tpu_tiles(
+            q_shape,
+            shape.q_dtype,
+            pool_shape,
+            shape.kv_dtype,
+            device_kind,
+            value_size=shape.value_size,
+        )
     except InvalidConfigError:
         raise
     except ValueError as error:

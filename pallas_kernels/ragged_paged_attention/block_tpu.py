@@ -8,6 +8,10 @@ Where a token's key and value share a row, [key | value], both products take the
 hold zeros where values lie, so that scores are of keys alone, and of the product with the weights
 only the lanes of values are kept outside. A matrix unit is 128 lanes wide at least: neither product
 takes longer than one of 64 lanes would.
+
+Of a latent the values are the first lanes: the second product takes those of the same rows. Narrow
+latents have a scale of these lanes, which is their keys' and values' alike, and one of the others:
+scores are the sum of two products.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from octavo.pallas_kernels.ragged_paged_attention.batch import AttentionParams
-from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES, scale_lanes
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES, whole_lanes
 
 MASKED = -1e30
 
@@ -36,7 +40,9 @@ class KernelShape:
         tile: query tokens of an item; 1 for decode.
         packed: queries lie as [Hkv, A · G, D] (prefill) and not as [T, Hkv, G, D] (decode).
         head_dim: numbers of a row of the pool, whole tiles of lanes.
-        halves: 2 where keys and values are rows of their own; 1 where they share one.
+        value_dim: the first numbers of a row of values that are looked at, whole tiles of lanes.
+        halves: 2 where keys and values are rows of their own; 1 where they share one, or where
+            values are the beginnings of keys.
         pages: pages in a KV block.
         unrolled: decode's heads are unrolled.
     """
@@ -44,6 +50,7 @@ class KernelShape:
     num_kv_heads: int
     group: int
     head_dim: int
+    value_dim: int
     halves: int
     page_size: int
     pages: int
@@ -61,9 +68,14 @@ class KernelShape:
         return self.pages * self.page_size
 
     @property
+    def has_more_keys(self) -> bool:
+        """Whether keys have lanes behind those of values: latents'."""
+        return self.value_dim < self.head_dim
+
+    @property
     def scale_lanes(self) -> int:
         """Lanes of a block's scales: a place each, in whole tiles of lanes."""
-        return scale_lanes(self.block)
+        return whole_lanes(self.block)
 
 
 def zero_tail(shape: KernelShape, kv_buf: Any, num_left: Any) -> None:
@@ -92,7 +104,7 @@ def zero_tail(shape: KernelShape, kv_buf: Any, num_left: Any) -> None:
 def lay_scales(shape: KernelShape, scale_buf: Any, rows_ref: Any, num_left: Any) -> None:
     """Lays the scales of a block's pages side by side along lanes, as scores lie; zeros after them.
 
-    Keys' are multiplied by the scale of all scores on the way.
+    Keys' are multiplied by the scale of all scores on the way; of latents all are keys'.
 
     Args:
         scale_buf: [pages, 2, Hkv, P'], page after page.
@@ -104,7 +116,8 @@ def lay_scales(shape: KernelShape, scale_buf: Any, rows_ref: Any, num_left: Any)
     dims = (2, shape.num_kv_heads, width)
     lane = lax.broadcasted_iota(jnp.int32, dims, 2)
     half = lax.broadcasted_iota(jnp.int32, dims, 0)
-    factor = jnp.where(half == 0, jnp.float32(shape.params.scale), jnp.float32(1.0))
+    is_keys = (half == 0) | shape.has_more_keys
+    factor = jnp.where(is_keys, jnp.float32(shape.params.scale), jnp.float32(1.0))
     for first in range(0, shape.pages, per_tile):
         row = scale_buf[first]
         for i in range(1, min(per_tile, shape.pages - first)):
@@ -143,20 +156,30 @@ def add_block(
     def scale_row(half: int, head: Any) -> Any:  # [1, block]
         return scale_rows[half, pl.ds(head, 1), :block]
 
-    def one_head(head: Any) -> None:
-        rows = [
-            kv_ref[:, half, head].astype(q_ref.dtype).reshape(block, shape.head_dim)
-            for half in range(shape.halves)
-        ]
-        keys, values = rows[0], rows[-1]
-        scores = lax.dot_general(
-            q_ref[head],
+    def scores_of(q: Any, keys: Any) -> Any:  # [queries, block]
+        return lax.dot_general(
+            q,
             keys,
             (((1,), (1,)), ((), ())),
             precision=precision,
             preferred_element_type=jnp.float32,
         )
-        scores = scores * (params.scale if scale_rows is None else scale_row(0, head))
+
+    def one_head(head: Any) -> None:
+        rows = [
+            kv_ref[:, half, head].astype(q_ref.dtype).reshape(block, shape.head_dim)
+            for half in range(shape.halves)
+        ]
+        keys, values = rows[0], rows[-1][:, : shape.value_dim]
+        q = q_ref[head]
+        if scale_rows is None:
+            scores = scores_of(q, keys) * params.scale
+        elif shape.has_more_keys:
+            v = shape.value_dim
+            scores = scores_of(q[:, :v], values) * scale_row(0, head)
+            scores += scores_of(q[:, v:], keys[:, v:]) * scale_row(1, head)
+        else:
+            scores = scores_of(q, keys) * scale_row(0, head)
         if params.logit_softcap is not None:
             scores = params.logit_softcap * jnp.tanh(scores * (1 / params.logit_softcap))
         if visible is not None:
@@ -171,7 +194,9 @@ def add_block(
         total = total_ref[head][:, :1] * shrink + weight.sum(axis=1, keepdims=True)
         peak_ref[head] = jnp.broadcast_to(peak, (queries, LANES))
         total_ref[head] = jnp.broadcast_to(total, (queries, LANES))
-        if scale_rows is not None:
+        if scale_rows is not None and shape.has_more_keys:
+            weight = weight * (scale_row(0, head) * (1 / params.scale))
+        elif scale_rows is not None:
             weight = weight * scale_row(1, head)
         acc_ref[head] = acc_ref[head] * shrink + lax.dot_general(
             weight.astype(q_ref.dtype),

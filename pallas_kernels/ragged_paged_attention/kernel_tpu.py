@@ -6,7 +6,8 @@ tokens. For each item the kernel walks the row's KV in blocks of pages with an o
 (Source: Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv 2205.14135). Page copies are
 double-buffered across the whole worklist: while one block is computed the next is on its way, be
 it the same item's or the next one's. A page [2, Hkv, P, D] is one contiguous copy for all heads;
-heads of 64 have a key and its value in one row of lanes, [1, Hkv, P, 128].
+heads of 64 have a key and its value in one row of lanes, [1, Hkv, P, 128]. Of latents [1, 1, P, D]
+the values are the first lanes of keys, and all query heads are one group.
 
 Grouped queries are rows of one matrix product: [tile · G, D] × [D, block] a KV head. Pages of int8
 and fp8 come with their scales, a second copy beside each page's: see `block_tpu` for what is done
@@ -17,6 +18,7 @@ Speed on hardware: not yet measured. See docs/kernels/ragged_paged_attention.md.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -46,6 +48,7 @@ from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import (
     LANES,
     TpuTiles,
     choose_tpu_tiles,
+    whole_lanes,
 )
 from octavo.pallas_kernels.ragged_paged_attention.worklist import (
     Worklist,
@@ -72,7 +75,8 @@ def attend_mosaic_tpu(
     Args:
         q: [T, Hq, D] packed queries, bfloat16 or float32.
         kv: pool [N, 2, Hkv, P, D], or [N, 1, Hkv, P, 2·D], in q's dtype, int8 or fp8, the step's
-            own KV already written.
+            own KV already written; or likewise [N, 1, Hkv, P, D] of keys alone, whose values, if
+            they are int8 or fp8, are whole tiles of lanes.
         batch: see `RaggedBatch`.
         params: see `AttentionParams`.
         sinks: float32[Hq] a logit each head adds to the softmax's denominator; None is none.
@@ -81,14 +85,18 @@ def attend_mosaic_tpu(
         interpret: run in Pallas' interpreter: True, or `pltpu.InterpretParams`.
 
     Returns:
-        [T, Hq, D] in q's dtype; zeros for padding tokens and idle rows.
+        [T, Hq, D] in q's dtype, D as many lanes as values take; zeros for padding tokens and idle
+        rows.
     """
     if tiles is None:
-        tiles = choose_tpu_tiles(q.shape, q.dtype, kv.pages.shape, kv.pages.dtype)
+        tiles = choose_tpu_tiles(
+            q.shape, q.dtype, kv.pages.shape, kv.pages.dtype, value_size=kv.value_size
+        )
     own_dim = q.shape[2]
     if kv.in_one_row:  # zeros meet the values in a row, and outputs come where values lie
         q = jnp.pad(q, ((0, 0), (0, 0), (0, own_dim)))
     num_tokens, num_heads, head_dim = q.shape
+    value_dim = min(head_dim, whole_lanes(kv.value_size or head_dim))
     num_kv_heads = kv.num_kv_heads
     group = num_heads // num_kv_heads
     table_pages = batch.block_table.shape[1]
@@ -96,6 +104,7 @@ def attend_mosaic_tpu(
         num_kv_heads=num_kv_heads,
         group=group,
         head_dim=head_dim,
+        value_dim=value_dim,
         halves=kv.pages.shape[1],
         page_size=kv.page_size,
         pages=min(tiles.decode_pages, table_pages),
@@ -107,7 +116,7 @@ def attend_mosaic_tpu(
     grouped = q.reshape(num_tokens, num_kv_heads, group, head_dim)
     call = functools.partial(_call, kv=kv, batch=batch, sinks=sinks, interpret=interpret)
     out = call(shape, grouped, decode_worklist(batch), name="decode", vmem_bytes=tiles.vmem_bytes)
-    out = out.reshape(q.shape)
+    out = out.reshape(num_tokens, num_heads, value_dim)
     live = batch.kv_lens[batch.token_row] > 0
     live &= jnp.arange(num_tokens, dtype=jnp.int32) < batch.cu_q_lens[batch.num_rows]
     if not decode_only:
@@ -118,24 +127,16 @@ def attend_mosaic_tpu(
         packed = grouped[packing.token].transpose(1, 0, 2, 3)
         packed = packed.reshape(num_kv_heads, -1, head_dim)
         work = prefill_worklist(batch, packing, num_tokens, tile=tile)
-        shape = KernelShape(
-            num_kv_heads=num_kv_heads,
-            group=group,
-            head_dim=head_dim,
-            halves=kv.pages.shape[1],
-            page_size=kv.page_size,
-            pages=min(tiles.prefill_pages, table_pages),
-            tile=tile,
-            packed=True,
-            params=params,
-            unrolled=not interpret,
-        )
+        pages = min(tiles.prefill_pages, table_pages)
+        shape = dataclasses.replace(shape, pages=pages, tile=tile, packed=True)
         chunk = call(shape, packed, work, name="prefill", vmem_bytes=tiles.vmem_bytes)
-        chunk = chunk.reshape(num_kv_heads, -1, group, head_dim)[:, packing.place]
-        chunk = chunk.transpose(1, 0, 2, 3).reshape(q.shape)
+        chunk = chunk.reshape(num_kv_heads, -1, group, value_dim)[:, packing.place]
+        chunk = chunk.transpose(1, 0, 2, 3).reshape(out.shape)
         is_decode = batch.token_row < batch.num_decode_rows
         out = jnp.where(is_decode[:, None, None], out, chunk)
-    return jnp.where(live[:, None, None], out[:, :, -own_dim:], 0)
+    if kv.in_one_row:
+        out = out[:, :, -own_dim:]
+    return jnp.where(live[:, None, None], out, 0)
 
 
 def _query_align(dtype: Any, group: int) -> int:
@@ -160,7 +161,7 @@ def _call(
     vmem_bytes: int,
 ) -> jax.Array:
     first, end = block_range(work, batch.kv_lens, shape.params, shape.block)
-    heads, queries, dim = shape.num_kv_heads, shape.queries, shape.head_dim
+    heads, queries = shape.num_kv_heads, shape.queries
     if sinks is None:
         sink_rows = jnp.full((heads, queries, LANES), MASKED, jnp.float32)
     else:
@@ -175,6 +176,7 @@ def _call(
         num_heads=heads * shape.group,
         num_kv_heads=heads,
         head_dim=kv.head_dim,
+        value_size=kv.value_size,
         q_itemsize=q.dtype.itemsize,
         kv_itemsize=kv.pages.dtype.itemsize,
         scale_bytes=0 if kv.scales is None else SCALE_DTYPE.itemsize,
@@ -190,7 +192,7 @@ def _call(
     stats = pltpu.VMEM((heads, queries, LANES), jnp.float32)
     call = pl.pallas_call(
         functools.partial(_kernel, shape, sinks is not None),
-        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        out_shape=jax.ShapeDtypeStruct((*q.shape[:-1], shape.value_dim), q.dtype),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=9,
             grid=(1,),
@@ -201,13 +203,13 @@ def _call(
             ],
             out_specs=anywhere,
             scratch_shapes=[
-                pltpu.VMEM((2, heads, queries, dim), q.dtype),
-                pltpu.VMEM((heads, queries, dim), q.dtype),
+                pltpu.VMEM((2, heads, queries, shape.head_dim), q.dtype),
+                pltpu.VMEM((heads, queries, shape.value_dim), q.dtype),
                 tuple(buffers),
                 tuple(scale_rows),
                 stats,
                 stats,
-                pltpu.VMEM((heads, queries, dim), jnp.float32),
+                pltpu.VMEM((heads, queries, shape.value_dim), jnp.float32),
                 pltpu.SemaphoreType.DMA((2,)),
                 pltpu.SemaphoreType.DMA,
                 pltpu.SemaphoreType.DMA((2,)),
@@ -251,15 +253,15 @@ def _kernel(
     sink_ref: Any,  # VMEM [Hkv, Q, LANES]
     q_ref: Any,  # HBM [Hkv, A · G, D] or [T, Hkv, G, D]
     pool_refs: Any,  # HBM [N, halves, Hkv, P, D], and scales [N, 2, Hkv, P'] if any
-    out_ref: Any,  # HBM as q
+    out_ref: Any,  # HBM as q, V wide
     # Scratch.
     q_buf: Any,  # VMEM [2, Hkv, Q, D]
-    out_buf: Any,  # VMEM [Hkv, Q, D]
+    out_buf: Any,  # VMEM [Hkv, Q, V]
     kv_bufs: Any,  # VMEM [2, pages, halves, Hkv, P, D], and [2, pages, 2, Hkv, P'] if any
     scale_rows: Any,  # VMEM [2, Hkv, scale_lanes] if any
     peak_ref: Any,  # VMEM [Hkv, Q, LANES], every lane alike
     total_ref: Any,  # VMEM [Hkv, Q, LANES], every lane alike
-    acc_ref: Any,  # VMEM [Hkv, Q, D]
+    acc_ref: Any,  # VMEM [Hkv, Q, V]
     q_sems: Any,
     out_sem: Any,
     kv_sems: Any,

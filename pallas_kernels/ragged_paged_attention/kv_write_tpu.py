@@ -1,10 +1,11 @@
 """Writes a step's new keys and values into their pages on a TPU, in place.
 
 A TPU stores whole tiles of sublanes, so a token's KV is merged into the tile [2, Hkv, W, D] of its
-page that holds it, or [1, Hkv, W, 2·D] where its key and value share a row: the tile is read, some
-of its W places replaced, and written back. W is one sublane tile of the pool's dtype: 8 numbers of
-4 bytes, 16 of 2, 32 of 1, or a page of 16 where that is less. Pallas pipelines the tiles by block
-index; the pool is aliased from input to output, so nothing else of it moves.
+page that holds it, or [1, Hkv, W, D'] where its key and value share a row or it has a key alone:
+the tile is read, some of its W places replaced, and written back. W is one sublane tile of the
+pool's dtype: 8 numbers of 4 bytes, 16 of 2, 32 of 1, or a page of 16 where that is less. Pallas
+pipelines the tiles by block index; the pool is aliased from input to output, so nothing else of it
+moves.
 
 Scales of a pool of int8 or fp8 lie along lanes, [2, Hkv, 128] for up to 128 places of a page: wider
 than a tile of numbers. Tiles that share one follow each other, and each of them merges all of the
@@ -15,7 +16,7 @@ New numbers are rounded by XLA, in the same way as for every other implementatio
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -24,9 +25,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from octavo.pallas_kernels.quantized_linear.rounding import quantize
 from octavo.pallas_kernels.ragged_paged_attention.batch import PagedKV, RaggedBatch
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import kv_quantization
+from octavo.pallas_kernels.ragged_paged_attention.kv_write import round_kv
 from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES
 
 
@@ -69,7 +70,7 @@ class _Tiles:
 def write_kv_mosaic_tpu(
     kv: PagedKV,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     batch: RaggedBatch,
     *,
     decode_only: bool = False,
@@ -79,8 +80,9 @@ def write_kv_mosaic_tpu(
 
     Args:
         kv: pool [N, 2, Hkv, P, D] or [N, 1, Hkv, P, 2·D], and its scales [N, 2, Hkv, P'] if any;
-            updated in place under donation. P is a multiple of W, P' of 128.
-        k, v: [T, Hkv, D] new keys and values.
+            or [N, 1, Hkv, P, D] of keys alone, likewise. Updated in place under donation. P is a
+            multiple of W, P' of 128.
+        k, v: [T, Hkv, D] new keys and values; v is None for a pool of keys alone.
         batch: `block_table` and the lengths say where each goes; idle rows go nowhere.
         decode_only: every row has one token: a tile a token, with no gather beforehand.
         interpret: run in Pallas' interpreter.
@@ -88,11 +90,11 @@ def write_kv_mosaic_tpu(
     Returns:
         The updated pool. Page 0 holds garbage.
     """
-    new = jnp.stack([k, v], axis=1)  # [T, 2, Hkv, D]
+    new = k[:, None] if v is None else jnp.stack([k, v], axis=1)  # [T, 2, Hkv, D]
     scale = None
     quantization = kv_quantization(kv.pages.dtype)
     if kv.scales is not None and quantization is not None:
-        new, scale = quantize(new, quantization, -1)  # and [T, 2, Hkv]
+        new, scale = round_kv(new, quantization, kv.value_size)  # and [T, 2, Hkv]
     if kv.in_one_row:
         new = jnp.concatenate([new[:, 0], new[:, 1]], axis=-1)[:, None]  # [T, 1, Hkv, 2·D]
     new = new.astype(kv.pages.dtype)
@@ -226,7 +228,7 @@ def _call(
         interpret=interpret,
     )
     pages, *scales = call(*scalars, *arrays, *aliased)
-    return PagedKV(pages=pages, scales=scales[0] if scales else None)
+    return replace(kv, pages=pages, scales=scales[0] if scales else None)
 
 
 def _kernel(merge: Any, width: int, num_scalars: int, num_pools: int, *refs: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from octavo.pallas_kernels.ragged_paged_attention.batch import PagedKV
 from octavo.pallas_kernels.ragged_paged_attention.kv_dtype import bytes_per_head
-from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES, scale_lanes
+from octavo.pallas_kernels.ragged_paged_attention.tiles_tpu import LANES, whole_lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,23 +81,23 @@ def pool_layout(
         backend: its name.
         head_dim: of keys, and of values that lie on their own.
         page_size: tokens.
-        value_size: of values that are the beginnings of keys; only plain XLA has them.
+        value_size: of values that are the beginnings of keys.
     """
     if value_size is not None:
         return PoolLayout(
             halves=1,
-            width=head_dim,
+            width=whole_lanes(head_dim) if backend == "mosaic_tpu" else head_dim,
             page_size=page_size,
-            scale_width=page_size,
+            scale_width=whole_lanes(page_size) if backend == "mosaic_tpu" else page_size,
             value_size=value_size,
         )
     halves, width, scale_width = 2, head_dim, page_size
     if backend == "mosaic_tpu":
-        scale_width = scale_lanes(page_size)
+        scale_width = whole_lanes(page_size)
         if 2 * head_dim == LANES:
             halves, width = 1, LANES
         else:
-            width = -(-head_dim // LANES) * LANES
+            width = whole_lanes(head_dim)
     elif backend == "mosaic_gpu" and head_dim > 64:
         width = -(-head_dim // 128) * 128
     return PoolLayout(halves=halves, width=width, page_size=page_size, scale_width=scale_width)

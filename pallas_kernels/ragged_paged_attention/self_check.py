@@ -50,8 +50,9 @@ def check_backend(
         table=-(-256 // page),
         dtype=dtype,
         kv_dtype=kv_dtype_name(shape.kv_dtype),
-        layout=pool_layout(backend, shape.head_dim, page),
+        layout=pool_layout(backend, shape.head_dim, page, shape.value_size),
         as_bits=backend in ("xla", "reference"),
+        value_size=shape.value_size,
     )
     sinks = jnp.asarray(rng.standard_normal(shape.num_heads), jnp.float32) if has_sinks else None
 

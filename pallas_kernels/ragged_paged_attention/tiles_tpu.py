@@ -61,9 +61,9 @@ def vmem_bytes(kind: str | None) -> int:
     return VMEM_BYTES.get(kind or "", SMALLEST_VMEM_BYTES)
 
 
-def scale_lanes(num_tokens: int) -> int:
-    """Lanes that one head's scales of so many tokens take: whole tiles of lanes."""
-    return -(-num_tokens // LANES) * LANES
+def whole_lanes(count: int) -> int:
+    """Lanes that so many numbers of a row take: whole tiles of lanes."""
+    return -(-count // LANES) * LANES
 
 
 def scratch_bytes(
@@ -76,6 +76,7 @@ def scratch_bytes(
     q_itemsize: int,
     kv_itemsize: int,
     halves: int = 2,
+    value_dim: int | None = None,
 ) -> int:
     """VMEM that the kernel's buffers and one head's scores take.
 
@@ -85,18 +86,21 @@ def scratch_bytes(
         head_dim: numbers of a pool's row.
         kv_itemsize: bytes of a pool's number; 1 comes with scales.
         halves: rows that a token takes in one head.
+        value_dim: the first numbers of a row of values that are looked at; None is all.
     """
     block = pages * page_size
-    lanes = -(-head_dim // LANES) * LANES
+    lanes = whole_lanes(head_dim)
+    out_lanes = lanes if value_dim is None else whole_lanes(value_dim)
     rows = max(8, rows)
-    queries = num_kv_heads * rows * lanes * (3 * q_itemsize + 4)  # two in, one out, accumulator
+    of_row = 2 * lanes * q_itemsize + out_lanes * (q_itemsize + 4)  # two in, one out, accumulator
+    queries = num_kv_heads * rows * of_row
     stats = 4 * num_kv_heads * rows * 128 * 4  # peak, total, sinks (double-buffered)
     kv = 2 * halves * block * num_kv_heads * lanes * kv_itemsize
     scores = 4 * rows * block * 4
     narrow = 0
     if kv_itemsize == 1:
         heads = 2 * max(8, num_kv_heads) * 4  # keys and values in whole tiles of float32
-        scales = heads * (2 * pages * scale_lanes(page_size) + scale_lanes(block))
+        scales = heads * (2 * pages * whole_lanes(page_size) + whole_lanes(block))
         narrow = scales + halves * block * lanes * q_itemsize  # one head's block, widened
     return queries + stats + kv + scores + narrow
 
@@ -107,13 +111,16 @@ def choose_tpu_tiles(
     pool_shape: tuple[int, ...],
     kv_dtype: Any,
     kind: str | None = None,
+    *,
+    value_size: int | None = None,
 ) -> TpuTiles:
     """Block sizes that fit the device's VMEM: measured ones where a table has them.
 
     Args:
         q_shape: [T, Hq, D].
-        pool_shape: [N, 2, Hkv, P, D], or [N, 1, Hkv, P, 2·D].
+        pool_shape: [N, 2, Hkv, P, D], [N, 1, Hkv, P, 2·D], or [N, 1, Hkv, P, D] of keys alone.
         kind: device kind; None asks JAX which one is being compiled for.
+        value_size: of a pool of keys alone; see `PagedKV`.
 
     Raises:
         InvalidConfigError: a table asks for more than VMEM holds.
@@ -131,6 +138,7 @@ def choose_tpu_tiles(
         "halves": halves,
         "q_itemsize": jnp.dtype(q_dtype).itemsize,
         "kv_itemsize": jnp.dtype(kv_dtype).itemsize,
+        "value_dim": value_size,
     }
 
     def widest_block(rows: int) -> int:
@@ -139,9 +147,9 @@ def choose_tpu_tiles(
             pages //= 2
         return pages
 
-    tile = min(max(16, MAX_QUERY_ROWS // group), q_shape[0])
+    tile = min(max(8, MAX_QUERY_ROWS // group), q_shape[0])
     least = max(1, LANES // page_size)
-    while tile > 8 and scratch_bytes(rows=tile * group, pages=least, **sizes) > budget:
+    while tile > 4 and scratch_bytes(rows=tile * group, pages=least, **sizes) > budget:
         tile //= 2
     pages = widest_block(tile * group)
     needed = scratch_bytes(rows=tile * group, pages=pages, **sizes)

@@ -46,14 +46,31 @@ def test_auto_takes_the_devices_own_kernel() -> None:
     assert choose_backend("auto", LLAMA, **CPU) == "xla"
 
 
-@pytest.mark.parametrize("device", [V6E, H200], ids=["tpu", "gpu"])
-def test_latents_are_left_to_xla_and_refused_by_kernels_by_name(device: dict[str, str]) -> None:
-    latents = dataclasses.replace(LLAMA, num_kv_heads=1, head_dim=576, value_size=512)
-    assert choose_backend("auto", latents, **device) == "xla"
-    kernel = "mosaic_tpu" if device is V6E else "mosaic_gpu"
+LATENTS = dataclasses.replace(LLAMA, num_kv_heads=1, head_dim=576, value_size=512)
+
+
+def test_latents_are_left_to_xla_on_a_gpu_and_refused_by_its_kernel_by_name() -> None:
+    assert choose_backend("auto", LATENTS, **H200) == "xla"
     with pytest.raises(InvalidConfigError, match="kv_lora_rank = 512 is not allowed") as caught:
-        choose_backend(kernel, latents, **device)
+        choose_backend("mosaic_gpu", LATENTS, **H200)
     assert "attention_backend=xla takes it" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["TPU v5 lite", "TPU v5p", "TPU v6 lite", "TPU7x"])
+@pytest.mark.parametrize("num_heads", [16, 64, 128])
+@pytest.mark.parametrize("kv_dtype", [jnp.bfloat16, jnp.int8])
+def test_a_tpus_kernel_takes_latents_of_all_heads(kind: str, num_heads: int, kv_dtype: Any) -> None:
+    latents = dataclasses.replace(LATENTS, num_heads=num_heads, kv_dtype=kv_dtype)
+    assert choose_backend("auto", latents, platform="tpu", device_kind=kind) == "mosaic_tpu"
+
+
+def test_narrow_latents_have_values_of_whole_lanes_on_a_tpu() -> None:
+    latents = dataclasses.replace(LATENTS, head_dim=160, value_size=96)
+    assert choose_backend("auto", latents, **V6E) == "mosaic_tpu"
+    narrow = dataclasses.replace(latents, kv_dtype=jnp.int8)
+    assert choose_backend("auto", narrow, **V6E) == "xla"
+    with pytest.raises(InvalidConfigError, match=r"kv_lora_rank = 96.*multiples of 128 in int8"):
+        choose_backend("mosaic_tpu", narrow, **V6E)
 
 
 @pytest.mark.parametrize("device", [V6E, H200], ids=["tpu", "gpu"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -38,6 +39,13 @@ VARIANTS = {
 }
 SHAPE = {"num_tokens": 64, "num_rows": 12, "num_pages": 64}
 SHAPE_64 = {**SHAPE, "head_dim": 64, "layout": pool_layout("mosaic_tpu", 64, 8)}
+LATENTS = {
+    **SHAPE,
+    "heads": (6, 1),
+    "head_dim": 160,  # more than the lanes of values, and fewer than two tiles of lanes
+    "value_size": 96,
+    "layout": pool_layout("mosaic_tpu", 160, 8, 96),
+}
 
 
 @functools.cache
@@ -71,23 +79,46 @@ def test_heads_of_64_have_their_keys_and_values_in_one_row(variant: str, mix: st
     np.testing.assert_allclose(got, want, atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"])
 
 
-@pytest.mark.parametrize("shape", [SHAPE, SHAPE_64], ids=["apart", "in one row"])
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_of_latents_the_values_are_the_first_lanes(variant: str, mix: str) -> None:
+    params, has_sinks = VARIANTS[variant]
+    rng = np.random.default_rng(len(mix))
+    q, _, _, kv, batch = make_case(rng, MIXES[mix], **LATENTS)  # type: ignore[arg-type]
+    assert kv.pages.shape[1:] == (1, 1, 8, 256)
+    sinks = jnp.asarray(rng.standard_normal(6), jnp.float32) if has_sinks else None
+    padded = jnp.pad(q, ((0, 0), (0, 0), (0, 96)))
+    got = attend(params)(padded, kv, batch, sinks=sinks)
+    assert got.shape == (64, 6, 128)
+    want = attend_reference(padded, kv, batch, params, sinks=sinks)
+    got, want = got[..., :96], want[..., :96]
+    np.testing.assert_allclose(got, want, atol=TOLERANCE["float32"], rtol=TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize(
+    "shape", [SHAPE, SHAPE_64, LATENTS], ids=["apart", "in one row", "latents"]
+)
 def test_numbers_that_are_not_finite_beyond_a_rows_end_do_no_harm(shape: dict[str, Any]) -> None:
     params = VARIANTS["full"][0]
     rows = [(1, 50), (1, 3), (20, 41)]
     q, _, _, kv, batch = make_case(np.random.default_rng(0), rows, **shape)
-    want = attend_reference(q, kv.apart(), batch, params)
+    q = jnp.pad(q, ((0, 0), (0, 0), (0, kv.head_dim - q.shape[2])))
+    apart = kv if kv.holds_keys_alone else kv.apart()
+    want = attend_reference(q, apart, batch, params)[..., : kv.value_size]
     pages = np.asarray(kv.pages).copy()
     pages[0] = np.nan
     for row, (_, kv_len) in enumerate(rows):
         pages[int(batch.block_table[row, kv_len // 8]), :, :, kv_len % 8 :] = np.nan
-    poisoned = type(kv)(pages=jnp.asarray(pages))
-    np.testing.assert_allclose(attend(params)(q, poisoned, batch), want, atol=2e-5)
+    poisoned = dataclasses.replace(kv, pages=jnp.asarray(pages))
+    got = attend(params)(q, poisoned, batch)[..., : kv.value_size]
+    np.testing.assert_allclose(got, want, atol=2e-5)
 
 
-@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize(("head_dim", "value_size"), [(16, None), (64, None), (576, 512)])
 @pytest.mark.parametrize(("mix", "decode_only"), [("decode and prefill", False), ("idle", True)])
-def test_writes_and_attends_in_bfloat16(mix: str, decode_only: bool, head_dim: int) -> None:
+def test_writes_and_attends_in_bfloat16(
+    mix: str, decode_only: bool, head_dim: int, value_size: int | None
+) -> None:
     rows = MIXES["decode and prefill"] if not decode_only else MIXES["idle decode rows"]
     params = AttentionParams(scale=head_dim**-0.5)
     case = make_case(
@@ -100,7 +131,8 @@ def test_writes_and_attends_in_bfloat16(mix: str, decode_only: bool, head_dim: i
         page_size=32,
         table=4,
         dtype="bfloat16",
-        layout=pool_layout("mosaic_tpu", 64, 32) if head_dim == 64 else None,
+        layout=pool_layout("mosaic_tpu", head_dim, 32, value_size) if head_dim >= 64 else None,
+        value_size=value_size,
     )
     got, got_kv = ragged_paged_attention(
         *case, params, backend="mosaic_tpu", decode_only=decode_only, interpret=True

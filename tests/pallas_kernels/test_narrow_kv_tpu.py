@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -40,7 +41,13 @@ VARIANTS = {
         True,
     ),
 }
+LATENTS = {"heads": (6, 1), "head_dim": 160, "value_size": 128}
 PAIRS = list(zip(("int8", "fp8"), VARIANTS, strict=True))
+
+
+def apart(kv: PagedKV) -> PagedKV:
+    """The pool as plain XLA has it."""
+    return kv if kv.holds_keys_alone else kv.apart()
 
 
 def case(rng: np.random.Generator, rows: list[tuple[int, int]], kv_dtype: str, **shape: Any) -> Any:
@@ -52,7 +59,7 @@ def case(rng: np.random.Generator, rows: list[tuple[int, int]], kv_dtype: str, *
         rows,
         table=256 // page_size,
         kv_dtype=kv_dtype,
-        layout=pool_layout("mosaic_tpu", shape["head_dim"], page_size),
+        layout=pool_layout("mosaic_tpu", shape["head_dim"], page_size, shape.get("value_size")),
         as_bits=False,
         **shape,
     )
@@ -73,7 +80,7 @@ def check(q: Any, kv: PagedKV, batch: Any, variant: str, given: PagedKV | None =
     if has_sinks:
         sinks = jnp.asarray(np.random.default_rng(7).standard_normal(q.shape[1]), jnp.float32)
     got = attend(params)(q, kv if given is None else given, batch, sinks=sinks)
-    want = attend_reference(q, kv.apart(), batch, params, sinks=sinks)
+    want = attend_reference(q, apart(kv), batch, params, sinks=sinks)[..., : kv.value_size]
     tolerance = TOLERANCE[q.dtype.name]
     np.testing.assert_allclose(
         np.asarray(got, np.float32), np.asarray(want, np.float32), atol=tolerance, rtol=tolerance
@@ -85,6 +92,19 @@ def check(q: Any, kv: PagedKV, batch: Any, variant: str, given: PagedKV | None =
 def test_matches_the_reference(kv_dtype: str, variant: str, mix: str) -> None:
     rng = np.random.default_rng(len(mix))
     q, _, _, kv, batch = case(rng, MIXES[mix], kv_dtype, num_pages=48)
+    check(q, kv, batch, variant)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize(("kv_dtype", "variant"), PAIRS)
+def test_latents_have_a_scale_of_values_and_one_of_other_keys(
+    kv_dtype: str, variant: str, mix: str
+) -> None:
+    rng = np.random.default_rng(len(mix))
+    q, _, _, kv, batch = case(rng, MIXES[mix], kv_dtype, num_pages=48, **LATENTS)
+    assert kv.pages.shape[1:] == (1, 1, 32, 256)
+    scales = np.asarray(kv.scales)[..., :32]
+    assert not np.allclose(scales[:, 0], scales[:, 1], rtol=0.01)
     check(q, kv, batch, variant)
 
 
@@ -112,12 +132,13 @@ def test_matches_the_reference_for_heads_and_pages(
     check(q, kv, batch, "window, soft cap and sinks")
 
 
+@pytest.mark.parametrize("shape", [{}, LATENTS], ids=["apart", "latents"])
 @pytest.mark.parametrize(("kv_dtype", "variant"), PAIRS)
 def test_numbers_that_are_not_finite_beyond_a_rows_end_do_no_harm(
-    kv_dtype: str, variant: str
+    kv_dtype: str, variant: str, shape: dict[str, Any]
 ) -> None:
     rows = [(1, 50), (1, 3), (20, 41)]
-    q, _, _, kv, batch = case(np.random.default_rng(0), rows, kv_dtype, num_pages=48)
+    q, _, _, kv, batch = case(np.random.default_rng(0), rows, kv_dtype, num_pages=48, **shape)
     pages, scales = np.asarray(kv.pages).copy(), np.asarray(kv.scales).copy()
     scales[0] = np.nan
     for row, (_, kv_len) in enumerate(rows):
@@ -125,7 +146,7 @@ def test_numbers_that_are_not_finite_beyond_a_rows_end_do_no_harm(
         scales[page, :, :, kv_len % 32 :] = np.nan
         if kv_dtype == "fp8":
             pages[page, :, :, kv_len % 32 :] = np.nan
-    poisoned = PagedKV(pages=jnp.asarray(pages), scales=jnp.asarray(scales))
+    poisoned = replace(kv, pages=jnp.asarray(pages), scales=jnp.asarray(scales))
     check(q, kv, batch, variant, poisoned)
 
 
@@ -133,6 +154,9 @@ def test_numbers_that_are_not_finite_beyond_a_rows_end_do_no_harm(
     ("kv_dtype", "head_dim", "page_size", "rows", "decode_only"),
     [
         ("int8", 128, 32, MIXES["decode and prefill"], False),
+        # Latents.
+        ("int8", 160, 32, MIXES["decode and prefill"], False),
+        ("fp8", 160, 16, [(1, 64), (1, 0), (1, 33)], True),
         # Several tiles of numbers share a tile of scales, and a row begins and ends within one.
         ("fp8", 128, 256, [(1, 200), (150, 180), (1, 129)], False),
         ("int8", 128, 256, [(1, 130), (1, 0), (1, 128), (1, 65)], True),
@@ -151,14 +175,15 @@ def test_writes_what_plain_xla_writes(
         num_tokens=num_tokens,
         num_rows=len(rows) + (0 if decode_only else 2),
         page_size=page_size,
-        head_dim=head_dim,
+        **(LATENTS if head_dim == 160 else {"head_dim": head_dim}),
     )
+    k = jnp.pad(k, ((0, 0), (0, 0), (0, kv.head_dim - k.shape[2])))
     # This interpreter keeps blocks between visits, as a TPU does.
     got = write_kv_mosaic_tpu(
         kv, k, v, batch, decode_only=decode_only, interpret=pltpu.InterpretParams()
     )
-    want = write_kv(kv.apart(), k, v, batch)
-    assert (np.asarray(want.pages) != np.asarray(kv.apart().pages)).any()
+    want = write_kv(apart(kv), k, v, batch)
+    assert (np.asarray(want.pages) != np.asarray(apart(kv).pages)).any()
     if kv.in_one_row:
         want = want.side_by_side()
     np.testing.assert_array_equal(

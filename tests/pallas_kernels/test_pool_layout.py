@@ -63,8 +63,21 @@ def test_a_latent_lies_once_and_unpadded(dtype: Any, num_bytes: int) -> None:
     assert layout.bytes_per_token(dtype) == num_bytes
 
 
-@pytest.mark.parametrize("backend", ["mosaic_tpu", "mosaic_gpu"])
-def test_a_backend_without_latents_refuses_them(backend: Any) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "num_bytes"), [(jnp.bfloat16, 2 * 640), (jnp.int8, 640 + 2 * 2 * 4)]
+)
+def test_a_tpu_pads_latents_and_their_scales_to_whole_lanes(dtype: Any, num_bytes: int) -> None:
+    layout = pool_layout("mosaic_tpu", 576, 64, 512)
+    kv = jax.eval_shape(lambda: layout.zeros(7, 1, dtype))
+    assert kv.pages.shape == (7, 1, 1, 64, 640)
+    assert kv.value_size == 512
+    held = sum(array.size * array.dtype.itemsize for array in jax.tree.leaves(kv))
+    assert held == 7 * 64 * num_bytes
+    assert layout.bytes_per_token(dtype) == num_bytes
+
+
+def test_a_backend_without_latents_refuses_them() -> None:
+    backend: Any = "mosaic_gpu"
     case = make_case(
         np.random.default_rng(0), [(1, 9)], num_tokens=1, num_rows=1, heads=(4, 1), value_size=8
     )
