@@ -123,6 +123,7 @@ class AttentionCase:
     Attributes:
         kv: of the pool, a name of `KV_DTYPES`; None is `dtype`.
         value_size: of latents; None is keys and values apart.
+        attention_chunk: at least `context`, all of which is seen then.
     """
 
     rows: int
@@ -136,6 +137,7 @@ class AttentionCase:
     window: int | None = None
     softcap: float | None = None
     value_size: int | None = None
+    attention_chunk: int | None = None
 
     @property
     def kv_dtype(self) -> jnp.dtype:
@@ -150,6 +152,8 @@ class AttentionCase:
             parts.append(self.dtype)
         if self.kv:
             parts.append(f"{self.kv} KV")
+        if self.attention_chunk:
+            parts.append(f"chunks of {self.attention_chunk}")
         if self.value_size:
             parts.append(f"latents of {self.value_size}")
         if self.window:
@@ -166,6 +170,7 @@ ATTENTION = (
     AttentionCase(rows=32, chunk=256, context=2048, heads=(16, 16), head_dim=128, page_size=256),
     AttentionCase(rows=32, chunk=256, context=2048, heads=(12, 4), window=1024, softcap=50.0),
     AttentionCase(rows=32, chunk=256, context=2048, heads=(16, 8), head_dim=96, page_size=32),
+    AttentionCase(rows=32, chunk=512, context=8192, heads=(40, 8), attention_chunk=8192),
     AttentionCase(rows=64, chunk=0, context=4096, head_dim=64),
     AttentionCase(rows=64, chunk=0, context=4096, head_dim=64, kv="int8"),
     AttentionCase(rows=64, chunk=0, context=4096, kv="int8"),
@@ -276,7 +281,10 @@ def _lower_attention(sizes: AttentionCase, mesh: Mesh, backend: Backend) -> Any:
     )
     new = array((tokens, num_kv_heads, sizes.head_dim), sizes.dtype)
     params = AttentionParams(
-        scale=sizes.head_dim**-0.5, sliding_window=sizes.window, logit_softcap=sizes.softcap
+        scale=sizes.head_dim**-0.5,
+        sliding_window=sizes.window,
+        logit_softcap=sizes.softcap,
+        attention_chunk=sizes.attention_chunk,
     )
     run = functools.partial(
         ragged_paged_attention, params=params, backend=backend, decode_only=not sizes.chunk

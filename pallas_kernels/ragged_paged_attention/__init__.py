@@ -89,8 +89,6 @@ def ragged_paged_attention(
         raise ValueError(f"pool {kv.pages.shape}: {backend} wants keys and values apart")
     if kv.holds_keys_alone and backend == "mosaic_gpu":
         raise ValueError(f"pool {kv.pages.shape}: {backend} wants values of their own")
-    if params.attention_chunk is not None and backend not in ("xla", "reference"):
-        raise ValueError(f"attention_chunk = {params.attention_chunk}: {backend} knows no chunks")
     wider = ((0, 0), (0, 0), (0, kv.head_dim - head_dim))
     is_padded = kv.head_dim > head_dim
     if k is not None:

@@ -22,6 +22,8 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 HEAD_DIMS = (64, 96, 128, 256)
 PAGE_SIZES = (16, 32, 64, 128, 256)
 MAX_GROUP_GPU = 64
+MIN_CHUNK = 512
+"""Of attention in chunks: a tile of queries is no longer, so that it is of two chunks at most."""
 PLATFORMS = {"mosaic_tpu": ("tpu",), "mosaic_gpu": ("gpu", "cuda")}
 
 
@@ -74,8 +76,8 @@ def refusal(
     has_latents = shape.value_size is not None
     if has_latents and backend == "mosaic_gpu":
         return Refusal("kv_lora_rank", shape.value_size, "layers without latents")
-    if shape.attention_chunk is not None:
-        return Refusal("attention_chunk_size", shape.attention_chunk, "layers without chunks")
+    if shape.attention_chunk is not None and shape.attention_chunk < MIN_CHUNK:
+        return Refusal("attention_chunk_size", shape.attention_chunk, f"at least {MIN_CHUNK}")
     if shape.head_dim not in HEAD_DIMS and not has_latents:
         return Refusal("head_dim", shape.head_dim, _one_of(HEAD_DIMS))
     if shape.page_size not in PAGE_SIZES:

@@ -6,6 +6,7 @@ N pages in the pool, P tokens in a page, M pages in a row of the block table.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -170,3 +171,22 @@ class AttentionParams:
             chunk = jnp.asarray(self.attention_chunk, position.dtype)
             first = jnp.maximum(first, position // chunk * chunk)
         return first
+
+    def first_visible_of_tile(
+        self, position: jax.Array, last: jax.Array, origin: jax.Array | int = 0
+    ) -> jax.Array:
+        """As `first_visible` where not all is seen, without a division for each position. What it
+        returns may be before all positions.
+
+        Args:
+            position: int32 of any shape, counted from `origin`, as what is returned. At most `last`
+                and more than `last - attention_chunk`.
+            last: int32[], counted from 0.
+        """
+        assert not self.sees_all
+        first = [] if self.sliding_window is None else [position + (1 - self.sliding_window)]
+        if self.attention_chunk is not None:
+            chunk = jnp.int32(self.attention_chunk)
+            begin = jax.lax.div(last, chunk) * chunk - origin
+            first.append(jnp.where(position >= begin, begin, begin - chunk))
+        return functools.reduce(jnp.maximum, first)

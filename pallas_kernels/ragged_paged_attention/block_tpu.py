@@ -150,8 +150,8 @@ def add_block(
         query = lax.broadcasted_iota(jnp.int32, (queries, block), 0)
         query = position + lax.div(query, jnp.full_like(query, shape.group))
         visible = key <= jnp.minimum(query, kv_len - 1)
-        if params.sliding_window is not None:
-            visible &= key > query - params.sliding_window
+        if not params.sees_all:
+            visible &= key >= params.first_visible_of_tile(query, position + (shape.tile - 1))
 
     def scale_row(half: int, head: Any) -> Any:  # [1, block]
         return scale_rows[half, pl.ds(head, 1), :block]

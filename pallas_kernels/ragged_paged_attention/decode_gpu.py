@@ -252,8 +252,8 @@ def _kernel(
                 jnp.int32, scores.shape, 1, layout=plgpu.Layout.WGMMA
             )
             visible = key < kv_len
-            if params.sliding_window is not None:
-                visible &= key >= kv_len - params.sliding_window
+            if not params.sees_all:
+                visible &= key >= params.first_visible_of_tile(kv_len - 1, kv_len - 1)
             scores = jnp.where(visible, scores, _MASKED)
             new_peak = jnp.maximum(peak, scores.max(axis=1) * scale)
             shrink = jnp.exp2(peak - new_peak)

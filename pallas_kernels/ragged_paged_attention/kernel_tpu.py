@@ -335,8 +335,9 @@ def _kernel(
             if scale_rows:
                 lay_scales(shape, kv_bufs[1].at[slot], scale_rows[0], kv_len - index * block)
             inside = (index + 1) * block <= position + 1
-            if shape.params.sliding_window is not None:
-                inside &= index * block > position + shape.tile - 1 - shape.params.sliding_window
+            if not shape.params.sees_all:
+                last = position + (shape.tile - 1)
+                inside &= index * block >= shape.params.first_visible_of_tile(last, last)
 
             compute = functools.partial(
                 add_block,
@@ -351,7 +352,7 @@ def _kernel(
                 position,
                 kv_len,
             )
-            if shape.tile == 1 and shape.params.sliding_window is None:
+            if shape.tile == 1 and shape.params.sees_all:
                 compute(masked=True)  # one mask a block is cheaper than a second body
             else:
                 pl.when(inside)(functools.partial(compute, masked=False))

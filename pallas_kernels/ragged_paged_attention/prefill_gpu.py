@@ -327,8 +327,9 @@ def _kernel(
                 query = lax.shift_right_logical(query, jnp.int32(group.bit_length() - 1))
                 query = query + (position - begin)
                 visible = key < jnp.minimum(query + 1, kv_len - begin)
-                if params.sliding_window is not None:
-                    visible &= key > query - params.sliding_window
+                if not params.sees_all:
+                    last = position + num_wgs * QUERY_ROWS // group - 1
+                    visible &= key >= params.first_visible_of_tile(query, last, begin)
                 scores = jnp.where(visible, scores, _MASKED)
             new_peak = jnp.maximum(peak, scores.max(axis=1) * scale)
             shrink = jnp.exp2(peak - new_peak)
@@ -353,11 +354,11 @@ def _kernel(
             return acc, new_peak, total
 
         def first_whole(segment: Segment) -> Any:
-            """The first tile with nothing beyond a window of the item's last query."""
-            if params.sliding_window is None:
+            """The first tile that the item's last query sees from its beginning."""
+            if params.sees_all:
                 return segment.first
             last = position_ref[segment.item] + num_wgs * QUERY_ROWS // group - 1
-            before = jnp.maximum(last + 1 - params.sliding_window, 0)
+            before = jnp.maximum(params.first_visible_of_tile(last, last), 0)
             whole = lax.div(before + (tile - 1), jnp.int32(tile))
             return jnp.clip(whole, segment.first, segment.end)
 
@@ -371,7 +372,7 @@ def _kernel(
             return lax.fori_loop(*steps, partial(one_tile, segment, masked), carry)
 
         carry = (acc, peak, total)
-        if params.sliding_window is not None:
+        if not params.sees_all:
             carry = walk_tiles(segment, True, segment.first, first_whole(segment), carry)
             segment = read()  # again: registers are all in use
         carry = walk_tiles(segment, False, first_whole(segment), end_whole(segment), carry)

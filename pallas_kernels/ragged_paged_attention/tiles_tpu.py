@@ -41,7 +41,8 @@ class TpuTiles:
 
     Attributes:
         decode_pages, prefill_pages: pages in a KV block.
-        prefill_tile: query tokens of an item; rounded up to whole sublane tiles by the kernel.
+        prefill_tile: query tokens of an item; rounded up to whole sublane tiles by the kernel. At
+            most as many as a chunk of `AttentionParams.attention_chunk`, if there is one.
         vmem_bytes: limit given to the compiler.
     """
 

@@ -161,9 +161,9 @@ def block_range(
     """
     last = jnp.minimum(work.position + jnp.maximum(work.num_queries, 1), kv_lens[work.row])
     end = jnp.maximum(lax.div(last + block - 1, block), 1)
-    if params.sliding_window is None:
+    if params.sees_all:
         return jnp.zeros_like(end), end
-    first = lax.div(jnp.maximum(work.position + 1 - params.sliding_window, 0), block)
+    first = lax.div(params.first_visible(work.position), block)
     return jnp.minimum(first, end - 1), end
 
 

@@ -74,12 +74,16 @@ def test_narrow_latents_have_values_of_whole_lanes_on_a_tpu() -> None:
 
 
 @pytest.mark.parametrize("device", [V6E, H200], ids=["tpu", "gpu"])
-def test_chunks_are_left_to_xla_and_refused_by_kernels_by_name(device: dict[str, str]) -> None:
-    chunks = dataclasses.replace(LLAMA, attention_chunk=8192)
+def test_chunks_shorter_than_a_tile_are_left_to_xla_and_refused_by_name(
+    device: dict[str, str],
+) -> None:
+    chunks = dataclasses.replace(LLAMA, attention_chunk=511)
     assert choose_backend("auto", chunks, **device) == "xla"
     kernel = "mosaic_tpu" if device is V6E else "mosaic_gpu"
-    with pytest.raises(InvalidConfigError, match="attention_chunk_size = 8192 is not allowed"):
+    with pytest.raises(InvalidConfigError, match=r"attention_chunk_size = 511.*at least 512"):
         choose_backend(kernel, chunks, **device)
+    real = dataclasses.replace(LLAMA, attention_chunk=8192)
+    assert refusal(kernel, real, **device) in (None, refusal(kernel, LLAMA, **device))
 
 
 @needs_gpu_kernels

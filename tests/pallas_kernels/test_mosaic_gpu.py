@@ -31,6 +31,7 @@ def interpreter():  # type: ignore[no-untyped-def]
     [
         (64, 16, AttentionParams(scale=0.125), True),
         (64, 128, AttentionParams(scale=0.125, sliding_window=70, logit_softcap=5.0), False),
+        (64, 64, AttentionParams(scale=0.125, attention_chunk=100), False),
         (256, 64, AttentionParams(scale=0.0625), True),
     ],
 )
@@ -81,6 +82,8 @@ def test_decode_splits_and_combines(
     [
         (64, 64, AttentionParams(scale=0.125), False),
         (64, 32, AttentionParams(scale=0.125, sliding_window=30), True),
+        # The second row's queries are of two chunks, which a tile has both of.
+        (64, 64, AttentionParams(scale=0.125, attention_chunk=150), False),
         (256, 128, AttentionParams(scale=0.0625), False),
     ],
 )

@@ -35,6 +35,7 @@ MIXES = {
 VARIANTS = {
     "full": (AttentionParams(scale=0.25), False),
     "window and sinks": (AttentionParams(scale=0.25, sliding_window=13), True),
+    "chunks": (AttentionParams(scale=0.25, attention_chunk=21), False),
     "soft cap": (AttentionParams(scale=0.4, logit_softcap=5.0), False),
 }
 SHAPE = {"num_tokens": 64, "num_rows": 12, "num_pages": 64}
