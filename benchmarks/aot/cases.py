@@ -171,6 +171,8 @@ ATTENTION = (
     AttentionCase(rows=32, chunk=256, context=2048, heads=(12, 4), window=1024, softcap=50.0),
     AttentionCase(rows=32, chunk=256, context=2048, heads=(16, 8), head_dim=96, page_size=32),
     AttentionCase(rows=32, chunk=512, context=8192, heads=(40, 8), attention_chunk=8192),
+    AttentionCase(rows=32, chunk=256, context=2048, heads=(32, 32), head_dim=80),
+    AttentionCase(rows=32, chunk=256, context=2048, heads=(64, 8), head_dim=192),
     AttentionCase(rows=64, chunk=0, context=4096, head_dim=64),
     AttentionCase(rows=64, chunk=0, context=4096, head_dim=64, kv="int8"),
     AttentionCase(rows=64, chunk=0, context=4096, kv="int8"),
@@ -195,6 +197,9 @@ ATTENTION = (
 )
 TPU_ONLY = (
     AttentionCase(rows=32, chunk=256, context=1024, heads=(9, 3), head_dim=64, dtype="float32"),
+    # Gemma 4's global layers.
+    AttentionCase(rows=64, chunk=0, context=4096, heads=(8, 1), head_dim=512),
+    AttentionCase(rows=32, chunk=256, context=2048, heads=(16, 2), head_dim=512, kv="fp8"),
     # DeepSeek's and Kimi's latents: all heads of V3 on one device, and an eighth of them.
     AttentionCase(rows=64, chunk=0, context=4096, heads=(128, 1), head_dim=576, value_size=512),
     AttentionCase(rows=64, chunk=0, context=4096, heads=(16, 1), head_dim=576, value_size=512),

@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 Backend = Literal["xla", "reference", "mosaic_tpu", "mosaic_gpu"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
-HEAD_DIMS = (64, 96, 128, 256)
+HEAD_DIMS = {"mosaic_tpu": (64, 512), "mosaic_gpu": (64, 256)}
+"""Least and most; those in between are padded as `pool_layout` says."""
 PAGE_SIZES = (16, 32, 64, 128, 256)
 MAX_GROUP_GPU = 64
 MIN_CHUNK = 512
@@ -78,8 +79,9 @@ def refusal(
         return Refusal("kv_lora_rank", shape.value_size, "layers without latents")
     if shape.attention_chunk is not None and shape.attention_chunk < MIN_CHUNK:
         return Refusal("attention_chunk_size", shape.attention_chunk, f"at least {MIN_CHUNK}")
-    if shape.head_dim not in HEAD_DIMS and not has_latents:
-        return Refusal("head_dim", shape.head_dim, _one_of(HEAD_DIMS))
+    least, most = HEAD_DIMS[backend]
+    if not (least <= shape.head_dim <= most or has_latents):
+        return Refusal("head_dim", shape.head_dim, f"{least} to {most}")
     if shape.page_size not in PAGE_SIZES:
         return Refusal("block_size", shape.page_size, _one_of(PAGE_SIZES))
     if backend == "mosaic_tpu":

@@ -113,7 +113,7 @@ def test_the_hopper_kernel_takes_eight_bit_kv_in_any_page_and_head(
 
 
 def test_auto_falls_back_to_xla_where_the_kernel_does_not_fit() -> None:
-    odd = dataclasses.replace(LLAMA, head_dim=80)
+    odd = dataclasses.replace(LLAMA, head_dim=32)
     assert choose_backend("auto", odd, **V6E) == "xla"
     assert choose_backend("auto", odd, **H200) == "xla"
 
@@ -122,7 +122,7 @@ def test_auto_falls_back_to_xla_where_the_kernel_does_not_fit() -> None:
     ("device", "change", "message"),
     [
         (CPU, {}, "attention_backend = 'mosaic_tpu'.*a TPU; this device is 'cpu'"),
-        (V6E, {"head_dim": 80}, "head_dim = 80.*64, 96, 128, 256"),
+        (V6E, {"head_dim": 513}, "head_dim = 513.*64 to 512"),
         (V6E, {"page_size": 8}, "block_size = 8.*16, 32, 64, 128, 256"),
         (V6E, {"q_dtype": jnp.float16}, "dtype = 'float16'.*float32, bfloat16"),
         (V6E, {"kv_dtype": jnp.float32}, "kv_cache_dtype = 'float32'.*bfloat16.*, int8 or fp8"),
@@ -142,7 +142,7 @@ def test_a_shape_the_tpu_kernel_cannot_take_is_refused(
     ("device_kind", "change", "message"),
     [
         ("NVIDIA A100", {}, "a Hopper GPU, not 'NVIDIA A100'"),
-        ("NVIDIA H100", {"head_dim": 80}, "head_dim = 80.*64, 96, 128, 256"),
+        ("NVIDIA H100", {"head_dim": 257}, "head_dim = 257.*64 to 256"),
         ("NVIDIA H100", {"q_dtype": jnp.float32}, "dtype = 'float32'.*bfloat16"),
         ("NVIDIA H100", {"kv_dtype": jnp.float32}, "kv_cache_dtype = 'float32'.*int8 or fp8"),
         ("NVIDIA H100", {"num_heads": 128, "num_kv_heads": 1}, "at most 64"),
@@ -154,6 +154,14 @@ def test_a_shape_the_hopper_kernel_cannot_take_is_refused(
     shape = dataclasses.replace(LLAMA, **change)
     with pytest.raises(InvalidConfigError, match=message):
         choose_backend("mosaic_gpu", shape, platform="gpu", device_kind=device_kind)
+
+
+@pytest.mark.parametrize("head_dim", [72, 80, 112, 160, 192, 256])
+def test_heads_in_between_are_padded_and_taken(head_dim: int) -> None:
+    shape = dataclasses.replace(LLAMA, head_dim=head_dim)
+    assert choose_backend("auto", shape, **V6E) == "mosaic_tpu"
+    if has_mosaic_gpu_kernels():
+        assert choose_backend("auto", shape, **H200) == "mosaic_gpu"
 
 
 def test_xla_takes_every_shape() -> None:

@@ -115,7 +115,9 @@ def test_numbers_that_are_not_finite_beyond_a_rows_end_do_no_harm(shape: dict[st
     np.testing.assert_allclose(got, want, atol=2e-5)
 
 
-@pytest.mark.parametrize(("head_dim", "value_size"), [(16, None), (64, None), (576, 512)])
+@pytest.mark.parametrize(
+    ("head_dim", "value_size"), [(16, None), (64, None), (80, None), (512, None), (576, 512)]
+)
 @pytest.mark.parametrize(("mix", "decode_only"), [("decode and prefill", False), ("idle", True)])
 def test_writes_and_attends_in_bfloat16(
     mix: str, decode_only: bool, head_dim: int, value_size: int | None
