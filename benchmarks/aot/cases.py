@@ -331,7 +331,7 @@ def step_cases() -> Iterator[Case]:
             steps = shape.num_iterations
             yield Case(
                 name=f"step {label} {shape} x {context}",
-                lower=functools.partial(_lower_step, model, shape, context),
+                lower=functools.partial(lower_step, model, shape, context),
                 bytes_moved=steps * (read_bytes + kv_bytes),
                 flops=steps * (linear + pairs * heads.num_heads * heads.head_dim),
                 attention=Attention(
@@ -378,7 +378,7 @@ def _activation_bytes(model: ModelConfig, shape: StepShape) -> float:
     return 2 * (hidden + shape.num_rows * model.vocab_size * 4)
 
 
-def _lower_step(
+def lower_step(
     model: ModelConfig, shape: StepShape, context: int, mesh: Mesh, backend: Backend
 ) -> Any:
     pages = context // PAGE
