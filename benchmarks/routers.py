@@ -41,9 +41,11 @@ class Router(NamedTuple):
     is_grpc: bool = False
 
 
+# By its module: sglang-router's package has a command `smg`, too, and the last one installed stays.
+SMG = ("python", "-m", "smg", "launch")
 ROUTERS = {
-    "smg": Router(("smg", "launch")),
-    "smg-grpc": Router(("smg", "launch"), is_grpc=True),
+    "smg": Router(SMG),
+    "smg-grpc": Router(SMG, is_grpc=True),
     "sglang-router": Router(("sglang-router", "launch")),
     "vllm-router": Router(("vllm-router",)),
 }
