@@ -6,9 +6,13 @@ product; it has to suit decode programs of every width and mixed ones, which sha
 
 - `w_gate_up` [E, 2, F] and `wqkv` [E, Hkv, G + 2, D] have small dimensions between E and the last
   (574 MB of temporaries for two layers of the 8B model, 2.8 MB when they lie right).
-- Where D does not fill whole lanes (64 of 128), `wqkv` has E last: no program copies it then, and
-  no lane is padding (200 MB less for the 1B model). Else `models.layers.row_major` keeps programs
-  of 128 tokens and more from copying it.
+- Where a device's part of the last dimension does not fill whole lanes (D of 64; F of 704, of
+  DeepSeek-V2-Lite on four devices), they have E last: no program copies them then, and no lane is
+  padding (200 MB less for the 1B model). Else `models.layers.row_major` keeps programs of 128
+  tokens and more from copying `wqkv`.
+- `embed` [V, E] is read row by row. Where E does not fill whole lanes (2,880), XLA's own choice is
+  the other order, in which less is padding, and every dispatch copied the table (290 MB of
+  gpt-oss-20b on each of four devices).
 - `lm_head` [E, V] has E last, as a tied embedding table has: programs of one row read it so.
 
 A TPU7x holds bfloat16 in tiles of 16 x 128, but is given a program's arguments in tiles of 8 x 128:
@@ -110,9 +114,12 @@ def _format(path: Any, weight: Any) -> Any:
     # A quantized weight's parts have their inputs last, where a product's tiles want them.
     name = getattr(path[-1], "key", None)
     device = next(iter(weight.sharding.device_set))
-    if device.platform not in PLATFORMS or name not in {"wqkv", "w_gate_up", "lm_head"}:
+    if device.platform not in PLATFORMS or name not in {"embed", "wqkv", "w_gate_up", "lm_head"}:
         return weight.sharding
-    if name == "lm_head" or (name == "wqkv" and weight.shape[-1] % LANES):
+    if name == "embed":
+        return in_memory_order(weight.sharding, tuple(range(weight.ndim)))
+    width = weight.sharding.shard_shape(weight.shape)[-1]
+    if name == "lm_head" or width % LANES:
         return in_memory_order(weight.sharding, contracted_last(weight.ndim))
     return in_memory_order(weight.sharding, contracted_last_but_one(weight.ndim))
 
