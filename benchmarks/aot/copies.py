@@ -18,7 +18,7 @@ _ARRAY = re.compile(r"([a-z]+\d+\w*)\[([\d,]*)\](\{[^}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"(?:body|to_apply|calls|called_computation)=%([\w.\-]+)")
 _INDEX = re.compile(r"index=(\d+)")
-_WEIGHT = re.compile(r'op_name="weights\[')
+_WEIGHT = re.compile(r'op_name="weights(\[[^"]*)"')
 _MEMORY_SPACE = re.compile(r"S\(\d+\)")
 
 UNCHANGED = frozenset({"bitcast", "copy-start", "copy-done", "opt-barrier"})
@@ -35,7 +35,7 @@ class Copy:
     """A weight in another layout than it came in.
 
     Attributes:
-        weight: the program's argument.
+        weight: which, as layers.3.wqkv.
         array: what it is copied to, in HLO's notation.
         num_bytes: of the copy, without padding.
     """
@@ -122,8 +122,8 @@ def _copies(program: _Program, computation: str, given: list[Source | None]) -> 
 
 
 def _parameter(step: _Instruction, given: list[Source | None]) -> Source | None:
-    if _WEIGHT.search(step.rest):
-        return step.name
+    if found := _WEIGHT.search(step.rest):
+        return ".".join(re.findall(r"\w+", found[1]))
     number = int(step.rest.split(")", 1)[0])
     return given[number] if number < len(given) else None
 

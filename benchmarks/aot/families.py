@@ -4,10 +4,10 @@
     python -m benchmarks.aot.families v6e --only DeepSeek --output benchmarks/results/aot-families
 
 A step has the model's first layers, so many that every kind of them is there; weights and pages are
-counted for all. A model is compiled for as many devices of a kind as hold it: where 8 do not, for a
-pod of v5p. Fails where a step does not compile, copies more than a tenth of its weights into
-another layout, or does not fit into a device's memory with the whole model's weights and the pages
-of its rows.
+counted for all. A model is compiled for as many devices of a kind as hold it: where 8 do not, for
+pods. Fails where a step does not compile, copies more than a tenth of its weights into another
+layout (a layer's times the layers), or does not fit into a device's memory with the whole model's
+weights and the pages of its rows.
 
 Sizes are those that `transformers` gives a family where nobody says more, as a rule a published
 model's, and for some families a well-known model's own. Nothing is loaded.
@@ -18,28 +18,22 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import os
 import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.aot.compile_target import ENVIRONMENT
 from benchmarks.aot.targets import TARGETS
 
-ROWS, CONTEXT, PAGE = 64, 2048, 64
-"""Of decode."""
-CHUNK = 2048
-"""Tokens of a prefill step."""
+STEPS = ("decode", "prefill")
 TIMEOUT_S = 900
 MAX_COPIED_SHARE = 0.1
 MEMORY_SHARE = 0.9
 """Of a device's memory, what an engine takes by default."""
-WEIGHT_SHARE = 0.7
-"""Of a device's memory, what weights may take."""
 
 
 SLICES = {
@@ -158,23 +152,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("targets", nargs="*", help=f"of {', '.join(SLICES)}; v6e and h200 if none")
     parser.add_argument("--only", default="", help="models whose name contains this")
-    parser.add_argument("--model", help="one model, in this process")
+    parser.add_argument("--step", choices=STEPS, help="these alone")
     parser.add_argument("--output", type=Path, help="without suffix: also write .json and .md")
     args = parser.parse_args()
     targets = args.targets or ["v6e", "h200"]
     unknown = sorted(set(targets) - set(SLICES))
     if unknown:
         parser.error(f"target {unknown[0]!r}: want {', '.join(SLICES)}")
-    if args.model:
-        for result in compile_steps(args.model, targets[0]):
-            print(json.dumps(result), flush=True)
-        return
     results = []
     for name in models():
         if args.only in name:
             for target in targets:
-                results += in_a_process(name, target)
-                print(table(results[-2:]).splitlines()[-1], flush=True)
+                found = in_a_process(name, target, [args.step] if args.step else STEPS)
+                print("\n".join(table(found).splitlines()[2:]), flush=True)
+                results += found
     print(table(results))
     if args.output:
         command = "python -m benchmarks.aot.families " + shlex.join(sys.argv[1:])
@@ -186,129 +177,32 @@ def main() -> None:
     sys.exit(1 if any(failure(result) for result in results) else 0)
 
 
-def in_a_process(name: str, target: str) -> list[dict[str, Any]]:
+def in_a_process(name: str, target: str, steps: Sequence[str]) -> list[dict[str, Any]]:
     """The results of a model on a target, and on pods where it needs one; each is a process."""
     failed = {"model": name, "target": target, "num_devices": 0, "step": "all"}
     if not TARGETS[target].is_installed:
         print(f"{name} on {target}: skipped, {TARGETS[target].package} is not installed")
         return []
-    command = [sys.executable, "-m", "benchmarks.aot.families", target, "--model", name]
+    command = [sys.executable, "-m", "benchmarks.aot.compile_family", target, name, *steps]
+    env = os.environ | ENVIRONMENT[TARGETS[target].platform]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=env)
     except subprocess.TimeoutExpired:
         return [failed | {"error": f"not done after {TIMEOUT_S} s"}]
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode:
         return [*results, failed | {"error": done.stderr[-600:]}]
     if not results and target not in PODS:
-        return [result for pod in PODS for result in in_a_process(name, pod)]
+        return [result for pod in PODS for result in in_a_process(name, pod, steps)]
     return results
-
-
-def compile_steps(name: str, target_name: str) -> Iterator[dict[str, Any]]:
-    """One dict a step: what the compiler says of it, in figures of one device, or `error`. None
-    where no slice of the target holds the model."""
-    from benchmarks.aot.compile_target import ENVIRONMENT
-
-    target = TARGETS[target_name]
-    os.environ.update(ENVIRONMENT[target.platform])
-    import jax
-    import jax.numpy as jnp
-    from jax.sharding import Mesh
-
-    from benchmarks.aot.cases import lower_step
-    from benchmarks.aot.copies import weight_copies
-    from octavo.engine.execution.state import kv_bytes_per_token, pool_layouts, recurrent_bytes
-    from octavo.engine.execution.step_spec import StepShape
-    from octavo.engine.execution.weights.weight_layout import loop_compiler_options
-    from octavo.models.config import ModelConfig
-    from octavo.models.families.table import config_from_hf
-    from octavo.models.parameters import abstract_weights
-    from octavo.pallas_kernels.compat import (
-        compile_lowered,
-        devices_of_topology,
-        graph_compiler_options,
-    )
-    from octavo.pallas_kernels.ragged_paged_attention.backends import AttentionShape, choose_backend
-    from octavo.sharding.mesh import make_mesh
-
-    bfloat16 = jnp.dtype("bfloat16")
-    values = models()[name]
-
-    def bytes_of(config: ModelConfig, mesh: Mesh) -> int:
-        leaves = jax.tree.leaves(abstract_weights(config, bfloat16, mesh))
-        shards = (math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in leaves)
-        return sum(size * leaf.dtype.itemsize for size, leaf in zip(shards, leaves, strict=True))
-
-    for num_devices, topology in SLICES[target_name].items():
-        if target.platform == "tpu":
-            devices = devices_of_topology("tpu", topology_name=topology)
-        else:
-            config_of_device = target.target_config()
-            devices = devices_of_topology("cuda", target_config=config_of_device, topology=topology)
-        mesh = make_mesh(num_devices, devices)
-        whole = config_from_hf(values).with_tensor_parallel(num_devices)
-        if bytes_of(whole, mesh) < WEIGHT_SHARE * target.memory_bytes:
-            break
-    else:
-        return
-    model = config_from_hf(shortened(values)).with_tensor_parallel(num_devices)
-    backends = {
-        choose_backend(
-            "auto",
-            AttentionShape(
-                num_heads=max(1, attention.num_heads // num_devices),
-                num_kv_heads=max(1, attention.num_kv_heads // num_devices),
-                head_dim=attention.head_dim,
-                value_size=attention.asked.value_size,
-                attention_chunk=attention.asked.attention_chunk,
-                page_size=PAGE,
-                max_tokens=CHUNK,
-                q_dtype=bfloat16,
-                kv_dtype=bfloat16,
-            ),
-            platform=devices[0].platform,
-            device_kind=devices[0].device_kind,
-        )
-        for attention in model.attentions()
-    }
-    backend: Any = backends.pop() if len(backends) == 1 else "xla"
-    layouts = pool_layouts(whole, backend, PAGE)
-    kept_bytes = ROWS * CONTEXT * kv_bytes_per_token(whole, bfloat16, layouts)
-    kept_bytes += recurrent_bytes(whole, ROWS)
-    is_split = all(attention.num_kv_heads % num_devices == 0 for attention in model.attentions())
-    for shape in (StepShape(ROWS, ROWS, 4, "greedy"), StepShape(CHUNK, 32, 0, "greedy")):
-        result: dict[str, Any] = {
-            "model": name, "target": target_name, "num_devices": num_devices,
-            "step": "decode" if shape.is_decode else "prefill", "attention": backend,
-            "num_layers": [model.num_layers, whole.num_layers],
-            "weight_bytes": bytes_of(model, mesh), "whole_weight_bytes": bytes_of(whole, mesh),
-            "kept_bytes": kept_bytes / (num_devices if is_split else 1),
-        }  # fmt: skip
-        options = loop_compiler_options(shape, devices[0].device_kind)
-        if target.platform == "cuda":
-            options |= graph_compiler_options()
-        begun_s = time.perf_counter()
-        try:
-            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-                compiled = compile_lowered(
-                    lower_step(model, shape, CONTEXT, mesh, backend), options
-                )
-        except Exception as error:
-            yield result | {"error": f"{type(error).__name__}: {str(error)[:400]}"}
-            continue
-        result["compile_s"] = time.perf_counter() - begun_s
-        result["temp_bytes"] = compiled.memory_analysis().temp_size_in_bytes
-        result["copied_bytes"] = sum(copy.num_bytes for copy in weight_copies(compiled.as_text()))
-        yield result
 
 
 def failure(result: dict[str, Any]) -> str | None:
     """Why a result fails, if it does."""
     if "error" in result:
         return str(result["error"])
-    if result["copied_bytes"] > MAX_COPIED_SHARE * result["weight_bytes"]:
-        return f"copies {result['copied_bytes'] / 1e6:.0f} MB of its weights into another layout"
+    if result["copied_bytes"] > MAX_COPIED_SHARE * result["whole_weight_bytes"]:
+        return f"copies {', '.join(result['copied'])} into another layout"
     limit = MEMORY_SHARE * TARGETS[result["target"]].memory_bytes
     if needed(result) > limit:
         return f"needs {needed(result) / 1e9:.1f} GB of {limit / 1e9:.1f}"

@@ -41,8 +41,8 @@ def test_a_weight_in_other_tiles_or_another_order_is_a_copy(copies: ModuleType) 
         f"ROOT %copy.2 = {turned} copy(%bitcast.1), backend_config={{}}",
     )
     assert [(c.weight, c.array, c.num_bytes) for c in copies.weight_copies(text)] == [
-        ("wo.1", RETILED, 32_768),
-        ("wo.1", turned, 32_768),
+        ("layers.0.wo", RETILED, 32_768),
+        ("layers.0.wo", turned, 32_768),
     ]
 
 
@@ -73,7 +73,7 @@ def test_a_copy_in_a_loop_is_found(copies: ModuleType) -> None:
         f"ROOT %while.1 = {carried} while(%tuple.2), condition=%cond.1, body=%body.1",
         called=body,
     )
-    assert [copy.weight for copy in copies.weight_copies(text)] == ["wo.1"]
+    assert [copy.weight for copy in copies.weight_copies(text)] == ["layers.0.wo"]
 
 
 def test_a_copy_on_another_core_is_found_once(copies: ModuleType) -> None:
