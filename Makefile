@@ -156,6 +156,10 @@ aot-venv: ## build or refresh the environment of `make aot`
 aot: aot-venv ## compile kernels and steps for TPUs and GPUs that are not there (ARGS="v6e h200 --only attention")
 	@$(AOT_VENV)/bin/python -m benchmarks.aot $(ARGS)
 
+.PHONY: aot-families
+aot-families: aot-venv ## compile steps of every family in real sizes for TPUs and GPUs that are not there (ARGS="v6e --only DeepSeek")
+	@$(AOT_VENV)/bin/python -m benchmarks.aot.families $(ARGS)
+
 .PHONY: future
 future: ## try versions of JAX and of other dependencies that are not out yet, in an environment of its own
 	@tools/check_future.sh $(FUTURE_VENV) test,http "$(FUTURE_TESTS) $(PYTEST_ARGS)" $(PYTHON)
