@@ -20,6 +20,7 @@ from octavo.engine.scheduler.policies.slo.admission import (
 )
 from octavo.engine.scheduler.policies.slo.pace import idle_rows, most_admissions
 from octavo.engine.scheduler.policies.slo.slack import (
+    end_pace_s,
     expected_slack_s,
     first_tokens_budget,
     thrifty_budget,
@@ -178,7 +179,8 @@ class SLOPolicy:
     def budget(self, snapshot: Snapshot) -> int:
         """As many tokens as the smallest banked slack of a row allows, and the first tokens that
         come at the step's end."""
-        budget = thrifty_budget(snapshot, expected_slack_s(snapshot), self.floor)
+        slack_s = min(expected_slack_s(snapshot), end_pace_s(snapshot, self.floor))
+        budget = thrifty_budget(snapshot, slack_s, self.floor)
         return min(budget, first_tokens_budget(snapshot, self.floor))
 
     def num_steps(self, snapshot: Snapshot, limit: int, longest: int, shortest: int) -> int:
