@@ -247,6 +247,8 @@ class Policy:
             the bounds, and in nothing else. None to ask for that at once.
         headroom: pages that must stay free when a request is admitted beside others, for all of
             them to grow into.
+        may_use_watermark: whether a request that is admitted beside others may take of the pages that
+            are kept free for rows to grow.
         most_headroom: asked once a plan, before `headroom` is: with the pages of a request's
             `max_tokens` added, a number that `headroom` is not above for any request. None to ask
             for that at once.
@@ -283,6 +285,7 @@ class Policy:
     may_choose_victims: Callable[[Snapshot, Request], bool] = may_find_victims
     rules_out_victims: Callable[[Snapshot, Request], bool] | None = None
     headroom: Callable[[Snapshot, Request], int] = room_to_grow
+    may_use_watermark: Callable[[Snapshot, Request], bool] = lambda snapshot, request: False
     most_headroom: Callable[[Snapshot], float] | None = None
     swap_or_recompute: Callable[[Snapshot, Request], bool] = cheaper_by_swap
     num_steps: Callable[[Snapshot, int, int, int], int] = steps_by_length

@@ -192,10 +192,12 @@ class PrefillPlanner:
         if needed > num_available and not self._preemption.may_look:
             return False  # without a look at how much room the policy wants besides
         if len(free_slots) < self._limits.max_num_seqs:
-            needed += self._watermark_pages
+            policy, kept = self._table.places.policy, self._watermark_pages
+            if needed + kept <= num_available or not policy.may_use_watermark(snapshot, request):
+                needed += kept
             # What is wanted besides takes long to say exactly, and as a rule there is more.
             if needed + self._headroom_bound(request, snapshot) > num_available:
-                needed += self._table.places.policy.headroom(snapshot, request)
+                needed += policy.headroom(snapshot, request)
         if needed > num_available or not free_slots:
             num_lacking = max(needed - num_available, 0)
             planned = self._planned.entries

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.scheduler.deadlines import pace_s
+from octavo.engine.scheduler.policies.slo.slack import least_pace_kept_s
 from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.row_table import Floats
 
@@ -115,6 +116,16 @@ class PaceModel:
         every_s[(every_s < step_s) | (every_s == math.inf)] = MOST_IDLE_STEPS * step_s
         return Pace(step_s, np.minimum(every_s, LONGEST_STALL_STEPS * step_s))
 
+    def goals_s(self) -> Floats:
+        """Paces of the rows that can keep theirs."""
+        return self._tpot_s[~self._is_lost & (self._tpot_s < math.inf)]
+
+    def give_up(self, least_s: float) -> bool:
+        """Rows with a hastier pace than `least_s` have none to keep any more; whether there are."""
+        hastier = ~self._is_lost & (self._tpot_s < least_s)
+        self._is_lost |= hastier
+        return bool(hastier.any())
+
     def room(self, num_tokens: float, pace_s: float) -> int:
         """How many requests more could be let in, so that each row that can keep its pace without
         them keeps it; at most `MOST_AT_ONCE`.
@@ -179,7 +190,12 @@ def most_admissions(snapshot: Snapshot) -> int | None:
     if fixed_s + row_s * num_more <= CLEARLY_WITHIN * least_s:
         return None  # as nearly always
     prompts = snapshot.waiting_columns.work_tokens[:NUM_FIRST]
-    limit = PaceModel(snapshot).room(float(prompts.mean()), own_s)
+    paces = PaceModel(snapshot)
+    limit = paces.room(float(prompts.mean()), own_s)
+    if limit < len(snapshot.waiting):
+        least_s = least_pace_kept_s(snapshot, paces.goals_s())
+        if paces.give_up(least_s):
+            limit = max(limit, paces.room(float(prompts.mean()), own_s))
     return max(limit, 1) if snapshot.pinned else limit
 
 

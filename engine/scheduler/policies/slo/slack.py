@@ -7,8 +7,10 @@ from bisect import bisect_right
 
 import numpy as np
 
-from octavo.engine.scheduler.deadlines import first_due_s
+from octavo.engine.scheduler.deadlines import first_due_s, pace_s
+from octavo.engine.scheduler.policies.slo.admission import late_jobs
 from octavo.engine.scheduler.policy import Snapshot
+from octavo.engine.scheduler.row_table import Floats
 from octavo.engine.scheduler.step_time_model import StepFeatures
 
 _FLOOR_STEPS = 2
@@ -20,6 +22,9 @@ _WORTH_BANKING = 1.05
 _LENT_SHARE = 0.5
 """Of the slack that nine in ten outputs of a row's class bank until their end, how much prompts may
 take before it is banked."""
+
+_MOST_PROMPTS = 32
+"""Prompts whose due times are looked at for what rows cost them."""
 
 _SHARE_OF_TARGET = 0.5
 """Most that a step may take of recent TTFT targets: a request that arrives as the step begins waits
@@ -43,6 +48,25 @@ def smallest_slack_s(snapshot: Snapshot) -> float:
     return float(slack.min(0, initial=math.inf, where=slack > 0))
 
 
+def end_pace_s(snapshot: Snapshot, floor: int) -> float:
+    """Seconds a step in which every row whose end is due gets there in time.
+
+    Rows that steps of the smallest size would not save count for nothing. Infinity if no row's end
+    is due.
+
+    Args:
+        floor: prompt tokens of the smallest step.
+    """
+    rows, slots = snapshot.rows, snapshot.decoding.slots
+    until_s = rows.end_due_s[slots] - snapshot.starts_s
+    if float(until_s.min(0, initial=math.inf)) == math.inf:
+        return math.inf
+    emitted = snapshot.decoding.starts - rows.last_prompt[slots]
+    every_s = until_s / np.maximum(rows.length[slots] - emitted, 1.0)
+    counts = every_s >= _step_s(snapshot, floor)
+    return float(every_s.min(0, initial=math.inf, where=counts))
+
+
 def expected_slack_s(snapshot: Snapshot) -> float:
     """As `smallest_slack_s`, with a share of the slack that each row is going to bank added.
 
@@ -62,7 +86,54 @@ def expected_slack_s(snapshot: Snapshot) -> float:
     banked_s = np.maximum(rows.tpot_s[slots] - forecast.step_s, 0.0) * np.maximum(to_come, 0.0)
     slack = due_s - snapshot.starts_s
     lent = slack + _LENT_SHARE * banked_s
-    return float(lent.min(0, initial=math.inf, where=slack > 0))
+    counts = slack > 0
+    least_s = least_pace_kept_s(snapshot, rows.tpot_s[slots[counts]])
+    counts &= (rows.tpot_s[slots] >= least_s) | (rows.tpot_s[slots] == 0)
+    return float(lent.min(0, initial=math.inf, where=counts))
+
+
+def least_pace_kept_s(snapshot: Snapshot, goals_s: Floats) -> float:
+    """The least pace that is kept. Rows with a hastier one would cost more prompts their first
+    token than there are such rows.
+
+    A row's pace bounds the steps, and steps bound how much of prompts a second computes. All rows
+    of a pace are given up together. A prompt that has a hastier pace itself counts as lost.
+
+    Args:
+        goals_s: paces of the rows that can be in time.
+
+    Returns:
+        0 if all paces are kept, infinity if none is.
+    """
+    paces_s = np.unique(goals_s[goals_s > 0])
+    if not len(paces_s):
+        return 0.0
+    forecast, starts_s = snapshot.forecast, snapshot.starts_s
+    requests = [*snapshot.prefilling, *snapshot.waiting[:_MOST_PROMPTS]]
+    due_s = np.array([first_due_s(request) for request in requests])
+    if not len(due_s) or float(due_s.min(0)) == math.inf:
+        return 0.0
+    work = np.array([float(request.num_missing_tokens) for request in requests])
+    own_s = np.array([pace_s(request) or math.inf for request in requests])
+    num_decode = len(snapshot.running) - len(snapshot.prefilling)
+    context = snapshot.decoding.context or float(snapshot.rows.num_computed.sum())
+    room = max(snapshot.limits.max_num_batched_tokens - num_decode, 1)
+    model, before = forecast.step_time, forecast.mean_prefill_context
+    best_s, fewest = 0.0, math.inf
+    for step_s in (*paces_s.tolist(), math.inf):
+        tokens = room
+        if step_s < math.inf:
+            tokens = model.prefill_tokens_within(step_s / model.safety, num_decode, context, before)
+            tokens = max(1, min(tokens, room))
+        token_s = _step_s(snapshot, tokens) / tokens
+        late = set(late_jobs(work * token_s, due_s, starts_s, most=_MOST_PROMPTS))
+        late.update(np.flatnonzero(own_s < step_s).tolist())
+        lost = len(late) + int(np.count_nonzero((goals_s > 0) & (goals_s < step_s)))
+        if lost < fewest:
+            best_s, fewest = step_s, lost
+        if not late:
+            break
+    return best_s
 
 
 def first_tokens_budget(snapshot: Snapshot, floor: int) -> int:

@@ -20,6 +20,7 @@ from octavo.engine.scheduler.policies.slo.admission import (
 )
 from octavo.engine.scheduler.policies.slo.pace import idle_rows, most_admissions
 from octavo.engine.scheduler.policies.slo.slack import (
+    end_pace_s,
     expected_slack_s,
     first_tokens_budget,
     thrifty_budget,
@@ -66,6 +67,9 @@ _TO_COME_BACK, _MOST_TO_COME_BACK = 8, 16
 """Tokens that each row has room for beside one that comes back: for each of its preemptions, and
 at the most."""
 
+_FEW_ENDS = 3
+"""Ends of rows that a request must be able to wait for to leave the watermark alone."""
+
 _ROUNDING = 1e-9
 """More than what sums of seconds differ by in other orders, as a share."""
 
@@ -111,6 +115,7 @@ class SLOPolicy:
             may_choose_victims=self.may_choose_victims,
             rules_out_victims=self.rules_out_victims,
             headroom=self.headroom,
+            may_use_watermark=self.may_use_watermark,
             # Nothing bounds the lengths that are declared.
             most_headroom=None if uses_declared_lengths else self.most_headroom,
             num_steps=self.num_steps,
@@ -178,7 +183,8 @@ class SLOPolicy:
     def budget(self, snapshot: Snapshot) -> int:
         """As many tokens as the smallest banked slack of a row allows, and the first tokens that
         come at the step's end."""
-        budget = thrifty_budget(snapshot, expected_slack_s(snapshot), self.floor)
+        slack_s = min(expected_slack_s(snapshot), end_pace_s(snapshot, self.floor))
+        budget = thrifty_budget(snapshot, slack_s, self.floor)
         return min(budget, first_tokens_budget(snapshot, self.floor))
 
     def num_steps(self, snapshot: Snapshot, limit: int, longest: int, shortest: int) -> int:
@@ -224,6 +230,18 @@ class SLOPolicy:
         growth -= len(contexts) * needs.num_groups
         growth -= float(prices.num_pages.sum(where=can_wait))
         return max(pages, int(growth))
+
+    def may_use_watermark(self, snapshot: Snapshot, request: Request) -> bool:
+        """A request whose first token is due before a few rows are expected to end: it cannot wait
+        for their pages. Who can leaves the watermark for such ones."""
+        slots, rows = snapshot.decoding.slots, snapshot.rows
+        left_s = first_due_s(request) - snapshot.starts_s
+        if left_s == math.inf or not len(slots):
+            return False
+        emitted = snapshot.decoding.starts - rows.last_prompt[slots]
+        remaining = np.maximum(rows.length[slots] - emitted, 1.0)
+        between_ends_s = float(remaining.mean(0)) / len(slots) * snapshot.forecast.step_s
+        return left_s < _FEW_ENDS * between_ends_s
 
     def most_headroom(self, snapshot: Snapshot) -> float:
         """Every row at its longest, if all came there at once; or room to come back, if more."""

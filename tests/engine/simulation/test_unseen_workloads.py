@@ -1,0 +1,94 @@
+"""Workloads that nothing was tuned for, on which `slo` once lost what others served."""
+
+from __future__ import annotations
+
+import random
+
+from octavo.engine.simulation.executor import SwapLink
+from octavo.engine.simulation.goodput import Candidate, run_once
+from octavo.engine.simulation.settings import Setting, replica_limits
+from octavo.engine.simulation.step_time import NIYAMA_STEP_TIME
+from octavo.engine.simulation.workloads.arrivals import Traffic
+from octavo.engine.simulation.workloads.spec import Extent, generated_workload
+from octavo.engine.simulation.workloads.traffic import Arrival, TrafficClass
+
+_SOON = TrafficClass(name="soon", e2e_target_s=5.0)
+_LATER = TrafficClass(name="later", e2e_target_s=20.0)
+_BATCH = TrafficClass(name="batch", e2e_target_s=90.0)
+
+
+def _deadlines(rate: float, seed: int) -> list[Arrival]:
+    """Requests of which only the ends are due."""
+    rng = random.Random(f"deadlines {seed}")
+    arrivals, now_s = [], 0.0
+    for number in range(500):
+        now_s += rng.expovariate(rate)
+        goals = rng.choices((_SOON, _LATER, _BATCH), (2, 2, 1))[0]
+        inputs = (500, 6000) if goals is _BATCH else (50, 3000)
+        outputs = {_SOON: (16, 120), _LATER: (50, 400), _BATCH: (200, 1200)}[goals]
+        arrivals.append(
+            Arrival(
+                request_id=f"r{number}",
+                arrival_s=now_s,
+                num_input=rng.randint(*inputs),
+                num_output=rng.randint(*outputs),
+                traffic_class=goals,
+            )
+        )
+    return arrivals
+
+
+_HASTY = TrafficClass(name="hasty", ttft_target_s=0.2)
+_PATIENT = TrafficClass(name="patient", ttft_target_s=30.0)
+
+
+def _two_paces(rate: float, seed: int) -> list[Arrival]:
+    """Small requests in a hurry beside large ones that hold the pool and have half a minute."""
+    rng = random.Random(f"unseen {seed}")
+    arrivals, now_s = [], 0.0
+    for number in range(500):
+        now_s += rng.expovariate(rate)
+        goals = rng.choice((_HASTY, _PATIENT))
+        inputs, outputs = ((16, 256), (8, 64)) if goals is _HASTY else ((500, 6000), (100, 600))
+        arrivals.append(
+            Arrival(
+                request_id=f"r{number}",
+                arrival_s=now_s,
+                num_input=rng.randint(*inputs),
+                num_output=rng.randint(*outputs),
+                traffic_class=goals,
+            )
+        )
+    return arrivals
+
+
+def _on_time(traffic: Traffic, rate: float, seed: int, *, kv_tokens: int, caches: bool) -> float:
+    setting = Setting(
+        name="unseen",
+        limits=replica_limits(kv_tokens=kv_tokens, max_model_len=32_768),
+        step_time=NIYAMA_STEP_TIME,
+        link=SwapLink(),
+        traffic=traffic,
+        rates=(rate,),
+        max_tokens=10_000,
+        enable_prefix_caching=caches,
+        max_request_len=32_768,
+    )
+    report = run_once(setting, Candidate(policy="slo"), rate, seed)
+    records = [record for record in report.records if record.is_counted]
+    return sum(record.is_on_time for record in records) / len(records)
+
+
+def test_steps_are_short_enough_for_rows_whose_end_is_due() -> None:
+    shares = [_on_time(_deadlines, 2.6, seed, kv_tokens=100_000, caches=False) for seed in (1, 2)]
+    assert sum(shares) / 2 >= 0.89, shares
+
+
+def test_a_small_request_in_a_hurry_gets_a_page_of_a_full_pool() -> None:
+    shares = [_on_time(_two_paces, 4.15, seed, kv_tokens=100_000, caches=False) for seed in (1, 2)]
+    assert sum(shares) / 2 >= 0.9, shares
+
+
+def test_a_few_hasty_rows_do_not_keep_many_prompts_out() -> None:
+    traffic = generated_workload(["mix"], Extent(num_requests=500)).traffic
+    assert _on_time(traffic, 1.2458552137177952, 3, kv_tokens=200_000, caches=True) >= 0.92
