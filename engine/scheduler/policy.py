@@ -247,8 +247,8 @@ class Policy:
             the bounds, and in nothing else. None to ask for that at once.
         headroom: pages that must stay free when a request is admitted beside others, for all of
             them to grow into.
-        may_use_watermark: whether a request that is admitted beside others may take of the pages that
-            are kept free for rows to grow.
+        may_use_watermark: whether a request that is admitted beside others may take of the pages
+            that are kept free for rows to grow.
         most_headroom: asked once a plan, before `headroom` is: with the pages of a request's
             `max_tokens` added, a number that `headroom` is not above for any request. None to ask
             for that at once.
