@@ -23,6 +23,9 @@ _LENT_SHARE = 0.5
 """Of the slack that nine in ten outputs of a row's class bank until their end, how much prompts may
 take before it is banked."""
 
+_MOST_PACES = 6
+"""Paces that are compared, of those that rows have: from the least to the largest."""
+
 _MOST_PROMPTS = 32
 """Prompts whose due times are looked at for what rows cost them."""
 
@@ -108,6 +111,8 @@ def least_pace_kept_s(snapshot: Snapshot, goals_s: Floats) -> float:
     paces_s = np.unique(goals_s[goals_s > 0])
     if not len(paces_s):
         return 0.0
+    if len(paces_s) > _MOST_PACES:
+        paces_s = paces_s[np.linspace(0, len(paces_s) - 1, _MOST_PACES).astype(np.intp)]
     forecast, starts_s = snapshot.forecast, snapshot.starts_s
     requests = [*snapshot.prefilling, *snapshot.waiting[:_MOST_PROMPTS]]
     due_s = np.array([first_due_s(request) for request in requests])
