@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from heapq import heappop, heappush
 
 import numpy as np
 
 from octavo.engine.scheduler.deadlines import first_due_s, pace_s
-from octavo.engine.scheduler.policies.slo.admission import late_jobs
 from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.row_table import Floats
 from octavo.engine.scheduler.step_time_model import StepFeatures
@@ -113,13 +113,16 @@ def least_pace_kept_s(snapshot: Snapshot, goals_s: Floats) -> float:
         return 0.0
     if len(paces_s) > _MOST_PACES:
         paces_s = paces_s[np.linspace(0, len(paces_s) - 1, _MOST_PACES).astype(np.intp)]
-    forecast, starts_s = snapshot.forecast, snapshot.starts_s
+    forecast = snapshot.forecast
     requests = [*snapshot.prefilling, *snapshot.waiting[:_MOST_PROMPTS]]
-    due_s = np.array([first_due_s(request) for request in requests])
-    if not len(due_s) or float(due_s.min(0)) == math.inf:
+    jobs = [
+        (first_due_s(request) - snapshot.starts_s, request.num_missing_tokens, index)
+        for index, request in enumerate(requests)
+    ]
+    jobs.sort()
+    if not jobs or jobs[0][0] == math.inf:
         return 0.0
-    work = np.array([float(request.num_missing_tokens) for request in requests])
-    own_s = np.array([pace_s(request) or math.inf for request in requests])
+    own_s = [pace_s(request) or math.inf for request in requests]
     num_decode = len(snapshot.running) - len(snapshot.prefilling)
     context = snapshot.decoding.context or float(snapshot.rows.num_computed.sum())
     room = max(snapshot.limits.max_num_batched_tokens - num_decode, 1)
@@ -131,14 +134,34 @@ def least_pace_kept_s(snapshot: Snapshot, goals_s: Floats) -> float:
             tokens = model.prefill_tokens_within(step_s / model.safety, num_decode, context, before)
             tokens = max(1, min(tokens, room))
         token_s = _step_s(snapshot, tokens) / tokens
-        late = set(late_jobs(work * token_s, due_s, starts_s, most=_MOST_PROMPTS))
-        late.update(np.flatnonzero(own_s < step_s).tolist())
+        late = _late_prompts(jobs, token_s)
+        late.update(index for index, pace in enumerate(own_s) if pace < step_s)
         lost = len(late) + int(np.count_nonzero((goals_s > 0) & (goals_s < step_s)))
         if lost < fewest:
             best_s, fewest = step_s, lost
         if not late:
             break
     return best_s
+
+
+def _late_prompts(jobs: list[tuple[float, int, int]], token_s: float) -> set[int]:
+    """The prompts that are left out so that the most others are in time, as by `late_jobs`, for a
+    few of them.
+
+    Args:
+        jobs: seconds until it is due, tokens and number of each; sorted.
+        token_s: seconds a token.
+    """
+    kept: list[tuple[int, int]] = []  # a heap, the longest first
+    late, num_tokens = set(), 0
+    for due_s, tokens, number in jobs:
+        heappush(kept, (-tokens, number))
+        num_tokens += tokens
+        if num_tokens * token_s > due_s:
+            most, number = heappop(kept)
+            num_tokens += most
+            late.add(number)
+    return late
 
 
 def first_tokens_budget(snapshot: Snapshot, floor: int) -> int:
