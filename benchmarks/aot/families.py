@@ -166,15 +166,19 @@ def main() -> None:
                 found = in_a_process(name, target, [args.step] if args.step else STEPS)
                 print("\n".join(table(found).splitlines()[2:]), flush=True)
                 results += found
+                if args.output:
+                    write(args.output, results, sys.argv[1:])
     print(table(results))
-    if args.output:
-        command = "python -m benchmarks.aot.families " + shlex.join(sys.argv[1:])
-        made = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-        args.output.with_suffix(".json").write_text(
-            json.dumps({"command": command, "date": made, "results": results}, indent=1) + "\n"
-        )
-        args.output.with_suffix(".md").write_text(f"`{command}`, {made}\n\n{table(results)}\n")
     sys.exit(1 if any(failure(result) for result in results) else 0)
+
+
+def write(path: Path, results: list[dict[str, Any]], arguments: list[str]) -> None:
+    """Writes PATH.json and PATH.md."""
+    command = "python -m benchmarks.aot.families " + shlex.join(arguments)
+    made = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
+    written = {"command": command, "date": made, "results": results}
+    path.with_suffix(".json").write_text(json.dumps(written, indent=1) + "\n")
+    path.with_suffix(".md").write_text(f"`{command}`, {made}\n\n{table(results)}\n")
 
 
 def in_a_process(name: str, target: str, steps: Sequence[str]) -> list[dict[str, Any]]:

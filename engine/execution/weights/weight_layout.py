@@ -4,15 +4,16 @@ On a TPU a product's weight is tiled over its contracted dimension and one of it
 another order, XLA copies it in every dispatch. Only the order in memory changes, no shape and no
 product; it has to suit decode programs of every width and mixed ones, which share the weights:
 
-- `w_gate_up` [E, 2, F] and `wqkv` [E, Hkv, G + 2, D] have small dimensions between E and the last
-  (574 MB of temporaries for two layers of the 8B model, 2.8 MB when they lie right).
+- `w_gate_up` [E, 2, F], `wqkv` [E, Hkv, G + 2, D] and `delta_in` [E, Hkv, …] have small dimensions
+  between E and the last (574 MB of temporaries for two layers of the 8B model, 2.8 MB when they lie
+  right; 2.4 of 17.9 GB that Qwen3.5 9B's decode copied in every dispatch).
 - Where a device's part of the last dimension does not fill whole lanes (D of 64; F of 704, of
   DeepSeek-V2-Lite on four devices), they have E last: no program copies them then, and no lane is
   padding (200 MB less for the 1B model). Else `models.layers.row_major` keeps programs of 128
   tokens and more from copying `wqkv`.
-- `embed` [V, E] is read row by row. Where E does not fill whole lanes (2,880), XLA's own choice is
-  the other order, in which less is padding, and every dispatch copied the table (290 MB of
-  gpt-oss-20b on each of four devices).
+- `embed` [V, E] is read row by row, and stacks of experts [X, E, F] by ragged products. Where the
+  last dimension does not fill whole lanes (2,880), XLA's own choice is another order, in which less
+  is padding, and every dispatch copied them (290 MB of gpt-oss-20b on each of four devices).
 - `lm_head` [E, V] has E last, as a tied embedding table has: programs of one row read it so.
 
 A TPU7x holds bfloat16 in tiles of 16 x 128, but is given a program's arguments in tiles of 8 x 128:
@@ -37,6 +38,9 @@ from octavo.pallas_kernels.cpu.product_library import ProductLibrary
 
 PLATFORMS = frozenset({"tpu"})
 LANES = 128
+SPLIT = frozenset({"wqkv", "w_gate_up", "delta_in", "delta_rates"})
+"""Weights whose outputs have several dimensions."""
+ROW_MAJOR = frozenset({"embed", "experts_gate", "experts_up", "experts_down"})
 LARGE_TILES = frozenset({"TPU7x"})
 """Device kinds whose tiles of bfloat16 are 16 x 128 unless told otherwise."""
 
@@ -114,9 +118,9 @@ def _format(path: Any, weight: Any) -> Any:
     # A quantized weight's parts have their inputs last, where a product's tiles want them.
     name = getattr(path[-1], "key", None)
     device = next(iter(weight.sharding.device_set))
-    if device.platform not in PLATFORMS or name not in {"embed", "wqkv", "w_gate_up", "lm_head"}:
+    if device.platform not in PLATFORMS or name not in {*SPLIT, *ROW_MAJOR, "lm_head"}:
         return weight.sharding
-    if name == "embed":
+    if name in ROW_MAJOR:
         return in_memory_order(weight.sharding, tuple(range(weight.ndim)))
     width = weight.sharding.shard_shape(weight.shape)[-1]
     if name == "lm_head" or width % LANES:

@@ -21,11 +21,14 @@ from octavo.engine.execution.weights.weight_layout import (
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models.config import ModelConfig
 from octavo.models.decoder import unembed
+from octavo.models.families.table import config_from_hf
 from octavo.models.flat_config import flat_config
 from octavo.models.quantization import quantized_weights
 from octavo.models.random_weights import random_weights
 from octavo.pallas_kernels.compat import has_memory_order
 from octavo.sharding.mesh import make_mesh
+from tests.engine import test_recurrent_layers
+from tests.engine.execution.platform.test_kernel_choice import OLMOE
 
 CONFIG, WIDE = (
     flat_config(
@@ -85,11 +88,26 @@ def test_what_fills_lanes_is_a_devices_part(num_devices: int, order: tuple[int, 
 
 
 @pytest.mark.usefixtures("on_a_tpu")
-def test_an_embedding_table_lies_row_by_row() -> None:
+def test_inputs_of_a_delta_net_lie_last_or_last_but_one() -> None:
+    config = test_recurrent_layers.config_of("gated_delta")
+    layers = lay_out(weights(config=config))["layers"]
+    layer = next(layer for layer in layers if "delta_in" in layer)
+    fills_lanes = layer["delta_in"].shape[-1] % 128 == 0
+    order = (1, 0, 2) if fills_lanes else (1, 2, 0)
+    assert layer["delta_in"].format.layout.major_to_minor == order
+    assert layer["delta_rates"].format.layout.major_to_minor == (1, 2, 0)
+
+
+@pytest.mark.usefixtures("on_a_tpu")
+def test_tables_and_stacks_of_experts_lie_row_by_row() -> None:
     """XLA's own choice for 50,272 rows of 2,880 is column by column, which pads less."""
-    placed = weight_formats(weights())["embed"]
-    assert has_memory_order(placed)
+    assert has_memory_order(weight_formats(weights())["embed"])
     assert lay_out(weights())["embed"].format.layout.major_to_minor == (0, 1)
+    config = config_from_hf(OLMOE)
+    assert has_memory_order(weight_formats(weights(config=config))["layers"][0]["experts_up"])
+    layer = lay_out(weights(config=config))["layers"][0]
+    for name in ("experts_gate", "experts_up", "experts_down"):
+        assert layer[name].format.layout.major_to_minor == (0, 1, 2)
 
 
 @pytest.mark.usefixtures("on_a_tpu")
