@@ -27,6 +27,7 @@ SCRIPT = Path("tools/index_results.py")
 
 SHOWS = {
     "aot": "kernels and steps compiled for TPUs and Hopper: registers, memory, least times",
+    "aot-families": "steps of every family in real sizes, compiled for TPUs: copies, memory",
     "aot-gpu": "kernels and steps compiled for Hopper, with the cycles of their hot loops",
     "azure-goodput": "every policy on Azure's traces, simulated: goodput by rate",
     "chaos": "a hundred servers killed behind two fronts, under readers that check every token",
@@ -69,6 +70,7 @@ COMMANDS = {
 ZEN_4, ZEN_5, XEON = "EPYC, Zen 4", "EPYC, Zen 5", "Xeon"
 MACHINES = {
     "aot": "none: compiled for devices that were not there",
+    "aot-families": "none: compiled for devices that were not there",
     "aot-gpu": "none: compiled for devices that were not there",
     "goodput-matrix": "simulated",
     "router-matrix": "simulated",
