@@ -18,6 +18,10 @@ What was tested, and how:
 - **Logits** of tiny models with random weights are those of `transformers`, within 1e-4 in
   float32, in prefill and in decode. This holds for every family. It shows that the mathematics
   are right, and nothing about a checkpoint's size, tokenizer or chat template.
+- **Compiled**: a decode step in a real size compiles for as many TPU v6e as hold the model, or for
+  a pod of v5p, in every family but two
+  ([table](../benchmarks/results/aot-families-2026-11-27.md)). It copies at most 0.1 GB of weights,
+  and weights and pages of 64 rows fit. None has run on a TPU.
 - **Served** names a real checkpoint that was. Where there is none, nobody has tried a real one
   here.
 
