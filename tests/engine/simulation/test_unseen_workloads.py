@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from octavo.engine.simulation.executor import SwapLink
 from octavo.engine.simulation.goodput import Candidate, run_once
@@ -17,49 +18,48 @@ _LATER = TrafficClass(name="later", e2e_target_s=20.0)
 _BATCH = TrafficClass(name="batch", e2e_target_s=90.0)
 
 
-def _deadlines(rate: float, seed: int) -> list[Arrival]:
-    """Requests of which only the ends are due."""
-    rng = random.Random(f"deadlines {seed}")
-    arrivals, now_s = [], 0.0
-    for number in range(500):
-        now_s += rng.expovariate(rate)
-        goals = rng.choices((_SOON, _LATER, _BATCH), (2, 2, 1))[0]
-        inputs = (500, 6000) if goals is _BATCH else (50, 3000)
-        outputs = {_SOON: (16, 120), _LATER: (50, 400), _BATCH: (200, 1200)}[goals]
-        arrivals.append(
-            Arrival(
-                request_id=f"r{number}",
-                arrival_s=now_s,
-                num_input=rng.randint(*inputs),
-                num_output=rng.randint(*outputs),
-                traffic_class=goals,
-            )
-        )
-    return arrivals
-
-
 _HASTY = TrafficClass(name="hasty", ttft_target_s=0.2)
 _PATIENT = TrafficClass(name="patient", ttft_target_s=30.0)
 
+Draw = Callable[[random.Random], tuple[TrafficClass, tuple[int, int], tuple[int, int]]]
+"""A request's class, and the ranges of its prompt and output."""
 
-def _two_paces(rate: float, seed: int) -> list[Arrival]:
-    """Small requests in a hurry beside large ones that hold the pool and have half a minute."""
-    rng = random.Random(f"unseen {seed}")
-    arrivals, now_s = [], 0.0
-    for number in range(500):
-        now_s += rng.expovariate(rate)
-        goals = rng.choice((_HASTY, _PATIENT))
-        inputs, outputs = ((16, 256), (8, 64)) if goals is _HASTY else ((500, 6000), (100, 600))
-        arrivals.append(
-            Arrival(
-                request_id=f"r{number}",
-                arrival_s=now_s,
-                num_input=rng.randint(*inputs),
-                num_output=rng.randint(*outputs),
-                traffic_class=goals,
+
+def _traffic(name: str, draw: Draw) -> Traffic:
+    """500 requests that come by chance."""
+
+    def traffic(rate: float, seed: int) -> list[Arrival]:
+        rng = random.Random(f"{name} {seed}")
+        arrivals, now_s = [], 0.0
+        for number in range(500):
+            now_s += rng.expovariate(rate)
+            goals, inputs, outputs = draw(rng)
+            arrivals.append(
+                Arrival(
+                    request_id=f"r{number}",
+                    arrival_s=now_s,
+                    num_input=rng.randint(*inputs),
+                    num_output=rng.randint(*outputs),
+                    traffic_class=goals,
+                )
             )
-        )
-    return arrivals
+        return arrivals
+
+    return traffic
+
+
+def _deadlines(rng: random.Random) -> tuple[TrafficClass, tuple[int, int], tuple[int, int]]:
+    """Requests of which only the ends are due."""
+    goals = rng.choices((_SOON, _LATER, _BATCH), (2, 2, 1))[0]
+    inputs = (500, 6000) if goals is _BATCH else (50, 3000)
+    outputs = {_SOON: (16, 120), _LATER: (50, 400), _BATCH: (200, 1200)}[goals]
+    return goals, inputs, outputs
+
+
+def _two_paces(rng: random.Random) -> tuple[TrafficClass, tuple[int, int], tuple[int, int]]:
+    """Small requests in a hurry beside large ones that hold the pool and have half a minute."""
+    goals = rng.choice((_HASTY, _PATIENT))
+    return goals, *(((16, 256), (8, 64)) if goals is _HASTY else ((500, 6000), (100, 600)))
 
 
 def _on_time(traffic: Traffic, rate: float, seed: int, *, kv_tokens: int, caches: bool) -> float:
@@ -80,12 +80,18 @@ def _on_time(traffic: Traffic, rate: float, seed: int, *, kv_tokens: int, caches
 
 
 def test_steps_are_short_enough_for_rows_whose_end_is_due() -> None:
-    shares = [_on_time(_deadlines, 2.6, seed, kv_tokens=100_000, caches=False) for seed in (1, 2)]
+    shares = [
+        _on_time(_traffic("deadlines", _deadlines), 2.6, seed, kv_tokens=100_000, caches=False)
+        for seed in (1, 2)
+    ]
     assert sum(shares) / 2 >= 0.89, shares
 
 
 def test_a_small_request_in_a_hurry_gets_a_page_of_a_full_pool() -> None:
-    shares = [_on_time(_two_paces, 4.15, seed, kv_tokens=100_000, caches=False) for seed in (1, 2)]
+    shares = [
+        _on_time(_traffic("unseen", _two_paces), 4.15, seed, kv_tokens=100_000, caches=False)
+        for seed in (1, 2)
+    ]
     assert sum(shares) / 2 >= 0.9, shares
 
 
