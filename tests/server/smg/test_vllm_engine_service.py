@@ -309,7 +309,8 @@ def test_targets_in_metadata_count(on_stand):
         assert list(answer.complete.output_ids) == [1, 2]
         [seen] = stand.engine.seen
         assert seen["targets"].ttft_target_s == 0.25
-        assert 0 < seen["timeout_s"] <= 30
+        # gRPC rounds a deadline up for the wire, and the server counts it by a clock that others set.
+        assert 0 < seen["timeout_s"] <= 31
         assert seen["id"] == "mine"
         assert not seen["params"].detokenize
 
