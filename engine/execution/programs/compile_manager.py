@@ -17,7 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -158,7 +158,6 @@ class CompileManager:
         self._programs: dict[StepShape, Program] = {}
         self._loading: dict[StepShape, Future[_Made | None]] = {}
         self._made_apart: set[str] = set()
-        self._leaving: list[Future[None]] = []
         self._ready = False
         self._behind: threading.Thread | None = None
         self._missed: dict[StepShape, float] = {}
@@ -192,8 +191,6 @@ class CompileManager:
         shapes = tuple(shape for shape in shapes if shape not in self._programs)
         if not self._loading:
             self.begin(shapes)
-        # Half a second a program, for which nobody need wait; the interpreter does before it ends.
-        leaving = ThreadPoolExecutor(1, thread_name_prefix="octavo-leave-program")
 
         def keep(shape: StepShape, made: _Made) -> None:
             self._keep(shape, made)
@@ -207,8 +204,12 @@ class CompileManager:
             contextlib.ExitStack() as on_failure,
             ThreadPoolExecutor(num_threads, thread_name_prefix="octavo-compile") as pool,
         ):
-            pending, elsewhere = [], []
+            pending: list[tuple[StepShape, Future[_Made]]] = []
+            elsewhere = []
             for shape in shapes:
+                while pending and pending[0][1].done():
+                    done, future = pending.pop(0)
+                    keep(done, future.result())
                 made = self._loaded(shape)
                 if made is not None:
                     keep(shape, made)
@@ -229,17 +230,14 @@ class CompileManager:
                 begun = time.perf_counter()
                 lowered = self._lower(shape)
                 traced_s = time.perf_counter() - begun
-                future = pool.submit(self._compile_lowered, shape, lowered, traced_s)
+                future = pool.submit(self._make, shape, lowered, traced_s, claim)
                 future.add_done_callback(lambda _: is_free.release())
-                pending.append((shape, lowered, claim, future))
-            while pending:
-                shape, lowered, claim, future = pending.pop(0)
-                made = future.result()
-                keep(shape, made)
-                self._leaving.append(leaving.submit(self._leave, shape, lowered, made, claim))
-                del lowered, future, made  # nothing here keeps what a lighter one replaces
-            self._leaving.append(leaving.submit(self._tidy))
+                pending.append((shape, future))
+                del lowered
+            for shape, future in pending:
+                keep(shape, future.result())
             on_failure.pop_all()
+        self._tidy()
         # Last: those who make them may be waiting for what was made here.
         until_s = time.monotonic() + CLAIM_WAIT_S
         for shape in elsewhere:
@@ -249,7 +247,6 @@ class CompileManager:
             if on_compiled is not None:
                 on_compiled(shape)
         self._ready = True
-        leaving.shutdown(wait=False)
         if behind:
             self._behind = threading.Thread(
                 target=self._compile_behind, args=(behind,), name="octavo-compile", daemon=True
@@ -314,8 +311,7 @@ class CompileManager:
                 self._store.drop(name)
 
     def wait(self) -> None:
-        """Waits until nothing is left to compile behind, or to be left for the next start."""
-        wait(self._leaving)
+        """Waits until nothing is left to compile behind."""
         if self._behind is not None:
             self._behind.join()
 
@@ -397,16 +393,12 @@ class CompileManager:
             if made is None:
                 begun = time.perf_counter()
                 lowered = self._lower(shape)
-                made = self._compile_lowered(shape, lowered, time.perf_counter() - begun)
-                self._keep(shape, made)
-                self._leave(shape, lowered, made)
-                del lowered
-            else:
-                if left is not None:
-                    made = _Made(made.program, made.seconds + left.seconds, left.was_cached)
-                    self._made_apart.add(str(shape))
-                self._keep(shape, made)
-            return self._programs[shape]
+                made = self._make(shape, lowered, time.perf_counter() - begun, _NO_CLAIM)
+            elif left is not None:
+                made = _Made(made.program, made.seconds + left.seconds, left.was_cached)
+                self._made_apart.add(str(shape))
+            self._keep(shape, made)
+            return made.program
         finally:
             if claim is not None:
                 claim.release()
@@ -434,19 +426,21 @@ class CompileManager:
             was_cached = counts.hits_of_this_thread > hits
         return _Made(program, time.perf_counter() - begun + traced_s, was_cached)
 
-    def _leave(
-        self, shape: StepShape, lowered: Any, made: _Made, claim: Claim | None = None
-    ) -> None:
-        """Leaves what was compiled here to later starts, and takes what they will load in its
-        place, if that is less; then the claim is released."""
+    def _make(self, shape: StepShape, lowered: Any, traced_s: float, claim: Claim) -> _Made:
+        """Compiles a program, leaves it to later starts, takes what they will load in its place,
+        if that is less, and releases the claim.
+
+        Writing it down holds the interpreter for a second: better before a request comes than
+        beside it.
+        """
         try:
-            if self._store is not None and not made.was_cached:
-                lighter = self._store.save(str(shape), lowered, made.program)
-                if lighter is not None:
-                    self._programs[shape] = lighter
+            made = self._compile_lowered(shape, lowered, traced_s)
+            if self._store is None or made.was_cached:
+                return made
+            lighter = self._store.save(str(shape), lowered, made.program)
+            return made if lighter is None else made._replace(program=lighter)
         finally:
-            if claim is not None:
-                claim.release()
+            claim.release()
 
     def _keep(self, shape: StepShape, made: _Made) -> None:
         self.stats.seconds[str(shape)] = made.seconds

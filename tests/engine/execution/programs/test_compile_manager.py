@@ -44,6 +44,18 @@ def test_what_was_warmed_up_is_there_and_nothing_counts_as_late() -> None:
     assert set(programs.stats.seconds) == {str(COARSE), str(FINE)}
 
 
+def test_each_program_is_told_of_before_all_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_manager, "num_cores", lambda: 1)
+    is_told = threading.Event()
+
+    def before(shape: StepShape) -> None:
+        assert shape != FINER or is_told.wait(10)
+
+    shapes = (COARSE, FINE, FINER, StepShape(2, 2, 4))
+    manager(before).warm_up(shapes, lambda shape: is_told.set())
+    assert is_told.is_set()
+
+
 @pytest.mark.parametrize(
     ("cores", "options", "expected"),
     [(1, {}, 1), (16, {}, 2), (2, {"max_threads": 8}, 2), (8, {"max_threads": 8}, 4)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -118,6 +119,21 @@ def test_what_one_start_leaves_the_next_one_neither_traces_nor_compiles(
     assert (counts.num_hits - found, counts.num_compiled - compiled) == (2, 0)
     assert step.is_done_by(second.get(SHAPE))
     assert step.is_done_by(second.get(OTHER), OTHER)
+
+
+def test_once_ready_nothing_is_left_to_write_down(
+    monkeypatch: pytest.MonkeyPatch, step: Step, open_store: Callable[..., ProgramStore]
+) -> None:
+    store, save = open_store(), ProgramStore.save
+
+    def save_slowly(store: ProgramStore, *args: Any) -> Any:
+        time.sleep(0.3)
+        return save(store, *args)
+
+    monkeypatch.setattr(ProgramStore, "save", save_slowly)
+    CompileManager(step.lower, store=store).warm_up((SHAPE, OTHER))
+    assert store.load(str(SHAPE)) is not None
+    assert store.load(str(OTHER)) is not None
 
 
 def test_another_source_of_the_same_text_compiles_nothing(
