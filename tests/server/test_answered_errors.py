@@ -87,6 +87,7 @@ def test_nothing_is_left_to_the_collector(on_stand, tmp_path, name):
     async def scenario(stand: Any) -> None:
         await SCENARIOS[name](stand)  # once before: what is imported and cached meanwhile stays
         gc.collect()
+        gc.freeze()  # nobody looks at what the process has loaded: a second each time
         gc.disable()
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
@@ -96,6 +97,7 @@ def test_nothing_is_left_to_the_collector(on_stand, tmp_path, name):
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
+            gc.unfreeze()
             gc.enable()
 
     on_stand(scenario, http_port=0, token_file=str(tmp_path / "tokens"))
