@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
+import numpy as np
 from tqdm import tqdm
 
 from octavo.engine.any_engine import engine_of_this_process, open_engine
@@ -47,7 +49,8 @@ PriorityLike = Priority | str | int
 
 
 class LLM:
-    """A model to generate with.
+    """A model to generate with. Calls from several threads take turns; `AsyncEngine` serves
+    requests of many callers together.
 
     Args:
         model: a packaged model's name, or a path; None takes the packaged SmolLM2.
@@ -72,6 +75,8 @@ class LLM:
     ) -> None:
         config = engine_config(model, engine_args).with_token_budget(OFFLINE_BATCHED_TOKENS)
         self.engine = open_engine(config, progress=progress)
+        self._turn = threading.RLock()
+        """Whose holder alone may step the engine, or change what a step reads."""
 
     def close(self) -> None:
         """Ends what runs behind: finer programs being compiled, processes of replicas. It must not
@@ -89,7 +94,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: PromptLike | Iterable[PromptLike],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
@@ -99,8 +104,9 @@ class LLM:
         """Generates for all prompts at once.
 
         Args:
-            prompts: one prompt or several; each a text or a list of token ids, or one of these
-                by name: `{"prompt": text}` or `{"prompt_token_ids": ids}`.
+            prompts: one prompt or several, in a list or anything that yields them; each a text or
+                a list (or array) of token ids, or one of these by name: `{"prompt": text}` or
+                `{"prompt_token_ids": ids}`.
             sampling_params: for all, or one for each prompt; None takes the defaults.
             use_tqdm: show a bar with the rate of tokens.
             priority: a class for all, or one for each prompt.
@@ -134,7 +140,7 @@ class LLM:
 
     def beam_search(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: PromptLike | Iterable[PromptLike],
         params: BeamSearchParams,
         *,
         use_tqdm: bool = False,
@@ -188,7 +194,7 @@ class LLM:
 
     def embed(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: PromptLike | Iterable[PromptLike],
         *,
         pooling: Pooling | None = None,
         normalize: bool | None = None,
@@ -229,7 +235,7 @@ class LLM:
 
     def encode(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: PromptLike | Iterable[PromptLike],
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
         *,
         pooling: Pooling | None = None,
@@ -275,8 +281,8 @@ class LLM:
 
     def score(
         self,
-        text_1: PromptLike | Sequence[PromptLike],
-        text_2: PromptLike | Sequence[PromptLike],
+        text_1: PromptLike | Iterable[PromptLike],
+        text_2: PromptLike | Iterable[PromptLike],
         *,
         instruction: str | None = None,
         use_tqdm: bool = True,
@@ -317,7 +323,7 @@ class LLM:
 
     def classify(
         self,
-        prompts: PromptLike | Sequence[PromptLike],
+        prompts: PromptLike | Iterable[PromptLike],
         *,
         use_tqdm: bool = True,
         priority: PriorityLike | Sequence[PriorityLike] | None = None,
@@ -346,6 +352,12 @@ class LLM:
         self, submissions: Sequence[Submission], name: str, *, use_tqdm: bool
     ) -> list[RequestOutput]:
         """Serves all submissions; their outputs in the same order."""
+        with self._turn:
+            return self._run_in_turn(submissions, name, use_tqdm=use_tqdm)
+
+    def _run_in_turn(
+        self, submissions: Sequence[Submission], name: str, *, use_tqdm: bool
+    ) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
         submitted: list[str] = []
         begun_s = self.engine.clock.now_s()
@@ -455,7 +467,8 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix; true, as there is nothing that could keep it from that."""
-        self.engine.flush_prefix_cache()
+        with self._turn:
+            self.engine.flush_prefix_cache()
         return True
 
     def sleep(self, level: int = 1) -> None:
@@ -470,7 +483,8 @@ class LLM:
             InvalidRequestError: an unknown level.
             InvalidConfigError: the engine is several replicas.
         """
-        engine_of_this_process(self.engine, "sleep", level).sleep(level)
+        with self._turn:
+            engine_of_this_process(self.engine, "sleep", level).sleep(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Serves again, after `sleep`; does nothing otherwise.
@@ -485,7 +499,8 @@ class LLM:
         if tags is not None:
             raise InvalidRequestError("tags", tags, "None: weights and pages come back together")
         if isinstance(self.engine, Engine):
-            self.engine.wake_up()
+            with self._turn:
+                self.engine.wake_up()
 
     def is_sleeping(self) -> bool:
         """Whether it sleeps."""
@@ -499,14 +514,17 @@ class LLM:
             self.engine.step()
 
 
-def _as_prompts(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+def _as_prompts(prompts: PromptLike | Iterable[PromptLike]) -> list[PromptLike]:
+    if isinstance(prompts, np.ndarray):
+        prompts = prompts.tolist()
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+    if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, bytearray)):
         raise InvalidRequestError("prompts", prompts, "text, token ids, or a list of either")
-    if prompts and all(isinstance(item, int) for item in prompts):
-        return [list(prompts)]  # type: ignore[arg-type]
-    return list(prompts)  # type: ignore[arg-type]
+    listed: list[Any] = list(prompts)  # a column of a table, an array and a generator as well
+    if listed and all(isinstance(item, int) for item in listed):
+        return [listed]
+    return listed
 
 
 def _for_each(name: str, value: Any, count: int) -> list[Any]:

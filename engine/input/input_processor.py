@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from octavo.engine.errors import DeadlineExceededError, InvalidRequestError
 from octavo.engine.input.request_ids import RequestIds
 from octavo.engine.input.targets import NO_TARGETS, Targets
@@ -30,7 +32,7 @@ from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS, Tokenizer
 
 Prompt = str | Sequence[int]
 """A prompt's text, or its token ids."""
-PromptLike = Prompt | Mapping[str, Any]
+PromptLike = Prompt | Mapping[str, Any] | np.ndarray
 """A prompt as users hand it in: also as `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
 
 POOLED = SamplingParams(
@@ -43,11 +45,13 @@ SHORT_PROMPT_TOKENS = 16_384
 
 
 def text_or_ids(prompt: PromptLike) -> Prompt:
-    """The prompt without its name.
+    """The prompt without its name, and as a list if it is an array.
 
     Raises:
         InvalidRequestError: other names, or not exactly one.
     """
+    if isinstance(prompt, np.ndarray):
+        return prompt.tolist()  # type: ignore[no-any-return]
     if not isinstance(prompt, Mapping):
         return prompt
     prompt = {name: value for name, value in prompt.items() if value is not None}
@@ -60,7 +64,7 @@ def text_or_ids(prompt: PromptLike) -> Prompt:
     if isinstance(value, str) != (names[0] == "prompt"):
         wanted = "a string" if names[0] == "prompt" else "a list of token ids"
         raise InvalidRequestError(names[0], value, wanted)
-    return value  # type: ignore[no-any-return]
+    return value.tolist() if isinstance(value, np.ndarray) else value  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

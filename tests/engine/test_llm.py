@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo.engine.engine_arguments import engine_config
@@ -47,6 +49,32 @@ def test_one_list_of_ids_is_one_prompt(llm: Any) -> None:
     outputs = llm.generate([30, 31, 32], GREEDY, use_tqdm=False)
     assert len(outputs) == 1
     assert outputs[0].prompt_token_ids == [30, 31, 32]
+
+
+def test_prompts_may_be_a_generator_or_arrays(llm: Any) -> None:
+    ids = np.array([[30, 31], [32, 33]])
+    listed = llm.generate(["bb", [30, 31], [32, 33]], GREEDY, use_tqdm=False)
+    texts = [output.outputs[0].text for output in listed]
+    lazy = llm.generate((each for each in ["bb", ids[0], ids[1]]), GREEDY, use_tqdm=False)
+    assert [output.outputs[0].text for output in lazy] == texts
+    named = {"prompt_token_ids": ids[0]}
+    for given, wanted in ((ids, texts[1:]), (ids[0], texts[1:2]), (named, texts[1:2])):
+        outputs = llm.generate(given, GREEDY, use_tqdm=False)
+        assert [output.outputs[0].text for output in outputs] == wanted
+
+
+def test_calls_of_several_threads_take_turns(llm: Any) -> None:
+    params = GREEDY.replace(max_tokens=40)
+    prompts = [f"thread {index}" for index in range(8)]
+
+    def generate(prompt: str) -> str:
+        text: str = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].text
+        return text
+
+    alone = [generate(prompt) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        assert [*threads.map(generate, prompts)] == alone
+    assert llm.engine.load().num_step_failures == 0
 
 
 def test_prompts_may_come_by_name(llm: Any) -> None:
