@@ -214,7 +214,9 @@ def model(
         embedding_scale, logit_scale, final_logit_softcap, final_norm_stored, layer_inputs,
             output_bias: of `ModelConfig`.
     """
-    dtype = fields.text("dtype", default=None) or fields.text("torch_dtype", default=None)
+    # Both are read, as a file that was written again may have the old name beside the new one.
+    dtype, old_name = (fields.text(name, default=None) for name in ("dtype", "torch_dtype"))
+    dtype = dtype or old_name
     return ModelConfig(
         vocab_size=fields.size("vocab_size"),
         hidden_size=fields.size("hidden_size"),

@@ -122,6 +122,12 @@ def test_the_whole_file_speaks_for_its_text_model(tiny_values):
     assert config.checkpoint_dtype == "float16"
 
 
+def test_the_dtype_may_be_said_by_both_its_names(tiny_values):
+    values = tiny_values("llama") | {"torch_dtype": "float16"}
+    config = config_from_hf(composite("llama", values, dtype="bfloat16"))
+    assert config.checkpoint_dtype == "bfloat16"
+
+
 def test_a_text_model_may_leave_out_what_its_family_has_by_default():
     config = config_from_hf(
         {
