@@ -45,9 +45,10 @@ def load_huggingface_tokenizer(directory: Path) -> TokenizerParts:
 
     tokenizer.json is the tokenizer, and its post-processor alone decides whether BOS and EOS are
     added; tokenizer_config.json and special_tokens_map.json name the special tokens;
-    chat_template.jinja (else the configuration) holds the template; generation_config.json (else
-    config.json) the ids that end a generation. Without a tokenizer.json, `transformers` converts
-    what is there; code that comes with a model is never run, and nothing is downloaded.
+    chat_template.jinja (else the configuration, else chat_template.json) holds the template;
+    generation_config.json (else config.json) the ids that end a generation. Without a
+    tokenizer.json, `transformers` converts what is there; code that comes with a model is never run,
+    and nothing is downloaded.
 
     Raises:
         ModelLoadError: a file is damaged, or the directory has no tokenizer.
@@ -166,6 +167,8 @@ def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
     if path.is_file():
         return read_text(path, MAX_TEMPLATE_BYTES)
     template = config.get("chat_template")
+    if template is None:  # where processors of images kept it
+        template = _read_json(directory / "chat_template.json").get("chat_template")
     if isinstance(template, list):  # several, each with a name
         named = [item for item in template if isinstance(item, dict)]
         template = next((i.get("template") for i in named if i.get("name") == "default"), None)

@@ -112,6 +112,14 @@ def test_the_chat_template_file_goes_before_the_configuration(directory: Path) -
     assert tokenizer.encode_chat(messages) == tokenizer.encode("new hi", add_special_tokens=False)
 
 
+def test_a_template_may_lie_where_processors_keep_it(directory: Path) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    _write(directory, "chat_template.json", {"chat_template": "kept {{ messages[0].content }}"})
+    assert Tokenizer.from_source(directory).apply_chat_template(messages) == "kept hi"
+    _write(directory, "tokenizer_config.json", {"chat_template": "own {{ messages[0].content }}"})
+    assert Tokenizer.from_source(directory).apply_chat_template(messages) == "own hi"
+
+
 def test_without_tokenizer_json_transformers_converts_the_files(
     directory: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
