@@ -107,9 +107,10 @@ class ReasoningFormat:
             after = re.sub(
                 r"^TEXT: (.*)$", lambda m: f"TEXT: ({m[1]}){unopened}", after, flags=re.MULTILINE
             )
-        first = "thought" if is_open else f"({opened} thought)?"
+        # Line breaks are left out behind a thought alone, and would else be words of the answer.
+        first = "thought BREAKS" if is_open else f"({opened} thought BREAKS)?"
         rules.append(r"BREAKS: /\n*/")
-        return "\n".join([f"start: {first} BREAKS answer", *rules, after])
+        return "\n".join([f"start: {first} answer", *rules, after])
 
 
 class PlainParser:

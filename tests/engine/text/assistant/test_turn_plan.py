@@ -184,3 +184,11 @@ def test_a_model_whose_format_is_not_known_is_offered_no_tools():
     assert caught.value.field == "tools"
     assert formats.plan(read_tool_use(TOOLS, "none")) is None
     assert formats.plan(None) is None
+
+
+def test_no_line_breaks_come_before_words_that_follow_no_thought(tokenizer, compiler):
+    plan = ModelFormats(None, reasoning_named("qwen3")).plan(None)
+    asked = {"structured_outputs": YES_OR_NO}
+    for text in ("yes", "<think>Well</think>\n\nyes"):
+        assert takes(plan, text, tokenizer, compiler, **asked), text
+    assert not takes(plan, "\n\nyes", tokenizer, compiler, **asked)
