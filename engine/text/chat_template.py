@@ -133,7 +133,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     """Copies of the messages with every content one string, and arguments of calls as objects.
 
     Keys besides `role` and `content` are kept unless they are null. `content` may be None or absent
-    in a message that has `tool_calls`.
+    in a message of the assistant's, which may have calls or a thought alone.
 
     Raises:
         InvalidRequestError: names the message and what is wrong with it.
@@ -162,6 +162,8 @@ def _check_message(field: str, message: object, history: CallHistory) -> dict[st
     content = message.get("content")
     if content is None and checked.get("tool_calls"):
         checked["content"] = None
+    elif content is None and role == "assistant":
+        checked["content"] = ""
     else:
         checked["content"] = _content_text(f"{field}.content", content)
     return checked

@@ -114,6 +114,14 @@ def test_a_thought_has_both_of_its_names() -> None:
         assert _render(source, [message]) == "hmhm"
 
 
+@pytest.mark.parametrize("content", [{}, {"content": None}])
+def test_an_assistant_that_said_nothing_needs_no_content(content: dict[str, Any]) -> None:
+    """As in the answer to a turn that ended within its thought."""
+    template = "{{ messages[1].reasoning }}|{{ messages[1].content }}"
+    turn = {"role": "assistant", "reasoning_content": "Well", **content}
+    assert _render(template, [*HI, turn]) == "Well|"
+
+
 def test_a_template_that_knows_of_no_tools_is_given_none() -> None:
     with pytest.raises(InvalidRequestError, match="knows of no tools") as error:
         _render("{{ messages[0].content }}", tools=[{}])
