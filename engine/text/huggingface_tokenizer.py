@@ -47,8 +47,8 @@ def load_huggingface_tokenizer(directory: Path) -> TokenizerParts:
     added; tokenizer_config.json and special_tokens_map.json name the special tokens;
     chat_template.jinja (else the configuration, else chat_template.json) holds the template;
     generation_config.json (else config.json) the ids that end a generation. Without a
-    tokenizer.json, `transformers` converts what is there; code that comes with a model is never run,
-    and nothing is downloaded.
+    tokenizer.json, `transformers` converts what is there; code that comes with a model is never
+    run, and nothing is downloaded.
 
     Raises:
         ModelLoadError: a file is damaged, or the directory has no tokenizer.
