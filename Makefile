@@ -29,6 +29,9 @@ FUZZ_REQUESTS ?= 10000
 TRACE_DIR ?= traces
 # Compiled steps are kept between test runs; empty turns it off.
 export OCTAVO_TEST_CACHE ?= .jax_cache
+# Images of containers often forbid byte code. Without it each process compiles all that it imports, and pytest
+# rewrites every test in every run: 12 s of a core for each process that collects.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help
 help: ## list the targets

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
 import types
@@ -40,10 +41,11 @@ async def freed(stand: Any) -> None:
 def sends(data: bytes) -> Callable[[Any], Awaitable[None]]:
     async def scenario(stand: Any) -> None:
         host, port = stand.http.removeprefix("http://").split(":")
-        for _ in range(COUNT):
-            with socket.create_connection((host, int(port))) as client:
+        with contextlib.ExitStack() as clients:
+            for _ in range(COUNT):
+                client = clients.enter_context(socket.create_connection((host, int(port))))
                 client.sendall(data)
-                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)
         await freed(stand)
 
     return scenario
@@ -52,9 +54,10 @@ def sends(data: bytes) -> Callable[[Any], Awaitable[None]]:
 def calls(method: str, token: str | None = TOKEN) -> Callable[[Any], Awaitable[None]]:
     async def scenario(stand: Any) -> None:
         metadata = [] if token is None else [("authorization", f"Bearer {token}")]
-        for _ in range(COUNT):
-            call = stand.channel.stream_unary(method)(metadata=metadata)
-            await asyncio.sleep(0.02)
+        unary = stand.channel.stream_unary(method)
+        sent = [unary(metadata=metadata) for _ in range(COUNT)]
+        await asyncio.sleep(0.02)
+        for call in sent:
             await call.done_writing()
             with pytest.raises(grpc.aio.AioRpcError):
                 await call

@@ -145,8 +145,18 @@ def test_a_call_and_its_result_go_back_into_the_conversation(client, tools_live)
     assert answer.usage.prompt_tokens == rendered["count"]
 
 
-def test_without_max_tokens_a_chat_may_fill_the_context(client):
-    output = client.chat(ASK, tools=tools(), tool_choice="none", chat_template_kwargs=None)
+def test_without_max_tokens_a_chat_may_fill_the_context(client, tools_live, tools_args):
+    context = int(tools_args[tools_args.index("--max-model-len") + 1])
+
+    def num_prompt_tokens(messages: list[dict[str, Any]]) -> int:
+        asked = {"messages": messages, "tools": tools()}
+        return httpx.post(f"{tools_live.http}/tokenize", json=asked).json()["count"]
+
+    # A letter is a token: about 100 are left to generate.
+    num_letters = context - 100 - num_prompt_tokens(ASK)
+    full = [{"role": "user", "content": ASK[0]["content"] + "x" * num_letters}]
+    assert num_prompt_tokens(full) == context - 100
+    output = client.chat(full, tools=tools(), tool_choice="none", chat_template_kwargs=None)
     assert output.outputs[0].finish_reason in ("stop", "length")
     assert output.finished
 

@@ -309,7 +309,7 @@ def test_targets_in_metadata_count(on_stand):
         assert list(answer.complete.output_ids) == [1, 2]
         [seen] = stand.engine.seen
         assert seen["targets"].ttft_target_s == 0.25
-        # gRPC rounds a deadline up for the wire, and the server counts it by a clock that others set.
+        # gRPC rounds a deadline up for the wire; the server counts it by a clock that others set.
         assert 0 < seen["timeout_s"] <= 31
         assert seen["id"] == "mine"
         assert not seen["params"].detokenize
