@@ -359,7 +359,9 @@ class Placement:
             self._replicas[move.target[0]].send(messages.TakePages(given.batch))
         elif move.is_over():
             self.prices.observe(move, self._clock.now_s())
-            source.send(messages.Release(given.request_id, frozenset(move.known)))
+            # Where prompts are computed, each token more takes a step of theirs.
+            waits = self._role(where[0]) != "prefill"
+            source.send(messages.Release(given.request_id, frozenset(move.known), waits))
         else:
             source.send(messages.GivePages(given.request_id, frozenset(move.known)))
 

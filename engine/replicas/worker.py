@@ -162,8 +162,8 @@ class Worker:
                     self._take(submission)
                 case messages.Abort(request_id, status, error):
                     self._abort(request_id, status, error)
-                case messages.Release(request_id, known):
-                    self._release(request_id, known)
+                case messages.Release(request_id, known, waits):
+                    self._release(request_id, known, self._engine.limits.page_size if waits else 1)
                 case messages.GivePages(request_id, known):
                     self._give_pages(request_id, known)
                 case messages.TakePages(batch):
@@ -217,11 +217,11 @@ class Worker:
         else:
             self._end(submission, status, error)
 
-    def _release(self, request_id: str, known: frozenset[PageHash]) -> None:
+    def _release(self, request_id: str, known: frozenset[PageHash], num_turns: int) -> None:
         if self._compiling.pop(request_id, None) is not None:
             self._return(request_id)
         else:
-            self._leaving[request_id] = _Leaving(known, self._engine.limits.page_size)
+            self._leaving[request_id] = _Leaving(known, num_turns)
             self._let_go()
 
     def _let_go(self) -> None:
@@ -240,11 +240,11 @@ class Worker:
             transcript.kind = RequestOutputKind.DELTA  # whoever goes on needs all there is
             self._tell([transcript])
             self._told_prompts.discard(request_id)
-            if self._engine.transfer is None:
-                self._return(request_id)
-                continue
             new = [name for name in names if name not in leaving.known]
-            self._engine.transfer.give(new, functools.partial(self._give_last, request_id))
+            if self._engine.transfer is not None and new:
+                self._engine.transfer.give(new, functools.partial(self._give_last, request_id))
+            else:
+                self._return(request_id)
 
     def _give_last(self, request_id: str, batch: PageBatch | None) -> None:
         if batch is None:

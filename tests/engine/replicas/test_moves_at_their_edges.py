@@ -46,9 +46,10 @@ def move_after(
     return reader
 
 
-def test_a_request_leaves_with_hardly_a_token_in_no_full_page(alone: Engine) -> None:
-    """Released at any moment, it goes on elsewhere with all pages and as few tokens to compute as
-    one dispatch has steps."""
+@pytest.mark.parametrize("waits", [True, False], ids=["at a page's end", "at once"])
+def test_a_request_leaves_with_all_its_pages(alone: Engine, waits: bool) -> None:
+    """Released at any moment: where it may wait, with as few tokens in no full page as one dispatch
+    has steps."""
     inbox, told = Inbox(), SimpleQueue[messages.Message]()
     worker = Worker(alone, inbox, type("", (), {"tell": staticmethod(told.put)}))  # type: ignore[arg-type]
     thread = threading.Thread(target=worker.run)
@@ -63,7 +64,7 @@ def test_a_request_leaves_with_hardly_a_token_in_no_full_page(alone: Engine) -> 
                 match told.get(timeout=WAIT_S):
                     case messages.News([output]):
                         if not tokens:
-                            inbox.put(messages.Release(request_id))
+                            inbox.put(messages.Release(request_id, waits=waits))
                         tokens += len(output.outputs[0].token_ids)
                         assert not output.finished
                     case messages.PagesGiven(_, batch):
@@ -73,7 +74,8 @@ def test_a_request_leaves_with_hardly_a_token_in_no_full_page(alone: Engine) -> 
                         assert name == request_id
                         is_back = True
             num_computed = 20 + number + tokens - 1
-            assert num_computed % ARGUMENTS["block_size"] < ARGUMENTS["num_decode_steps"]
+            if waits:
+                assert num_computed % ARGUMENTS["block_size"] < ARGUMENTS["num_decode_steps"]
             assert len(names) == num_computed // ARGUMENTS["block_size"]
     finally:
         inbox.close()
