@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.chaos import Readers
+from benchmarks.chaos import FREED_S, Readers
 from benchmarks.chaos_fleet import DRAIN_S, SETTLED_S, TIMEOUT_S, holds_nothing
 from benchmarks.machine import about_machine
 from benchmarks.tiny_server import ARGS, Server, serving, write_tiny_model
@@ -158,7 +158,11 @@ async def play(fleet: RayFleet, num_kills: int, seed: int, seconds: float) -> di
             num_lost += await fleet.hurt(rng, num_kills - num_lost)
             print(f"{num_lost} servers lost so far, {dict(fleet.events)}", file=sys.stderr)
         await asyncio.sleep(SETTLED_S)
-    if not await holds_nothing(fleet.fronts[0]):
+    try:
+        async with asyncio.timeout(FREED_S):
+            while not await holds_nothing(fleet.fronts[0]):  # as its servers said a moment ago
+                await asyncio.sleep(0.1)
+    except TimeoutError:
         fleet.fault("the front holds something at the end")
     new_s, pauses_s = sorted(fleet.new_s), sorted(readers.pauses_s)
     return {
@@ -185,6 +189,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     command = f"python -m benchmarks.chaos_ray --kills {args.kills} --seed {args.seed}"
+    command += f" --seconds {args.seconds:g}"
     about = about_machine() | {"command": command, "load": os.getloadavg()[0]}
     with tempfile.TemporaryDirectory(prefix="octavo-ray-", dir="/tmp") as folder:
         (model := Path(folder) / "model").mkdir()

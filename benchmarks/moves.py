@@ -1,7 +1,9 @@
 """Requests that move between two replicas, and prompts computed apart from decoding.
 
     python benchmarks/moves.py pause [--moves 100]     how long a reader waits as its request moves
-    python benchmarks/moves.py soak [--moves 1000]     moved at random: no token lost or changed
+    python benchmarks/moves.py soak [--moves 1000]     moved at random: tokens differ only where the
+                                                       model is undecided, or it fails;
+                                                       with --kills, as replicas are killed too
     python benchmarks/moves.py apart [--rate 1.0]      one replica for prompts and one for decoding,
                                                        against two for both
 
@@ -14,21 +16,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
+import signal
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.machine import about_machine
+from benchmarks.tiny_server import write_tiny_model
+from benchmarks.undecided import TIE, PlainModel
 from octavo.engine.config import EngineConfig
+from octavo.engine.replicas import replica
 from octavo.engine.replicas.replicated_engine import ReplicatedEngine
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 
 HOST_BYTES = 1 << 30
+MOST_PROMPT, MOST_TOKENS = 250, 200
+"""Of a request in a soak."""
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
 
 
@@ -86,9 +98,9 @@ class Driver:
             self.read()
 
 
-def prompt_of(rng: random.Random, num_tokens: int) -> list[int]:
+def prompt_of(rng: random.Random, num_tokens: int, vocab_size: int = 40_000) -> list[int]:
     """Random tokens."""
-    return [rng.randrange(100, 40_000) for _ in range(num_tokens)]
+    return [rng.randrange(100, vocab_size) for _ in range(num_tokens)]
 
 
 def pause(args: argparse.Namespace) -> dict[str, Any]:
@@ -131,41 +143,68 @@ def pause(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def soak(args: argparse.Namespace) -> dict[str, Any]:
-    """Requests of all lengths, moved at random, against the same ones left alone."""
-    driver = Driver(num_kv_pages=400)
-    told: list[list[list[int]]] = []
-    for moves in (0, args.moves):
-        rng, chance = random.Random(2), random.Random(3)
-        before, names = driver.engine.moves.num_moves, list[str]()
-        while not names or driver.engine.moves.num_moves - before < moves or len(names) < 100:
-            while len(names) < 2000 and sum(map(driver.is_live, names[-24:])) < 16:
-                tokens = prompt_of(rng, rng.randrange(20, 400))
-                seeded = GREEDY.replace(
-                    max_tokens=rng.randrange(20, 200),
-                    temperature=rng.choice((0.0, 0.9)),
-                    seed=len(names),
-                )
-                names.append(driver.submit(tokens, seeded))
-            driver.read()
-            live = [name for name in names[-24:] if driver.is_live(name)]
-            if moves and live and chance.random() < 0.5:
-                name = chance.choice(live)
-                where = driver.engine.where(name)
-                if where is not None:
-                    driver.engine.move(name, 1 - where.index)
-        driver.finish()
-        driver.engine.check_integrity()
-        told.append([driver.streams[name].token_ids for name in names])
-    num_same = min(map(len, told))
-    different = sum(a != b for a, b in zip(*told, strict=False))
-    moved = driver.engine.moves
-    driver.engine.close()
+    """Requests of all lengths, moved at random as replicas are killed, and the same left alone."""
+    replica.MAX_DEATHS = args.kills + 3
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(write_tiny_model(Path(folder))) if args.tiny else "smollm2-135m"
+        driver = Driver(model=model, num_kv_pages=400, block_size=8)
+        vocab_size = driver.engine.model_config.vocab_size
+        asked: list[tuple[list[int], SamplingParams]] = []
+        told: list[list[list[int]]] = []
+        num_wanted, num_kills = 100, 0
+        for is_moved in (True, False):
+            rng, chance, names = random.Random(2), random.Random(3), list[str]()
+            asked.clear()
+            moves = driver.engine.moves
+            while len(names) < num_wanted or (is_moved and moves.num_moves < args.moves):
+                while sum(map(driver.is_live, names[-24:])) < 16:
+                    tokens = prompt_of(rng, rng.randrange(20, MOST_PROMPT), min(vocab_size, 40_000))
+                    seeded = GREEDY.replace(
+                        max_tokens=rng.randrange(20, MOST_TOKENS),
+                        temperature=rng.choice((0.0, 0.9)),
+                        seed=len(names),
+                    )
+                    asked.append((tokens, seeded))
+                    names.append(driver.submit(tokens, seeded))
+                driver.read()
+                live = [name for name in names[-24:] if driver.is_live(name)]
+                if is_moved and live and chance.random() < 0.5:
+                    name = chance.choice(live)
+                    where = driver.engine.where(name)
+                    if where is not None:
+                        driver.engine.move(name, 1 - where.index)
+                next_kill = (num_kills + 1) * args.moves / (args.kills + 1)
+                if is_moved and num_kills < args.kills and moves.num_moves >= next_kill:
+                    num_kills += _kill_one(driver, chance)
+            driver.finish()
+            driver.engine.check_integrity()
+            told.append([driver.streams[name].token_ids for name in names])
+            num_wanted = len(names)
+        moved = driver.engine.moves
+        driver.engine.close()
+        plain = PlainModel(model, MOST_PROMPT + MOST_TOKENS)
+        partings = [
+            plain.parting(*each, one, other)
+            for each, one, other in zip(asked, *told, strict=False)
+            if one != other
+        ]
     return {
         "soak": {
-            "moves": moved.num_moves, "pages": moved.num_pages, "compared": num_same,
-            "different": different,
+            "moves": moved.num_moves, "pages": moved.num_pages, "killed": num_kills,
+            "compared": num_wanted, "tokens": sum(map(len, told[0])),
+            "different": len(partings), "furthest_from_both": max(partings, default=0.0),
+            "decided": sum(parting >= TIE for parting in partings),
         }
     }  # fmt: skip
+
+
+def _kill_one(driver: Driver, chance: random.Random) -> bool:
+    """Kills a replica that serves, if both do; whether it did."""
+    victim = chance.choice(driver.engine.replicas)
+    if victim.process_id is None or not all(each.ready for each in driver.engine.replicas):
+        return False
+    os.kill(victim.process_id, signal.SIGKILL)
+    return True
 
 
 def apart(args: argparse.Namespace) -> dict[str, Any]:
@@ -235,13 +274,15 @@ def _quantiles(name: str, values: Sequence[float] | np.ndarray) -> dict[str, flo
     }
 
 
-def main() -> None:
-    """Prints what was found, as JSON."""
+def main() -> int:
+    """Prints what was found, as JSON; 1 if tokens differ where the model is decided."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=("pause", "soak", "apart"))
     parser.add_argument("--moves", type=int, default=100)
+    parser.add_argument("--kills", type=int, default=0, help="of replicas, in a soak")
+    parser.add_argument("--tiny", action="store_true", help="a random two-layer model, in a soak")
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=60.0, help="for which requests arrive")
     parser.add_argument("--policy", default="slo")
@@ -252,7 +293,8 @@ def main() -> None:
     args = parser.parse_args()
     found = {"pause": pause, "soak": soak, "apart": apart}[args.what](args)
     print(json.dumps({**about_machine(), **found}, indent=1))
+    return 1 if found.get("soak", {}).get("decided") else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -293,6 +293,14 @@ class Engine:
             names |= dict.fromkeys(self.core.page_names(request.request_id))
         return [*names]
 
+    def num_over_page(self, request_id: str) -> int | None:
+        """Most computed tokens of a live submission's sequences that are in no full page; None
+        where another step changes nothing about that, as none is decoded."""
+        sequences = self.outputs.requests_of(request_id)
+        decoded = [each for each in sequences if each.slot is not None and each.output_token_ids]
+        over = [(each.num_tokens - 1) % self.limits.page_size for each in decoded]
+        return max(over, default=None)
+
     def flush_prefix_cache(self) -> tuple[int, int]:
         """Forgets every cached prefix; running requests go on.
 

@@ -65,10 +65,19 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Has a replica let go of a submission, for another to go on with: answered by `Returned`, and
-    by nothing if it has ended."""
+    """Has a replica let go of a submission, for another to go on with. Answered by `PagesGiven`
+    with the pages that came to be meanwhile, and by `Returned` once they are given; by nothing if
+    it has ended.
+
+    Attributes:
+        request_id: of the submission.
+        known: names of pages that are not wanted.
+        waits: whether it is decoded until hardly any of its tokens are in no full page.
+    """
 
     request_id: str
+    known: frozenset[PageHash] = frozenset()
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """Requests that go from one replica to another while they run, pages first.
 
 A replica gives the full pages of a request while it goes on decoding; what came to be meanwhile
-follows in a second round. Then it lets go of the request, and the other one goes on from the tokens
-that readers have: it finds their pages, and computes what is left of the last one.
+follows in a second round. It lets go of the request as a page is full, and gives that page. The
+other one goes on from the tokens that readers have: it finds their pages, and computes the few
+tokens that are in none.
 
 Source: pre-copied migration as of Llumnix (Sun et al. 2024); prefill apart from decode as of
 DistServe (Zhong et al. 2024) and Splitwise (Patel et al. 2024).

@@ -343,7 +343,7 @@ class Placement:
 
     def take_pages(self, given: messages.PagesGiven, where: tuple[int, int]) -> None:
         """Passes on what a replica gives of a submission that is moved, and has it let go of it
-        once that is all.
+        once that is nearly all.
 
         Args:
             where: replica and life.
@@ -359,7 +359,9 @@ class Placement:
             self._replicas[move.target[0]].send(messages.TakePages(given.batch))
         elif move.is_over():
             self.prices.observe(move, self._clock.now_s())
-            source.send(messages.Release(given.request_id))
+            # Where prompts are computed, each token more takes a step of theirs.
+            waits = self._role(where[0]) != "prefill"
+            source.send(messages.Release(given.request_id, frozenset(move.known), waits))
         else:
             source.send(messages.GivePages(given.request_id, frozenset(move.known)))
 

@@ -19,6 +19,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,6 +98,19 @@ class Inbox:
             return taken
 
 
+@dataclass(slots=True)
+class _Leaving:
+    """A submission that is to leave.
+
+    Attributes:
+        known: names of its pages that are where it goes.
+        num_turns: that it may wait for.
+    """
+
+    known: frozenset[PageHash]
+    num_turns: int
+
+
 class Worker:
     """Drives an engine by what comes from its parent.
 
@@ -112,6 +126,7 @@ class Worker:
         self._voice = voice
         self._compiling: dict[str, Submission] = {}
         self._told_prompts: set[str] = set()
+        self._leaving: dict[str, _Leaving] = {}
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="octavo-apart")
         self._reported_s = 0.0
         self._taken_in_s = 0.0
@@ -136,6 +151,7 @@ class Worker:
             for command in commands:
                 self._do(command)
             self._tell(engine.advance())
+            self._let_go()
             if time.monotonic() - self._reported_s >= LOAD_PERIOD_S:
                 self.report_load()
 
@@ -146,8 +162,8 @@ class Worker:
                     self._take(submission)
                 case messages.Abort(request_id, status, error):
                     self._abort(request_id, status, error)
-                case messages.Release(request_id):
-                    self._release(request_id)
+                case messages.Release(request_id, known, waits):
+                    self._release(request_id, known, self._engine.limits.page_size if waits else 1)
                 case messages.GivePages(request_id, known):
                     self._give_pages(request_id, known)
                 case messages.TakePages(batch):
@@ -201,15 +217,43 @@ class Worker:
         else:
             self._end(submission, status, error)
 
-    def _release(self, request_id: str) -> None:
-        is_compiling = self._compiling.pop(request_id, None) is not None
-        transcript = self._engine.release(request_id)
-        if transcript is not None:
+    def _release(self, request_id: str, known: frozenset[PageHash], num_turns: int) -> None:
+        if self._compiling.pop(request_id, None) is not None:
+            self._return(request_id)
+        else:
+            self._leaving[request_id] = _Leaving(known, num_turns)
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Lets go of submissions that are to leave and have hardly a token that is in no full page:
+        those are computed again where they go."""
+        for request_id, leaving in list(self._leaving.items()):
+            leaving.num_turns -= 1
+            num_over = self._engine.num_over_page(request_id) or 0
+            if num_over >= self._engine.config.num_decode_steps and leaving.num_turns > 0:
+                continue
+            del self._leaving[request_id]
+            names = self._engine.page_names(request_id)
+            transcript = self._engine.release(request_id)
+            if transcript is None:
+                continue  # it has ended
             transcript.kind = RequestOutputKind.DELTA  # whoever goes on needs all there is
             self._tell([transcript])
             self._told_prompts.discard(request_id)
-        if transcript is not None or is_compiling:
-            self._voice.tell(messages.Returned(request_id, "it was moved", has_died=False))
+            new = [name for name in names if name not in leaving.known]
+            if self._engine.transfer is not None and new:
+                self._engine.transfer.give(new, functools.partial(self._give_last, request_id))
+            else:
+                self._return(request_id)
+
+    def _give_last(self, request_id: str, batch: PageBatch | None) -> None:
+        if batch is None:
+            self._return(request_id)
+        else:
+            self._voice.tell(messages.PagesGiven(request_id, batch))
+
+    def _return(self, request_id: str) -> None:
+        self._voice.tell(messages.Returned(request_id, "it was moved", has_died=False))
 
     def _give_pages(self, request_id: str, known: frozenset[PageHash]) -> None:
         transfer = self._engine.transfer

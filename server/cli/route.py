@@ -107,6 +107,7 @@ def run(args: argparse.Namespace) -> int:
             args.model,
             membership,
             backend,
+            runner.get_loop(),
             timeout_s=args.backend_timeout_s,
             router=args.router,
             **chat,

@@ -92,7 +92,8 @@ def start_local(num_cpus: float | None = None) -> None:
     """Starts a cluster of this machine alone, which ends with this process.
 
     It listens on loopback addresses only and asks for a token, which Ray keeps in
-    `~/.ray/auth_token` for this user's other processes.
+    `~/.ray/auth_token` for this user's other processes. Servers are as urgent as other processes,
+    where Ray would have them, and what looks after them, yield to all.
 
     Args:
         num_cpus: CPU cores that it has to give; None for those of the machine.
@@ -103,6 +104,7 @@ def start_local(num_cpus: float | None = None) -> None:
     os.environ["RAY_AUTH_MODE"] = "token"
     os.environ[STAY_ON_LOOPBACK] = "0"
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray
 
     try:

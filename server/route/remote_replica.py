@@ -1,12 +1,13 @@
 """A server elsewhere as one of an engine's replicas.
 
-All of them live in one event loop, in a thread of its own. A request is a stream of the server's
-own `GenerateStream`; one that breaks off is returned, so that another server goes on with it.
+All of them live in the event loop of their front. A request is a stream of the server's own
+`GenerateStream`; one that breaks off is returned, so that another server goes on with it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import logging
 import time
@@ -74,7 +75,7 @@ class RemoteReplica:
     Args:
         index: its number, from 0 on.
         backend: where it is.
-        loop: that runs in another thread.
+        loop: that runs in another thread than `open`, `send` and `close`.
         events: where news go.
         make_ready: from (address, what is served, what serves it); raises `OctavoError` where that
             does not go with the other servers.
@@ -114,6 +115,8 @@ class RemoteReplica:
         self._channel: grpc.aio.Channel
         self._calls: dict[str, _Call] = {}
         self._watch: asyncio.Task[None] | None = None
+        self._news: dict[int, list[RequestOutput]] = {}
+        """What answers said in this turn of the loop, by life."""
 
     def open(self) -> None:
         """Begins to look for the server; `Event`s tell of it."""
@@ -170,7 +173,20 @@ class RemoteReplica:
         await self._channel.close()
 
     def _tell(self, message: EventMessage, life: int) -> None:
+        self._tell_news()
         self._events.put(Event(self.index, life, message))
+
+    def _say(self, output: RequestOutput, life: int) -> None:
+        """Tells an output together with what else comes in this turn: a step's tokens come for all
+        its rows at once, and whoever is told is woken once."""
+        if not self._news:
+            self._loop.call_soon(self._tell_news)
+        self._news.setdefault(life, []).append(output)
+
+    def _tell_news(self) -> None:
+        news, self._news = self._news, {}
+        for life, outputs in news.items():
+            self._events.put(Event(self.index, life, messages.News(outputs)))
 
     def _do(self, command: messages.Command, life: int) -> None:
         match command:
@@ -178,7 +194,7 @@ class RemoteReplica:
                 call = _Call(submission, life)
                 call.task = self._loop.create_task(self._run(call))
                 self._calls[submission.request_id] = call
-            case messages.Release(request_id):
+            case messages.Release(request_id=request_id):
                 if (live := self._calls.pop(request_id, None)) is not None:
                     live.task.cancel()
                     moved = messages.Returned(request_id, "it was moved", has_died=False)
@@ -222,7 +238,7 @@ class RemoteReplica:
             async for answer in answers:
                 output = decoder.decode(answer)
                 self._place(output, metrics, request_id)
-                self._tell(messages.News([output]), call.life)
+                self._say(output, call.life)
                 if output.finished:
                     return None
         except grpc.aio.AioRpcError as error:
@@ -246,7 +262,7 @@ class RemoteReplica:
         if output.finished:
             metrics.finished_s = now_s
             metrics.num_preemptions += output.metrics.num_preemptions
-        output.metrics = dataclasses.replace(metrics)
+        output.metrics = copy.copy(metrics)
         output.engine_id, output.prompt_token_ids = request_id, []
 
     async def _keep_watch(self) -> None:

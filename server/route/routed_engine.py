@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -57,6 +56,9 @@ class RoutedEngine(ReplicaGroup):
             packaged model; no weights are read.
         membership: which servers there are, of one model.
         backend: how they are spoken to; its target means nothing.
+        loop: that speaks to them, the one that serves clients: of two loops in a process, gRPC
+            wakes both for everything that comes. It runs in another thread than those that build
+            and close this engine.
         timeout_s: seconds without a word after which a server is taken for lost.
         seed: seeds requests that bring none.
         router: which server takes a request: as for `get_route_policy`.
@@ -73,6 +75,7 @@ class RoutedEngine(ReplicaGroup):
         model: str,
         membership: Membership,
         backend: Backend,
+        loop: asyncio.AbstractEventLoop,
         *,
         timeout_s: float,
         seed: int = 0,
@@ -87,11 +90,7 @@ class RoutedEngine(ReplicaGroup):
             self._tokenizer = self._tokenizer.with_chat_template(template)
         self._common: pb.GetModelInfoResponse | None = None
         events: SimpleQueue[Event | None] = SimpleQueue()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="octavo-route", daemon=True
-        )
-        self._thread.start()
+        self._loop = loop
         self.servers: list[RemoteReplica] = []
         """Those that have left among them, until others take their places."""
         self._membership, self._backend = membership, backend
@@ -249,9 +248,6 @@ class RoutedEngine(ReplicaGroup):
         self._look.cancel()
         for server in self.servers:
             server.close()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 def _read_model(model: str) -> tuple[ModelConfig, Tokenizer]:

@@ -18,8 +18,9 @@ QUICK_COST, BLOCK_QUANTIZED_COST = 1.25, 0.5
 """Of a quick program and of one with block-quantized weights, compared with another of the size;
 roughly."""
 
-SMALL_MIXED = (8, 16)
-"""Tokens of mixed programs with block-quantized weights."""
+SMALL_MIXED, SMALLEST_MIXED = (8, 16), 4
+"""Tokens of mixed programs with block-quantized weights; and of the one where no more rows than
+that read such weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +156,9 @@ def make_lattice(
         block_quantized_rows: decode programs of at most so many rows read block-quantized weights.
             What they take goes with their rows, so there are those of 6, 20 and 28, too. They
             compile slowly, so the largest program is there without them as well, and comes first.
-            There are mixed ones of 8 and 16 tokens, too: what follows a cached prefix, or a grammar
-            forces, is few tokens, and reading all weights in float32 takes as long as computing 50.
+            There are mixed ones of 8 and 16 tokens, or of 4, too: what follows a cached prefix, or
+            a grammar forces, is few tokens, and reading all weights in float32 takes as long as
+            computing 50.
         has_quick: programs can be compiled sooner than they should be to compute fast. So are the
             largest ones first, which readiness waits for.
         has_dear_rows: a step of few tokens takes longer with each, as on a CPU, where it computes;
@@ -176,11 +178,13 @@ def make_lattice(
     in_blocks = [n for n in rows if n <= block_quantized_rows]
     plain = [n for n in rows if n not in in_blocks or (n == max_num_seqs and not has_quick)]
     most_tokens = _up_to(max_num_batched_tokens, mixed)
+    most_small = min(block_quantized_rows, max_num_batched_tokens)
+    small = [n for n in SMALL_MIXED if n <= most_small] or [SMALLEST_MIXED]
     prefill = [
         *(
             StepShape(n, min(n, max_num_seqs), 0, block_quantized=True)
-            for n in SMALL_MIXED
-            if n <= min(block_quantized_rows, max_num_batched_tokens)
+            for n in small
+            if n <= most_small
         ),
         *(StepShape(n, min(n, max_num_seqs), 0) for n in most_tokens),
     ]

@@ -147,6 +147,17 @@ def test_the_lattice_takes_every_plan_within_its_limits() -> None:
         assert shape in lattice.shapes
 
 
+@pytest.mark.parametrize(("rows", "small"), [(0, []), (4, [4]), (8, [8]), (32, [8, 16])])
+def test_what_follows_a_cached_prefix_has_small_programs(rows: int, small: list[int]) -> None:
+    """However few rows read block-quantized weights."""
+    lattice = make_lattice(
+        max_num_seqs=32, max_num_batched_tokens=512, num_steps=4, variants=("general",),
+        block_quantized_rows=rows,
+    )  # fmt: skip
+    in_blocks = [shape for shape in lattice.mixed if shape.block_quantized]
+    assert [shape.num_tokens for shape in in_blocks] == small
+
+
 @pytest.mark.parametrize("max_num_seqs", [16, 128])
 def test_a_few_tokens_each_of_many_prompts_take_a_small_program(max_num_seqs: int) -> None:
     lattice = make_lattice(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from octavo.engine.config import Role
 from octavo.engine.errors import OverloadedError, UnattainableTargetError
 from octavo.engine.input.input_processor import Submission
 from octavo.engine.observability.load import EngineLoad
@@ -61,10 +63,12 @@ class FakeReplica:
 class Group:
     """Two replicas that tell nothing unless they are made to."""
 
-    def __init__(self, policy: str = "forecast", num_replicas: int = 2) -> None:
+    def __init__(
+        self, policy: str = "forecast", num_replicas: int = 2, roles: Sequence[Role] = ()
+    ) -> None:
         self.clock = VirtualClock()
         self.replicas = [FakeReplica(index) for index in range(num_replicas)]
-        self.placement = Placement(self.replicas, self.clock, get_route_policy(policy))
+        self.placement = Placement(self.replicas, self.clock, get_route_policy(policy), roles)
 
     def submit(self, name: str, prompt: list[int] | None = None, **fields: Any) -> None:
         params = SamplingParams(max_tokens=20, output_kind=RequestOutputKind.DELTA)
@@ -201,6 +205,18 @@ def test_who_is_being_ended_goes_nowhere() -> None:
     group.tell("it", [], OverloadedError("full", 3.0))
     assert not group.replicas[1 - at].requests
     assert len(group.placement) == 0
+
+
+@pytest.mark.parametrize("roles", [("both", "both"), ("prefill", "both")], ids=" and ".join)
+def test_a_request_leaves_at_once_where_prompts_are_computed(roles: Sequence[Role]) -> None:
+    """Decoding there until a page is full would take as many steps of prompts."""
+    group = Group(roles=roles)
+    group.replicas[1].ready = None
+    group.submit("it")
+    group.replicas[1].ready = "ready"
+    assert group.placement.move("it", 1)
+    group.placement.take_pages(messages.PagesGiven("it", None), (0, 1))
+    assert group.replicas[0].sent[-1] == messages.Release("it", waits=roles[0] == "both")
 
 
 def test_replicas_may_come_later() -> None:

@@ -51,6 +51,15 @@ def test_nothing_listens_beyond_loopback(fleet: Fleet) -> None:
     assert set(listening) <= loopback
 
 
+def test_servers_yield_to_no_other_process(fleet: Fleet) -> None:
+    """Ray starts its workers at a niceness of 15: beside anything else on the machine servers would
+    stand still."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    pids = [*fleet.servers(), *fleet.processes("ray::ServeController")]
+    assert len(pids) == 3
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in pids} == {own}
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=lambda how: how.name)
 def test_streams_go_on_and_a_server_comes_for_one_that_is_lost(
     fleet: Fleet, expected: list[tuple[list[int], str]], how: signal.Signals

@@ -170,3 +170,29 @@ def test_a_pause_of_the_front_itself_is_no_silence_of_a_server(
             await replica._end()
 
     on_stand(scenario)
+
+
+def test_what_comes_in_one_turn_is_told_at_once_and_before_any_end(
+    on_stand: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_service, "model_info", lambda _: pb.GetModelInfoResponse())
+
+    async def scenario(stand: Stand) -> None:
+        events = SimpleQueue[Any]()
+        async with Wire(stand.address) as wire:
+            replica = await replica_over(stand, wire, events, TIMEOUT_S)
+            outputs: list[Any] = [object() for _ in range(3)]
+            replica._say(outputs[0], 1)
+            replica._say(outputs[1], 1)
+            assert events.empty()
+            await asyncio.sleep(0)
+            assert events.get_nowait().message == messages.News(outputs[:2])
+            replica._say(outputs[2], 1)
+            replica._tell(messages.Returned("it", "it was moved", has_died=False), 1)
+            assert events.get_nowait().message == messages.News(outputs[2:])
+            assert isinstance(events.get_nowait().message, messages.Returned)
+            await asyncio.sleep(0)
+            assert events.empty()
+            await replica._end()
+
+    on_stand(scenario)
