@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Unpack
 
-import numpy as np
 from tqdm import tqdm
 
 from octavo.engine.any_engine import engine_of_this_process, open_engine
@@ -33,6 +32,7 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import (
     RequestOutputKind,
     SamplingParams,
+    as_plain,
     as_sampling_params,
 )
 from octavo.engine.text.assistant.tool_request import read_tool_use
@@ -515,13 +515,12 @@ class LLM:
 
 
 def _as_prompts(prompts: PromptLike | Iterable[PromptLike]) -> list[PromptLike]:
-    if isinstance(prompts, np.ndarray):
-        prompts = prompts.tolist()
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    prompts = as_plain(prompts)
     if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, bytearray)):
         raise InvalidRequestError("prompts", prompts, "text, token ids, or a list of either")
-    listed: list[Any] = list(prompts)  # a column of a table, an array and a generator as well
+    listed: list[Any] = as_plain([*prompts])
     if listed and all(isinstance(item, int) for item in listed):
         return [listed]
     return listed

@@ -108,6 +108,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         put = object.__setattr__
+        for name in self.__slots__:
+            put(self, name, as_plain(getattr(self, name)))
         put(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
         put(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         put(self, "bad_words", tuple(self.bad_words or ()))
@@ -225,6 +227,17 @@ def are_plain_integers(values: Sequence[int], low: int, high: int) -> bool:
     )
 
 
+def as_plain(value: Any) -> Any:
+    """A number or an array of NumPy's, JAX's or torch's as a number or a list of Python's, and so
+    all entries of a list that begins or ends with one. Anything else as it is."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    is_listed = isinstance(value, list | tuple) and value
+    if is_listed and (hasattr(value[0], "tolist") or hasattr(value[-1], "tolist")):
+        return [as_plain(each) for each in value]
+    return value
+
+
 def _integer(name: str, value: Any, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidRequestError(name, value, f"an integer from {low} to {high}")
@@ -245,7 +258,7 @@ def _bias(bias: Mapping[Any, float]) -> dict[int, float]:
         )
     for key, value in bias.items():
         is_number = isinstance(key, str) and key.isdecimal() and len(key) <= MAX_ID_DIGITS
-        token_id = int(key) if is_number else key
+        token_id, value = int(key) if is_number else as_plain(key), as_plain(value)
         _integer("logit_bias", token_id, 0, 2**31 - 1)
         _number("logit_bias", value, -100.0, 100.0)
         checked[token_id] = float(value)

@@ -23,6 +23,7 @@ from octavo.engine.sampling_params import (
     RequestOutputKind,
     SamplingParams,
     are_plain_integers,
+    as_plain,
 )
 from octavo.engine.structured.compiler import GrammarCompiler
 from octavo.engine.structured.grammar import CompiledGrammar
@@ -45,15 +46,13 @@ SHORT_PROMPT_TOKENS = 16_384
 
 
 def text_or_ids(prompt: PromptLike) -> Prompt:
-    """The prompt without its name, and as a list if it is an array.
+    """The prompt without its name, and with numbers of Python's.
 
     Raises:
         InvalidRequestError: other names, or not exactly one.
     """
-    if isinstance(prompt, np.ndarray):
-        return prompt.tolist()  # type: ignore[no-any-return]
     if not isinstance(prompt, Mapping):
-        return prompt
+        return as_plain(prompt)  # type: ignore[no-any-return]
     prompt = {name: value for name, value in prompt.items() if value is not None}
     names = [name for name in ("prompt", "prompt_token_ids") if name in prompt]
     if len(prompt) != 1 or not names:
@@ -64,7 +63,7 @@ def text_or_ids(prompt: PromptLike) -> Prompt:
     if isinstance(value, str) != (names[0] == "prompt"):
         wanted = "a string" if names[0] == "prompt" else "a list of token ids"
         raise InvalidRequestError(names[0], value, wanted)
-    return value.tolist() if isinstance(value, np.ndarray) else value  # type: ignore[no-any-return]
+    return as_plain(value)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -58,9 +59,27 @@ def test_prompts_may_be_a_generator_or_arrays(llm: Any) -> None:
     lazy = llm.generate((each for each in ["bb", ids[0], ids[1]]), GREEDY, use_tqdm=False)
     assert [output.outputs[0].text for output in lazy] == texts
     named = {"prompt_token_ids": ids[0]}
-    for given, wanted in ((ids, texts[1:]), (ids[0], texts[1:2]), (named, texts[1:2])):
+    numbers = ([*ids[0]], [30, ids[0, 1]], [[30, ids[0, 1]]], [[ids[0, 0], 31]])
+    alike = [(each, texts[1:2]) for each in (ids[0], jnp.asarray(ids[0]), named, *numbers)]
+    for given, wanted in ((ids, texts[1:]), *alike):
         outputs = llm.generate(given, GREEDY, use_tqdm=False)
         assert [output.outputs[0].text for output in outputs] == wanted
+
+
+def test_parameters_may_be_numbers_of_numpys_and_jaxs() -> None:
+    given = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int64(3), max_tokens=jnp.int32(4), seed=np.uint8(5),
+        stop_token_ids=np.array([6]), allowed_token_ids=[np.int32(7), 8],
+        logit_bias={np.int64(9): np.float32(1.5)},
+    )  # fmt: skip
+    assert given == SamplingParams(
+        temperature=0.5, top_k=3, max_tokens=4, seed=5, stop_token_ids=(6,),
+        allowed_token_ids=(7, 8), logit_bias={9: 1.5},
+    )  # fmt: skip
+    with pytest.raises(InvalidRequestError, match="top_k = 1[.]5 is not allowed: an integer"):
+        SamplingParams(top_k=np.float32(1.5))
+    with pytest.raises(InvalidRequestError, match="temperature = nan is not"):
+        SamplingParams(temperature=np.float64("nan"))
 
 
 def test_calls_of_several_threads_take_turns(llm: Any) -> None:
