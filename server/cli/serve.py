@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from octavo.engine.config import EngineConfig
+from octavo.engine.errors import InvalidConfigError
 from octavo.engine.hosts.hosts_config import HostsConfig
 from octavo.server.cli.dataclass_args import add_dataclass_args, given_args
 from octavo.server.event_loop import new_event_loop
@@ -39,6 +40,7 @@ def add_parser(subparsers: Any) -> None:
         "--max-num-seqs) and in a YAML file (max_num_seqs); an option goes before the environment, "
         "the environment before the file.",
     )
+    parser.add_argument("model", metavar="MODEL", nargs="?", help="as --model")
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings")
     parser.add_argument(
         "--record", metavar="FILE",
@@ -64,6 +66,10 @@ def run(args: argparse.Namespace) -> int:
     given: dict[str, Any] = {}
     for kind in SECTIONS:
         given |= given_args(args, kind, _PREFIX)
+    if args.model is not None and given.setdefault("model", args.model) != args.model:
+        raise InvalidConfigError(
+            "MODEL", args.model, f"one model, not --model {given['model']} too"
+        )
     settings = read_settings(given, os.environ, args.config or os.environ.get(CONFIG_VARIABLE))
     start_logging(settings.log)
     check_early(settings.engine)

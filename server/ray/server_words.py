@@ -36,6 +36,7 @@ def check_words(model: str, words: Sequence[str], listen: str) -> Settings:
     parser = argparse.ArgumentParser(prog="octavo deploy … MODEL")
     serve.add_parser(parser.add_subparsers(metavar=""))
     args, unknown = parser.parse_known_args(["serve", "--model", model, *words])
+    unknown += [args.model] if args.model is not None else []
     if unknown:
         allowed = "options of `octavo serve`; those of `octavo deploy` stand before MODEL"
         raise InvalidConfigError("words behind MODEL", " ".join(unknown), allowed)

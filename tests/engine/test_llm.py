@@ -76,7 +76,7 @@ def test_parameters_may_be_numbers_of_numpys_and_jaxs() -> None:
         temperature=0.5, top_k=3, max_tokens=4, seed=5, stop_token_ids=(6,),
         allowed_token_ids=(7, 8), logit_bias={9: 1.5},
     )  # fmt: skip
-    with pytest.raises(InvalidRequestError, match="top_k = 1[.]5 is not allowed: an integer"):
+    with pytest.raises(InvalidRequestError, match=r"top_k = 1[.]5 is not allowed: an integer"):
         SamplingParams(top_k=np.float32(1.5))
     with pytest.raises(InvalidRequestError, match="temperature = nan is not"):
         SamplingParams(temperature=np.float64("nan"))

@@ -223,6 +223,8 @@ def test_a_message_that_cannot_fit_leaves_the_conversation_as_it_was():
         (["convert", "smollm2-135m", "{tmp}"], 2, "a new or empty directory"),
         (["serve", "--model", "smollm2-135m", "--load-format", "orbax"], 2, "auto or gguf, which"),
         (["serve", "--load-format", "bitsandbytes"], 2, "auto reads every kind of checkpoint"),
+        (["serve", "/no/such/model", "--max-num-seqs", "4"], 1, "'/no/such/model' is not a path"),
+        (["serve", "one", "--model", "other"], 2, "MODEL = 'one' is not allowed: one model, not"),
     ],
 )
 def test_a_users_mistake_is_one_line_on_stderr(argv, status, says, capsys, tmp_path, tiny_model):

@@ -33,6 +33,7 @@ HAS_RAY = importlib.util.find_spec("ray") is not None
         (["--delete", "m"], "given with --name and --address alone"),
         ([], "MODEL = None"),
         (["m", "--replicas", "2"], "stand before MODEL"),
+        (["m", "n"], "words behind MODEL = 'n'"),
         (["m", "--max-num-seqs", "0"], "max_num_seqs = 0"),
         (["m", "--grpc-port", "50051"], "grpc_port = 50051"),
         (["m", "--host", "0.0.0.0"], "as --listen says"),
