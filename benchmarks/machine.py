@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import sys
@@ -22,6 +23,15 @@ def about_machine() -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="minutes"),
         "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
     }
+
+
+def write_result(result: dict[str, Any], out: Path | None) -> None:
+    """Writes a result to its file, or to standard output."""
+    text = json.dumps(result, indent=1)
+    if out is None:
+        print(text)
+    else:
+        out.write_text(text + "\n")
 
 
 def _processor() -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.machine import about_machine
+from benchmarks.machine import about_machine, write_result
 from benchmarks.paced_engine import num_tokens_of, prompt_of
 from benchmarks.server_overhead import STREAM, Worker, working
 from benchmarks.step_waits import percentiles
@@ -142,11 +141,7 @@ def main() -> int:
             "streams": NUM_STREAMS,
             "rates": [pairs(model, rate, args.pairs, args.seconds) for rate in args.tokens_per_s],
         }
-    text = json.dumps(result, indent=1)
-    if args.out is None:
-        print(text)
-    else:
-        args.out.write_text(text + "\n")
+    write_result(result, args.out)
     return 0
 
 

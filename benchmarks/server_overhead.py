@@ -28,7 +28,7 @@ from typing import Any
 
 import grpc
 
-from benchmarks.machine import about_machine
+from benchmarks.machine import about_machine, write_result
 from benchmarks.paced_engine import (
     NUM_REQUESTS,
     NUM_TOKENS,
@@ -305,11 +305,7 @@ def main() -> int:
                 result["idle_streams"] = asyncio.run(
                     idle(server.hello["address"], server.popen.pid)
                 )
-    text = json.dumps(result, indent=1)
-    if args.out is None:
-        print(text)
-    else:
-        args.out.write_text(text + "\n")
+    write_result(result, args.out)
     return 0
 
 
