@@ -168,7 +168,12 @@ def _set_prompt(message: pb.GenerateRequest | pb.EmbedRequest, prompt: str | Seq
         message.prompt = prompt
     else:
         message.prompt_token_ids.SetInParent()
-        message.prompt_token_ids.ids.extend(prompt)
+        try:
+            message.prompt_token_ids.ids.extend(prompt)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequestError(
+                "prompt", prompt, "a string or a list of token ids"
+            ) from error
 
 
 @contextlib.contextmanager

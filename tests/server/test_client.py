@@ -8,11 +8,13 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo.client import (
     AsyncOctavoClient,
     DeadlineExceededError,
+    InvalidRequestError,
     OctavoClient,
     OverloadedError,
     RequestOutputKind,
@@ -20,6 +22,7 @@ from octavo.client import (
     SamplingParams,
 )
 from octavo.server import front
+from octavo.server.client_requests import generate_request
 
 SHORT = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=480, temperature=0, ignore_eos=True)
@@ -155,3 +158,17 @@ def test_a_full_server_is_asked_again_when_it_said(on_stand, monkeypatch):
         await patient.close()
 
     on_stand(scenario, max_concurrent_requests=1)
+
+
+@pytest.mark.parametrize("prompt", [{"promt": "x"}, ["a", "b"], [1.5], np.array([[5, 6]]), 5, None])
+def test_a_prompt_that_no_message_carries_is_named(prompt):
+    with pytest.raises(InvalidRequestError, match=r"prompt = .* a string or a list of token ids"):
+        generate_request(prompt, SamplingParams())
+
+
+def test_token_ids_may_be_an_array_or_numbers_of_one():
+    ids = np.array([5, 6])
+    for prompt in (ids, [*ids], [5, ids[1]]):
+        message = generate_request(prompt, SamplingParams(max_tokens=ids[0]))
+        assert list(message.prompt_token_ids.ids) == [5, 6]
+        assert message.sampling_params.max_tokens == 5
