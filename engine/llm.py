@@ -518,7 +518,7 @@ def _as_prompts(prompts: PromptLike | Iterable[PromptLike]) -> list[PromptLike]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     prompts = as_plain(prompts)
-    if not isinstance(prompts, Iterable) or isinstance(prompts, (bytes, bytearray)):
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | bytearray | set):
         raise InvalidRequestError("prompts", prompts, "text, token ids, or a list of either")
     listed: list[Any] = as_plain([*prompts])
     if listed and all(isinstance(item, int) for item in listed):

@@ -236,6 +236,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "prompt and output beyond the context": ([[20] * 500], {"max_tokens": 13}, "max_tokens"),
     "half a surrogate pair": ("\ud800", {}, "prompt"),
     "bytes": (b"abc", {}, "prompt"),
+    "a set, which has no order": ({5, 6}, {}, "prompts"),
     "text and ids by name": ({"prompt": "a", "prompt_token_ids": [30]}, {}, "prompt"),
     "an unknown name": ({"text": "a"}, {}, "prompt"),
     "ids under the text's name": ({"prompt": [30]}, {}, "prompt"),
