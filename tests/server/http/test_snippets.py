@@ -95,8 +95,10 @@ def test_a_target_that_no_idle_server_meets_is_refused_with_the_least_it_could(l
 
     for _ in range(8):  # steps by which the forecast is sound
         assert ask(60_000).status_code == 200
-    refused = ask(0.01)
-    assert refused.status_code == 422
+    # One in eight may be served as a probe, by an id that differs from run to run.
+    answers = [ask(0.01) for _ in range(8)]
+    assert {answer.status_code for answer in answers} <= {200, 422}
+    refused = next(answer for answer in answers if answer.status_code == 422)
     assert "retry-after" not in refused.headers
     [least_s] = re.findall(r"at least ([0-9.e-]+) s", refused.json()["error"]["message"])
     assert 1e-5 < float(least_s) < 10
