@@ -76,7 +76,9 @@ def test_a_request_leaves_with_all_its_pages(alone: Engine, waits: bool) -> None
             num_computed = 20 + number + tokens - 1
             if waits:
                 assert num_computed % ARGUMENTS["block_size"] < ARGUMENTS["num_decode_steps"]
-            assert len(names) == num_computed // ARGUMENTS["block_size"]
+            # A step in flight computes the last token; a page that it fills is given after it.
+            num_full = {n // ARGUMENTS["block_size"] for n in (num_computed, num_computed + 1)}
+            assert len(names) in num_full
     finally:
         inbox.close()
         thread.join()
