@@ -90,10 +90,10 @@ def test_calls_of_several_threads_take_turns(llm: Any) -> None:
         text: str = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].text
         return text
 
-    alone = [generate(prompt) for prompt in prompts]
+    alone, before = [generate(prompt) for prompt in prompts], llm.engine.load()
     with ThreadPoolExecutor(len(prompts)) as threads:
         assert [*threads.map(generate, prompts)] == alone
-    assert llm.engine.load().num_step_failures == 0
+    assert llm.engine.load().num_step_failures == before.num_step_failures
 
 
 def test_prompts_may_come_by_name(llm: Any) -> None:
