@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
+import pytest
 
 # Before JAX is imported anywhere.
 os.environ["JAX_PLATFORMS"] = os.environ.get("OCTAVO_TEST_PLATFORM", "cpu")
@@ -34,6 +38,10 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(Path(_cache) / "jax")
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+MOST_MAPPINGS = 30_000
+"""Of memory, of this process. Each program that XLA loads on a CPU takes twelve, and where a process
+has 65,530, Linux's default, the next load crashes it."""
+
 hypothesis.settings.register_profile(
     "ci", max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, print_blob=True
 )
@@ -46,3 +54,17 @@ hypothesis.settings.load_profile("ci")
 def pytest_sessionfinish() -> None:
     if _scratch is not None:
         _scratch.cleanup()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_programs() -> Iterator[None]:
+    """After a module, if many are loaded, lets go of the programs that JAX keeps."""
+    yield
+    mappings = Path("/proc/self/maps")
+    if "jax" not in sys.modules or not mappings.exists():
+        return
+    with mappings.open("rb") as lines:
+        num_mappings = sum(1 for _ in lines)
+    if num_mappings > MOST_MAPPINGS:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
