@@ -39,7 +39,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 MOST_MAPPINGS = 30_000
-"""Of memory, of this process. Each program that XLA loads on a CPU takes twelve, and where a process
+"""Of memory, of this process. A program that XLA loads on a CPU takes twelve; where a process
 has 65,530, Linux's default, the next load crashes it."""
 
 hypothesis.settings.register_profile(
