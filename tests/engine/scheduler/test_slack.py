@@ -76,8 +76,12 @@ def test_a_late_prompt_bounds_no_step(machine, request_of):
     machine.drain()
 
 
-@pytest.mark.parametrize(("length", "lent"), [(2, False), (80, True)])
-def test_prompts_borrow_the_slack_that_rows_are_going_to_bank(drive, request_of, length, lent):
+@pytest.mark.parametrize(
+    ("length", "ttft_s", "lent"), [(2, 5.0, False), (80, 5.0, True), (80, None, False)]
+)
+def test_prompts_that_are_due_borrow_the_slack_that_rows_are_going_to_bank(
+    drive, request_of, length, ttft_s, lent
+):
     """A row's step takes 11 ms of the 30 that it has for a token: one that has many to come can be
     behind by several, and make up for it."""
     lengths = LengthEstimator(256)
@@ -94,10 +98,35 @@ def test_prompts_borrow_the_slack_that_rows_are_going_to_bank(drive, request_of,
     driver.add(request_of("row", [1] * 4, 200, tpot_target_s=0.03))
     driver.turn()
     driver.turn()  # with which the row's length is guessed
-    driver.add(request_of("prompt", [2] * 200))
+    driver.add(request_of("prompt", [2] * 200, ttft_target_s=ttft_s))
     [chunk] = chunks(driver).values()
     # Of 60 ms until its third token a tenth is kept back: 43 tokens beside the row.
     assert (chunk >= 56) if lent else (chunk <= 43)
+    driver.drain()
+
+
+@pytest.mark.parametrize(("ttft_s", "spared"), [(None, True), (5.0, False)])
+def test_prompts_that_are_not_due_let_late_rows_catch_up(drive, request_of, ttft_s, spared):
+    """A row that is three tokens late keeps its pace in the mean where the next ones come sooner
+    than that."""
+    lengths = LengthEstimator(256)
+    for number in range(200):
+        lengths.observe(request_of(str(number), [1] * 4, output_token_ids=[5] * 12))
+    model = StepTimeModel(EDGES, fixed_s=0.01, decode_row_s=0.001, prefill_token_s=0.001)
+    limits = {
+        "max_num_batched_tokens": 64, "max_num_seqs": 8, "max_prefill_rows": 8, "num_pages": 257,
+        "token_edges": EDGES, "max_model_len": 512, "max_pages_per_seq": 64,
+    }  # fmt: skip
+    driver = drive(
+        limits, policy="slo:floor=8", step_time=model, lengths=lengths, enable_prefix_caching=False
+    )
+    driver.add(request_of("row", [1] * 4, 200, tpot_target_s=0.05))
+    driver.turn()
+    driver.turn()
+    driver.now_s += 0.15
+    driver.add(request_of("prompt", [2] * 200, arrival_s=driver.now_s, ttft_target_s=ttft_s))
+    [chunk] = chunks(driver).values()
+    assert (chunk < 40) if spared else (chunk >= 60), chunk
     driver.drain()
 
 

@@ -70,29 +70,47 @@ def end_pace_s(snapshot: Snapshot, floor: int) -> float:
     return float(every_s.min(0, initial=math.inf, where=counts))
 
 
-def expected_slack_s(snapshot: Snapshot) -> float:
-    """As `smallest_slack_s`, with a share of the slack that each row is going to bank added.
+def expected_slack_s(snapshot: Snapshot, floor: int) -> float:
+    """As `smallest_slack_s`, but for whole outputs.
 
     A row banks slack with each token that takes less than its pace. What counts is the pace of the
-    whole output, so that a prompt may take the slack of tokens that are still to come.
+    whole output, so that prompts that are due may take a share of the slack that is going to be
+    banked. Other prompts take none of it, and spare rows that are late: such a row keeps its pace
+    if each token to come takes as much less, unless that is less than the smallest step.
+
+    Args:
+        floor: prompt tokens of the smallest step.
     """
     slack_s = smallest_slack_s(snapshot)
-    forecast, decoding = snapshot.forecast, snapshot.decoding
-    if slack_s == math.inf or not forecast.is_sound:
+    rows, decoding, slots = snapshot.rows, snapshot.decoding, snapshot.decoding.slots
+    forecast, full = snapshot.forecast, snapshot.limits.max_num_batched_tokens
+    if not len(decoding) or not forecast.is_sound:
         return slack_s
-    full = snapshot.limits.max_num_batched_tokens
-    if _step_s(snapshot, full - len(decoding)) <= slack_s:
+    least_s = rows.least_due_s(decoding) - snapshot.starts_s
+    if _step_s(snapshot, full - len(decoding)) <= least_s:
         return slack_s  # as nearly always where steps are short
-    rows, slots = snapshot.rows, decoding.slots
-    due_s = rows.base_s[slots] + rows.pace_s(decoding)
-    to_come = rows.least_length[slots] + rows.last_prompt[slots] - decoding.starts
-    banked_s = np.maximum(rows.tpot_s[slots] - forecast.step_s, 0.0) * np.maximum(to_come, 0.0)
-    slack = due_s - snapshot.starts_s
-    lent = slack + _LENT_SHARE * banked_s
-    counts = slack > 0
-    least_s = least_pace_kept_s(snapshot, rows.tpot_s[slots[counts]])
-    counts &= (rows.tpot_s[slots] >= least_s) | (rows.tpot_s[slots] == 0)
-    return float(lent.min(0, initial=math.inf, where=counts))
+    goals_s, emitted = rows.tpot_s[slots], decoding.starts - rows.last_prompt[slots]
+    banked_s = rows.base_s[slots] + rows.pace_s(decoding) - snapshot.starts_s
+    is_late = banked_s <= 0
+    to_come = np.maximum(rows.least_length[slots] - emitted, 0.0)
+    lent_s = _LENT_SHARE * np.maximum(goals_s - forecast.step_s, 0.0) * to_come
+    least_pace_s = least_pace_kept_s(snapshot, goals_s[~is_late])
+    counts = ~is_late & ((goals_s >= least_pace_s) | (goals_s == 0))
+    within_s = float((banked_s + lent_s).min(0, initial=math.inf, where=counts))
+    every_s = goals_s + banked_s / np.maximum(rows.length[slots] - emitted, 1.0)
+    is_lost = is_late & (every_s < _step_s(snapshot, floor))
+    spared_s = np.where(is_late, every_s, banked_s).min(0, initial=math.inf, where=~is_lost)
+    due_s = _step_s(snapshot, min(_due_tokens(snapshot), full))
+    return min(within_s, max(float(spared_s), due_s))
+
+
+def _due_tokens(snapshot: Snapshot) -> int:
+    """Missing tokens of the prompts that are due some time."""
+    columns, never = snapshot.waiting_columns, math.inf
+    waiting = int(columns.work_tokens.sum(where=columns.due_s < never))
+    return waiting + sum(
+        [r.num_missing_tokens for r in snapshot.prefilling if first_due_s(r) < never]
+    )
 
 
 def least_pace_kept_s(snapshot: Snapshot, goals_s: Floats) -> float:

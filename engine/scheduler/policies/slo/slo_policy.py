@@ -183,7 +183,7 @@ class SLOPolicy:
     def budget(self, snapshot: Snapshot) -> int:
         """As many tokens as the smallest banked slack of a row allows, and the first tokens that
         come at the step's end."""
-        slack_s = min(expected_slack_s(snapshot), end_pace_s(snapshot, self.floor))
+        slack_s = min(expected_slack_s(snapshot, self.floor), end_pace_s(snapshot, self.floor))
         budget = thrifty_budget(snapshot, slack_s, self.floor)
         return min(budget, first_tokens_budget(snapshot, self.floor))
 
