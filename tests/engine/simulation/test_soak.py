@@ -107,7 +107,7 @@ def test_snapshots_of_states_hold_every_invariant() -> None:
         seen["cached"] += sum(record.cached_tokens > 0 for record in report.records)
         seen["preemptions"] += report.load.num_preemptions
         seen["failed steps"] += report.num_faults[0]
-    assert seen["cached"] > 30, seen
+    assert seen["cached"] > 20, seen
     assert all(seen[name] for name in ("preemptions", "failed steps")), seen
 
 

@@ -20,6 +20,8 @@ _BATCH = TrafficClass(name="batch", e2e_target_s=90.0)
 
 _CHAT = TrafficClass(name="chat", ttft_target_s=1.0, tpot_target_s=0.05)
 _CALM_CHAT = TrafficClass(name="calm chat", ttft_target_s=15.0, tpot_target_s=0.05)
+_FIRST = TrafficClass(name="first tokens", ttft_target_s=2.0)
+_BY_THEN = TrafficClass(name="by then", e2e_target_s=210.0)
 _WHENEVER = TrafficClass(name="whenever")
 _HASTY = TrafficClass(name="hasty", ttft_target_s=0.2)
 _PATIENT = TrafficClass(name="patient", ttft_target_s=30.0)
@@ -79,6 +81,18 @@ def _chats_and_a_crowd(
     )[0]
 
 
+def _first_tokens(rng: random.Random) -> tuple[TrafficClass, tuple[int, int], tuple[int, int]]:
+    """Requests of which only the first token is due, and more of them than the pool holds."""
+    return _FIRST, (200, 2000), (100, 800)
+
+
+def _long_ends(rng: random.Random) -> tuple[TrafficClass, tuple[int, int], tuple[int, int]]:
+    """Large requests that are due in some minutes beside as many that nothing was promised to."""
+    return rng.choice(
+        ((_BY_THEN, (1822, 12000), (161, 1288)), (_WHENEVER, (1487, 12000), (20, 80)))
+    )
+
+
 def _on_time(traffic: Traffic, rate: float, seed: int, *, kv_tokens: int, caches: bool) -> float:
     setting = Setting(
         name="unseen",
@@ -122,3 +136,13 @@ def test_prompts_that_nothing_was_promised_to_take_no_slack_that_rows_have_yet_t
     for seed in (5, 16):
         share = _on_time(traffic, 90.0, seed, kv_tokens=400_000, caches=False)
         assert share >= 0.98, (seed, share)
+
+
+def test_first_tokens_come_in_time_though_the_pool_is_full_of_rows_without_a_pace() -> None:
+    traffic = _traffic("first", _first_tokens, 300)
+    assert _on_time(traffic, 3.5, 1, kv_tokens=32_000, caches=False) == 1.0
+
+
+def test_what_was_promised_comes_before_what_was_not_however_long_that_waits() -> None:
+    traffic = _traffic("ends", _long_ends, 220)
+    assert _on_time(traffic, 19.0, 1, kv_tokens=100_000, caches=False) >= 0.92

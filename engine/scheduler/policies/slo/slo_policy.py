@@ -41,7 +41,8 @@ from octavo.engine.scheduler.rows import Slots
 from octavo.engine.scheduler.waiting_columns import WaitingFigures
 
 MOST_RESUME_SHARE = 0.1
-"""What bringing its victims back may cost, as a share of what a waiting request takes itself."""
+"""What bringing its victims back may cost, as a share of what a waiting request takes itself; and
+what that weighs where nothing more was promised to a victim."""
 
 PIN_AFTER = 4
 """Preemptions after which a row is no waiting request's victim. Two would do to end ping-pong; the
@@ -55,7 +56,6 @@ def make(parameters: Parameters) -> Policy:
     return SLOPolicy(
         gamma=parameters.number("gamma", 10.0),
         floor=parameters.integer("floor", 64, least=1),
-        patience_s=parameters.number("patience_s", 30.0),
         max_wait_s=parameters.number("max_wait_s", 300.0),
         pin_after=parameters.integer("pin_after", PIN_AFTER, least=1),
         stickiness=parameters.number("stickiness", 1.0),
@@ -85,8 +85,8 @@ class SLOPolicy:
     Attributes:
         gamma: seconds of delay for each second of the whole machine that a request still takes.
         floor: prompt tokens that every step may take, however little slack there is.
-        patience_s: after how long a request without targets is due.
-        max_wait_s: after how long a waiting request comes before all that have waited less.
+        max_wait_s: after how long a waiting request comes before all that have waited less, and one
+            without targets is due.
         pin_after: preemptions after which a row is nobody's victim while it runs.
         stickiness: steps by which a waiting request must come before a row to take its place.
         rejects: whether hopeless requests are rejected, or served when nobody else waits.
@@ -94,7 +94,6 @@ class SLOPolicy:
 
     gamma: float
     floor: int
-    patience_s: float
     max_wait_s: float
     pin_after: int
     stickiness: float
@@ -139,7 +138,7 @@ class SLOPolicy:
             if due_s == math.inf:
                 # Nothing was promised: what it takes does not matter, and arrival is the order that
                 # leaves no long answers for the end, when rows stand empty beside them.
-                due_s = request.arrival_s + self.patience_s
+                due_s = request.arrival_s + self.max_wait_s
             elif request.tpot_target_s is None or request.metrics.first_token_s is None:
                 # Whoever has tokens to come at a pace is late at its next one, not at its end.
                 due_s += self.gamma * forecast.demand_s(request)
@@ -313,7 +312,9 @@ class SLOPolicy:
         chosen = candidates[np.lexsort((-places[candidates], prices.loss_per_page[candidates]))]
         freed = np.cumsum(prices.num_pages[chosen])
         count = int(freed.searchsorted(num_pages)) + 1
-        if count > len(chosen) or float(prices.resume_s[chosen[:count]].sum()) > most_s:
+        resume_s, spare_s = prices.resume_s[chosen[:count]], prices.spare_s[chosen[:count]]
+        weighed_s = np.where(spare_s < math.inf, resume_s, MOST_RESUME_SHARE * resume_s)
+        if count > len(chosen) or float(weighed_s.sum()) > most_s:
             return []
         return [*given_up, *(running[index] for index in chosen[:count].tolist())]
 
@@ -360,7 +361,7 @@ class SLOPolicy:
         num_pages = limits.needs.mean_held(context + remaining)
         share = max(1 / limits.max_num_seqs, num_pages / (limits.num_pages - 1))
         demand_s = remaining * snapshot.forecast.step_s * share
-        return unpaced_s + self.patience_s + self.gamma * demand_s
+        return unpaced_s + self.max_wait_s + self.gamma * demand_s
 
     def _places(self, snapshot: Snapshot, slots: Slots, contexts: Floats) -> Floats:
         """First components of the decode rows' places, as `place` gives them.
@@ -375,7 +376,7 @@ class SLOPolicy:
         emitted = contexts - rows.last_prompt[slots]
         due_s = rows.base_s[slots] + rows.tpot_s[slots] * emitted
         due_s = np.minimum(due_s, rows.end_due_s[slots])
-        patient_s = rows.arrival_s[slots] + np.array(self.patience_s)
+        patient_s = rows.arrival_s[slots] + np.array(self.max_wait_s)
         is_due = due_s < _NEVER
         due_s = np.where(is_due, due_s, patient_s)
         demand = demand_s(
