@@ -126,65 +126,6 @@ def plot_loads(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: st
     _save(figure, path)
 
 
-def plot_budgets(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """Throughput against p99 TPOT, a point for each static token budget.
-
-    Args:
-        rows: with `token_budget`, `tokens_per_s` and `tpot_p99_s`.
-    """
-    figure, axes = _figure(
-        "Throughput against p99 TPOT by token budget", "p99 TPOT, ms", "tokens a second"
-    )
-    axes.plot([1e3 * row["tpot_p99_s"] for row in rows], [row["tokens_per_s"] for row in rows],
-              marker="o", color="black")  # fmt: skip
-    for row in rows:
-        axes.annotate(
-            str(row["token_budget"]), (1e3 * row["tpot_p99_s"], row["tokens_per_s"]),
-            textcoords="offset points", xytext=(6, -10), fontsize=8,
-        )  # fmt: skip
-    _save(figure, path)
-
-
-def plot_tradeoff(
-    rows: Sequence[Mapping[str, Any]],
-    path: str | Path,
-    *,
-    title: str,
-    parameter: str,
-    x: str,
-    y: str,
-) -> None:
-    """One figure against another as a parameter changes; each point is marked with its value.
-
-    Args:
-        rows: one for each value of the parameter.
-        title: of the plot.
-        parameter, x, y: keys in a row; `x` and `y` also name the axes.
-    """
-    figure, axes = _figure(title, x, y)
-    axes.plot([row[x] for row in rows], [row[y] for row in rows], marker="o", color="black")
-    for row in rows:
-        axes.annotate(
-            f"{row[parameter]:g}", (row[x], row[y]),
-            textcoords="offset points", xytext=(6, 4), fontsize=8,
-        )  # fmt: skip
-    _save(figure, path)
-
-
-def plot_break_even(rows: Sequence[Mapping[str, float]], path: str | Path) -> None:
-    """Swap (out and in) against recompute, by length of the sequence.
-
-    Args:
-        rows: with `num_tokens`, `swap_s` and `recompute_s`.
-    """
-    figure, axes = _figure("Swap or recompute", "tokens of the sequence", "seconds")
-    tokens = [row["num_tokens"] for row in rows]
-    axes.loglog(tokens, [row["recompute_s"] for row in rows], marker="o", label="recompute")
-    axes.loglog(tokens, [row["swap_s"] for row in rows], marker="o", label="swap out and in")
-    axes.legend(fontsize=8)
-    _save(figure, path)
-
-
 _LATE, _TIGHT, _EARLY, _FREE = "#c44e52", "#dd8452", "#4c72b0", "#8c8c8c"
 TIGHT_S = 0.05
 """Less slack than this is shown as little."""
