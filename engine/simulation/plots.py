@@ -131,18 +131,15 @@ TIGHT_S = 0.05
 """Less slack than this is shown as little."""
 
 
-def plot_schedule(
-    schedule: Schedule, path: str | Path, *, start_s: float = 0.0, title: str = "Schedule"
-) -> None:
+def plot_schedule(schedule: Schedule, path: str | Path, *, start_s: float = 0.0) -> None:
     """Rows by time: what each step did for each row, coloured by slack, below the tokens that the
     step computed. Chunks of prompts are tall, decode iterations low.
 
     Args:
         schedule: some seconds of it.
         start_s: the clock's time that the plot calls 0.
-        title: of the plot.
     """
-    figure, rows = _figure(title, "seconds", "row on the device", (10.0, 6.4))
+    figure, rows = _figure("Schedule", "seconds", "row on the device", (10.0, 6.4))
     from matplotlib.patches import Patch
 
     rows.remove()
@@ -158,7 +155,7 @@ def plot_schedule(
         tokens.bar(begins, counts, widths, bottom=below, align="edge", color=color, label=kind)
         below = [low + count for low, count in zip(below, counts, strict=True)]
     tokens.set_yscale("symlog", linthresh=16)
-    tokens.set(title=title, ylabel="tokens")
+    tokens.set(title="Schedule", ylabel="tokens")
     tokens.legend(fontsize=7, ncols=2)
     spans: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
     for step, at_s, width_s in zip(schedule.steps, begins, widths, strict=True):
