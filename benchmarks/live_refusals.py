@@ -184,10 +184,10 @@ async def serving(args: argparse.Namespace, *settings: str) -> AsyncIterator[Liv
 
 
 @contextlib.contextmanager
-def busy_neighbours(count: int = 6) -> Iterator[None]:
+def busy_neighbours() -> Iterator[None]:
     """Processes that take whatever the cores have."""
     spin = [sys.executable, "-c", "while True: pass"]
-    processes = [subprocess.Popen(spin) for _ in range(count)]
+    processes = [subprocess.Popen(spin) for _ in range(6)]
     try:
         yield
     finally:
@@ -252,7 +252,7 @@ async def part_loads(args: argparse.Namespace) -> dict[str, Any]:
     return report
 
 
-async def _capacity(live: Live, seconds: float, clients: int = 24) -> float:
+async def _capacity(live: Live, seconds: float) -> float:
     end_s, count = time.monotonic() + seconds, 0
 
     async def user() -> None:
@@ -262,7 +262,7 @@ async def _capacity(live: Live, seconds: float, clients: int = 24) -> float:
             count += 1
 
     begun_s = time.monotonic()
-    await asyncio.gather(*(user() for _ in range(clients)))
+    await asyncio.gather(*(user() for _ in range(24)))
     return count / (time.monotonic() - begun_s)
 
 

@@ -57,7 +57,7 @@ def config_to_dict(config: ModelConfig) -> dict[str, Any]:
     return fields | {
         "eos_token_ids": list(config.eos_token_ids),
         "final_norm": _norm_to_dict(config.final_norm),
-        "layer_inputs": None if inputs is None else _with_norm(inputs, "norm"),
+        "layer_inputs": None if inputs is None else _with_norm(inputs),
         "layer_specs": [_layer_to_dict(spec) for spec in specs],
         "layers": [specs.index(layer) for layer in config.layers],
     }
@@ -111,7 +111,7 @@ def _layer_to_dict(spec: LayerSpec) -> dict[str, Any]:
     values = dataclasses.asdict(spec) | {
         "mixer": _block_to_dict(spec.mixer),
         "feed_forward": _block_to_dict(spec.feed_forward),
-        "tail": None if spec.tail is None else _with_norm(spec.tail, "norm"),
+        "tail": None if spec.tail is None else _with_norm(spec.tail),
     }
     values["norms"]["norm"] = _norm_to_dict(spec.norms.norm)
     return values
@@ -133,9 +133,9 @@ def _block_to_dict(block: Any) -> dict[str, Any] | None:
     return values
 
 
-def _with_norm(block: Any, name: str) -> dict[str, Any]:
+def _with_norm(block: Any) -> dict[str, Any]:
     """A block's fields, that of its norm with what kind it is."""
-    return dataclasses.asdict(block) | {name: _norm_to_dict(getattr(block, name))}
+    return dataclasses.asdict(block) | {"norm": _norm_to_dict(block.norm)}
 
 
 def _layer_inputs(values: Any) -> LayerInputs:

@@ -118,15 +118,12 @@ def halve(
     return left
 
 
-def find_capacity(
-    attain: Callable[[float], float], guess: float, *, tolerance: float = TOLERANCE
-) -> float:
+def find_capacity(attain: Callable[[float], float], guess: float) -> float:
     """The rate at which `attain` first falls below `THRESHOLD`.
 
     Args:
         attain: the best rival's attainment at a rate.
         guess: requests a second to begin with; the search spans 8 times more and less.
-        tolerance: as for `highest_rate`.
     """
     known: dict[float, float] = {}
 
@@ -143,7 +140,7 @@ def find_capacity(
     while low not in known and once(low) < THRESHOLD and low > guess / 8:
         high, low = low, low / 2
     return highest_rate(
-        once, THRESHOLD, low=low, high=high, attained_low=known.get(low), tolerance=tolerance
+        once, THRESHOLD, low=low, high=high, attained_low=known.get(low), tolerance=TOLERANCE
     )
 
 
@@ -151,9 +148,8 @@ def tune_case(
     case: Case,
     store: RunStore,
     *,
-    loads: Iterable[float] = LOADS,
-    policies: Iterable[str] = tuple(RIVALS),
-    seeds: Sequence[int] = TUNING_SEEDS,
+    loads: Iterable[float],
+    policies: Iterable[str],
 ) -> dict[str, Any]:
     """A workload's capacity, and the best variant of each rival at each load. Fit for JSON.
 
@@ -165,7 +161,7 @@ def tune_case(
     def attain_at(rate: float) -> Attain:
         def attain(variants: Sequence[Variant], rung: int) -> list[float]:
             part = replace(case, num_requests=max(20, round(shares[rung] * case.num_requests)))
-            seed = seeds[rung % len(seeds)]
+            seed = TUNING_SEEDS[rung % len(TUNING_SEEDS)]
             found = store.get(variant.run(part, rate, seed) for variant in variants)
             return [figures["attainment"] for figures in found]
 
@@ -179,10 +175,10 @@ def tune_case(
 
         return find_capacity(best_attainment, guess)
 
-    probed = capacity_of(PROBES, case.guess, seeds[:1])
+    probed = capacity_of(PROBES, case.guess, TUNING_SEEDS[:1])
     everyone = [variant for variants in RIVALS.values() for variant in variants]
     strongest = halve(everyone, attain_at(probed), num_rungs=1, num_left=NUM_STRONGEST)
-    capacity = capacity_of(strongest, probed, seeds)
+    capacity = capacity_of(strongest, probed, TUNING_SEEDS)
     tuned: dict[str, Any] = {}
     for load in loads:
         attain = attain_at(load * capacity)

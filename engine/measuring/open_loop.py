@@ -41,17 +41,17 @@ async def run_open_loop(
     arrivals: Sequence[Arrival],
     *,
     seed: object = 0,
-    hide_lengths: bool = True,
 ) -> OpenLoopRun:
     """Serves a workload open loop: late answers do not hold back later requests.
+
+    Requests go with the longest limit that fits, and the client leaves when it has its tokens, so
+    that the scheduler cannot know lengths from limits.
 
     Args:
         engine: started, idle.
         arrivals: requests with times from now on.
         seed: of the prompts' token ids; runs of different seeds find nothing of each other in the
             prefix cache.
-        hide_lengths: requests go with the longest limit that fits, and the client leaves when it
-            has its tokens, so that the scheduler cannot know lengths from limits.
 
     Returns:
         Times from the moment each request was *meant* to be sent.
@@ -70,10 +70,9 @@ async def run_open_loop(
             traffic_class=arrival.traffic_class,
         )
         await asyncio.sleep(max(0.0, begin_s + arrival.arrival_s - loop.time()))
-        limit = engine.max_model_len - arrival.num_input if hide_lengths else arrival.num_output
         params = SamplingParams(
             temperature=0.0,
-            max_tokens=max(1, limit),
+            max_tokens=max(1, engine.max_model_len - arrival.num_input),
             ignore_eos=True,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,

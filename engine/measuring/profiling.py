@@ -81,7 +81,6 @@ class Measured:
 def profile_engine(
     engine: Engine,
     *,
-    seed: int = 1,
     repeats: int = 1,
     longest_context: int = LONGEST_CONTEXT,
     on_progress: Callable[[float], None] | None = None,
@@ -90,7 +89,6 @@ def profile_engine(
 
     Args:
         engine: warmed up, fresh; it must serve nothing else meanwhile.
-        seed: of the workloads.
         repeats: how often each is run.
         longest_context: tokens of the longest sequences; about those of the traffic to be
             simulated, as costs are lines through what was measured.
@@ -111,7 +109,7 @@ def profile_engine(
         rounds.append(
             measure_programs(
                 engine,
-                seed=seed + 1000 * turn,
+                seed=1 + 1000 * turn,
                 longest_context=longest_context,
                 on_progress=part,
             )

@@ -63,17 +63,14 @@ class ClassQuotas:
         return [index for index in self._below if index in classes]
 
 
-def short_of_pages(
-    held: Sequence[float], num_pages: int, quotas: Sequence[float] = DEFAULT_QUOTAS
-) -> list[int]:
+def short_of_pages(held: Sequence[float], num_pages: int) -> list[int]:
     """Classes that hold less than their quota of the pages, the furthest below first.
 
     Args:
         held: pages that each class holds.
         num_pages: of the pool.
-        quotas: of the pool, by class.
     """
-    lacking = [pages / num_pages - quota for pages, quota in zip(held, quotas, strict=True)]
+    lacking = [pages / num_pages - quota for pages, quota in zip(held, DEFAULT_QUOTAS, strict=True)]
     return sorted([i for i, pages in enumerate(lacking) if pages < 0], key=lacking.__getitem__)
 
 

@@ -25,8 +25,7 @@ class PageLeaders:
         self._watch = kv.watch
         self._lookup = kv.lookup
         self._page_size = kv.page_size
-        # One request alone stands there itself, as nearly always.
-        self._by_page: dict[PageHash, LiveRequest | dict[int, LiveRequest]] = {}
+        self._by_page: dict[PageHash, dict[int, LiveRequest]] = {}
 
     def enter(self, entry: LiveRequest, page_hash: PageHash | None) -> bool:
         """Enters a request under a page, and nowhere else; None to take it out.
@@ -39,20 +38,12 @@ class PageLeaders:
             return False
         if old is not None:
             holders = self._by_page[old]
-            if holders is entry:
+            del holders[entry.number]
+            if not holders:
                 del self._by_page[old]
-            else:
-                assert isinstance(holders, dict)
-                del holders[entry.number]
-                if not holders:
-                    del self._by_page[old]
         entry.computes = page_hash
         if page_hash is not None:
-            holders = self._by_page.setdefault(page_hash, entry)
-            if isinstance(holders, dict):
-                holders[entry.number] = entry
-            elif holders is not entry:
-                self._by_page[page_hash] = {holders.number: holders, entry.number: entry}
+            self._by_page.setdefault(page_hash, {})[entry.number] = entry
             self._watch.note_to_others(page_hash, entry.number)  # it may lead them from now on
         return True
 
@@ -64,7 +55,7 @@ class PageLeaders:
             rank: of those who wait, the ones with a smaller number come before the request.
         """
         found: LiveRequest | None = None
-        for other in self._at(pages.hashes[index]):
+        for other in self._by_page.get(pages.hashes[index], {}).values():
             if other.pages is pages:
                 continue
             if other.request.slot is not None:
@@ -72,12 +63,6 @@ class PageLeaders:
             if other.number < rank and (found is None or other.number < found.number):
                 found = other
         return found
-
-    def _at(self, page_hash: PageHash) -> Iterable[LiveRequest]:
-        holders = self._by_page.get(page_hash)
-        if holders is None:
-            return ()
-        return holders.values() if isinstance(holders, dict) else (holders,)
 
     def end(self, leader: LiveRequest) -> int:
         """Pages of a leader that can be found once its prompt is computed."""
@@ -108,9 +93,7 @@ class PageLeaders:
                 expected.setdefault(entry.computes, {})[entry.number] = entry
             if entry.request.slot is not None:
                 running.append(entry)
-        assert self._by_page.keys() == expected.keys()
-        for page_hash, entries in expected.items():
-            assert {entry.number: entry for entry in self._at(page_hash)} == entries
+        assert self._by_page == expected
         # What a window saw may have gone by the time that it could be shared, and where there is no
         # snapshot of a state, pages are computed again.
         assert not self._serves_each_page or not self.computed_twice(running)

@@ -41,22 +41,22 @@ class WaitingColumns:
     """A growing table of `WaitingFigures`, a row a waiting request, kept in the queue's order.
 
     There is room at both ends, and whichever side of a change is the shorter one makes way: most
-    requests come last and leave first. Sums are brought up to date by `flush`, at the latest when
-    they are asked for: whoever leaves first need not wait for it.
+    requests come last and leave first.
 
     Attributes:
+        total_work_tokens: all rows' together.
+        num_demoted: rows that were demoted and have a due time.
         least_due_s, least_chance_s: no row's `due_s`, or `last_chance_s`, is before it; exact after
             `tighten`.
     """
 
     def __init__(self) -> None:
         self._table = np.zeros((len(WaitingFigures._fields), _FIRST_SIZE))
-        # Rows are those from `_first` to before `_end`; the sums are of those from `_first_summed`.
-        self._first = self._first_summed = self._end = _FIRST_SIZE // 2
+        self._first = self._end = _FIRST_SIZE // 2  # rows are those from the one to the other
         self._num_of: dict[float, int] = {}
-        self._num_demoted = 0
+        self.num_demoted = 0
         self._is_loose = False
-        self._total_work_tokens = 0.0
+        self.total_work_tokens = 0.0
         self.least_due_s = self.least_chance_s = math.inf
 
     def __len__(self) -> int:
@@ -64,14 +64,13 @@ class WaitingColumns:
 
     def insert(self, index: int, figures: WaitingFigures) -> None:
         """Puts a row in before row `index`."""
-        self.flush()
         if self._first == 0 or self._end == self._table.shape[1]:
             self._make_room()
         table, first, end = self._table, self._first, self._end
         at = first + index
         if 2 * index < end - first:
             table[:, first - 1 : at - 1] = table[:, first:at]
-            self._first = self._first_summed = first - 1
+            self._first = first - 1
             at -= 1
         else:
             if at < end:
@@ -79,34 +78,23 @@ class WaitingColumns:
             self._end = end + 1
         table[:, at] = figures
         due_s, work_tokens, last_chance_s, _, priority, demoted_due_s = figures
-        self._num_demoted += demoted_due_s < math.inf
+        self.num_demoted += demoted_due_s < math.inf
         self._num_of[priority] = self._num_of.get(priority, 0) + 1
-        self._total_work_tokens += work_tokens
+        self.total_work_tokens += work_tokens
         self.least_due_s = min(self.least_due_s, due_s)
         self.least_chance_s = min(self.least_chance_s, last_chance_s)
 
     def remove(self, index: int) -> None:
         """Takes row `index` out."""
-        if not index:
-            self._first += 1
-            return
-        self.flush()
         table, first, end = self._table, self._first, self._end
         at = first + index
         self._leave(at)
         if 2 * index < end - first:
             table[:, first + 1 : at + 1] = table[:, first:at]
-            self._first = self._first_summed = first + 1
+            self._first = first + 1
         else:
             table[:, at : end - 1] = table[:, at + 1 : end]
             self._end = end - 1
-
-    def flush(self) -> None:
-        """Takes those who left first out of the sums."""
-        if self._first_summed < self._first:
-            for at in range(self._first_summed, self._first):
-                self._leave(at)
-            self._first_summed = self._first
 
     def _leave(self, at: int) -> None:
         self._is_loose = True
@@ -115,47 +103,32 @@ class WaitingColumns:
             del self._num_of[priority]
         else:
             self._num_of[priority] -= 1
-        self._total_work_tokens -= self._table.item(_WORK, at)
-        self._num_demoted -= self._table.item(_DEMOTED_DUE, at) < math.inf
+        self.total_work_tokens -= self._table.item(_WORK, at)
+        self.num_demoted -= self._table.item(_DEMOTED_DUE, at) < math.inf
 
     def clear(self) -> None:
         """Takes every row out."""
-        self._first = self._first_summed = self._end = self._table.shape[1] // 2
+        self._first = self._end = self._table.shape[1] // 2
         self._num_of.clear()
-        self._num_demoted = 0
-        self._total_work_tokens = 0.0
+        self.num_demoted = 0
+        self.total_work_tokens = 0.0
         self.least_due_s = self.least_chance_s = math.inf
 
     def tighten(self) -> None:
         """Makes the bounds exact."""
-        self.flush()
         if self._is_loose:
             self._is_loose = False
             self.least_due_s = float(self.due_s.min(0, initial=math.inf))
             self.least_chance_s = float(self.last_chance_s.min(0, initial=math.inf))
 
     @property
-    def total_work_tokens(self) -> float:
-        """All rows' together."""
-        self.flush()
-        return self._total_work_tokens
-
-    @property
     def classes(self) -> Collection[float]:
         """Those that any row is of: a view."""
-        self.flush()
         return self._num_of.keys()
 
     def num_of(self, priority: int) -> int:
         """Rows of a class."""
-        self.flush()
         return self._num_of.get(priority, 0)
-
-    @property
-    def num_demoted(self) -> int:
-        """Rows that were demoted and have a due time."""
-        self.flush()
-        return self._num_demoted
 
     @property
     def due_s(self) -> Floats:
@@ -192,4 +165,3 @@ class WaitingColumns:
         first = (table.shape[1] - size) // 2
         table[:, first : first + size] = self._table[:, self._first : self._end]
         self._table, self._first, self._end = table, first, first + size
-        self._first_summed = first

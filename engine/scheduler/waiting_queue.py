@@ -134,8 +134,7 @@ class WaitingQueue:
         self.lines.remove(entry)
 
     def flush(self) -> None:
-        """Does what those who left first have left to be done."""
-        self.columns.flush()
+        """Takes those who left out of their tenants' lines."""
         self.lines.flush()
 
     def pin(self, entry: LiveRequest) -> None:

@@ -1,16 +1,9 @@
-"""What a goodput bench runs besides the comparison itself, and how it is shown."""
+"""How a goodput bench shows what it found."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-from octavo.engine.simulation.goodput import Candidate, Runs
-from octavo.engine.simulation.settings import Setting
-from octavo.engine.simulation.step_time import StepWork
-
-BUDGETS = (128, 256, 512, 1024, 2048, 4096)
-"""Static token budgets of the throughput plot; a step holds at least a token a row."""
 
 
 def goodput_table(
@@ -122,119 +115,32 @@ def keeps_guarantees(row: Mapping[str, Any]) -> bool:
     return all(kept) and row.get("longest_stretch", {"is_kept": True})["is_kept"]
 
 
-def ratio_lines(results: Sequence[Mapping[str, Any]], best: str = "slo") -> str:
-    """How many times the goodput of each other policy `best` has, a line a threshold."""
+def ratio_lines(results: Sequence[Mapping[str, Any]]) -> str:
+    """How many times the goodput of each other policy `slo` has, a line a threshold."""
     found = {result["policy"]: result["goodput"] for result in results}
-    if best not in found:
+    if "slo" not in found:
         return ""
     lines = []
-    for threshold, goodput in found[best].items():
+    for threshold, goodput in found["slo"].items():
         others = [
             f"{goodput['mean'] / result['goodput'][threshold]['mean']:.2f} x {result['label']}"
             for result in results
-            if result["policy"] != best and not result["knows_lengths"]
+            if result["policy"] != "slo" and not result["knows_lengths"]
         ]
-        lines.append(f"At {float(threshold):.0%}, {best} serves {', '.join(others)}.")
+        lines.append(f"At {float(threshold):.0%}, slo serves {', '.join(others)}.")
     return "\n\n".join(lines)
 
 
-def bound_line(
-    results: Sequence[Mapping[str, Any]], bounds: Mapping[float, float], policy: str = "slo"
-) -> str:
-    """How much of what no scheduler exceeds a policy attains, by rate; empty if it is not there."""
+def bound_line(results: Sequence[Mapping[str, Any]], bounds: Mapping[float, float]) -> str:
+    """How much of what no scheduler exceeds `slo` attains, by rate; empty if it is not there."""
     for result in results:
-        if result["policy"] == policy:
+        if result["policy"] == "slo":
             shares = [
                 f"{row['attainment']['mean'] / bounds[row['rate']]:.3f} at {row['rate']:g}/s"
                 for row in result["rates"]
             ]
-            return f"Of what no scheduler exceeds, {policy} attains {', '.join(shares)}."
+            return f"Of what no scheduler exceeds, slo attains {', '.join(shares)}."
     return ""
-
-
-def budget_sweep(
-    setting: Setting,
-    *,
-    seed: int,
-    rate: float,
-    policy: str = "fcfs",
-    budgets: Iterable[int] = BUDGETS,
-    runs: Runs | None = None,
-) -> list[dict[str, float]]:
-    """Throughput and p99 TPOT of each static token budget, at a rate that saturates."""
-    runs = Runs(setting) if runs is None else runs
-    candidates = [
-        Candidate(policy=policy, token_budget=budget)
-        for budget in budgets
-        if budget >= setting.limits.max_num_seqs
-    ]
-    for candidate in candidates:
-        runs.start(candidate, rate, seed)
-    rows = []
-    for candidate in candidates:
-        summary = runs.get(candidate, rate, seed)
-        rows.append(
-            {
-                "token_budget": candidate.token_budget or 0,
-                "tokens_per_s": summary["served_tokens_per_s"],
-                "tpot_p99_s": summary["tpot_s"]["p99"] if summary["tpot_s"] else 0.0,
-                "attainment": summary["attainment"],
-            }
-        )
-    return rows
-
-
-def parameter_sweep(
-    setting: Setting,
-    policy: str,
-    parameter: str,
-    values: Iterable[float],
-    *,
-    seed: int,
-    rate: float,
-    runs: Runs | None = None,
-) -> list[dict[str, float]]:
-    """What a policy's parameter does to each class's attainment and longest wait."""
-    runs, values = (Runs(setting) if runs is None else runs), list(values)
-    separator = "," if ":" in policy else ":"
-    candidates = [Candidate(policy=f"{policy}{separator}{parameter}={v:g}") for v in values]
-    for candidate in candidates:
-        runs.start(candidate, rate, seed)
-    rows = []
-    for value, candidate in zip(values, candidates, strict=True):
-        summary = runs.get(candidate, rate, seed)
-        classes = summary["classes"]
-        # Interactive is whoever waits for a first token.
-        interactive = [c for name, c in classes.items() if name != "batch"]
-        row = {
-            parameter: value,
-            "longest_wait_s": summary["longest_wait_s"],
-            "interactive on time a second": sum(c["num_on_time"] for c in interactive)
-            / summary["duration_s"],
-        }
-        for name, figures in classes.items():
-            row[f"{name or 'all'} attainment"] = figures["attainment"]
-            row[f"{name or 'all'} served"] = figures["num_served"] / figures["num_requests"]
-        rows.append(row)
-    return rows
-
-
-def break_even(setting: Setting, lengths: Iterable[int] | None = None) -> list[dict[str, float]]:
-    """Seconds to swap a sequence out and in, and to compute it again, by its length."""
-    page = setting.limits.page_size
-    chunk = min(2048, setting.limits.max_num_batched_tokens)
-    rows = []
-    for length in lengths or (64, 128, 256, 512, 1024, 2048, 4096, 8192):
-        recompute_s = 0.0
-        for start in range(0, length, chunk):
-            n = min(chunk, length - start)
-            work = StepWork(
-                0, 1, n, prefill_context=start, prefill_attention=n * (start + (n + 1) / 2)
-            )
-            recompute_s += setting.step_time.seconds(work)
-        swap_s = 2 * setting.link.seconds(-(-length // page))
-        rows.append({"num_tokens": length, "swap_s": swap_s, "recompute_s": recompute_s})
-    return rows
 
 
 def _row_at(result: Mapping[str, Any], rate: float) -> Mapping[str, Any] | None:

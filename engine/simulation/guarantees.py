@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,9 +73,7 @@ def waits(report: SimulationReport) -> list[Stretch]:
     return sorted(found, key=lambda stretch: stretch.since_s)
 
 
-def class_shares(
-    report: SimulationReport, page_size: int, shares: Sequence[float] = DEFAULT_QUOTAS
-) -> dict[str, dict[str, Any]]:
+def class_shares(report: SimulationReport, page_size: int) -> dict[str, dict[str, Any]]:
     """What each priority class got while any of it waited, against what it is guaranteed.
 
     Guaranteed is a share of the last prompt tokens (about 65,536, the older ones counting less),
@@ -87,7 +85,6 @@ def class_shares(
     Args:
         report: of a run with `keep_timeline`.
         page_size: tokens a page.
-        shares: guaranteed to each class, of prompt tokens.
 
     Returns:
         By class: `guaranteed`; `tokens`, its mean share of the last prompt tokens while it waited,
@@ -109,7 +106,7 @@ def class_shares(
                 first = bisect.bisect_left(begins, stretch.since_s)
                 waited[first : bisect.bisect_left(begins, stretch.until_s)] = True
         held = pages[waited[:-1]].sum(axis=0)
-        window = _Window(shares[kind])
+        window = _Window(DEFAULT_QUOTAS[kind])
         lacked = at_first = 0.0
         found: list[float] = []
         for index in range(len(begins)):
@@ -121,11 +118,11 @@ def class_shares(
                 lacked = max(lacked, window.lacking - at_first)
             window.add(float(tokens[index, kind]), float(tokens[index].sum()))
         result[Priority(kind).name] = {
-            "guaranteed": shares[kind],
+            "guaranteed": DEFAULT_QUOTAS[kind],
             "tokens": sum(found) / len(found) if found else None,
             "pages": float(held[kind] / held.sum()) if held.sum() else None,
             "lacked_tokens": lacked,
-            "is_kept": lacked <= shares[kind] * SLACK_TOKENS,
+            "is_kept": lacked <= DEFAULT_QUOTAS[kind] * SLACK_TOKENS,
         }
     return result
 

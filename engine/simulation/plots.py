@@ -126,82 +126,20 @@ def plot_loads(rows: Sequence[Mapping[str, Any]], path: str | Path, *, title: st
     _save(figure, path)
 
 
-def plot_budgets(rows: Sequence[Mapping[str, Any]], path: str | Path) -> None:
-    """Throughput against p99 TPOT, a point for each static token budget.
-
-    Args:
-        rows: with `token_budget`, `tokens_per_s` and `tpot_p99_s`.
-    """
-    figure, axes = _figure(
-        "Throughput against p99 TPOT by token budget", "p99 TPOT, ms", "tokens a second"
-    )
-    axes.plot([1e3 * row["tpot_p99_s"] for row in rows], [row["tokens_per_s"] for row in rows],
-              marker="o", color="black")  # fmt: skip
-    for row in rows:
-        axes.annotate(
-            str(row["token_budget"]), (1e3 * row["tpot_p99_s"], row["tokens_per_s"]),
-            textcoords="offset points", xytext=(6, -10), fontsize=8,
-        )  # fmt: skip
-    _save(figure, path)
-
-
-def plot_tradeoff(
-    rows: Sequence[Mapping[str, Any]],
-    path: str | Path,
-    *,
-    title: str,
-    parameter: str,
-    x: str,
-    y: str,
-) -> None:
-    """One figure against another as a parameter changes; each point is marked with its value.
-
-    Args:
-        rows: one for each value of the parameter.
-        title: of the plot.
-        parameter, x, y: keys in a row; `x` and `y` also name the axes.
-    """
-    figure, axes = _figure(title, x, y)
-    axes.plot([row[x] for row in rows], [row[y] for row in rows], marker="o", color="black")
-    for row in rows:
-        axes.annotate(
-            f"{row[parameter]:g}", (row[x], row[y]),
-            textcoords="offset points", xytext=(6, 4), fontsize=8,
-        )  # fmt: skip
-    _save(figure, path)
-
-
-def plot_break_even(rows: Sequence[Mapping[str, float]], path: str | Path) -> None:
-    """Swap (out and in) against recompute, by length of the sequence.
-
-    Args:
-        rows: with `num_tokens`, `swap_s` and `recompute_s`.
-    """
-    figure, axes = _figure("Swap or recompute", "tokens of the sequence", "seconds")
-    tokens = [row["num_tokens"] for row in rows]
-    axes.loglog(tokens, [row["recompute_s"] for row in rows], marker="o", label="recompute")
-    axes.loglog(tokens, [row["swap_s"] for row in rows], marker="o", label="swap out and in")
-    axes.legend(fontsize=8)
-    _save(figure, path)
-
-
 _LATE, _TIGHT, _EARLY, _FREE = "#c44e52", "#dd8452", "#4c72b0", "#8c8c8c"
 TIGHT_S = 0.05
 """Less slack than this is shown as little."""
 
 
-def plot_schedule(
-    schedule: Schedule, path: str | Path, *, start_s: float = 0.0, title: str = "Schedule"
-) -> None:
+def plot_schedule(schedule: Schedule, path: str | Path, *, start_s: float = 0.0) -> None:
     """Rows by time: what each step did for each row, coloured by slack, below the tokens that the
     step computed. Chunks of prompts are tall, decode iterations low.
 
     Args:
         schedule: some seconds of it.
         start_s: the clock's time that the plot calls 0.
-        title: of the plot.
     """
-    figure, rows = _figure(title, "seconds", "row on the device", (10.0, 6.4))
+    figure, rows = _figure("Schedule", "seconds", "row on the device", (10.0, 6.4))
     from matplotlib.patches import Patch
 
     rows.remove()
@@ -217,7 +155,7 @@ def plot_schedule(
         tokens.bar(begins, counts, widths, bottom=below, align="edge", color=color, label=kind)
         below = [low + count for low, count in zip(below, counts, strict=True)]
     tokens.set_yscale("symlog", linthresh=16)
-    tokens.set(title=title, ylabel="tokens")
+    tokens.set(title="Schedule", ylabel="tokens")
     tokens.legend(fontsize=7, ncols=2)
     spans: dict[tuple[int, str, str], list[tuple[float, float]]] = {}
     for step, at_s, width_s in zip(schedule.steps, begins, widths, strict=True):

@@ -186,8 +186,8 @@ def _numbers_per_token(config: ModelConfig) -> int:
     return sum(c.numbers_per_token for c in caches if not isinstance(c, RecurrentState))
 
 
-def kv_capacity(model: RooflineStepTime, utilization: float = 0.9) -> int:
-    """Tokens of KV that fit beside the weights."""
-    memory = model.device.memory_bytes * model.num_devices * utilization
+def kv_capacity(model: RooflineStepTime) -> int:
+    """Tokens of KV that fit beside the weights in nine tenths of the memory."""
+    memory = model.device.memory_bytes * model.num_devices * 0.9
     weights = (model.num_weights + model.num_idle_weights) * model.weight_bytes
     return int((memory - weights) / model.kv_bytes_per_token)

@@ -137,7 +137,6 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
         }  # fmt: skip
         wall_s = time.perf_counter() - begun_s
         num_runs, run_s = len(runs), runs.run_s
-        sweeps = _sweeps(args, setting, runs) if args.output else {}
     guarantees = guarantee_table(results)
     parts = [
         goodput_table(results, bounds),
@@ -162,7 +161,6 @@ def _simulated(args: argparse.Namespace) -> dict[str, Any]:
             keeps_guarantees(row) for result in results for row in result["rates"]
         ),
         "results": results,
-        "sweeps": sweeps,
         "text": "\n\n".join(filter(None, parts)),
     }
 
@@ -264,25 +262,6 @@ def _compare(
         return list(threads.map(measure, variants))
 
 
-def _sweeps(args: argparse.Namespace, setting: Setting, runs: Runs) -> dict[str, Any]:
-    """What the plots show besides the comparison."""
-    from octavo.engine.simulation.goodput_report import break_even, budget_sweep, parameter_sweep
-
-    rates = _rates(args) or list(setting.rates)
-    busy = rates[2 * len(rates) // 3]
-    aging = parameter_sweep(
-        setting, "slo", "max_wait_s", (2, 5, 10, 20, 40, 80, 160, 300), seed=args.seed, rate=busy,
-        runs=runs,
-    )  # fmt: skip
-    budgets = budget_sweep(setting, seed=args.seed, rate=rates[len(rates) // 2], runs=runs)
-    return {
-        "busy_rate": busy,
-        "token_budgets": budgets,
-        "aging_bound": aging,
-        "break_even": break_even(setting),
-    }
-
-
 def _say(result: dict[str, Any]) -> None:
     if sys.stderr.isatty():
         first = next(iter(result["goodput"].values()))
@@ -380,16 +359,6 @@ def _plot(args: argparse.Namespace, report: dict[str, Any], folder: Path) -> Non
     plots.plot_attainment(results, folder / "attainment_by_class.svg")
     if not args.simulate:
         return
-    sweeps = report["sweeps"]
-    plots.plot_budgets(sweeps["token_budgets"], folder / "token_budgets.svg")
-    plots.plot_break_even(sweeps["break_even"], folder / "swap_or_recompute.svg")
-    aging = sweeps["aging_bound"]
-    completed = "batch served" if "batch served" in aging[0] else "all served"
-    plots.plot_tradeoff(
-        aging, folder / "aging_bound.svg", parameter="max_wait_s",
-        title=f"Aging bound (seconds) at {sweeps['busy_rate']:g} requests a second",
-        x=completed, y="interactive on time a second",
-    )  # fmt: skip
     setting, _ = setting_from(args)
     reader = ScheduleReader()
 
@@ -397,9 +366,9 @@ def _plot(args: argparse.Namespace, report: dict[str, Any], folder: Path) -> Non
         if line["t"] < 65.0:
             reader.read(line)
 
-    run_once(
-        setting, Candidate(policy="slo"), sweeps["busy_rate"], args.seed, observer=EventLines(read)
-    )
+    rates = _rates(args) or list(setting.rates)
+    busy = rates[2 * len(rates) // 3]
+    run_once(setting, Candidate(policy="slo"), busy, args.seed, observer=EventLines(read))
     plots.plot_schedule(reader.schedule.since(60.0), folder / "timeline.svg")
 
 

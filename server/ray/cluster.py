@@ -88,15 +88,12 @@ def _check_reachable(address: str) -> None:
         raise InvalidConfigError("address", address, allowed) from None
 
 
-def start_local(num_cpus: float | None = None) -> None:
+def start_local() -> None:
     """Starts a cluster of this machine alone, which ends with this process.
 
     It listens on loopback addresses only and asks for a token, which Ray keeps in
     `~/.ray/auth_token` for this user's other processes. Servers are as urgent as other processes,
     where Ray would have them, and what looks after them, yield to all.
-
-    Args:
-        num_cpus: CPU cores that it has to give; None for those of the machine.
 
     Raises:
         InvalidConfigError: it does not start.
@@ -110,7 +107,6 @@ def start_local(num_cpus: float | None = None) -> None:
     try:
         ray.init(
             address="local",
-            num_cpus=num_cpus,
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,6 +22,7 @@ from octavo.client import (
 )
 from octavo.server import front
 from octavo.server.client_requests import generate_request
+from tests.waiting import until
 
 SHORT = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=480, temperature=0, ignore_eos=True)
@@ -32,13 +32,6 @@ WAIT_S = 30
 def is_idle(client: OctavoClient) -> bool:
     load = client.load()
     return load.num_running == load.num_waiting == 0 and load.num_free_pages == load.num_total_pages
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.005)
 
 
 def with_async(live: Any, scenario: Callable[[AsyncOctavoClient], Awaitable[Any]]) -> Any:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -20,21 +18,9 @@ from octavo.client import AsyncOctavoClient, InvalidRequestError, OctavoClient, 
 from octavo.server.client_requests import chat_request
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.proto.octavo.v1.octavo_pb2_grpc import OctavoServiceStub
+from tests.examples import examples
+from tests.server.tool_schemas import SCHEMAS
 
-PAGE = Path(__file__).parents[2] / "docs" / "tools.md"
-SHORT = {"type": "string", "maxLength": 6}
-
-
-def an_object(properties: dict[str, Any]) -> dict[str, Any]:
-    closed = {"required": list(properties), "additionalProperties": False}
-    return {"type": "object", "properties": properties, **closed}
-
-
-SCHEMAS = {
-    "weather": an_object({"city": SHORT, "days": {"type": "integer", "minimum": 1, "maximum": 9}}),
-    "listed": an_object({"ids": {"type": "array", "items": {"enum": ["ä", 'b"']}, "maxItems": 3}}),
-    "nothing": an_object({}),
-}
 ASK = [{"role": "user", "content": "Do something."}]
 
 
@@ -240,6 +226,6 @@ def test_what_no_message_can_carry_is_named(client):
 
 
 def test_the_pages_example_runs(tools_live, capsys):
-    [code] = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    [code] = examples("tools.md", "py")
     exec(code, {"address": tools_live.grpc, "messages": ASK, "tools": tools()})
     assert capsys.readouterr().out.startswith("tool_calls [('")

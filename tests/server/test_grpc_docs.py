@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples import examples
+
 PAGE = Path(__file__).parents[2] / "docs" / "grpc.md"
 
 
@@ -28,7 +30,7 @@ def test_every_link_inside_the_page_leads_somewhere():
 
 
 def test_the_example_runs(live, capsys):
-    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    [code] = examples("grpc.md")
     exec(code.replace("127.0.0.1:50051", live.grpc), {})
     whole, streamed = capsys.readouterr().out.split("\n", 1)
     assert whole == streamed

@@ -10,8 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -28,6 +27,7 @@ from octavo.engine.sampling_params import SamplingParams
 from octavo.models.packaged import PACKAGED_MODELS
 from octavo.server.client import OctavoClient
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
+from tests.waiting import until
 
 MODEL = "smollm2-135m"
 CONTEXT = 512
@@ -76,13 +76,6 @@ def first_line(process: subprocess.Popen[str], timeout_s: float) -> str:
     assert process.stdout is not None
     threading.Thread(target=lambda: lines.put(process.stdout.readline()), daemon=True).start()
     return lines.get(timeout=timeout_s)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 def idle(served: Served) -> bool:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 
 from octavo.client import OctavoClient, SamplingParams
+from tests.waiting import until
 
 LONG = SamplingParams(temperature=0.0, max_tokens=300, ignore_eos=True)
 WAIT_S = 60.0
@@ -50,13 +50,6 @@ def replicas_of(process_id: int) -> list[int]:
         if int(fields[1]) == process_id and fields[0] != "Z" and is_replica:
             found.append(int(entry.parent.name))
     return sorted(found)
-
-
-def until(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 def streams(address: str, count: int, on_first: Callable[[], None] = lambda: None) -> list[str]:

@@ -21,6 +21,7 @@ from octavo.engine.hosts.messages import Message
 from tests.engine.families import FAMILIES, write_family
 from tests.engine.hosts.pair import Pair
 from tests.engine.hosts.work import serve_all, swap_always
+from tests.waiting import until
 
 TIGHT = {"num_kv_pages": 30, "host_kv_memory_bytes": 4 << 20, "scheduling_policy": "priority"}
 """A pool that eight sequences outgrow."""
@@ -202,7 +203,7 @@ def test_a_follower_that_fails_alone_ends_the_group(
     with pytest.raises(HostLostError, match="failed and the leader did not: OSError: no device"):
         serve(pair.engine)
     del pair.follower.run_step
-    wait_for(lambda: ("leader", LOST_STATUS) in pair.ended)
+    until(lambda: ("leader", LOST_STATUS) in pair.ended)
 
 
 def test_a_lost_connection_ends_both_sides_and_listeners_are_told(pair: Pair) -> None:
@@ -211,7 +212,7 @@ def test_a_lost_connection_ends_both_sides_and_listeners_are_told(pair: Pair) ->
     pair.leader.listeners.append(told.append)
     for link in pair.links:
         link.close()
-    wait_for(lambda: len(pair.ended) == 2)
+    until(lambda: len(pair.ended) == 2)
     assert sorted(pair.ended) == [("follower", LOST_STATUS), ("leader", LOST_STATUS)]
     assert isinstance(told[0], HostLostError)
     with pytest.raises(HostLostError, match="host 1 is lost"):
@@ -225,15 +226,8 @@ def test_hosts_that_wait_for_each_other_for_ever_end(
     pair.begin_anew()
     pair.leader._step_s = 0.3
     with pair.leader.waiting():
-        wait_for(lambda: ("leader", LOST_STATUS) in pair.ended)
+        until(lambda: ("leader", LOST_STATUS) in pair.ended)
     assert "have been in one step" in str(pair.leader.error)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 20
-    while not condition() and time.monotonic() < until_s:
-        time.sleep(0.01)
-    assert condition()
 
 
 def test_the_digest_of_rows_counts_places_and_leaves_out_the_trash_row() -> None:

@@ -24,8 +24,8 @@ from octavo.engine.structured.params import StructuredOutputsParams
 from octavo.server.batch.results import ResultsFile
 from octavo.server.batch.run import BatchRun, BatchSummary
 from octavo.server.batch.tasks import MAX_LINE_BYTES, BadLineError
+from tests.examples import DOCS, examples
 
-DOCS = Path(__file__).parents[3] / "docs"
 DEFAULTS = SamplingParams(max_tokens=4, temperature=0.0)
 WAIT_S = 240
 
@@ -280,16 +280,11 @@ def test_the_options_go_together(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert not (tmp_path / "out").exists()
 
 
-def snippet(page: str, language: str) -> str:
-    text = (DOCS / page).read_text("utf-8")
-    [code] = re.findall(rf"^```{language}\n(.*?)^```$", text, re.M | re.S)
-    return code
-
-
 def test_the_example_batch_of_the_docs_is_answered(llm: LLM, tmp_path: Path) -> None:
     from octavo.server.cli import generate
 
-    *heredoc, command = snippet("batch.md", "sh").splitlines()
+    [shell] = examples("batch.md", "sh")
+    *heredoc, command = shell.splitlines()
     subprocess.run(["bash", "-ec", "\n".join(heredoc)], cwd=tmp_path, check=True)
     parser = argparse.ArgumentParser()
     generate.add_parser(parser.add_subparsers())
@@ -306,7 +301,7 @@ def test_the_example_batch_of_the_docs_is_answered(llm: LLM, tmp_path: Path) -> 
 def test_the_example_of_structured_outputs_of_the_docs_runs(
     llm: LLM, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code = snippet("structured_output.md", "python")
+    [code] = examples("structured_output.md")
     [made] = re.findall(r"^llm = .*\n", code, re.M)
     code = code.replace(made, "").replace("temperature=0,", "temperature=1.0, seed=1,")
     exec(code, {"llm": llm})
@@ -317,7 +312,7 @@ def test_the_example_of_structured_outputs_of_the_docs_runs(
 
 
 def test_the_example_of_the_readme_runs(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    code = snippet("../README.md", "python")
+    [code] = examples("../README.md")
     [made] = re.findall(r"^llm = .*\n", code, re.M)
     exec(code.replace(made, ""), {"llm": llm})
     # A random model's text may hold anything but what was printed before it.

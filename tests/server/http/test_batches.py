@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import re
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-PAGE = Path(__file__).parents[3] / "docs" / "batch.md"
+from tests.examples import examples
+
 CHAT = "/v1/chat/completions"
 ENDED = ("completed", "failed", "cancelled", "expired")
 
@@ -227,6 +226,6 @@ def test_no_id_leads_out_of_the_folder(keeps_live, tenants, name):
 
 def test_the_pages_example_runs(tenants, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    [code] = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    [code] = examples("batch.md", "py")
     exec(code, {"client": tenants["a"], "model": "tiny"})
     assert "completed 2 of 2" in capsys.readouterr().out

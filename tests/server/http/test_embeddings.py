@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +13,8 @@ import numpy as np
 import openai
 import pytest
 
-PAGE = Path(__file__).parents[3] / "docs" / "embeddings.md"
+from tests.examples import examples, run_example
+
 TEXTS = ["abc", "a longer text " * 6, "x"]
 
 
@@ -125,13 +123,7 @@ def test_a_server_that_generates_says_how_to_start_one_that_embeds(live):
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_the_documents_examples_run(embeds, place):
-    code = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)[place]
-    code = code.replace("http://127.0.0.1:8000", embeds.http)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"\d", done.stdout)
+    assert re.search(r"\d", run_example(examples("embeddings.md")[place], embeds))
 
 
 def test_chats_and_embeddings_are_served_together(client, embeds):

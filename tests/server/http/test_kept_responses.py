@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-PAGE = Path(__file__).parents[3] / "docs" / "responses.md"
+from tests.examples import examples
+
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Oslo", "Rome"]}},
@@ -298,7 +297,7 @@ def test_a_server_without_a_store_says_how_to_turn_it_on(tools_client):
 
 
 def test_the_pages_example_runs(tenants, capsys):
-    [code] = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    [code] = examples("responses.md", "py")
     exec(code, {"client": tenants["a"], "model": "tiny"})
     assert "['message', 'message', 'message']" in capsys.readouterr().out
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -16,21 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-PAGE = Path(__file__).parents[3] / "docs" / "messages.md"
+from tests.examples import examples, run_example
+from tests.server.tool_schemas import SCHEMAS, an_object
+
 ASK: list[Any] = [{"role": "user", "content": "Do something."}]
-SHORT = {"type": "string", "maxLength": 6}
-
-
-def an_object(properties: dict[str, Any]) -> dict[str, Any]:
-    closed = {"required": list(properties), "additionalProperties": False}
-    return {"type": "object", "properties": properties, **closed}
-
-
-SCHEMAS = {
-    "weather": an_object({"city": SHORT, "days": {"type": "integer", "minimum": 1, "maximum": 9}}),
-    "listed": an_object({"ids": {"type": "array", "items": {"enum": ["ä", 'b"']}, "maxItems": 3}}),
-    "nothing": an_object({}),
-}
 TOOLS: list[Any] = [
     {"name": name, "description": f"Does {name}.", "input_schema": schema}
     for name, schema in SCHEMAS.items()
@@ -386,14 +371,10 @@ def test_its_own_loop_over_tools_goes_on_without_a_kept_conversation(client):
 
 
 def test_the_example_runs(tools_live):
-    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
-    code = code.replace("http://127.0.0.1:8000", tools_live.http)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("tool_use get_weather {'city': '")
-    assert done.stdout.split()[-1].isdigit()
+    [code] = examples("messages.md")
+    shown = run_example(code, tools_live)
+    assert shown.startswith("tool_use get_weather {'city': '")
+    assert shown.split()[-1].isdigit()
 
 
 def test_a_template_that_knows_of_no_tools_is_said_to(live):

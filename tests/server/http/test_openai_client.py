@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
+
+from tests.waiting import until
 
 WAIT_S = 60
 MESSAGES: list[Any] = [{"role": "user", "content": "Say something."}]
@@ -31,13 +32,6 @@ def is_idle(live) -> bool:
         now["num_running"] == now["num_waiting"] == now["num_inflight"] == 0
         and now["num_free_pages"] == now["num_total_pages"]
     )
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
 
 
 def test_a_completion_has_text_usage_and_a_reason(client):

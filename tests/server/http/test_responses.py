@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,20 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-PAGE = Path(__file__).parents[3] / "docs" / "responses.md"
-SHORT = {"type": "string", "maxLength": 6}
+from tests.examples import examples, run_example
+from tests.server.tool_schemas import SCHEMAS, an_object
 
-
-def an_object(properties: dict[str, Any]) -> dict[str, Any]:
-    closed = {"required": list(properties), "additionalProperties": False}
-    return {"type": "object", "properties": properties, **closed}
-
-
-SCHEMAS = {
-    "weather": an_object({"city": SHORT, "days": {"type": "integer", "minimum": 1, "maximum": 9}}),
-    "listed": an_object({"ids": {"type": "array", "items": {"enum": ["ä", 'b"']}, "maxItems": 3}}),
-    "nothing": an_object({}),
-}
 TOOLS: list[Any] = [
     {"type": "function", "name": name, "description": f"Does {name}.", "parameters": schema}
     for name, schema in SCHEMAS.items()
@@ -263,14 +248,10 @@ def test_another_model_is_not_found(tools_client):
 
 
 def test_the_example_runs(tools_live):
-    [code] = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
-    code = code.replace("http://127.0.0.1:8000", tools_live.http)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("completed get_weather {'city': '")
-    assert done.stdout.split()[-1].isdigit()
+    [code] = examples("responses.md")
+    shown = run_example(code, tools_live)
+    assert shown.startswith("completed get_weather {'city': '")
+    assert shown.split()[-1].isdigit()
 
 
 KEYS = (

@@ -6,48 +6,31 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
 from octavo.server.cli.settings import read_settings
-
-DOCS = Path(__file__).parents[3] / "docs"
-
-
-def snippets(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(), re.M | re.S)
+from tests.examples import DOCS, examples, run_example
 
 
 def test_the_python_snippets_run(live):
-    for code in snippets("http.md", "python"):
-        code = code.replace("http://127.0.0.1:8000", live.http)
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.strip().endswith("tokens)")
+    for code in examples("http.md"):
+        assert run_example(code, live).strip().endswith("tokens)")
 
 
 def test_the_grpc_clients_snippet_runs(live):
-    [code] = snippets("grpc.md", "python")
-    code = code.replace("127.0.0.1:50051", live.grpc)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout) > 1
+    [code] = examples("grpc.md")
+    assert len(run_example(code, live)) > 1
 
 
 TARGET = re.compile(r"x-slo-(?:ttft|tpot|e2e)-ms|(?:ttft|tpot|e2e)_target_m?s=")
-ROOT = DOCS.parent
 
 
 def examples_with_targets() -> list[tuple[str, str, str]]:
     """(page, language, code) of every block in README and docs that asks for a target."""
     found = []
-    for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
+    for path in (DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))):
         for language, code in re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(), re.M | re.S):
             # Signatures and what is written of them, as in api.md, are no examples.
             if TARGET.search(code) and "None" not in code:
@@ -107,7 +90,7 @@ def test_a_target_that_no_idle_server_meets_is_refused_with_the_least_it_could(l
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
 def test_the_shell_snippets_run(live):
-    for code in (*snippets("http.md", "sh"), *snippets("structured_output.md", "sh")):
+    for code in (*examples("http.md", "sh"), *examples("structured_output.md", "sh")):
         code = code.replace("http://127.0.0.1:8000", live.http)
         done = subprocess.run(
             ["bash", "-c", code], capture_output=True, text=True, timeout=120, check=False
@@ -116,7 +99,7 @@ def test_the_shell_snippets_run(live):
 
 
 def test_the_example_file_is_a_good_one(tmp_path):
-    [text] = snippets("operating.md", "yaml")
+    [text] = examples("operating.md", "yaml")
     path = tmp_path / "octavo.yaml"
     path.write_text(text)
     settings = read_settings({}, {}, str(path))

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.server.tool_schemas import SHORT, an_object
+
 ASK: list[Any] = [{"role": "user", "content": "Do something."}]
-SHORT = {"type": "string", "maxLength": 6}
 
 
 def tool(name: str, parameters: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -21,12 +22,6 @@ def tool(name: str, parameters: dict[str, Any] | None = None, **more: Any) -> di
     if parameters is not None:
         function["parameters"] = parameters
     return {"type": "function", "function": function}
-
-
-def an_object(properties: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """The schema of an object with these properties and no others."""
-    closed = {"required": list(properties), "additionalProperties": False}
-    return {"type": "object", "properties": properties, **closed, **more}
 
 
 SCHEMAS: dict[str, dict[str, Any]] = {

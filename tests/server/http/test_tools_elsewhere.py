@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,8 @@ from octavo.engine.text.assistant.reasoning import REASONING_FORMATS
 from octavo.engine.text.assistant.tool_grammar import tool_grammar
 from octavo.server.batch.results import ResultsFile
 from octavo.server.batch.run import BatchRun
+from tests.examples import DOCS, examples, run_example
 
-DOCS = Path(__file__).parents[3] / "docs"
 TEMPLATE = DOCS / "hermes.jinja"
 ASK = [{"role": "user", "content": "Do something."}]
 PICK = {
@@ -37,10 +35,6 @@ PICK = {
     },
 }
 PARAMS = SamplingParams(max_tokens=200, seed=1)
-
-
-def snippets(page: str) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", (DOCS / page).read_text("utf-8"), re.M | re.S)
 
 
 @pytest.fixture(scope="module")
@@ -147,25 +141,15 @@ def test_lines_of_a_batch_call_tools(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_the_example_in_python_runs(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    code = snippets("tools.md")[1]
+    code = examples("tools.md")[1]
     [made] = re.findall(r"^llm = .*\n", code, re.M)
     exec(code.replace(made, ""), {"llm": llm})
     assert capsys.readouterr().out == "now {} None\n"
 
 
-def run_example(code: str, url: str) -> str:
-    code = code.replace("http://127.0.0.1:8000", url)
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_example_over_http_runs(tools_live: Any) -> None:
-    assert run_example(snippets("tools.md")[0], tools_live.http).startswith(
-        "tool_calls get_weather"
-    )
+    shown = run_example(examples("tools.md")[0], tools_live)
+    assert shown.startswith("tool_calls get_weather")
 
 
 def test_the_example_of_thoughts_runs(
@@ -176,10 +160,9 @@ def test_the_example_of_thoughts_runs(
 ) -> None:
     args = ("--model", str(tools_model), *tiny_args, "--reasoning-parser", "qwen3")
     with server_process(*args, log=tmp_path / "log") as process:
-        [code] = snippets("reasoning.md")
-        assert re.search(
-            r"answer: .*\n\d+ tokens of thought", run_example(code, process.http), re.S
-        )
+        [code] = examples("reasoning.md")
+        shown = run_example(code, process)
+        assert re.search(r"answer: .*\n\d+ tokens of thought", shown, re.S)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import re
 import struct
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from octavo.engine.sampling_params import SamplingParams
 from octavo.server.client import OctavoClient
 from octavo.server.proto.kserve.v2 import inference_pb2 as pb
 from octavo.server.proto.kserve.v2.inference_pb2_grpc import GRPCInferenceServiceStub
+from tests.examples import examples, run_example
 
 CLIENT = Path(__file__).with_name("triton_client.py")
 needs_triton = pytest.mark.skipif(
@@ -90,14 +90,9 @@ def grown(before: dict[str, Any], after: dict[str, Any], name: str) -> int:
 
 @needs_triton
 def test_the_example_of_the_docs_runs(live):
-    page = Path(__file__).parents[3] / "docs" / "kserve.md"
-    [code] = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.M | re.S)
-    code = code.replace("127.0.0.1:50051", live.grpc).replace("smollm2-135m", "tiny")
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("The capital of France is")
+    [code] = examples("kserve.md")
+    shown = run_example(code.replace("smollm2-135m", "tiny"), live)
+    assert shown.startswith("The capital of France is")
 
 
 def request(**changes: Any) -> pb.ModelInferRequest:

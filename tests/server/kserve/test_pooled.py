@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,6 +19,7 @@ from hypothesis import strategies as st
 
 from octavo.server.proto.kserve.v2 import inference_pb2 as pb
 from octavo.server.proto.kserve.v2.inference_pb2_grpc import GRPCInferenceServiceStub
+from tests.examples import examples
 
 TEXTS = ["abc", "a longer text " * 6, "ü"]
 TOLERANCE = 1e-5
@@ -175,7 +174,6 @@ def test_a_server_that_generates_says_how_to_start_one_that_embeds(live):
     assert "embed or both" in caught.value.details()
 
 
-PAGE = Path(__file__).parents[3] / "docs" / "kserve.md"
 BEFORE = """
 import json
 import sys
@@ -190,7 +188,7 @@ client, model = triton.InferenceServerClient(sys.argv[1]), "tiny"
     reason="tritonclient is not installed: requirements-clients.txt",
 )
 def test_the_pages_example_gives_tritons_client_rows(embeds):
-    [code] = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+    [code] = examples("kserve.md", "py")
     done = subprocess.run(
         [sys.executable, "-c", BEFORE + code, embeds.grpc],
         capture_output=True, text=True, timeout=120, check=False,

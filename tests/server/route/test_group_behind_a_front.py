@@ -13,7 +13,8 @@ import pytest
 
 from octavo.engine.hosts.leader import LOST_STATUS
 from tests.server.conftest import TINY_ARGS, Process
-from tests.server.route.test_route import LONG, ServerProcess, front_process, stream_all, wait_for
+from tests.server.route.test_route import LONG, ServerProcess, front_process, stream_all
+from tests.waiting import until
 
 
 @pytest.mark.skipif(not os.environ.get("OCTAVO_MULTIHOST"), reason="make multihost runs it")
@@ -46,7 +47,7 @@ def test_streams_of_a_group_go_on_elsewhere(
         ):
             expected = stream_all(alone.grpc, lambda: None)
             assert all(len(token_ids) == LONG.max_tokens for token_ids, _ in expected)
-            wait_for(lambda: (tmp_path / "front").read_text().count(" serves") >= 2)
+            until(lambda: (tmp_path / "front").read_text().count(" serves") >= 2)
             assert stream_all(front.grpc, lambda: follower.send_signal(how)) == expected
             assert group.popen.wait(30) == LOST_STATUS
             assert "the group of hosts ends: host 1 is lost" in (tmp_path / "group").read_text()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from octavo.models.loading.load import load_config
 from octavo.models.loading.locate import locate
 from octavo.server.route.routed_engine import _read_model
 from tests.server.conftest import START_S, TINY_ARGS, Process, read_lines
+from tests.waiting import until
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 LONG = GREEDY.replace(max_tokens=400, output_kind=RequestOutputKind.DELTA)
@@ -184,7 +184,7 @@ def test_streams_go_on_where_a_server_is_left(
         expected = stream_all(servers[0].grpc, lambda: None)
         assert all(len(token_ids) == LONG.max_tokens for token_ids, _ in expected)
         with front_process(tiny_model, tmp_path / "front", targets) as front:
-            wait_for(lambda: (tmp_path / "front").read_text().count(" serves") >= 2)
+            until(lambda: (tmp_path / "front").read_text().count(" serves") >= 2)
             found = stream_all(front.grpc, lambda: os.kill(victim.popen.pid, how))
             if how is signal.SIGSTOP:
                 os.kill(victim.popen.pid, signal.SIGCONT)
@@ -214,14 +214,7 @@ def test_without_any_server_clients_are_told_to_come_back(
                 return False
             return False
 
-        wait_for(is_refused)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.05)
+        until(is_refused)
 
 
 @pytest.mark.parametrize("target", ["nowhere", "host:0", "host:99999", "x:1"])
@@ -257,21 +250,21 @@ def test_servers_come_and_go_by_a_file(
 
         reader = threading.Thread(target=read)
         reader.start()
-        wait_for(lambda: told)
+        until(lambda: told)
         listed.write_text(f"{second}\n")
-        wait_for(lambda: f"{second} serves" in log.read_text())
-        wait_for(lambda: f"{first} is no server of this front" in log.read_text())
+        until(lambda: f"{second} serves" in log.read_text())
+        until(lambda: f"{first} is no server of this front" in log.read_text())
         before = tokens(other)
         client.generate(PROMPTS[1], GREEDY)
         assert tokens(other) == before + 40
         reader.join()
         assert len(told) == 400
         listed.write_text(f"{first}\n{second}\n")
-        wait_for(lambda: log.read_text().count(f"{first} serves") == 2)
+        until(lambda: log.read_text().count(f"{first} serves") == 2)
         before = tokens(one)
-        wait_for(lambda: client.generate(PROMPTS[2], GREEDY) and tokens(one) > before)
+        until(lambda: client.generate(PROMPTS[2], GREEDY) and tokens(one) > before)
         listed.write_text("nonsense\n")  # it says what it said last
-        wait_for(lambda: "is not allowed" in log.read_text())
+        until(lambda: "is not allowed" in log.read_text())
         assert client.generate(PROMPTS[3], GREEDY).finished
     assert "Traceback" not in log.read_text()
 
