@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from octavo.engine.any_engine import AnyEngine
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
+from octavo.engine.simulation.metrics import percentiles
 from octavo.engine.simulation.workloads.bench_requests import BenchRequest
-
-PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +115,3 @@ def _report(
         "num_preemptions": after.num_preemptions - before.num_preemptions,
         "prefix_cache_hits": after.prefix_cache_hits - before.prefix_cache_hits,
     }
-
-
-def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """p50, p90 and p99; None of nothing."""
-    if not values:
-        return None
-    return {f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES}
