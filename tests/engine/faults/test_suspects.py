@@ -8,19 +8,11 @@ import pytest
 
 from octavo.engine.faults.suspects import TOKENS_TO_PASS, Suspects
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.sampling_params import SamplingParams
+from tests.engine.made_requests import make_request
 
 
 def request_of(number: int) -> Request:
-    return Request(
-        request_id=str(number),
-        prompt_token_ids=[1],
-        sampling_params=SamplingParams(),
-        seed=0,
-        eos_token_ids=(),
-        max_tokens=100,
-        arrival_s=0.0,
-    )
+    return make_request(str(number), 1, max_tokens=100)
 
 
 def play(requests: list[Request], guilty: set[str], max_failures: int = 1000) -> tuple[list, int]:

@@ -10,23 +10,13 @@ from octavo.engine.kv import cache_events
 from octavo.engine.kv.cache_events import CacheCleared, CacheEvents, PagesRemoved, PagesStored
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.kv.page_hash import page_hashes, root_hash
-from octavo.engine.request import Request
-from octavo.engine.sampling_params import SamplingParams
+from tests.engine.made_requests import make_request
 
 PAGE = 4
 
 
 def request(prompt, tenant=""):
-    return Request(
-        request_id="a",
-        prompt_token_ids=prompt,
-        sampling_params=SamplingParams(),
-        seed=0,
-        eos_token_ids=(),
-        max_tokens=16,
-        arrival_s=0.0,
-        tenant=tenant,
-    )
+    return make_request(prompt=prompt, tenant=tenant)
 
 
 @pytest.fixture

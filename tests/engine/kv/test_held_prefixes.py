@@ -8,8 +8,7 @@ import pytest
 
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.kv.sequence_pages import SequencePages
-from octavo.engine.request import Request
-from octavo.engine.sampling_params import SamplingParams
+from tests.engine.made_requests import make_request
 
 PAGE_SIZE = 2
 
@@ -22,16 +21,7 @@ def kv():
 def opened(kv: KVManager, text: str) -> SequencePages:
     """An empty sequence whose pages hold a letter each, and then one token."""
     tokens = [ord(letter) for letter in text for _ in range(PAGE_SIZE)]
-    request = Request(
-        request_id=text,
-        prompt_token_ids=[*tokens, 0],
-        sampling_params=SamplingParams(),
-        seed=0,
-        eos_token_ids=(),
-        max_tokens=16,
-        arrival_s=0.0,
-    )
-    return kv.open(request)
+    return kv.open(make_request(text, [*tokens, 0]))
 
 
 def admitted(kv: KVManager, text: str) -> SequencePages:

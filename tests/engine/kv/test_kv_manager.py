@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.engine.kv.kv_manager import KVManager
-from octavo.engine.request import Request
-from octavo.engine.sampling_params import SamplingParams
+from tests.engine.made_requests import make_request
 
 
 @pytest.fixture
@@ -15,15 +14,7 @@ def kv():
 
 
 def request(prompt):
-    return Request(
-        request_id="a",
-        prompt_token_ids=prompt,
-        sampling_params=SamplingParams(),
-        seed=0,
-        eos_token_ids=(),
-        max_tokens=16,
-        arrival_s=0.0,
-    )
+    return make_request(prompt=prompt)
 
 
 def admitted(kv, prompt):

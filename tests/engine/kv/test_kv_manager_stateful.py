@@ -10,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.kv.sequence_pages import SequencePages
-from octavo.engine.request import Request
-from octavo.engine.sampling_params import SamplingParams
+from tests.engine.made_requests import make_request
 
 
 class KVMachine(RuleBasedStateMachine):
@@ -34,17 +33,7 @@ class KVMachine(RuleBasedStateMachine):
     @rule(length=st.integers(1, 24), fork=st.integers(0, 24), salt=st.sampled_from(["", "", "s"]))
     def open(self, length: int, fork: int, salt: str) -> None:
         tokens = [0] * min(length, fork) + [1] * max(0, length - fork)
-        params = SamplingParams(max_tokens=1)
-        request = Request(
-            request_id=str(self.num_opened),
-            prompt_token_ids=tokens,
-            sampling_params=params,
-            seed=0,
-            eos_token_ids=(),
-            max_tokens=1,
-            arrival_s=0.0,
-            cache_salt=salt,
-        )
+        request = make_request(str(self.num_opened), tokens, 1, cache_salt=salt)
         self.num_opened += 1
         pages = self.kv.open(request)
         matched = self.kv.lookup.match(pages)

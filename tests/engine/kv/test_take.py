@@ -6,19 +6,11 @@ import pytest
 
 from octavo.engine.kv.kv_manager import KVManager
 from octavo.engine.request import Request
-from octavo.engine.sampling_params import SamplingParams
+from tests.engine.made_requests import make_request
 
 
 def request_of(name: str, num_prompt: int) -> Request:
-    return Request(
-        request_id=name,
-        prompt_token_ids=[hash(name) % 1000 + index for index in range(num_prompt)],
-        sampling_params=SamplingParams(),
-        seed=0,
-        eos_token_ids=(),
-        max_tokens=8,
-        arrival_s=0.0,
-    )
+    return make_request(name, [hash(name) % 1000 + index for index in range(num_prompt)])
 
 
 def full_pool(num_host_pages: int, run_pages: int = 1):

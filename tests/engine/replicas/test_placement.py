@@ -16,11 +16,12 @@ from octavo.engine.observability.load import EngineLoad
 from octavo.engine.output.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.engine.replicas import messages
 from octavo.engine.replicas.placement import Placement
-from octavo.engine.request import Priority, Request, RequestStatus
+from octavo.engine.request import Priority, RequestStatus
 from octavo.engine.routing.policies import POLICIES, get_route_policy
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.scheduler.standing import UNKNOWN, Standing, merge_standings
 from octavo.engine.simulation.virtual_clock import VirtualClock
+from tests.engine.made_requests import make_request
 
 IDLE = UNKNOWN._replace(num_rows=32, kv_tokens=64_000, free_tokens=64_000)
 BUSY = IDLE._replace(
@@ -72,15 +73,8 @@ class Group:
 
     def submit(self, name: str, prompt: list[int] | None = None, **fields: Any) -> None:
         params = SamplingParams(max_tokens=20, output_kind=RequestOutputKind.DELTA)
-        request = Request(
-            request_id=name,
-            prompt_token_ids=prompt or [len(name)] * 50,
-            sampling_params=params,
-            seed=1,
-            eos_token_ids=(),
-            max_tokens=20,
-            arrival_s=self.clock.now_s(),
-            **fields,
+        request = make_request(
+            name, prompt or [len(name)] * 50, 20, arrival_s=self.clock.now_s(), **fields
         )
         submission = Submission(request_id=name, prompt=None, params=params, sequences=(request,))
         self.placement.submit(submission)

@@ -17,7 +17,6 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.committer import Committed
 from octavo.engine.scheduler.forced_tokens import Unblocked
 from octavo.engine.scheduler.scheduler import Scheduler
@@ -31,6 +30,7 @@ from octavo.engine.scheduler.step_plan import (
     StepResult,
     TokenScore,
 )
+from tests.engine.made_requests import make_request
 
 VOCAB = 23
 
@@ -444,30 +444,6 @@ def make_limits(**changes: Any) -> StepLimits:
         "token_edges": (16,),
     }
     return StepLimits(**{**values, **changes})
-
-
-def make_request(
-    request_id: str = "a",
-    prompt: int | list[int] = 8,
-    max_tokens: int = 4,
-    *,
-    seed: int = 1,
-    eos: Iterable[int] = (),
-    arrival_s: float = 0.0,
-    params: dict[str, Any] | None = None,
-    **fields: Any,
-) -> Request:
-    """A request with `prompt` tokens (or a prompt of that many), which nothing stops early."""
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=list(range(prompt)) if isinstance(prompt, int) else prompt,
-        sampling_params=SamplingParams(max_tokens=max_tokens, **(params or {})),
-        seed=seed,
-        eos_token_ids=tuple(eos),
-        max_tokens=max_tokens,
-        arrival_s=arrival_s,
-        **fields,
-    )
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.engine.kv.sequence_pages import SequencePages
-from octavo.engine.request import Request
-from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.deadlines import pace_s
 from octavo.engine.scheduler.live_request import LiveRequest
 from octavo.engine.scheduler.row_table import RowTable
 from octavo.engine.scheduler.rows import all_but, is_kept
+from tests.engine.made_requests import make_request
 
 NUM_SLOTS = 12
 PAGE_SIZE = 4
@@ -24,17 +23,10 @@ def entry_of(
     number: int, num_prompt: int, max_tokens: int, now_s: float, tpot_s: float | None,
     e2e_s: float | None = None,
 ) -> LiveRequest:  # fmt: skip
-    request = Request(
-        request_id=str(number),
-        prompt_token_ids=[1] * num_prompt,
-        sampling_params=SamplingParams(max_tokens=max_tokens),
-        seed=0,
-        eos_token_ids=(),
-        max_tokens=max_tokens,
-        arrival_s=now_s,
-        tpot_target_s=tpot_s,
+    request = make_request(
+        str(number), num_prompt, max_tokens, arrival_s=now_s, tpot_target_s=tpot_s,
         e2e_target_s=e2e_s,
-    )
+    )  # fmt: skip
     pages = SequencePages(request=request, root=b"", page_size=16, reads_cache=False)
     entry = LiveRequest(request=request, number=number, pages=pages)
     entry.prefill_end = num_prompt
