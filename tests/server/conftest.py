@@ -236,11 +236,18 @@ START_S = 300.0
 """For a server to be ready on a busy machine with cold caches."""
 
 
-@contextlib.contextmanager
 def _server_process(
     *args: str, log: Path, environ: dict[str, str] | None = None
+) -> contextlib.AbstractContextManager[Process]:
+    return listening("serve", "--quiet", *args, log=log, environ=environ)
+
+
+@contextlib.contextmanager
+def listening(
+    *arguments: str, log: Path, environ: dict[str, str] | None = None
 ) -> Iterator[Process]:
-    command = [sys.executable, "-m", "octavo.server.cli.main", "serve", "--quiet", *args]
+    """An `octavo` command that serves on free ports, from ready until the block's end."""
+    command = [sys.executable, "-m", "octavo.server.cli.main", *arguments]
     command += ["--grpc-port", "0", "--http-port", "0"]
     with log.open("w") as stderr:
         popen = subprocess.Popen(

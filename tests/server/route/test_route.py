@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +21,7 @@ from octavo.engine.structured.turn_grammar import TurnGrammar
 from octavo.models.loading.load import load_config
 from octavo.models.loading.locate import locate
 from octavo.server.route.routed_engine import _read_model
-from tests.server.conftest import START_S, TINY_ARGS, Process, read_lines
+from tests.server.conftest import TINY_ARGS, Process, listening
 from tests.waiting import until
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -52,22 +50,11 @@ def servers(
 @contextlib.contextmanager
 def front_process(tiny_model: Path, log: Path, targets: list[str]) -> Iterator[Process]:
     """`octavo route`, from ready until the block's end."""
-    command = [sys.executable, "-m", "octavo.server.cli.main", "route", "--model", str(tiny_model)]
-    command += [word for target in targets for word in ("--backend", target)]
-    command += ["--backend-timeout-s", str(TIMEOUT_S), "--log-level", "info"]
-    command += ["--grpc-port", "0", "--http-port", "0"]
-    with log.open("w") as stderr:
-        popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
-        try:
-            assert popen.stdout is not None
-            lines = read_lines(popen.stdout, 2)
-            addresses = [lines.get(timeout=START_S) for _ in range(2)]
-            assert all(addresses), log.read_text()
-            grpc_address, http_url = [line.split()[-1] for line in addresses]
-            yield Process(popen, grpc_address, http_url, log)
-        finally:
-            popen.kill()
-            popen.communicate()
+    backends = [word for target in targets for word in ("--backend", target)]
+    options = ("--backend-timeout-s", str(TIMEOUT_S), "--log-level", "info")
+    arguments = ("route", "--model", str(tiny_model), *backends, *options)
+    with listening(*arguments, log=log) as process:
+        yield process
 
 
 @pytest.fixture(scope="module")
