@@ -5,15 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
-
 from octavo.models.config import ModelConfig
 from octavo.models.families.table import config_from_hf
-from octavo.models.loading import orbax
-from octavo.sharding.mesh import make_mesh
 from tests.engine import test_gemma4, test_recurrent_layers, test_windows
+from tests.engine.alone import draw_weights, save_model
 from tests.engine.conftest import write_tiny_model
 
 FAMILIES = ("latents", "gemma 4", "windows", "recurrent")
@@ -24,14 +19,12 @@ def write_family(name: str, path: Path, tiny_model: Path) -> Path:
     if name == "latents":
         return write_tiny_model(path, num_experts=8, has_latents=True)
     config, weights = _FAMILIES[name]()
-    weights = jax.device_put(weights, NamedSharding(make_mesh(1), PartitionSpec()))
-    orbax.save(path / "model", config, weights, jnp.dtype("float32"), tiny_model)
-    return path / "model"
+    return save_model(path / "model", config, weights, tiny_model)
 
 
 def _gemma4() -> tuple[ModelConfig, Any]:
     config = config_from_hf(test_gemma4.VALUES)
-    return config, test_gemma4.make_weights(config)
+    return config, draw_weights(config)
 
 
 def _windows() -> tuple[ModelConfig, Any]:

@@ -7,27 +7,21 @@ the same whatever befalls a request.
 
 from __future__ import annotations
 
-import math
 import os
 import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from octavo.engine.execution.state import kv_bytes_per_token
 from octavo.engine.sampling_params import SamplingParams
 from octavo.models.config import ModelConfig
 from octavo.models.config_dict import config_from_dict, config_to_dict
 from octavo.models.families.table import config_from_hf
-from octavo.models.loading import orbax
-from octavo.models.parameters import declare, is_spec
-from octavo.sharding.mesh import make_mesh
+from tests.engine.alone import check_variety, draw_weights, one_by_one, save_model, tokens_of
 
 NUM_TOKENS = 24
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -65,29 +59,12 @@ def config() -> ModelConfig:
     return config_from_hf(VALUES)
 
 
-def make_weights(config: ModelConfig) -> Any:
-    """Random weights whose greedy tokens neither repeat at once nor come near a tie."""
-    rng = np.random.default_rng(3)
-
-    def values(spec: Any) -> np.ndarray:
-        normal = rng.standard_normal(spec.shape)
-        if spec.num_inputs is None:
-            centre = 1.0 if spec.init == "ones" else 0.0
-            return np.asarray(centre + 0.3 * normal, spec.dtype)
-        inputs = spec.shape[spec.num_stacked : spec.num_stacked + spec.num_inputs]
-        return np.asarray(1.5 * normal / math.sqrt(math.prod(inputs)), spec.dtype)
-
-    return jax.tree.map(values, declare(config, jnp.dtype("float32")), is_leaf=is_spec)
-
-
 @pytest.fixture(scope="module")
 def checkpoint(
     config: ModelConfig, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 ) -> Path:
     path = tmp_path_factory.mktemp("gemma4") / "model"
-    weights = jax.device_put(make_weights(config), NamedSharding(make_mesh(1), PartitionSpec()))
-    orbax.save(path, config, weights, jnp.dtype("float32"), tiny_model)
-    return path
+    return save_model(path, config, draw_weights(config), tiny_model)
 
 
 def prompts() -> list[list[int]]:
@@ -102,39 +79,13 @@ def prompts() -> list[list[int]]:
 
 
 def generated(llm: Any) -> list[list[int]]:
-    outputs = llm.generate(prompts(), PARAMS, use_tqdm=False)
-    return [output.outputs[0].token_ids for output in outputs]
-
-
-def one_by_one(checkpoint: Path, **changes: Any) -> list[list[int]]:
-    """Each prompt served by itself, whole, one step a dispatch, nothing overlapped."""
-    from octavo import LLM
-
-    llm = LLM(
-        str(checkpoint),
-        progress=False,
-        max_num_seqs=1,
-        max_num_batched_tokens=256,
-        num_decode_steps=1,
-        overlap=False,
-        enable_prefix_caching=False,
-        attention_backend="reference",
-        warm_up="coarse",
-        **changes,
-    )
-    found = [
-        llm.generate(prompt, PARAMS, use_tqdm=False)[0].outputs[0].token_ids for prompt in prompts()
-    ]
-    llm.close()
-    return found
+    return tokens_of(llm, prompts(), PARAMS)
 
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path) -> list[list[int]]:
-    found = one_by_one(checkpoint)
-    assert len({tuple(ids) for ids in found}) == len(found)
-    varied = [len(set(ids)) > 5 for ids in found]
-    assert sum(varied) > len(found) * 2 / 3, "a text that says one thing proves little"
+    found = one_by_one(checkpoint, prompts(), PARAMS)
+    check_variety(found)
     return found
 
 
@@ -181,7 +132,7 @@ def test_tokens_survive_preemption(
 
 @pytest.mark.skipif(not TRIES_ALL, reason="compiles for long: `make models`")
 def test_weights_of_eight_bits(make_llm: Callable[..., Any], checkpoint: Path) -> None:
-    expected = one_by_one(checkpoint, quantization="int8")
+    expected = one_by_one(checkpoint, prompts(), PARAMS, quantization="int8")
     llm = make_llm(model=str(checkpoint), quantization="int8")
     same = [a == b for a, b in zip(generated(llm), expected, strict=True)]
     # Rounded weights bring ties nearer, and other programs sum in another order.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from octavo.engine.sampling_params import SamplingParams
+from tests.engine.alone import one_by_one, tokens_of
 
 NUM_PROMPTS = 32
 PARAMS = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -27,28 +28,11 @@ def prompts() -> list[list[int]]:
 
 
 def tokens(llm: Any, params: SamplingParams = PARAMS) -> list[list[int]]:
-    outputs = llm.generate(prompts(), params, use_tqdm=False)
-    return [output.outputs[0].token_ids for output in outputs]
+    return tokens_of(llm, prompts(), params)
 
 
-def one_by_one(model: Path) -> list[list[int]]:
-    """Each prompt served by itself, one step a dispatch, nothing overlapped, shared or split."""
-    from octavo import LLM
-
-    llm = LLM(
-        str(model),
-        progress=False,
-        max_num_seqs=1,
-        max_num_batched_tokens=256,
-        num_decode_steps=1,
-        overlap=False,
-        enable_prefix_caching=False,
-        attention_backend="reference",
-        warm_up="coarse",
-    )
-    found = [
-        llm.generate(prompt, PARAMS, use_tqdm=False)[0].outputs[0].token_ids for prompt in prompts()
-    ]
+def said_alone(model: Path) -> list[list[int]]:
+    found = one_by_one(model, prompts(), PARAMS)
     assert len({tuple(ids) for ids in found}) == NUM_PROMPTS  # different prompts, different texts
     assert all(len(set(ids)) > 5 for ids in found)  # and no text that says one thing for ever
     return found
@@ -56,7 +40,7 @@ def one_by_one(model: Path) -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def alone(tiny_model: Path) -> list[list[int]]:
-    return one_by_one(tiny_model)
+    return said_alone(tiny_model)
 
 
 OTHERS = {
@@ -76,7 +60,7 @@ OTHERS = {
 @pytest.fixture(scope="module", params=OTHERS)
 def other(request: pytest.FixtureRequest) -> tuple[str, Path, list[list[int]]]:
     path = request.getfixturevalue(request.param)
-    return request.param, path, one_by_one(path)
+    return request.param, path, said_alone(path)
 
 
 # All programs of a lattice serve "batched" and "whole prompts", the coarse ones alone the others.

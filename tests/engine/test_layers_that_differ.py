@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from octavo.engine.execution.state import kv_bytes_per_token
 from octavo.engine.sampling_params import SamplingParams
@@ -29,10 +28,8 @@ from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import LayerNorm, Norms, RMSNorm
 from octavo.models.cache_spec import LatentCache, PagedKVCache, SharedCache
 from octavo.models.config import ModelConfig
-from octavo.models.loading import orbax
-from octavo.models.parameters import declare, is_spec
 from octavo.models.rope import Rope, Temperature
-from octavo.sharding.mesh import make_mesh
+from tests.engine.alone import draw_weights, save_model, tokens_of
 
 VOCAB, HIDDEN, NUM_TOKENS = 272, 32, 24
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -99,18 +96,7 @@ CONFIG = ModelConfig(
 
 def make_weights() -> Any:
     """Random weights whose greedy tokens neither repeat at once nor come near a tie."""
-    rng = np.random.default_rng(3)
-
-    def values(spec: Any) -> np.ndarray:
-        normal = rng.standard_normal(spec.shape)
-        if spec.num_inputs is None:
-            centre = 1.0 if spec.init == "ones" else 0.0
-            return np.asarray(centre + 0.3 * normal, spec.dtype)
-        return np.asarray(
-            2 * normal / math.sqrt(math.prod(spec.shape[: spec.num_inputs])), spec.dtype
-        )
-
-    weights = jax.tree.map(values, declare(CONFIG, jnp.dtype("float32")), is_leaf=is_spec)
+    weights = draw_weights(CONFIG, scale=2.0)
     for layer in weights["layers"]:
         if "sinks" in layer:
             layer["sinks"] *= 10
@@ -120,9 +106,7 @@ def make_weights() -> Any:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     path = tmp_path_factory.mktemp("differing") / "model"
-    weights = jax.device_put(make_weights(), NamedSharding(make_mesh(1), PartitionSpec()))
-    orbax.save(path, CONFIG, weights, jnp.dtype("float32"), tiny_model)
-    return path
+    return save_model(path, CONFIG, make_weights(), tiny_model)
 
 
 def prompts() -> list[list[int]]:
@@ -270,8 +254,7 @@ def expected() -> list[list[int]]:
 
 
 def generated(llm: Any) -> list[list[int]]:
-    outputs = llm.generate(prompts(), PARAMS, use_tqdm=False)
-    return [output.outputs[0].token_ids for output in outputs]
+    return tokens_of(llm, prompts(), PARAMS)
 
 
 @pytest.mark.parametrize(

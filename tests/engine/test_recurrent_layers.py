@@ -4,7 +4,6 @@ their sequences through everything that befalls a row."""
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import random
 import re
@@ -14,9 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.execution.state import recurrent_bytes
@@ -35,10 +32,15 @@ from octavo.models.blocks.router import Router
 from octavo.models.blocks.short_conv import ShortConv
 from octavo.models.config import ModelConfig
 from octavo.models.config_dict import config_from_dict, config_to_dict
-from octavo.models.loading import orbax
-from octavo.models.parameters import declare, is_spec
 from octavo.models.rope import Rope
-from octavo.sharding.mesh import make_mesh
+from tests.engine.alone import (
+    ALONE,
+    check_variety,
+    draw_weights,
+    one_by_one,
+    save_model,
+    tokens_of,
+)
 
 VOCAB, HIDDEN, NUM_TOKENS = 272, 32, 24
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -108,17 +110,7 @@ def config_of(kind: str) -> ModelConfig:
 
 def make_weights(config: ModelConfig) -> Any:
     """Random weights whose greedy tokens neither repeat at once nor come near a tie."""
-    rng = np.random.default_rng(3)
-
-    def values(spec: Any) -> np.ndarray:
-        normal = rng.standard_normal(spec.shape)
-        if spec.num_inputs is None:
-            centre = 1.0 if spec.init == "ones" else 0.0
-            return np.asarray(centre + 0.3 * normal, spec.dtype)
-        inputs = spec.shape[spec.num_stacked : spec.num_stacked + spec.num_inputs]
-        return np.asarray(1.5 * normal / math.sqrt(math.prod(inputs)), spec.dtype)
-
-    weights = jax.tree.map(values, declare(config, jnp.dtype("float32")), is_leaf=is_spec)
+    weights = draw_weights(config)
     return {**weights, "embed": weights["embed"] * 10, "lm_head": weights["lm_head"] * 4}
 
 
@@ -134,9 +126,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def checkpoint(kind: str, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     path, config = tmp_path_factory.mktemp("recurrent") / kind, config_of(kind)
-    weights = jax.device_put(make_weights(config), NamedSharding(make_mesh(1), PartitionSpec()))
-    orbax.save(path, config, weights, jnp.dtype("float32"), tiny_model)
-    return path
+    return save_model(path, config, make_weights(config), tiny_model)
 
 
 def prompts() -> list[list[int]]:
@@ -150,37 +140,20 @@ def prompts() -> list[list[int]]:
     return made
 
 
-def generated(llm: Any, params: SamplingParams = PARAMS) -> list[list[int]]:
-    outputs = llm.generate(prompts(), params, use_tqdm=False)
-    return [output.outputs[0].token_ids for output in outputs]
+def generated(llm: Any) -> list[list[int]]:
+    return tokens_of(llm, prompts(), PARAMS)
 
 
 def new_llm(checkpoint: Path, **changes: Any) -> Any:
     from octavo import LLM
 
-    plain: dict[str, Any] = {
-        "enable_prefix_caching": False,
-        "max_num_seqs": 1,
-        "max_num_batched_tokens": 256,
-        "num_decode_steps": 1,
-        "overlap": False,
-        "attention_backend": "reference",
-        "warm_up": "coarse",
-    }
-    return LLM(str(checkpoint), progress=False, **plain | changes)
+    return LLM(str(checkpoint), progress=False, **ALONE | changes)
 
 
 @pytest.fixture(scope="module")
 def alone(checkpoint: Path) -> list[list[int]]:
-    """Each prompt served by itself, whole, one step a dispatch, nothing overlapped."""
-    llm = new_llm(checkpoint)
-    found = [
-        llm.generate(prompt, PARAMS, use_tqdm=False)[0].outputs[0].token_ids for prompt in prompts()
-    ]
-    llm.close()
-    assert len({tuple(ids) for ids in found}) == len(found)
-    varied = [len(set(ids)) > 5 for ids in found]
-    assert sum(varied) > len(found) * 2 / 3, "a text that says one thing proves little"
+    found = one_by_one(checkpoint, prompts(), PARAMS)
+    check_variety(found)
     return found
 
 
@@ -333,19 +306,14 @@ def test_several_answers_each_compute_their_prompt(
     params = SamplingParams(n=3, temperature=0.7, seed=5, max_tokens=16, ignore_eos=True)
     together = llm.generate(prompt, params, use_tqdm=False)[0].outputs
     plain = new_llm(checkpoint)
-    one_by_one = plain.generate(prompt, params, use_tqdm=False)[0].outputs
+    apart = plain.generate(prompt, params, use_tqdm=False)[0].outputs
     plain.close()
-    assert [each.token_ids for each in together] == [each.token_ids for each in one_by_one]
+    assert [each.token_ids for each in together] == [each.token_ids for each in apart]
     assert len({tuple(each.token_ids) for each in together}) == 3
 
 
 def test_weights_of_eight_bits(make_llm: Callable[..., Any], checkpoint: Path) -> None:
-    plain = new_llm(checkpoint, quantization="int8")
-    expected = [
-        plain.generate(prompt, PARAMS, use_tqdm=False)[0].outputs[0].token_ids
-        for prompt in prompts()
-    ]
-    plain.close()
+    expected = one_by_one(checkpoint, prompts(), PARAMS, quantization="int8")
     llm = make_llm(model=str(checkpoint), quantization="int8")
     same = [a == b for a, b in zip(generated(llm), expected, strict=True)]
     # Rounded weights bring ties nearer, and other programs sum in another order.

@@ -14,6 +14,7 @@ from octavo.engine.scheduler.forecast import Forecast
 from octavo.engine.scheduler.policies import POLICIES
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policy import Policy
+from tests.engine.alone import tokens_of
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 TIGHT = {"num_kv_pages": 34, "host_kv_memory_bytes": 4 << 20}
@@ -26,8 +27,7 @@ def prompts() -> list[list[int]]:
 
 
 def tokens(llm: Any) -> list[list[int]]:
-    outputs = llm.generate(prompts(), PARAMS, use_tqdm=False)
-    return [output.outputs[0].token_ids for output in outputs]
+    return tokens_of(llm, prompts(), PARAMS)
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.scheduler.policies import POLICIES
@@ -32,10 +31,9 @@ from octavo.models.blocks.mlp import MLP
 from octavo.models.blocks.norms import Norms, RMSNorm
 from octavo.models.blocks.router import Router
 from octavo.models.config import ModelConfig
-from octavo.models.loading import orbax
 from octavo.models.parameters import declare, is_spec
 from octavo.models.rope import Rope, Temperature
-from octavo.sharding.mesh import make_mesh
+from tests.engine.alone import save_model
 
 VOCAB, HIDDEN, NUM_TOKENS, LONGEST = 272, 32, 40, 160
 WINDOW, PAGE = 20, 8
@@ -192,11 +190,9 @@ def model(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tiny_model: Path
 ) -> Model:
     config = model_config(LETTERS[request.param])
-    whole = NamedSharding(make_mesh(1), PartitionSpec())
-    weights = jax.device_put(make_weights(config), whole)
-    path = tmp_path_factory.mktemp("windows") / "model"
-    orbax.save(path, config, weights, jnp.dtype("float32"), tiny_model)
-    return Model(request.param, str(path), dense_tokens(config, weights))
+    weights = make_weights(config)
+    path = save_model(tmp_path_factory.mktemp("windows") / "model", config, weights, tiny_model)
+    return Model(request.param, str(path), dense_tokens(config, jax.device_put(weights)))
 
 
 class PoisonedExecutor:
