@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.request import Request
-from octavo.engine.scheduler.policies import baselines, niyama
+from octavo.engine.scheduler.policies import baselines
 from octavo.engine.scheduler.policies.parameters import Parameters
 from octavo.engine.scheduler.policies.slo import slo_policy
 from octavo.engine.scheduler.policy import Policy, Snapshot, TenantTurns, nothing_is_due
@@ -64,7 +64,7 @@ POLICIES: dict[str, PolicyMaker] = {
     "edf": baselines.edf,
     "edf-shed": baselines.edf_shed,
     "least-slack": baselines.least_slack,
-    "niyama": niyama.make,
+    "niyama": baselines.niyama,
     "slo": slo_policy.make,
 }
 

@@ -2,8 +2,9 @@
 
 From the plainest to those that know targets: `static`, `dynamic` and `orca` differ in when a batch
 changes; `fcfs`, `priority`, `sjf` and `mlfq` in the order; `edf` and `least-slack` order by due
-times; `fcfs-shed` and `edf-shed` reject requests that will be late. All but `static`, `dynamic` and
-`orca` split prompts over steps (chunked prefill).
+times; `fcfs-shed` and `edf-shed` reject requests that will be late; `niyama` weighs due times and
+work. All but `static`, `dynamic` and `orca` split prompts over steps (chunked prefill). The module
+is long because the policies are read, and borrow from each other, side by side.
 
 Source: of chunked prefill beside decode rows: Agrawal et al., "Taming Throughput-Latency Tradeoff
     in LLM Inference with Sarathi-Serve", OSDI 2024.
@@ -18,9 +19,10 @@ from collections.abc import Callable, Iterable
 from octavo.engine.request import Request
 from octavo.engine.scheduler.deadlines import end_due_s, next_due_s
 from octavo.engine.scheduler.feasibility import will_be_late
-from octavo.engine.scheduler.forecast import Forecast
+from octavo.engine.scheduler.forecast import GENEROUS, Forecast
 from octavo.engine.scheduler.live_request import Place
 from octavo.engine.scheduler.policies.parameters import Parameters
+from octavo.engine.scheduler.policies.slo.slack import budget_within, smallest_slack_s
 from octavo.engine.scheduler.policy import HOPELESS, Admission, Policy, Snapshot
 
 PlaceOf = Callable[[Request, Forecast], Place]
@@ -394,3 +396,57 @@ def late_ones(requests: Iterable[Request], snapshot: Snapshot) -> list[Request]:
     """The requests that will be late at the present pace even if they are served next."""
     now_s, forecast = snapshot.now_s, snapshot.forecast
     return [request for request in requests if will_be_late(request, now_s, forecast)]
+
+
+# After a paper, in its published form too.
+
+
+def relegate_late(snapshot: Snapshot) -> Admission:
+    """Sends those behind all others who would be late even if they came next, begun or not."""
+    requests = [*snapshot.prefilling, *snapshot.waiting[:MAX_LOOKED_AT]]
+    return Admission(demoted=late_ones(requests, snapshot))
+
+
+def niyama(parameters: Parameters) -> Policy:
+    """Deadline plus a share of the work left, chunks from the smallest slack, relegation of the
+    late.
+
+    `alpha` (seconds of delay for each second of prefill left, default 1), `floor` (prompt tokens
+    that every step may take, default 64), `decode`: what the tokens to come change for a request
+    that is due at its end. By `work`, as in the paper, they add to the work left; by `due`, as in
+    its published code, the due time comes forward by the time that they take; or `none`. Both
+    expect many tokens to come: the paper takes the mean and two standard deviations, this module
+    the 90% quantile.
+
+    Source: Goel et al., "Niyama: Breaking the Silos of LLM Inference Serving", 2025, section 3; the
+        published code is microsoft/sarathi-serve, branch niyama_asplos2026, deadline_scheduler.py.
+    """
+    alpha = parameters.number("alpha", 1.0)
+    floor = parameters.integer("floor", 64, least=1)
+    decode = parameters.choice("decode", "work", "due", "none")
+
+    def place(request: Request, forecast: Forecast) -> Place:
+        due_s = next_due_s(request)
+        missing: float = request.num_missing_tokens
+        # Who is due at a pace is due at the next token, whatever comes after it.
+        if decode != "none" and due_s == end_due_s(request) < math.inf:
+            to_come = forecast.remaining_tokens(request, GENEROUS)
+            if decode == "work":
+                missing += to_come
+            else:
+                due_s -= to_come * forecast.step_s
+        return (due_s + alpha * forecast.prefill_s(missing), request.arrival_s)
+
+    def budget(snapshot: Snapshot) -> int:
+        return budget_within(snapshot, smallest_slack_s(snapshot), floor)
+
+    return Policy(
+        name="niyama",
+        place=place,
+        admit=relegate_late,
+        choose_victims=last_in_order(place),
+        budget=budget,
+        merges_prompts=True,
+        max_skipped=4,
+        uses_declared_lengths=parameters.declared_lengths(),
+    )
