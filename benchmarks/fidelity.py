@@ -15,7 +15,7 @@ By how much the half after a load prices its steps above the half before it is t
 a round in which it is more than 5% says so. `--steps` writes every live step beside its price, to
 see which steps the profile gets wrong.
 
-    python benchmarks/fidelity.py [--seconds 60] [--rounds 1] [--output FILE] [--steps FILE.csv]
+    python -m benchmarks.fidelity [--seconds 60] [--rounds 1] [--output FILE] [--steps FILE.csv]
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from machine import about_machine
-
+from benchmarks.machine import about_machine
 from octavo.engine.engine import Engine
 from octavo.engine.engine_arguments import engine_config
 from octavo.engine.measuring.measurement import measure

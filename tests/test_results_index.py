@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 EPYC = "AMD EPYC, 2 cores"
 XEON = "Intel(R) Xeon(R) Processor, 2 cores"
 
 
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("index_results", ROOT / "tools/index_results.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for it
-    spec.loader.exec_module(module)
-    return module
-
-
-index = load()
+index = load_script(ROOT / "tools" / "index_results.py")
 
 
 class Repository:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 import pytest
 
+from benchmarks import fidelity
 from octavo.engine.execution.step_spec import StepShape
 from octavo.engine.simulation.executor import HostOverhead
 from octavo.engine.simulation.profile import Profile, ProgramCost, Sample
 from octavo.engine.simulation.settings import replica_limits
 from octavo.engine.simulation.step_time import StepWork
-
-
-@pytest.fixture(scope="module")
-def fidelity(script):
-    return script("fidelity")
 
 
 def profile(decode_s: float, mixed_s: float) -> Profile:
@@ -38,7 +32,7 @@ STEPS = [
 ]
 
 
-def test_steps_are_held_against_their_prices_by_program(fidelity: ModuleType) -> None:
+def test_steps_are_held_against_their_prices_by_program() -> None:
     found = fidelity.over_profile(STEPS, profile(0.05, 0.1))
     assert found == {
         "all": pytest.approx(1.0),  # 0.2 s measured, 0.2 s priced
@@ -47,12 +41,12 @@ def test_steps_are_held_against_their_prices_by_program(fidelity: ModuleType) ->
     }
 
 
-def test_drift_is_what_a_later_profile_asks_more_for_the_same_steps(fidelity: ModuleType) -> None:
+def test_drift_is_what_a_later_profile_asks_more_for_the_same_steps() -> None:
     # 2 * 50 ms + 100 ms before, 2 * 55 ms + 100 ms after.
     assert fidelity.drift(STEPS, profile(0.05, 0.1), profile(0.055, 0.1)) == pytest.approx(0.05)
 
 
-def test_every_step_is_written_beside_its_price(fidelity: ModuleType) -> None:
+def test_every_step_is_written_beside_its_price() -> None:
     rows = fidelity.step_rows(STEPS, profile(0.05, 0.1))
     assert [(row["program"], row["seconds"], row["priced_s"]) for row in rows] == [
         ("decode 8", 0.03, 0.05),

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-
-@pytest.fixture(scope="module")
-def textbook(script):
-    return script("textbook")
+from benchmarks import textbook
 
 
 @pytest.mark.parametrize(
@@ -22,7 +19,7 @@ def textbook(script):
         ("slo:lengths=declared (class means)", "swap", 69, 74),
     ],
 )
-def test_as_many_are_on_time_as_is_known(textbook, policy, cost_model, least, most):
+def test_as_many_are_on_time_as_is_known(policy, cost_model, least, most):
     (figures,) = textbook.run((policy,), (cost_model,))
     assert least <= figures["goodput"] <= most
     assert figures["peak_pages"] <= textbook.NUM_PAGES

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -25,22 +23,13 @@ from octavo.models.cache_spec import LatentCache, RecurrentState
 from octavo.models.config import ModelConfig
 from octavo.models.families.table import config_from_hf
 from octavo.models.loading.tensors import expected_shapes
+from tests.scripts import load_script
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 TINY = json.loads((GOLDEN / "tiny_configs.json").read_text(encoding="utf-8"))
 
 
-def _golden_module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, GOLDEN / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-tiny_weights = _golden_module("tiny_weights")
+tiny_weights = load_script(GOLDEN / "tiny_weights.py")
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +109,7 @@ def golden_logits() -> dict[str, np.ndarray]:
 def make_golden() -> ModuleType:
     """The script that made the golden logits; only where torch is installed."""
     pytest.importorskip("torch")
-    return _golden_module("make_golden")
+    return load_script(GOLDEN / "make_golden.py")
 
 
 def dense_attention(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import shlex
@@ -16,6 +15,7 @@ import pytest
 from octavo.server.cli.dataclass_args import add_dataclass_args
 from octavo.server.cli.settings import SECTIONS
 from octavo.server.serve_config import ServeConfig
+from tests.scripts import load_script
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 DOCKERFILES = sorted(DEPLOY.glob("Dockerfile.*"))
@@ -89,12 +89,8 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 def test_the_dashboard_is_what_its_script_writes() -> None:
-    spec = importlib.util.spec_from_file_location("make_dashboard", DEPLOY / "make_dashboard.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert json.loads((DEPLOY / "grafana.json").read_text()) == module.dashboard()
+    dashboard = load_script(DEPLOY / "make_dashboard.py").dashboard()
+    assert json.loads((DEPLOY / "grafana.json").read_text()) == dashboard
 
 
 def test_the_dashboard_asks_for_metrics_that_the_server_has(live) -> None:

@@ -20,6 +20,7 @@ from octavo.server.cli.dataclass_args import given_args
 from octavo.server.cli.settings import PREFIX, SECTIONS, Settings, read_settings, setting_kinds
 from octavo.server.route.membership import Membership
 from octavo.server.serve_config import ServeConfig
+from tests.scripts import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 MANIFESTS = sorted((ROOT / "deploy" / "kubernetes").glob("*.yaml"))
@@ -38,13 +39,7 @@ CUSTOM_KINDS = {
 
 @pytest.fixture(scope="module")
 def checker() -> Any:
-    path = ROOT / "tools" / "check_manifests.py"
-    spec = importlib.util.spec_from_file_location("check_manifests", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(ROOT / "tools" / "check_manifests.py")
 
 
 def objects(path: Path) -> list[dict[str, Any]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from octavo.models import decoder
 from octavo.models.blocks.attention import LayerAttention
 from octavo.models.loading.load import load_model
+from tests.scripts import load_script
 
 LENGTH = 512
 """Tokens of the plain computation: shorter texts are padded behind, where a causal model does not
@@ -92,11 +91,7 @@ def family_model(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> 
     from octavo.models.families.table import config_from_hf
     from octavo.models.loading.tensors import expected_shapes
 
-    spec = importlib.util.spec_from_file_location("tiny_weights", GOLDEN / "tiny_weights.py")
-    assert spec is not None
-    assert spec.loader is not None
-    weights = sys.modules.setdefault("tiny_weights", importlib.util.module_from_spec(spec))
-    spec.loader.exec_module(weights)
+    weights = load_script(GOLDEN / "tiny_weights.py")
     configs = json.loads((GOLDEN / "tiny_configs.json").read_text(encoding="utf-8"))
 
     def write(name: str, **changes: Any) -> Path:
