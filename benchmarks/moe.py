@@ -1,6 +1,6 @@
 """Routed experts on this machine: each way to multiply by them, beside the least there could be.
 
-    taskset -c 0 python benchmarks/moe.py [--tokens 128 32 1] [--way tiles ragged] [--json]
+    taskset -c 0 python -m benchmarks.moe [--tokens 128 32 1] [--way tiles ragged] [--json]
 
 What a way takes is set against one dense product of as many rows (the arithmetic alone, with one
 expert's weights in the caches) and against reading the bytes of the chosen experts once, whichever

@@ -1,10 +1,10 @@
 """Requests that move between two replicas, and prompts computed apart from decoding.
 
-    python benchmarks/moves.py pause [--moves 100]     how long a reader waits as its request moves
-    python benchmarks/moves.py soak [--moves 1000]     moved at random: tokens differ only where the
+    python -m benchmarks.moves pause [--moves 100]     how long a reader waits as its request moves
+    python -m benchmarks.moves soak [--moves 1000]     moved at random: tokens differ only where the
                                                        model is undecided, or it fails;
                                                        with --kills, as replicas are killed too
-    python benchmarks/moves.py apart [--rate 1.0]      one replica for prompts and one for decoding,
+    python -m benchmarks.moves apart [--rate 1.0]      one replica for prompts and one for decoding,
                                                        against two for both
 
 Each has two replicas, a core each. `apart` serves chats and long prompts that arrive at random, the
