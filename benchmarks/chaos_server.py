@@ -13,8 +13,9 @@ or why not:
 
 A replica that was hurt serves again, in the same life or in another, when its order is done.
 
-Steps are paced, as those of `paced_server`. Every prompt is computed apart from decoding where
-there are roles, so that every request moves. Replicas are started again however often they die.
+Steps are paced, as those of `faulty_server --paced`. Every prompt is
+computed apart from decoding where there are roles, so that every request moves. Replicas are
+started again however often they die.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks.paced_server import pace
+from benchmarks.chaos_worker import pace
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.replicas import messages, replica
 from octavo.engine.replicas.moves import MovePrices
@@ -40,7 +41,7 @@ ORDER_S = 60.0
 BOOT = replica.BOOT.replace(
     "main(int",
     f"sys.path.append({str(Path(__file__).parents[1])!r})\n"
-    "from benchmarks.paced_server import pace_worker\npace_worker()\nmain(int",
+    "from benchmarks.chaos_worker import pace_worker\npace_worker()\nmain(int",
 )
 
 gates: dict[str, threading.Event] = {}

@@ -3,7 +3,7 @@
     python -m benchmarks.server_soak --seconds 1800 --out benchmarks/results/server-soak-DATE.json
 
 A random two-layer model is served by a process of its own, on a device that takes 20 ms a step
-(`benchmarks.paced_server`): it must be the device that is short, as the clients' own time
+(`benchmarks.faulty_server --paced`): it must be the device that is short, as the clients' own time
 would otherwise be what is measured. What it can do is measured first by as many clients as it has
 rows. Then requests come at 1.5 times that rate, as they please (Poisson): some leave, some have
 deadlines. It fails if a request does not end in exactly one way, a status says that the server is
@@ -207,7 +207,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = write_tiny_model(Path(folder))
         limit = ("--max-concurrent-requests", str(LIMIT))
-        with serving(model, limit, ("benchmarks.paced_server",)) as server:
+        with serving(model, ("--paced", *limit), ("benchmarks.faulty_server",)) as server:
             tally, rate = asyncio.run(soak(server))
             if server.popen.poll() is not None:
                 tally.faults.append(f"the server ended: {server.popen.returncode}")

@@ -57,20 +57,25 @@ class Server:
         return self.popen.returncode
 
 
-def write_tiny_model(directory: Path, *, context: int = 512, template: str = TEMPLATE) -> Path:
+def write_tiny_model(
+    directory: Path, poison: int | None = None, *, context: int = 512, template: str = TEMPLATE
+) -> Path:
     """A random two-layer Llama with one token a byte.
 
     Args:
+        poison: a token whose embedding is not a number.
         context: most tokens of a sequence.
         template: of chats.
     """
-    config = CONFIG | {"max_position_embeddings": context}
+    config = CONFIG | {"tie_word_embeddings": poison is None, "max_position_embeddings": context}
     (directory / "config.json").write_text(json.dumps(config))
     rng = np.random.default_rng(0)
     tensors = {
         name: rng.standard_normal(shape).astype(np.float32)
         for name, shape in expected_shapes(config_from_hf(config)).items()
     }
+    if poison is not None:
+        tensors["model.embed_tokens.weight"][poison] = np.nan
     save_file(tensors, str(directory / "model.safetensors"))
     tokens = ["<s>", "</s>", *sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())]
     vocab = {token: number for number, token in enumerate(tokens)}

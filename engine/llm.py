@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 from tqdm import tqdm
 
@@ -78,9 +78,15 @@ class LLM:
         self._turn = threading.RLock()
         """Whose holder alone may step the engine, or change what a step reads."""
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Ends what runs behind: finer programs being compiled, processes of replicas. It must not
-        be used after."""
+        be used after. The end of a `with` statement calls it."""
         self.engine.close()
 
     @property

@@ -60,7 +60,8 @@ def main(out: Path) -> None:
     """Draws the picture."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryDirectory() as profile:
         model = write_tiny_model(Path(folder))
-        with serving(model, program=("benchmarks.paced_server",)) as server, load(server.http):
+        program = ("benchmarks.faulty_server",)
+        with serving(model, ("--paced",), program) as server, load(server.http):
             browser = Browser(profile)
             page = browser.open(f"{server.http}/", **SIZE)
             time.sleep(WATCH_S)

@@ -46,6 +46,18 @@ def test_results_come_in_input_order(llm: Any) -> None:
     ]
 
 
+def test_the_end_of_a_with_statement_closes_it(tiny_model: Any, monkeypatch: Any) -> None:
+    from octavo import LLM
+
+    closed = []
+    with LLM(str(tiny_model), progress=False, max_num_seqs=2, warm_up="coarse") as llm:
+        close = llm.engine.close
+        monkeypatch.setattr(llm.engine, "close", lambda: closed.append(close()))
+        assert llm.generate("a", GREEDY, use_tqdm=False)[0].finished
+        assert not closed
+    assert closed == [None]
+
+
 def test_one_list_of_ids_is_one_prompt(llm: Any) -> None:
     outputs = llm.generate([30, 31, 32], GREEDY, use_tqdm=False)
     assert len(outputs) == 1

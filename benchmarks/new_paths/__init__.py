@@ -1,0 +1,1 @@
+"""What Messages, Responses, bound calls and embeddings cost: `python -m benchmarks.new_paths`."""
