@@ -76,14 +76,9 @@ def test_a_late_prompt_bounds_no_step(machine, request_of):
     machine.drain()
 
 
-@pytest.mark.parametrize(
-    ("length", "ttft_s", "lent"), [(2, 5.0, False), (80, 5.0, True), (80, None, False)]
-)
-def test_prompts_that_are_due_borrow_the_slack_that_rows_are_going_to_bank(
-    drive, request_of, length, ttft_s, lent
-):
-    """A row's step takes 11 ms of the 30 that it has for a token: one that has many to come can be
-    behind by several, and make up for it."""
+def _drive_outputs_of(length, drive, request_of):
+    """A machine whose step takes 10 ms and 1 more a row or prompt token, and whose outputs all had
+    so many tokens."""
     lengths = LengthEstimator(256)
     for number in range(200):
         lengths.observe(request_of(str(number), [1] * 4, output_token_ids=[5] * length))
@@ -92,9 +87,20 @@ def test_prompts_that_are_due_borrow_the_slack_that_rows_are_going_to_bank(
         "max_num_batched_tokens": 64, "max_num_seqs": 8, "max_prefill_rows": 8, "num_pages": 257,
         "token_edges": EDGES, "max_model_len": 512, "max_pages_per_seq": 64,
     }  # fmt: skip
-    driver = drive(
+    return drive(
         limits, policy="slo:floor=8", step_time=model, lengths=lengths, enable_prefix_caching=False
     )
+
+
+@pytest.mark.parametrize(
+    ("length", "ttft_s", "lent"), [(2, 5.0, False), (80, 5.0, True), (80, None, False)]
+)
+def test_prompts_that_are_due_borrow_the_slack_that_rows_are_going_to_bank(
+    drive, request_of, length, ttft_s, lent
+):
+    """A row's step takes 11 ms of the 30 that it has for a token: one that has many to come can be
+    behind by several, and make up for it."""
+    driver = _drive_outputs_of(length, drive, request_of)
     driver.add(request_of("row", [1] * 4, 200, tpot_target_s=0.03))
     driver.turn()
     driver.turn()  # with which the row's length is guessed
@@ -109,17 +115,7 @@ def test_prompts_that_are_due_borrow_the_slack_that_rows_are_going_to_bank(
 def test_prompts_that_are_not_due_let_late_rows_catch_up(drive, request_of, ttft_s, spared):
     """A row that is three tokens late keeps its pace in the mean where the next ones come sooner
     than that."""
-    lengths = LengthEstimator(256)
-    for number in range(200):
-        lengths.observe(request_of(str(number), [1] * 4, output_token_ids=[5] * 12))
-    model = StepTimeModel(EDGES, fixed_s=0.01, decode_row_s=0.001, prefill_token_s=0.001)
-    limits = {
-        "max_num_batched_tokens": 64, "max_num_seqs": 8, "max_prefill_rows": 8, "num_pages": 257,
-        "token_edges": EDGES, "max_model_len": 512, "max_pages_per_seq": 64,
-    }  # fmt: skip
-    driver = drive(
-        limits, policy="slo:floor=8", step_time=model, lengths=lengths, enable_prefix_caching=False
-    )
+    driver = _drive_outputs_of(12, drive, request_of)
     driver.add(request_of("row", [1] * 4, 200, tpot_target_s=0.05))
     driver.turn()
     driver.turn()
