@@ -46,7 +46,6 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import (
     RequestOutputKind,
     SamplingParams,
-    as_sampling_params,
 )
 from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS
 
@@ -91,6 +90,7 @@ class AsyncEngine(AsyncPooling):
         self.config = self.engine.config
         self.tokenizer = self.engine.tokenizer
         self.model_name = self.engine.model_name
+        self.sampling_defaults = self.engine.sampling_defaults
         self.model_config = self.engine.model_config
         self.max_model_len = self.engine.max_model_len
         self.dtype = self.engine.dtype
@@ -229,7 +229,7 @@ class AsyncEngine(AsyncPooling):
         prompt = text_or_ids(prompt)
         check_label(request_id)
         submitted = finished = False
-        params = as_sampling_params(sampling_params) if pooling is None else POOLED
+        params = self.sampling_defaults.of(sampling_params) if pooling is None else POOLED
         is_delta = params.output_kind is RequestOutputKind.DELTA
         engine_id = self.engine.inputs.ids.next()
         stream = self._streams.open(engine_id, is_delta=is_delta, label=request_id, owner=owner)

@@ -33,7 +33,6 @@ from octavo.engine.sampling_params import (
     RequestOutputKind,
     SamplingParams,
     as_plain,
-    as_sampling_params,
 )
 from octavo.engine.text.assistant.tool_request import read_tool_use
 from octavo.engine.text.assistant.turn_plan import (
@@ -98,6 +97,11 @@ class LLM:
         """The model's tokenizer."""
         return self.engine.tokenizer
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` and `chat` take that are given none: the model's own, as far as its
+        generation_config.json names some (see `EngineConfig.generation_config`)."""
+        return self.engine.sampling_defaults.params()
+
     def generate(
         self,
         prompts: PromptLike | Iterable[PromptLike],
@@ -113,7 +117,8 @@ class LLM:
             prompts: one prompt or several, in a list or anything that yields them; each a text or
                 a list (or array) of token ids, or one of these by name: `{"prompt": text}` or
                 `{"prompt_token_ids": ids}`.
-            sampling_params: for all, or one for each prompt; None takes the defaults.
+            sampling_params: for all, or one for each prompt; None takes those of
+                `get_default_sampling_params`.
             use_tqdm: show a bar with the rate of tokens.
             priority: a class for all, or one for each prompt.
             **unserved: arguments of vLLM that are not served, such as `lora_request`: only None.
@@ -127,7 +132,9 @@ class LLM:
         refuse_unserved("generate", unserved)
         listed = _as_prompts(prompts)
         params = [
-            as_sampling_params(each, "a SamplingParams, or a list of one for each prompt")
+            self.engine.sampling_defaults.of(
+                each, "a SamplingParams, or a list of one for each prompt"
+            )
             for each in _for_each("sampling_params", sampling_params, len(listed))
         ]
         priorities = _for_each("priority", priority, len(listed))
@@ -448,7 +455,9 @@ class LLM:
             for conversation in conversations
         ]
         params = [
-            as_sampling_params(each, "a SamplingParams, or a list of one for each conversation")
+            self.engine.sampling_defaults.of(
+                each, "a SamplingParams, or a list of one for each conversation"
+            )
             for each in _for_each("sampling_params", sampling_params, len(texts))
         ]
         budget = check_thought_budget(thinking_token_budget)

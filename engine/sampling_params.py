@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -244,9 +243,10 @@ def _integer(name: str, value: Any, low: int, high: int) -> None:
 
 
 def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not (low < value if low_open else low <= value) or value > high:
-        bounds = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high == math.inf else ']'}"
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # Neither NaN nor infinity is within; and no float holds some integers.
+    if not ok or not (low < value if low_open else low <= value) or not value <= high:
+        bounds = f"{'(' if low_open else '['}{low:g}, {high:g}]"
         raise InvalidRequestError(name, value, f"a finite number in {bounds}")
 
 
@@ -263,20 +263,3 @@ def _bias(bias: Mapping[Any, float]) -> dict[int, float]:
         _number("logit_bias", value, -100.0, 100.0)
         checked[token_id] = float(value)
     return checked
-
-
-def as_sampling_params(given: object, allowed: str = "a SamplingParams, or None") -> SamplingParams:
-    """What a caller of the Python API handed in.
-
-    Args:
-        given: parameters; None takes the defaults.
-        allowed: what the caller may hand in, for the error.
-
-    Raises:
-        InvalidRequestError: anything else, such as a dict of them.
-    """
-    if given is None:
-        return SamplingParams()
-    if not isinstance(given, SamplingParams):
-        raise InvalidRequestError("sampling_params", given, allowed)
-    return given

@@ -105,6 +105,8 @@ class InputProcessor:
         incarnation: begins every id; see `RequestIds`.
         pooler: of an engine that takes pooled requests; None where none does.
         generates: whether the engine generates.
+        default_max_tokens: tokens of requests that name no limit. Those of such a limit are cut to
+            what the context leaves, and not refused.
 
     Attributes:
         ids: makes the ids of submissions.
@@ -123,6 +125,7 @@ class InputProcessor:
         incarnation: str | None = None,
         pooler: Pooler | None = None,
         generates: bool = True,
+        default_max_tokens: int | None = None,
     ) -> None:
         self.ids = RequestIds(incarnation)
         self.pooler = pooler
@@ -132,6 +135,7 @@ class InputProcessor:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
+        self._default_max_tokens = default_max_tokens
         self._seeds = random.Random(seed)
         self.grammars = GrammarCompiler(
             tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids
@@ -190,10 +194,11 @@ class InputProcessor:
             raise InvalidRequestError("task", "embed", allowed)
         # A pooled request generates nothing: its prompt may fill the context.
         context = self._max_model_len + (pooling is not None)
-        most = tokenization.most_tokens(context, params.max_tokens)
+        limit = None if params.max_tokens == self._default_max_tokens else params.max_tokens
+        most = tokenization.most_tokens(context, limit)
         given_ids = self._tokens(prompt, tokenization, most, context)
         token_ids = tokenization.cut(given_ids, most)
-        max_tokens = self._max_tokens(len(token_ids), params, context)
+        max_tokens = self._max_tokens(len(token_ids), params, limit, context)
         self._check_ids(params)
         bad_words = self._bad_words(params)
         eos_token_ids = () if params.ignore_eos else self._eos_token_ids
@@ -332,24 +337,26 @@ class InputProcessor:
             raise InvalidRequestError("task", "generate", allowed)
         return self.pooler
 
-    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams, context: int) -> int:
+    def _max_tokens(
+        self, num_prompt_tokens: int, params: SamplingParams, limit: int | None, context: int
+    ) -> int:
         room = context - num_prompt_tokens
         if room < 1:
             raise self._too_long(f"{num_prompt_tokens} tokens", context)
-        if params.max_tokens is None:
+        if limit is None:
             if params.min_tokens > room:
                 raise InvalidRequestError(
                     "min_tokens", params.min_tokens, f"at most {room}, what the context leaves"
                 )
-            return room
-        if params.max_tokens > room:
+            return room if params.max_tokens is None else min(room, params.max_tokens)
+        if limit > room:
             raise InvalidRequestError(
                 "max_tokens",
-                params.max_tokens,
+                limit,
                 f"at most {room}: the context (max_model_len {self._max_model_len}) less the "
                 f"prompt's {num_prompt_tokens} tokens",
             )
-        return params.max_tokens
+        return limit
 
     def _check_ids(self, params: SamplingParams) -> None:
         self._check_range("stop_token_ids", params.stop_token_ids)

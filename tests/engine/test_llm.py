@@ -14,7 +14,8 @@ import pytest
 from octavo.engine.engine_arguments import engine_config
 from octavo.engine.errors import InvalidConfigError, InvalidRequestError, QuarantinedError
 from octavo.engine.execution.sampling.logits import set_masks, set_row
-from octavo.engine.sampling_params import SamplingParams, as_sampling_params
+from octavo.engine.sampling_defaults import NO_DEFAULTS
+from octavo.engine.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -376,7 +377,7 @@ def test_what_is_no_sampling_params_is_refused_by_name(llm: Any, params: Any) ->
     with pytest.raises(InvalidRequestError, match=r"sampling_params = .*: a SamplingParams, or"):
         llm.chat([{"role": "user", "content": "a"}], params, use_tqdm=False)
     with pytest.raises(InvalidRequestError, match=r"sampling_params = .*: a SamplingParams"):
-        as_sampling_params(params)  # as AsyncEngine.generate takes them
+        NO_DEFAULTS.of(params)  # as AsyncEngine.generate takes them
 
 
 def test_an_unknown_argument_is_refused_with_the_nearest() -> None:
