@@ -56,7 +56,7 @@ class SamplingParams:
         top_p: (0, 1]; smallest set of tokens with this much probability.
         top_k: 0 (or -1) is off, else ≥ 1.
         min_p: [0, 1]; tokens below this share of the top probability are dropped.
-        seed: tokens depend only on it and their position; None draws one at random.
+        seed: tokens depend only on it and their position; None, and -1, draws one at random.
         stop: strings that end the text; not included unless `include_stop_str_in_output`.
         stop_token_ids: token ids that end the sequence, besides the model's own.
         ignore_eos: do not stop at the model's end-of-sequence tokens.
@@ -121,6 +121,8 @@ class SamplingParams:
             put(self, "structured_outputs", parsed)
         if self.top_k == -1:
             put(self, "top_k", 0)
+        if self.seed == -1:
+            put(self, "seed", None)
         self._check()
 
     @property
@@ -131,6 +133,10 @@ class SamplingParams:
     def replace(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, validated again."""
         return dataclasses.replace(self, **changes)
+
+    def clone(self) -> SamplingParams:
+        """Itself, as nothing can change it: for code written for vLLM."""
+        return self
 
     def _check(self) -> None:
         _integer("n", self.n, 1, MAX_N)

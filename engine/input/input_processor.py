@@ -34,7 +34,8 @@ from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS, Tokenizer
 Prompt = str | Sequence[int]
 """A prompt's text, or its token ids."""
 PromptLike = Prompt | Mapping[str, Any] | np.ndarray
-"""A prompt as users hand it in: also as `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+"""A prompt as users hand it in: also as `{"prompt": text}` or `{"prompt_token_ids": ids}`, with a
+`cache_salt` beside it if it has its own."""
 
 POOLED = SamplingParams(
     temperature=0.0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
@@ -46,24 +47,44 @@ SHORT_PROMPT_TOKENS = 16_384
 
 
 def text_or_ids(prompt: PromptLike) -> Prompt:
-    """The prompt without its name, and with numbers of Python's.
+    """The prompt without its name, and with numbers of Python's. Token ids go before the text that
+    they are of.
 
     Raises:
-        InvalidRequestError: other names, or not exactly one.
+        InvalidRequestError: other names, or neither.
     """
     if not isinstance(prompt, Mapping):
         return as_plain(prompt)  # type: ignore[no-any-return]
     prompt = {name: value for name, value in prompt.items() if value is not None}
-    names = [name for name in ("prompt", "prompt_token_ids") if name in prompt]
-    if len(prompt) != 1 or not names:
+    names = [name for name in ("prompt_token_ids", "prompt") if name in prompt]
+    if not names or len(names) != len(prompt):
         raise InvalidRequestError(
             "prompt", list(prompt), "either {'prompt': text} or {'prompt_token_ids': ids}"
         )
-    value = prompt[names[0]]
-    if isinstance(value, str) != (names[0] == "prompt"):
-        wanted = "a string" if names[0] == "prompt" else "a list of token ids"
-        raise InvalidRequestError(names[0], value, wanted)
-    return as_plain(value)  # type: ignore[no-any-return]
+    for name in names:
+        if isinstance(prompt[name], str) != (name == "prompt"):
+            wanted = "a string" if name == "prompt" else "a list of token ids"
+            raise InvalidRequestError(name, prompt[name], wanted)
+    return as_plain(prompt[names[0]])  # type: ignore[no-any-return]
+
+
+def apart_from_salt(prompt: PromptLike, cache_salt: str) -> tuple[Prompt, str]:
+    """The prompt as `text_or_ids` has it, and the salt of its cached prefixes.
+
+    Args:
+        cache_salt: of the call, for a prompt that has none of its own.
+
+    Raises:
+        InvalidRequestError: as `text_or_ids`; also two salts, or one that is no text.
+    """
+    if not isinstance(prompt, Mapping) or prompt.get("cache_salt") is None:
+        return text_or_ids(prompt), cache_salt
+    own = prompt["cache_salt"]
+    if not isinstance(own, str) or cache_salt not in ("", own):
+        allowed = "a string, and no other than the call's cache_salt"
+        raise InvalidRequestError("cache_salt", own, allowed)
+    rest = {name: value for name, value in prompt.items() if name != "cache_salt"}
+    return text_or_ids(rest), own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +203,7 @@ class InputProcessor:
         """
         check_label(label)
         deadline_s = _deadline(timeout_s, now_s)
-        prompt = text_or_ids(prompt)
+        prompt, cache_salt = apart_from_salt(prompt, cache_salt)
         if pooling is not None:
             pooler = self.pooler_or_refuse()
             pooling, longest = pooler.resolve(pooling), pooler.config.max_seq_length

@@ -99,7 +99,7 @@ def chat_ask(body: ChatRequest, headers: Mapping[str, str], defaults: SamplingDe
     limit = body.max_completion_tokens
     if limit is not None and body.max_tokens is not None and body.max_tokens != limit:
         raise InvalidRequestError(
-            "max_tokens", body.max_tokens, "max_completion_tokens, or not given"
+            "max_tokens", body.max_tokens, f"max_completion_tokens ({limit}), or not given"
         )
     limit = body.max_tokens if limit is None else limit
     limit = defaults.max_tokens if limit is None else limit
