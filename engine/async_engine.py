@@ -28,8 +28,8 @@ from octavo.engine.input.input_processor import (
     POOLED,
     PromptLike,
     Submission,
+    apart_from_salt,
     check_label,
-    text_or_ids,
 )
 from octavo.engine.input.resumption import check_generated, rest_of
 from octavo.engine.input.targets import NO_TARGETS, Targets
@@ -46,7 +46,6 @@ from octavo.engine.request import Priority
 from octavo.engine.sampling_params import (
     RequestOutputKind,
     SamplingParams,
-    as_sampling_params,
 )
 from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS
 
@@ -91,6 +90,7 @@ class AsyncEngine(AsyncPooling):
         self.config = self.engine.config
         self.tokenizer = self.engine.tokenizer
         self.model_name = self.engine.model_name
+        self.sampling_defaults = self.engine.sampling_defaults
         self.model_config = self.engine.model_config
         self.max_model_len = self.engine.max_model_len
         self.dtype = self.engine.dtype
@@ -198,7 +198,8 @@ class AsyncEngine(AsyncPooling):
         """Streams one request's outputs; leaving the iteration early cancels the request.
 
         Args:
-            prompt: text or token ids, also as `{"prompt": text}` or `{"prompt_token_ids": ids}`.
+            prompt: text or token ids, also as `{"prompt": text}` or `{"prompt_token_ids": ids}`,
+                with a `cache_salt` beside it if it has its own.
             sampling_params: None takes the defaults; `output_kind` says what each output holds.
             request_id: the client's own name for it, echoed in outputs and need not be unique; None
                 takes the engine's.
@@ -226,10 +227,10 @@ class AsyncEngine(AsyncPooling):
         refuse_unserved("generate", unserved)
         self._check_alive()
         await self.start()
-        prompt = text_or_ids(prompt)
+        prompt, cache_salt = apart_from_salt(prompt, cache_salt)
         check_label(request_id)
         submitted = finished = False
-        params = as_sampling_params(sampling_params) if pooling is None else POOLED
+        params = self.sampling_defaults.of(sampling_params) if pooling is None else POOLED
         is_delta = params.output_kind is RequestOutputKind.DELTA
         engine_id = self.engine.inputs.ids.next()
         stream = self._streams.open(engine_id, is_delta=is_delta, label=request_id, owner=owner)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -126,6 +128,12 @@ class EngineConfig:
             replica hangs: its process is killed and started again, and its requests go on
             elsewhere. Longer than any step.
         seed: seeds requests that bring none, and random weights.
+        generation_config: where the sampling parameters of requests that say nothing of them come
+            from (temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens): "auto" is
+            the model's own generation_config.json, if it has one; "vllm" none, which leaves those
+            of `SamplingParams`; or a folder with such a file.
+        override_generation_config: a JSON object of the same parameters, which go before those of
+            the file, such as '{"temperature": 0.6}'; null takes one away. In Python also a dict.
         attention_backend: "auto", "xla", "reference", "mosaic_tpu" or "mosaic_gpu"; a kernel that
             cannot take the model on this device is refused when the engine is built.
         warm_up: "early" is ready with the largest step programs, which serve everything, and
@@ -175,6 +183,8 @@ class EngineConfig:
     replica_router: str = DEFAULT_ROUTER
     replica_timeout_s: float = 60.0
     seed: int = 0
+    generation_config: str = "auto"
+    override_generation_config: str = ""
     attention_backend: str = "auto"
     warm_up: WarmUp = "early"
     compile_cache_dir: str | None = None
@@ -187,6 +197,8 @@ class EngineConfig:
             value = getattr(self, name)
             if kind is str and isinstance(value, os.PathLike):
                 object.__setattr__(self, name, os.fspath(value))
+            elif name == "override_generation_config" and isinstance(value, Mapping):
+                object.__setattr__(self, name, _as_json(name, value))
             elif not (_is_a(kind, value) or (optional and value is None)):
                 allowed = _NAMES[kind] + (" or None" if optional else "")
                 raise InvalidConfigError(name, value, allowed)
@@ -338,6 +350,13 @@ def _check_parsers(calls: str, reasoning: str) -> None:
         known = ["auto", "none", *sorted(each.name for each in formats)]
         if value not in known:
             raise InvalidConfigError(name, value, ", ".join(known))
+
+
+def _as_json(name: str, value: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(dict(value)) if value else ""
+    except (TypeError, ValueError):
+        raise InvalidConfigError(name, value, "what JSON can say") from None
 
 
 def _at_least(name: str, value: int, low: int) -> None:

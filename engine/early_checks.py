@@ -10,6 +10,7 @@ from pathlib import Path
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfigError, ModelLoadError, shorten
+from octavo.engine.sampling_defaults import sampling_defaults
 from octavo.engine.text.chat_template_file import read_chat_template
 from octavo.models.loading.locate import locate
 
@@ -20,13 +21,15 @@ def check_early(config: EngineConfig) -> None:
     Raises:
         ModelLoadError: there is no such model, or no such tokenizer.
         InvalidConfigError: a model that is not of its `load_format`, more replicas than a CPU has
-            cores for, or a chat template that is none.
+            cores for, a chat template that is none, or sampling parameters that no request may
+            have.
     """
     locate(config.model, config.load_format)
     if config.tokenizer is not None:
         _check_tokenizer(config.tokenizer)
     if config.chat_template is not None:
         read_chat_template(config.chat_template)
+    sampling_defaults(config)
     check_cores(config, os.environ)
 
 

@@ -39,6 +39,7 @@ from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.output.transcript import Transcript
 from octavo.engine.pooling.make_pooler import make_pooler
 from octavo.engine.request import Priority, Request, RequestStatus
+from octavo.engine.sampling_defaults import sampling_defaults
 from octavo.engine.sampling_params import MAX_STOP_IDS
 from octavo.engine.scheduler.scheduler import Scheduler
 from octavo.engine.scheduler.step_plan import StepLimits
@@ -91,6 +92,7 @@ class Engine:
         hosts: LeadingHosts | None = None,
     ) -> None:
         self.config = of_one_engine(config)
+        self.sampling_defaults = sampling_defaults(config)
         self.clock = clock or MonotonicClock()
         self.masks = TokenMasks()
         self._num_prompt_tokens = 0
@@ -155,6 +157,7 @@ class Engine:
             incarnation=incarnation,
             pooler=pooler,
             generates=task != "embed",
+            default_max_tokens=self.sampling_defaults.max_tokens,
         )
         self.grammars = self.inputs.grammars
         self.outputs = OutputProcessor(self.tokenizer, self.core.finish, pooler)

@@ -19,6 +19,7 @@
     │   └── QuarantinedError       a request that makes steps fail         INTERNAL            500
     ├── AsleepError                the engine sleeps until it is woken     UNAVAILABLE         503
     └── EngineDeadError            the engine stopped, draining or broken  UNAVAILABLE         503
+        ├── StartingError          a server whose model is still loading   UNAVAILABLE         503
         ├── HostLostError          a host of a group died or fell silent   UNAVAILABLE         503
         └── HostsDivergedError     hosts of a group computed other tokens  UNAVAILABLE         503
 
@@ -188,6 +189,10 @@ class EngineDeadError(OctavoError):
 
     grpc_status = "UNAVAILABLE"
     http_status = 503
+
+
+class StartingError(EngineDeadError):
+    """The server does not take work yet: its model is still loading."""
 
 
 class HostLostError(EngineDeadError):

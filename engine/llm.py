@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 from tqdm import tqdm
@@ -14,7 +15,7 @@ from octavo.engine.beam_search import BeamSearch, BeamSearchOutput, BeamSearchPa
 from octavo.engine.config import OFFLINE_BATCHED_TOKENS
 from octavo.engine.engine import Engine
 from octavo.engine.engine_arguments import engine_config
-from octavo.engine.errors import InvalidRequestError
+from octavo.engine.errors import EngineDeadError, InvalidRequestError
 from octavo.engine.input.input_processor import POOLED, PromptLike, Submission, text_or_ids
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
 from octavo.engine.input.unserved import Unserved, refuse_unserved
@@ -33,7 +34,6 @@ from octavo.engine.sampling_params import (
     RequestOutputKind,
     SamplingParams,
     as_plain,
-    as_sampling_params,
 )
 from octavo.engine.text.assistant.tool_request import read_tool_use
 from octavo.engine.text.assistant.turn_plan import (
@@ -75,6 +75,7 @@ class LLM:
     ) -> None:
         config = engine_config(model, engine_args).with_token_budget(OFFLINE_BATCHED_TOKENS)
         self.engine = open_engine(config, progress=progress)
+        self._is_closed = False
         self._turn = threading.RLock()
         """Whose holder alone may step the engine, or change what a step reads."""
 
@@ -85,9 +86,22 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Ends what runs behind: finer programs being compiled, processes of replicas. It must not
-        be used after. The end of a `with` statement calls it."""
+        """Ends what runs behind: finer programs being compiled, processes of replicas. It generates
+        nothing after. The end of a `with` statement calls it."""
+        self._is_closed = True
         self.engine.close()
+
+    @contextlib.contextmanager
+    def _in_turn(self) -> Iterator[None]:
+        """Has the engine for itself.
+
+        Raises:
+            EngineDeadError: it was closed.
+        """
+        with self._turn:
+            if self._is_closed:
+                raise EngineDeadError("this LLM was closed: make another one")
+            yield
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -97,6 +111,11 @@ class LLM:
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self.engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` and `chat` take that are given none: the model's own, as far as its
+        generation_config.json names some (see `EngineConfig.generation_config`)."""
+        return self.engine.sampling_defaults.params()
 
     def generate(
         self,
@@ -112,8 +131,10 @@ class LLM:
         Args:
             prompts: one prompt or several, in a list or anything that yields them; each a text or
                 a list (or array) of token ids, or one of these by name: `{"prompt": text}` or
-                `{"prompt_token_ids": ids}`.
-            sampling_params: for all, or one for each prompt; None takes the defaults.
+                `{"prompt_token_ids": ids}`, with a `cache_salt` beside it if it shares cached
+                prefixes with prompts of the same salt only.
+            sampling_params: for all, or one for each prompt; None takes those of
+                `get_default_sampling_params`.
             use_tqdm: show a bar with the rate of tokens.
             priority: a class for all, or one for each prompt.
             **unserved: arguments of vLLM that are not served, such as `lora_request`: only None.
@@ -127,7 +148,9 @@ class LLM:
         refuse_unserved("generate", unserved)
         listed = _as_prompts(prompts)
         params = [
-            as_sampling_params(each, "a SamplingParams, or a list of one for each prompt")
+            self.engine.sampling_defaults.of(
+                each, "a SamplingParams, or a list of one for each prompt"
+            )
             for each in _for_each("sampling_params", sampling_params, len(listed))
         ]
         priorities = _for_each("priority", priority, len(listed))
@@ -358,7 +381,7 @@ class LLM:
         self, submissions: Sequence[Submission], name: str, *, use_tqdm: bool
     ) -> list[RequestOutput]:
         """Serves all submissions; their outputs in the same order."""
-        with self._turn:
+        with self._in_turn():
             return self._run_in_turn(submissions, name, use_tqdm=use_tqdm)
 
     def _run_in_turn(
@@ -448,7 +471,9 @@ class LLM:
             for conversation in conversations
         ]
         params = [
-            as_sampling_params(each, "a SamplingParams, or a list of one for each conversation")
+            self.engine.sampling_defaults.of(
+                each, "a SamplingParams, or a list of one for each conversation"
+            )
             for each in _for_each("sampling_params", sampling_params, len(texts))
         ]
         budget = check_thought_budget(thinking_token_budget)
@@ -473,7 +498,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix; true, as there is nothing that could keep it from that."""
-        with self._turn:
+        with self._in_turn():
             self.engine.flush_prefix_cache()
         return True
 
@@ -489,7 +514,7 @@ class LLM:
             InvalidRequestError: an unknown level.
             InvalidConfigError: the engine is several replicas.
         """
-        with self._turn:
+        with self._in_turn():
             engine_of_this_process(self.engine, "sleep", level).sleep(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
@@ -505,7 +530,7 @@ class LLM:
         if tags is not None:
             raise InvalidRequestError("tags", tags, "None: weights and pages come back together")
         if isinstance(self.engine, Engine):
-            with self._turn:
+            with self._in_turn():
                 self.engine.wake_up()
 
     def is_sleeping(self) -> bool:

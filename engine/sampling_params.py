@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +56,7 @@ class SamplingParams:
         top_p: (0, 1]; smallest set of tokens with this much probability.
         top_k: 0 (or -1) is off, else ≥ 1.
         min_p: [0, 1]; tokens below this share of the top probability are dropped.
-        seed: tokens depend only on it and their position; None draws one at random.
+        seed: tokens depend only on it and their position; None, and -1, draws one at random.
         stop: strings that end the text; not included unless `include_stop_str_in_output`.
         stop_token_ids: token ids that end the sequence, besides the model's own.
         ignore_eos: do not stop at the model's end-of-sequence tokens.
@@ -122,6 +121,8 @@ class SamplingParams:
             put(self, "structured_outputs", parsed)
         if self.top_k == -1:
             put(self, "top_k", 0)
+        if self.seed == -1:
+            put(self, "seed", None)
         self._check()
 
     @property
@@ -132,6 +133,10 @@ class SamplingParams:
     def replace(self, **changes: Any) -> SamplingParams:
         """A copy with some fields changed, validated again."""
         return dataclasses.replace(self, **changes)
+
+    def clone(self) -> SamplingParams:
+        """Itself, as nothing can change it: for code written for vLLM."""
+        return self
 
     def _check(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -244,9 +249,10 @@ def _integer(name: str, value: Any, low: int, high: int) -> None:
 
 
 def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not (low < value if low_open else low <= value) or value > high:
-        bounds = f"{'(' if low_open else '['}{low:g}, {high:g}{')' if high == math.inf else ']'}"
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # Neither NaN nor infinity is within; and no float holds some integers.
+    if not ok or not (low < value if low_open else low <= value) or not value <= high:
+        bounds = f"{'(' if low_open else '['}{low:g}, {high:g}]"
         raise InvalidRequestError(name, value, f"a finite number in {bounds}")
 
 
@@ -263,20 +269,3 @@ def _bias(bias: Mapping[Any, float]) -> dict[int, float]:
         _number("logit_bias", value, -100.0, 100.0)
         checked[token_id] = float(value)
     return checked
-
-
-def as_sampling_params(given: object, allowed: str = "a SamplingParams, or None") -> SamplingParams:
-    """What a caller of the Python API handed in.
-
-    Args:
-        given: parameters; None takes the defaults.
-        allowed: what the caller may hand in, for the error.
-
-    Raises:
-        InvalidRequestError: anything else, such as a dict of them.
-    """
-    if given is None:
-        return SamplingParams()
-    if not isinstance(given, SamplingParams):
-        raise InvalidRequestError("sampling_params", given, allowed)
-    return given

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.input.input_processor import Prompt
 from octavo.engine.output.outputs import RequestOutput
+from octavo.engine.sampling_defaults import SamplingDefaults
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.text.assistant.events import (
     ArgumentsDelta,
@@ -63,7 +64,7 @@ async def prepare_chat(front: Front, request: pb.ChatRequest, kind: RequestOutpu
     engine = front.ready_engine()
 
     def read() -> tuple[SamplingParams, TurnPlan | None, dict[str, Any], list[dict[str, Any]]]:
-        params, use = _params(request, kind), _tool_use(request)
+        params, use = _params(request, engine.sampling_defaults, kind), _tool_use(request)
         plan = model_formats(engine.config, engine.tokenizer).plan(use, _budget(request))
         return params, plan, _names(request, use), _messages(request)
 
@@ -154,16 +155,19 @@ def _tell(message: pb.ChatResponse, events: Iterable[AssistantEvent]) -> None:
                 calls[index].arguments += text
 
 
-def _params(request: pb.ChatRequest, kind: RequestOutputKind) -> SamplingParams:
+def _params(
+    request: pb.ChatRequest, defaults: SamplingDefaults, kind: RequestOutputKind
+) -> SamplingParams:
     message = request.sampling_params
-    params = sampling_params_from_message(message).replace(output_kind=kind)
+    params = sampling_params_from_message(message, defaults).replace(output_kind=kind)
+    limit = None if message.unlimited_tokens else defaults.max_tokens
     if params.n != 1:
         raise InvalidRequestError("n", params.n, "1: a chat has one answer")
     for name in ("logprobs", "prompt_logprobs"):
         if (value := getattr(params, name)) is not None:
             allowed = "not given: a chat over gRPC tells no log-probabilities"
             raise InvalidRequestError(name, value, allowed)
-    return params if message.HasField("max_tokens") else params.replace(max_tokens=None)
+    return params if message.HasField("max_tokens") else params.replace(max_tokens=limit)
 
 
 def _budget(request: pb.ChatRequest) -> int | None:

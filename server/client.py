@@ -33,6 +33,7 @@ from octavo.server.embedding_message import read_embed_response
 from octavo.server.output_message import OutputDecoder
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.retries import NO_RETRIES, Attempts, RetryPolicy, check_timeout
+from octavo.server.sampling_message import OUTPUT_KINDS
 from octavo.server.status import error_of
 
 DEFAULT_TARGET = "127.0.0.1:50051"
@@ -122,7 +123,8 @@ class OctavoClient:
         Args:
             output_kind: what each output holds, whatever `sampling_params` says.
         """
-        message = generate_request(prompt, _streamed(sampling_params, output_kind), **request)
+        message = generate_request(prompt, sampling_params, **request)
+        message.sampling_params.output_kind = OUTPUT_KINDS[output_kind]
         begin = self._calls.stream("GenerateStream", message, pb.GenerateResponse)
         attempts, has_begun = self._calls.attempts(timeout_s), False
         while True:
@@ -265,7 +267,8 @@ class AsyncOctavoClient:
         **request: Any,
     ) -> AsyncIterator[RequestOutput]:
         """Outputs as they are generated; closing the iterator cancels the request."""
-        message = generate_request(prompt, _streamed(sampling_params, output_kind), **request)
+        message = generate_request(prompt, sampling_params, **request)
+        message.sampling_params.output_kind = OUTPUT_KINDS[output_kind]
         begin = self._calls.stream("GenerateStream", message, pb.GenerateResponse)
         attempts, has_begun = self._calls.attempts(timeout_s), False
         while True:
@@ -397,10 +400,6 @@ def _load_request(
         num_prompt_tokens=num_prompt_tokens,
         priority=pb.Priority.Name(Priority.parse(priority) + 1),
     )
-
-
-def _streamed(params: SamplingParams | None, kind: RequestOutputKind) -> SamplingParams:
-    return (params or SamplingParams()).replace(output_kind=kind)
 
 
 def _text(prompt: str | Sequence[int]) -> str | None:

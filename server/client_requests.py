@@ -62,7 +62,7 @@ def generate_request(
 
     Args:
         prompt: text, or token ids.
-        sampling_params: how tokens are chosen; None takes the defaults.
+        sampling_params: how tokens are chosen; None leaves it to the server: the model's own.
         generated: of each completion, what another server generated for the same prompt, parameters
             and seed: the stream of deltas goes on after it.
         **served: see `Generates`.
@@ -72,7 +72,7 @@ def generate_request(
     """
     with _fitting():
         message = pb.GenerateRequest(
-            sampling_params=sampling_params_to_message(sampling_params or SamplingParams()),
+            sampling_params=_params(sampling_params),
             generated=map(generated_message, generated),
             **_fields(served),
         )
@@ -126,7 +126,8 @@ def chat_request(
 
     Args:
         messages: as OpenAI's chats have them, with contents of text.
-        sampling_params: None takes the defaults, and as many tokens as the context leaves.
+        sampling_params: None leaves it to the server: the model's own, and as many tokens as the
+            context leaves if the model names no limit.
         tools, tool_choice, parallel_tool_calls: as for `LLM.chat`.
         thinking_token_budget: most tokens of a thought; None for no limit.
         chat_template_kwargs: further names for the template.
@@ -142,8 +143,6 @@ def chat_request(
             allowed = '"none", "auto", "required", or {"function": {"name": string}}'
             raise InvalidRequestError("tool_choice", tool_choice, allowed)
         tool_choice = None
-    if sampling_params is None:
-        sampling_params = SamplingParams(max_tokens=None)
     with _fitting():
         return pb.ChatRequest(
             messages=[_message(each) for each in messages],
@@ -153,9 +152,13 @@ def chat_request(
             parallel_tool_calls=parallel_tool_calls,
             thinking_token_budget=thinking_token_budget,
             chat_template_kwargs=json.dumps(dict(chat_template_kwargs or {})),
-            sampling_params=sampling_params_to_message(sampling_params),
+            sampling_params=_params(sampling_params),
             **_fields(served),
         )
+
+
+def _params(given: SamplingParams | None) -> pb.SamplingParams:
+    return pb.SamplingParams() if given is None else sampling_params_to_message(given)
 
 
 def _fields(served: Served) -> dict[str, Any]:

@@ -13,7 +13,13 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from octavo.engine.errors import EngineDeadError, InvalidRequestError, OctavoError, OverloadedError
+from octavo.engine.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    OctavoError,
+    OverloadedError,
+    StartingError,
+)
 from octavo.engine.input.input_processor import Prompt
 from octavo.engine.input.targets import NO_TARGETS, Targets
 from octavo.engine.input.tokenization import AS_THE_MODEL_WANTS, Tokenization
@@ -34,6 +40,7 @@ if TYPE_CHECKING:
 LOW_PRIORITY_SHARE = 0.875
 """Of the requests that a server holds, those of low priority may be: a batch that fills the server
 leaves places to what somebody waits for."""
+STARTING = "the server is starting: the model is still loading"
 RETRY_AFTER_S = 1.0
 """When the server holds all the requests it takes: some will have ended by then."""
 
@@ -126,10 +133,10 @@ class Front:
         """The engine.
 
         Raises:
-            EngineDeadError: the model is still loading.
+            StartingError: the model is still loading.
         """
         if self.engine is None:
-            raise EngineDeadError("the model is still loading")
+            raise StartingError(STARTING)
         return self.engine
 
     async def generate(
@@ -204,7 +211,7 @@ class Front:
         any. What others submitted is not found.
 
         Raises:
-            EngineDeadError: the model is still loading.
+            StartingError: the model is still loading.
         """
         return await self.ready_engine().abort(request_id, CALLER.get().owner)
 

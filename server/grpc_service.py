@@ -271,7 +271,9 @@ class OctavoService:
     ) -> None:
         engine = self._front.ready_engine()
         _check_model(request, engine)
-        params = await beside_loop(sampling_params_from_message, request.sampling_params)
+        params = await beside_loop(
+            sampling_params_from_message, request.sampling_params, engine.sampling_defaults
+        )
         if kind is not None:
             params = params.replace(output_kind=kind)
         stream = self._front.generate(

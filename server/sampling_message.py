@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
+from octavo.engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from octavo.engine.sampling_params import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORDS,
@@ -50,7 +51,7 @@ _LISTS = {
 }
 """Name -> most entries: longer lists are not made Python's own first."""
 
-_KINDS = {
+OUTPUT_KINDS = {
     RequestOutputKind.CUMULATIVE: pb.OUTPUT_KIND_CUMULATIVE,
     RequestOutputKind.DELTA: pb.OUTPUT_KIND_DELTA,
     RequestOutputKind.FINAL_ONLY: pb.OUTPUT_KIND_FINAL_ONLY,
@@ -64,7 +65,7 @@ def sampling_params_to_message(params: SamplingParams) -> pb.SamplingParams:
         InvalidRequestError: a number does not fit its field.
     """
     message = pb.SamplingParams(
-        output_kind=_KINDS[params.output_kind], unlimited_tokens=params.max_tokens is None
+        output_kind=OUTPUT_KINDS[params.output_kind], unlimited_tokens=params.max_tokens is None
     )
     for name in _SCALARS:
         value = getattr(params, name)
@@ -87,24 +88,29 @@ def sampling_params_to_message(params: SamplingParams) -> pb.SamplingParams:
     return message
 
 
-def sampling_params_from_message(message: pb.SamplingParams) -> SamplingParams:
+def sampling_params_from_message(
+    message: pb.SamplingParams, defaults: SamplingDefaults = NO_DEFAULTS
+) -> SamplingParams:
     """Validated parameters; streams give deltas unless they ask for another kind.
+
+    Args:
+        defaults: what it takes that it does not say.
 
     Raises:
         InvalidRequestError: a value is out of its range.
     """
     # Requests of one client mostly ask for the same: checking them takes ten times as long as this.
     if not message.logit_bias and message.ByteSize() <= REMEMBERED_BYTES:
-        return _remembered(message.SerializeToString())
-    return _read(message)
+        return _remembered(message.SerializeToString(), defaults)
+    return _read(message, defaults)
 
 
 @lru_cache(maxsize=NUM_REMEMBERED)
-def _remembered(raw: bytes) -> SamplingParams:
-    return _read(pb.SamplingParams.FromString(raw))
+def _remembered(raw: bytes, defaults: SamplingDefaults) -> SamplingParams:
+    return _read(pb.SamplingParams.FromString(raw), defaults)
 
 
-def _read(message: pb.SamplingParams) -> SamplingParams:
+def _read(message: pb.SamplingParams, defaults: SamplingDefaults) -> SamplingParams:
     values: dict[str, Any] = {
         name: getattr(message, name) for name in _SCALARS if message.HasField(name)
     }
@@ -127,7 +133,22 @@ def _read(message: pb.SamplingParams) -> SamplingParams:
     if message.HasField("structured_outputs"):
         values["structured_outputs"] = _structured_outputs(message.structured_outputs)
     values["output_kind"] = _output_kind(message.output_kind)
-    return SamplingParams(**values)
+    return defaults.params(**values)
+
+
+def sampling_defaults_to_message(defaults: SamplingDefaults) -> pb.SamplingParams:
+    """The message that says what a model has of its own."""
+    message = pb.SamplingParams()
+    for name, value in defaults.values:
+        setattr(message, name, value)
+    return message
+
+
+def sampling_defaults_from_message(message: pb.SamplingParams) -> SamplingDefaults:
+    """What another server's model has of its own."""
+    return SamplingDefaults(
+        tuple((name, getattr(message, name)) for name in _SCALARS if message.HasField(name))
+    )
 
 
 def _structured_outputs(message: pb.StructuredOutputs) -> StructuredOutputsParams:
@@ -161,7 +182,7 @@ def _check_count(name: str, items: Sized, most: int) -> None:
 def _output_kind(value: int) -> RequestOutputKind:
     if value == pb.OUTPUT_KIND_UNSPECIFIED:
         return RequestOutputKind.DELTA
-    for kind, number in _KINDS.items():
+    for kind, number in OUTPUT_KINDS.items():
         if value == number:
             return kind
     raise InvalidRequestError("output_kind", value, "cumulative, delta or final_only (1 to 3)")

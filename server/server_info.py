@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
+from octavo.server.sampling_message import sampling_defaults_to_message
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
@@ -36,6 +37,7 @@ def model_info(engine: AsyncEngine) -> pb.GetModelInfoResponse:
         max_model_len=engine.max_model_len,
         dtype=engine.dtype,
         eos_token_ids=config.eos_token_ids,
+        sampling_defaults=sampling_defaults_to_message(engine.sampling_defaults),
     )
 
 

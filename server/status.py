@@ -26,6 +26,7 @@ from octavo.engine.errors import (
     OverloadedError,
     PreviousResponseNotFoundError,
     QuarantinedError,
+    StartingError,
     StepFailedError,
     UnattainableTargetError,
     UnauthenticatedError,
@@ -167,6 +168,7 @@ _REBUILD: dict[str, Callable[[str, Mapping[str, str]], OctavoError]] = {
             QuarantinedError,
             UnauthenticatedError,
             EngineDeadError,
+            StartingError,
             OctavoError,
         )
     },

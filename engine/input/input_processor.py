@@ -34,7 +34,8 @@ from octavo.engine.text.tokenizer import SHORT_TEXT_CHARS, Tokenizer
 Prompt = str | Sequence[int]
 """A prompt's text, or its token ids."""
 PromptLike = Prompt | Mapping[str, Any] | np.ndarray
-"""A prompt as users hand it in: also as `{"prompt": text}` or `{"prompt_token_ids": ids}`."""
+"""A prompt as users hand it in: also as `{"prompt": text}` or `{"prompt_token_ids": ids}`, with a
+`cache_salt` beside it if it has its own."""
 
 POOLED = SamplingParams(
     temperature=0.0, max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
@@ -46,24 +47,44 @@ SHORT_PROMPT_TOKENS = 16_384
 
 
 def text_or_ids(prompt: PromptLike) -> Prompt:
-    """The prompt without its name, and with numbers of Python's.
+    """The prompt without its name, and with numbers of Python's. Token ids go before the text that
+    they are of.
 
     Raises:
-        InvalidRequestError: other names, or not exactly one.
+        InvalidRequestError: other names, or neither.
     """
     if not isinstance(prompt, Mapping):
         return as_plain(prompt)  # type: ignore[no-any-return]
     prompt = {name: value for name, value in prompt.items() if value is not None}
-    names = [name for name in ("prompt", "prompt_token_ids") if name in prompt]
-    if len(prompt) != 1 or not names:
+    names = [name for name in ("prompt_token_ids", "prompt") if name in prompt]
+    if not names or len(names) != len(prompt):
         raise InvalidRequestError(
             "prompt", list(prompt), "either {'prompt': text} or {'prompt_token_ids': ids}"
         )
-    value = prompt[names[0]]
-    if isinstance(value, str) != (names[0] == "prompt"):
-        wanted = "a string" if names[0] == "prompt" else "a list of token ids"
-        raise InvalidRequestError(names[0], value, wanted)
-    return as_plain(value)  # type: ignore[no-any-return]
+    for name in names:
+        if isinstance(prompt[name], str) != (name == "prompt"):
+            wanted = "a string" if name == "prompt" else "a list of token ids"
+            raise InvalidRequestError(name, prompt[name], wanted)
+    return as_plain(prompt[names[0]])  # type: ignore[no-any-return]
+
+
+def apart_from_salt(prompt: PromptLike, cache_salt: str) -> tuple[Prompt, str]:
+    """The prompt as `text_or_ids` has it, and the salt of its cached prefixes.
+
+    Args:
+        cache_salt: of the call, for a prompt that has none of its own.
+
+    Raises:
+        InvalidRequestError: as `text_or_ids`; also two salts, or one that is no text.
+    """
+    if not isinstance(prompt, Mapping) or prompt.get("cache_salt") is None:
+        return text_or_ids(prompt), cache_salt
+    own = prompt["cache_salt"]
+    if not isinstance(own, str) or cache_salt not in ("", own):
+        allowed = "a string, and no other than the call's cache_salt"
+        raise InvalidRequestError("cache_salt", own, allowed)
+    rest = {name: value for name, value in prompt.items() if name != "cache_salt"}
+    return text_or_ids(rest), own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +126,8 @@ class InputProcessor:
         incarnation: begins every id; see `RequestIds`.
         pooler: of an engine that takes pooled requests; None where none does.
         generates: whether the engine generates.
+        default_max_tokens: tokens of requests that name no limit. Those of such a limit are cut to
+            what the context leaves, and not refused.
 
     Attributes:
         ids: makes the ids of submissions.
@@ -123,6 +146,7 @@ class InputProcessor:
         incarnation: str | None = None,
         pooler: Pooler | None = None,
         generates: bool = True,
+        default_max_tokens: int | None = None,
     ) -> None:
         self.ids = RequestIds(incarnation)
         self.pooler = pooler
@@ -132,6 +156,7 @@ class InputProcessor:
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._eos_token_ids = eos_token_ids
+        self._default_max_tokens = default_max_tokens
         self._seeds = random.Random(seed)
         self.grammars = GrammarCompiler(
             tokenizer, vocab_size=vocab_size, eos_token_ids=eos_token_ids
@@ -178,7 +203,7 @@ class InputProcessor:
         """
         check_label(label)
         deadline_s = _deadline(timeout_s, now_s)
-        prompt = text_or_ids(prompt)
+        prompt, cache_salt = apart_from_salt(prompt, cache_salt)
         if pooling is not None:
             pooler = self.pooler_or_refuse()
             pooling, longest = pooler.resolve(pooling), pooler.config.max_seq_length
@@ -190,10 +215,11 @@ class InputProcessor:
             raise InvalidRequestError("task", "embed", allowed)
         # A pooled request generates nothing: its prompt may fill the context.
         context = self._max_model_len + (pooling is not None)
-        most = tokenization.most_tokens(context, params.max_tokens)
+        limit = None if params.max_tokens == self._default_max_tokens else params.max_tokens
+        most = tokenization.most_tokens(context, limit)
         given_ids = self._tokens(prompt, tokenization, most, context)
         token_ids = tokenization.cut(given_ids, most)
-        max_tokens = self._max_tokens(len(token_ids), params, context)
+        max_tokens = self._max_tokens(len(token_ids), params, limit, context)
         self._check_ids(params)
         bad_words = self._bad_words(params)
         eos_token_ids = () if params.ignore_eos else self._eos_token_ids
@@ -332,24 +358,26 @@ class InputProcessor:
             raise InvalidRequestError("task", "generate", allowed)
         return self.pooler
 
-    def _max_tokens(self, num_prompt_tokens: int, params: SamplingParams, context: int) -> int:
+    def _max_tokens(
+        self, num_prompt_tokens: int, params: SamplingParams, limit: int | None, context: int
+    ) -> int:
         room = context - num_prompt_tokens
         if room < 1:
             raise self._too_long(f"{num_prompt_tokens} tokens", context)
-        if params.max_tokens is None:
+        if limit is None:
             if params.min_tokens > room:
                 raise InvalidRequestError(
                     "min_tokens", params.min_tokens, f"at most {room}, what the context leaves"
                 )
-            return room
-        if params.max_tokens > room:
+            return room if params.max_tokens is None else min(room, params.max_tokens)
+        if limit > room:
             raise InvalidRequestError(
                 "max_tokens",
-                params.max_tokens,
+                limit,
                 f"at most {room}: the context (max_model_len {self._max_model_len}) less the "
                 f"prompt's {num_prompt_tokens} tokens",
             )
-        return params.max_tokens
+        return limit
 
     def _check_ids(self, params: SamplingParams) -> None:
         self._check_range("stop_token_ids", params.stop_token_ids)

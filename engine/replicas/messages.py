@@ -20,6 +20,7 @@ from octavo.engine.observability.load import EngineLoad
 from octavo.engine.output.outputs import RequestOutput
 from octavo.engine.pooling.pooler import Pooler
 from octavo.engine.request import Priority, RequestStatus
+from octavo.engine.sampling_defaults import SamplingDefaults
 from octavo.engine.scheduler.step_plan import StepLimits
 from octavo.engine.text.tokenizer import Tokenizer
 from octavo.models.config import ModelConfig
@@ -147,6 +148,7 @@ class Ready:
         platform, num_devices: what it sees: "cpu", "gpu" or "tpu", and how many.
         model_config, model_name, dtype, limits, tokenizer: as those of `Engine`.
         eos_token_ids: the tokenizer's and the model's.
+        sampling_defaults: of the model.
         pooler, generates: as those of `InputProcessor`.
         compile_s: seconds of each program.
     """
@@ -159,6 +161,7 @@ class Ready:
     limits: StepLimits
     tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...]
+    sampling_defaults: SamplingDefaults
     pooler: Pooler | None
     generates: bool
     compile_s: Mapping[str, float]

@@ -76,6 +76,7 @@ class ReplicaGroup:
         self.max_model_len = ready.limits.max_model_len
         self.tokenizer = ready.tokenizer
         self.eos_token_ids = ready.eos_token_ids
+        self.sampling_defaults = ready.sampling_defaults
         self.compile_s: Mapping[str, float] = ready.compile_s
         self.inputs = InputProcessor(
             self.tokenizer,
@@ -86,6 +87,7 @@ class ReplicaGroup:
             incarnation=incarnation,
             pooler=ready.pooler,
             generates=ready.generates,
+            default_max_tokens=ready.sampling_defaults.max_tokens,
         )
         self.grammars = self.inputs.grammars
         self._placement = Placement(replicas, self.clock, get_route_policy(router), roles)

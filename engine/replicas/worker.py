@@ -447,6 +447,7 @@ def _ready(engine: Engine) -> messages.Ready:
         limits=engine.limits,
         tokenizer=engine.tokenizer,
         eos_token_ids=engine.eos_token_ids,
+        sampling_defaults=engine.sampling_defaults,
         pooler=engine.inputs.pooler,
         generates=engine.inputs.generates,
         compile_s=dict(engine.compile_s),

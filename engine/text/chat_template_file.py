@@ -34,7 +34,7 @@ def _read(path: Path) -> str:
         if path.stat().st_size > MAX_TEMPLATE_BYTES:
             allowed = f"a file of at most {MAX_TEMPLATE_BYTES} bytes"
             raise InvalidConfigError(_FIELD, path, allowed)
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")
     except (OSError, ValueError) as error:
         allowed = f"a file that can be read, or a template ({error})"
         raise InvalidConfigError(_FIELD, path, allowed) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import jax
@@ -49,18 +50,20 @@ def convert(model: str | Path, target: Path, dtype: str = "auto") -> str:
 
     Raises:
         As for `load_model`.
-        InvalidConfigError: the target holds something.
+        InvalidConfigError: the target holds something, or cannot be written to.
         UnsupportedModelError: an Orbax checkpoint cannot hold all of it.
     """
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidConfigError("DST", str(target), "a new or empty directory")
     path, kind = locate(model)
     if kind == "orbax":
-        return _write_orbax(path, target, read_config(path)[1].name if dtype == "auto" else dtype)
+        stored = read_config(path)[1].name
+        _make_writable(target)
+        return _write_orbax(path, target, stored if dtype == "auto" else dtype)
     source = open_source(path, kind)
     check_tensors(source, source.config, str(path))
     if source.is_quantized and dtype == "auto":
-        target.mkdir(parents=True, exist_ok=True)
+        _make_writable(target)
         if isinstance(source, GGUFSource):
             _copy_gguf(path, target)
         else:
@@ -70,7 +73,18 @@ def convert(model: str | Path, target: Path, dtype: str = "auto") -> str:
         raise UnsupportedModelError(
             f"{path}: a classification head is not kept by an Orbax checkpoint: serve it as it is"
         )
+    _make_writable(target)
     return _write_orbax(path, target, _least_dtype(source) if dtype == "auto" else dtype)
+
+
+def _make_writable(target: Path) -> None:
+    """Makes the target, before a model is read in vain."""
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=target).close()
+    except OSError as error:
+        allowed = f"a directory that can be written to ({error.strerror})"
+        raise InvalidConfigError("DST", str(target), allowed) from None
 
 
 def _write_orbax(path: Path, target: Path, dtype: str) -> str:

@@ -49,14 +49,15 @@ def _read(path: Path) -> Any:
 
 
 def read_text(path: Path, max_bytes: int) -> str:
-    """A UTF-8 file, whose size is asked before anything is read: a sparse one may claim any.
+    """A UTF-8 file, without the byte order mark that it may begin with. Its size is asked before
+    anything is read: a sparse one may claim any.
 
     Raises:
         ModelLoadError: it cannot be read, or has more than `max_bytes`.
     """
     check_file_size(path, max_bytes)
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"{path} cannot be read: {error}") from error
 

@@ -75,7 +75,7 @@ def save(
         tokenizer_source: directory or GGUF file to take the tokenizer from.
 
     Raises:
-        ModelLoadError: the destination holds something already.
+        ModelLoadError: the destination holds something already, or cannot be written to.
     """
     directory = Path(destination).expanduser().resolve()
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
@@ -86,7 +86,11 @@ def save(
     stored = config.without_kv_head_copies()
     with ocp.StandardCheckpointer() as checkpointer:
         plain = with_kv_heads(weights, config, stored, weights["embed"].sharding.mesh)
-        checkpointer.save(directory / WEIGHTS_DIR, _flatten(plain))
+        try:
+            checkpointer.save(directory / WEIGHTS_DIR, _flatten(plain))
+            checkpointer.wait_until_finished()
+        except Exception as error:  # whichever Orbax and what it writes with raise
+            raise ModelLoadError(f"{directory / WEIGHTS_DIR} cannot be written: {error}") from error
     _copy_tokenizer(tokenizer_source, directory)
     # Last, because its presence is what makes the directory a checkpoint.
     document = {

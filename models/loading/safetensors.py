@@ -49,6 +49,7 @@ PREFIX = "model."
 HEAD = "score.weight"
 MAX_CLASSES = 4096
 _LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
+_NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl")
 
 
@@ -307,8 +308,26 @@ def _shard_paths(directory: Path) -> list[Path]:
                 f"{directory / pickles[0]} is a pickle, which could run code, and is never read: "
                 "save the model as safetensors"
             )
-        raise ModelLoadError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+        names = _numbered_shards(directory)
     return [_inside(directory, name) for name in names]
+
+
+def _numbered_shards(directory: Path) -> list[str]:
+    """The files of a directory without an index, by the numbers in their names."""
+    found = [match for entry in directory.iterdir() if (match := _NUMBERED.fullmatch(entry.name))]
+    if not found:
+        raise ModelLoadError(f"{directory} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+    stems = {(match["stem"], match["count"]) for match in found}
+    if len(stems) > 1:
+        listed = ", ".join(f"{stem}-*-of-{count}.safetensors" for stem, count in sorted(stems)[:3])
+        raise ModelLoadError(f"{directory} has no {INDEX_FILE} that says which to read: {listed}")
+    missing = set(range(1, int(found[0]["count"]) + 1)) - {int(match["number"]) for match in found}
+    if missing:
+        raise ModelLoadError(
+            f"{directory} has no {INDEX_FILE}, and of the files beside {found[0][0]} number "
+            f"{min(missing)} is missing"
+        )
+    return sorted(match[0] for match in found)
 
 
 def _weight_map(directory: Path) -> dict[str, str]:

@@ -72,7 +72,7 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
             chat = ChatRequest.model_validate(body)
             check_model(chat.model, engine)
             check_template(chat, is_trusted=False)
-            ask, use = chat_ask(chat, {}), tool_use(chat)
+            ask, use = chat_ask(chat, {}, engine.sampling_defaults), tool_use(chat)
             plan = model_formats(engine.config, engine.tokenizer).plan(use, thought_budget(chat))
             tokenizer = engine.tokenizer
             text = tokenizer.apply_chat_template(chat.messages, **chat_names(chat, use))
@@ -87,7 +87,7 @@ def read_body(url: str, body: dict[str, Any], name: str, engine: AnyEngine) -> B
         raise refusal(first["type"], first["loc"], first["input"], first["msg"]) from None
     check_model(completion.model, engine)
     prompts = prompts_of(completion.prompt)
-    ask = completion_ask(completion, {})
+    ask = completion_ask(completion, {}, engine.sampling_defaults)
     answer = CompletionAnswer(name, engine.model_name, ask.params.n, engine.tokenizer, ask.tells)
     return _generated(ask, prompts, answer)
 

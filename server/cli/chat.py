@@ -7,7 +7,9 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidRequestError
+from octavo.engine.sampling_defaults import sampling_defaults
 from octavo.engine.sampling_params import RequestOutputKind
 from octavo.server.cli.engine_args import add_engine_args, checked_engine_args
 from octavo.server.cli.generate import sized_for
@@ -27,7 +29,9 @@ def add_parser(subparsers: Any) -> None:
     """Adds the command's parser."""
     told = "; ".join(f"{name} {text}" for name, text in COMMANDS.items())
     parser = subparsers.add_parser(
-        "chat", description=f"Talk to a model through its own chat template. {told}."
+        "chat",
+        description="Talk to a model through its own chat template, with the sampling parameters "
+        f"of its generation_config.json if it has some. {told}.",
     )
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument(
@@ -47,21 +51,20 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Talks until the user leaves; 0."""
-    params = sampling_params(args)
-    if params.n != 1:
-        raise InvalidRequestError("n", params.n, "1 in a conversation")
+    if (n := sampling_params(args).n) != 1:
+        raise InvalidRequestError("n", n, "1 in a conversation")
     # One conversation is one row.
-    arguments = sized_for(1, checked_engine_args(args))
+    config = EngineConfig(**sized_for(1, checked_engine_args(args)))
+    params = sampling_params(args, sampling_defaults(config))
     from octavo.server.cli.chat_loop import Chat, read_tools_file
     from octavo.server.cli.chat_screen import open_screen
     from octavo.server.cli.conversation import Conversation
 
     use = None if args.tools is None else read_tools_file(args.tools)
     from octavo.engine.async_engine import AsyncEngine
-    from octavo.engine.config import EngineConfig
 
     # Outside of the event loop, so that Ctrl-C ends the loading.
-    engine = AsyncEngine(EngineConfig(**arguments), progress=not args.quiet)
+    engine = AsyncEngine(config, progress=not args.quiet)
     params = params.replace(output_kind=RequestOutputKind.DELTA)
     chat = Chat(engine, params, use, open_screen(is_plain=args.plain), is_quiet=args.quiet)
     asyncio.run(chat.talk(Conversation(args.system)))

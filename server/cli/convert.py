@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from octavo.models.loading.convert import convert
     from octavo.models.loading.locate import locate
 
+    # Of what fails, Orbax logs a stack trace for each of its threads.
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
     target = Path(args.target).expanduser()
     written = convert(args.source, target, args.dtype)
     path, kind = locate(args.source)

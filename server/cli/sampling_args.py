@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.engine.sampling_defaults import NO_DEFAULTS, SamplingDefaults
 from octavo.engine.sampling_params import SamplingParams
 
 _NUMBERS: dict[str, tuple[type, str]] = {
@@ -46,8 +47,8 @@ def add_sampling_args(parser: argparse.ArgumentParser, defaults: Mapping[str, An
         note = "" if default is None else f" (default: {default})"
         group.add_argument(
             _option(name), dest=name, type=kind, metavar=kind.__name__.upper(), help=text + note,
-            default=default,
         )  # fmt: skip
+    parser.set_defaults(sampling_defaults=defaults)
     for name, (kind, text) in _REPEATED.items():
         group.add_argument(
             _option(name), dest=name, type=kind, metavar=kind.__name__.upper(), help=text,
@@ -57,15 +58,20 @@ def add_sampling_args(parser: argparse.ArgumentParser, defaults: Mapping[str, An
         group.add_argument(_option(name), dest=name, action="store_true", help=text)
 
 
-def sampling_params(args: argparse.Namespace) -> SamplingParams:
+def sampling_params(
+    args: argparse.Namespace, own: SamplingDefaults = NO_DEFAULTS
+) -> SamplingParams:
     """What the options say.
+
+    Args:
+        own: of the model, which go before the command's.
 
     Raises:
         InvalidRequestError: a value is out of its range.
     """
-    return SamplingParams(
-        **{name: getattr(args, name) for name in (*_NUMBERS, *_REPEATED, *_FLAGS)}
-    )
+    given = {name: getattr(args, name) for name in (*_NUMBERS, *_REPEATED, *_FLAGS)}
+    said = {name: value for name, value in given.items() if value is not None}
+    return SamplingParams(**(args.sampling_defaults | dict(own.values) | said))
 
 
 def _option(name: str) -> str:

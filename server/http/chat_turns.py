@@ -106,7 +106,7 @@ async def prepare_chat(
     """
     engine = front.ready_engine()
     check_model(body.model, engine)
-    ask = await beside_loop(chat_ask, body, headers)
+    ask = await beside_loop(chat_ask, body, headers, engine.sampling_defaults)
     text, plan = await chat_text(
         front, body, trust_request_chat_template=trust_request_chat_template
     )

@@ -43,7 +43,7 @@ def generation_routes(front: Front, *, trust_request_chat_template: bool = False
         """Continues a text, or several."""
         engine = front.ready_engine()
         check_model(body.model, engine)
-        ask = await beside_loop(completion_ask, body, request.headers)
+        ask = await beside_loop(completion_ask, body, request.headers, engine.sampling_defaults)
         prompts = prompts_of(body.prompt)
         check_sequences(len(prompts), ask.params.n)
         request_id = request_id_of(request.headers, "cmpl")

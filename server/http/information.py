@@ -16,7 +16,7 @@ from octavo.engine.errors import InvalidRequestError
 from octavo.engine.request import Priority
 from octavo.engine.text.assistant.tool_request import read_tool_use
 from octavo.server.beside_loop import beside_loop
-from octavo.server.front import Front
+from octavo.server.front import STARTING, Front
 from octavo.server.http.bodies import JsonRoute
 from octavo.server.http.errors import encode_long, error_body, json_response
 from octavo.server.http.metrics import CONTENT_TYPE, Exposition
@@ -177,7 +177,7 @@ def _plain(value: Any) -> Any:
 
 def _why_not_ready(front: Front) -> str:
     if front.engine is None:
-        return "the model is still loading"
+        return STARTING
     if front.draining:
         return "the server is draining"
     return front.failing or "the engine is not ready"

@@ -9,6 +9,7 @@ Ranges are checked where they are known: by `SamplingParams` and the engine.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -390,7 +391,20 @@ def refusal(
     if kind == "extra_forbidden":
         return unserved(".".join(path), value, _field_names())
     # Which branch of a union failed says nothing to whoever wrote the field.
-    return InvalidRequestError(path[0], value, message.removeprefix("Input should be "))
+    inner = itertools.takewhile(_inner_names().__contains__, path[1:])
+    field = ".".join((path[0], *inner))
+    return InvalidRequestError(field, value, message.removeprefix("Input should be "))
+
+
+@functools.cache
+def _inner_names() -> frozenset[str]:
+    """Names of fields of anything that a body is made of."""
+    kinds, found = [Body], set[str]()
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        found |= {field.alias or name for name, field in kind.model_fields.items()}
+    return frozenset(found)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from octavo.engine.input.input_processor import Prompt
 from octavo.engine.input.targets import Targets
 from octavo.engine.input.tokenization import Tokenization
 from octavo.engine.request import Priority
+from octavo.engine.sampling_defaults import SamplingDefaults
 from octavo.engine.sampling_params import MAX_BAD_WORDS, RequestOutputKind, SamplingParams
 from octavo.server.http.answers import Telling
 from octavo.server.http.grammar import grammar_of
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 MAX_PROMPTS = 128
 MAX_SEQUENCES = 512
 """Answers that one body may ask for: its prompts times n."""
+COMPLETION_TOKENS = 16
+"""Of a completion that names no limit, whatever the model: OpenAI's API says so."""
 MAX_TEMPLATE_CHARS = 65_536
 _SAME_NAMES = (
     *("n", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed"),
@@ -64,8 +67,14 @@ class Ask:
     tells: Telling
 
 
-def completion_ask(body: CompletionRequest, headers: Mapping[str, str]) -> Ask:
+def completion_ask(
+    body: CompletionRequest, headers: Mapping[str, str], defaults: SamplingDefaults
+) -> Ask:
     """Of a completion.
+
+    Args:
+        headers: of the request.
+        defaults: what it takes that it does not say.
 
     Raises:
         InvalidRequestError: a value that cannot be served; names the field.
@@ -79,28 +88,27 @@ def completion_ask(body: CompletionRequest, headers: Mapping[str, str]) -> Ask:
         token_ids=bool(body.return_token_ids), generated=body.max_tokens != 0,
         skip_special_tokens=body.skip_special_tokens is not False,
     )  # fmt: skip
-    extra: dict[str, Any] = {"logprobs": body.logprobs}
-    if body.max_tokens is not None:
-        extra["max_tokens"] = body.max_tokens
-    return _ask(body, headers, tells, extra)
+    limit = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    return _ask(body, headers, defaults, tells, {"max_tokens": limit, "logprobs": body.logprobs})
 
 
-def chat_ask(body: ChatRequest, headers: Mapping[str, str]) -> Ask:
-    """Of a chat. Raises as `completion_ask`."""
+def chat_ask(body: ChatRequest, headers: Mapping[str, str], defaults: SamplingDefaults) -> Ask:
+    """Of a chat. Takes and raises as `completion_ask`."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequestError("top_logprobs", body.top_logprobs, "given with logprobs = true")
     limit = body.max_completion_tokens
     if limit is not None and body.max_tokens is not None and body.max_tokens != limit:
         raise InvalidRequestError(
-            "max_tokens", body.max_tokens, "max_completion_tokens, or not given"
+            "max_tokens", body.max_tokens, f"max_completion_tokens ({limit}), or not given"
         )
     limit = body.max_tokens if limit is None else limit
+    limit = defaults.max_tokens if limit is None else limit
     num_top = (body.top_logprobs or 0) if body.logprobs else None
     tells = Telling(
         logprobs=num_top, prompt_logprobs=body.prompt_logprobs,
         token_ids=bool(body.return_token_ids), generated=limit != 0,
     )  # fmt: skip
-    return _ask(body, headers, tells, {"max_tokens": limit, "logprobs": num_top})
+    return _ask(body, headers, defaults, tells, {"max_tokens": limit, "logprobs": num_top})
 
 
 def prompts_of(value: object, name: str = "prompt", most: int = MAX_PROMPTS) -> list[Prompt]:
@@ -198,7 +206,11 @@ def request_id_of(headers: Mapping[str, str], kind: str) -> str:
 
 
 def _ask(
-    body: Generation, headers: Mapping[str, str], tells: Telling, extra: dict[str, Any]
+    body: Generation,
+    headers: Mapping[str, str],
+    defaults: SamplingDefaults,
+    tells: Telling,
+    extra: dict[str, Any],
 ) -> Ask:
     if not tells.generated:
         _check_no_tokens(body, tells)
@@ -224,7 +236,7 @@ def _ask(
         raise InvalidRequestError("stream_options.continuous_usage_stats", True, allowed)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     return Ask(
-        params=SamplingParams(**values, output_kind=kind),
+        params=defaults.params(**values, output_kind=kind),
         options=options_of(body, headers),
         stream=bool(body.stream),
         include_usage=wanted.include_usage,

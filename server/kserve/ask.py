@@ -11,6 +11,7 @@ from typing import Any
 
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.request import Priority
+from octavo.engine.sampling_defaults import SamplingDefaults
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.server.kserve.tensors import read_inputs
 from octavo.server.proto.kserve.v2 import inference_pb2 as pb
@@ -72,8 +73,12 @@ class Ask:
     timeout_s: float | None
 
 
-def read_ask(request: pb.ModelInferRequest, *, may_stream: bool) -> Ask:
+def read_ask(request: pb.ModelInferRequest, defaults: SamplingDefaults, *, may_stream: bool) -> Ask:
     """Checks a request.
+
+    Args:
+        defaults: what it takes that it does not say.
+        may_stream: whether the answer may come piece by piece.
 
     Raises:
         InvalidRequestError: something that can never be served; names the field.
@@ -95,7 +100,7 @@ def read_ask(request: pb.ModelInferRequest, *, may_stream: bool) -> Ask:
     if inputs.get("return_cumulative_logprob"):
         values.setdefault("logprobs", 0)
     kind = RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY
-    params = SamplingParams(**values, output_kind=kind)
+    params = defaults.params(**values, output_kind=kind)
     if stream and params.n > 1:
         raise InvalidRequestError("n", params.n, "1 when streaming")
     return Ask(

@@ -152,7 +152,7 @@ class InferenceService:
         _check_model(request.model_name, request.model_version, engine)
         if is_pooled(request, engine):
             return await self._pool(request, engine, context)
-        ask = read_ask(request, may_stream=False)
+        ask = read_ask(request, engine.sampling_defaults, may_stream=False)
         async with contextlib.aclosing(self._outputs(ask, context)) as outputs:
             async for output in outputs:
                 if output.finished:
@@ -194,7 +194,7 @@ class InferenceService:
                 response.parameters[FINAL].bool_param = True
                 await write(pb.ModelStreamInferResponse(infer_response=response))
                 return
-            ask = read_ask(request, may_stream=True)
+            ask = read_ask(request, engine.sampling_defaults, may_stream=True)
             num_tokens = 0
             async with contextlib.aclosing(self._outputs(ask, context)) as outputs:
                 async for output in outputs:

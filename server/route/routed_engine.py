@@ -34,6 +34,7 @@ from octavo.server.proto.octavo.v1 import octavo_pb2 as pb
 from octavo.server.route.backend import Backend
 from octavo.server.route.membership import Membership
 from octavo.server.route.remote_replica import RemoteReplica
+from octavo.server.sampling_message import sampling_defaults_from_message
 
 LOOK_S = 10.0
 """Between two lines of the log while no server answers."""
@@ -202,6 +203,7 @@ class RoutedEngine(ReplicaGroup):
             eos_token_ids=tuple(
                 dict.fromkeys((*self._tokenizer.eos_token_ids, *info.eos_token_ids))
             ),
+            sampling_defaults=sampling_defaults_from_message(common.sampling_defaults),
             pooler=None,
             generates=True,
             compile_s={},

@@ -23,7 +23,7 @@ from octavo.engine.pooling.outputs import vector_of
 from octavo.engine.pooling.params import PoolingParams
 from octavo.engine.request import Priority
 from octavo.server.beside_loop import beside_loop
-from octavo.server.front import Front
+from octavo.server.front import STARTING, Front
 from octavo.server.grpc_service import MAX_PARTS, Context, method
 from octavo.server.proto.smg import common_pb2
 from octavo.server.proto.smg import vllm_engine_pb2 as pb
@@ -143,7 +143,7 @@ class VllmEngineService:
         front = self._front
         if front.is_ready:
             return pb.HealthCheckResponse(healthy=True, message="ready")
-        why = front.failing or ("draining" if front.draining else "the model is still loading")
+        why = front.failing or ("draining" if front.draining else STARTING)
         return pb.HealthCheckResponse(healthy=False, message=why)
 
     async def abort(self, request: pb.AbortRequest, context: Context) -> pb.AbortResponse:

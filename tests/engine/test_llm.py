@@ -12,9 +12,16 @@ import numpy as np
 import pytest
 
 from octavo.engine.engine_arguments import engine_config
-from octavo.engine.errors import InvalidConfigError, InvalidRequestError, QuarantinedError
+from octavo.engine.errors import (
+    EngineDeadError,
+    InvalidConfigError,
+    InvalidRequestError,
+    QuarantinedError,
+)
 from octavo.engine.execution.sampling.logits import set_masks, set_row
-from octavo.engine.sampling_params import SamplingParams, as_sampling_params
+from octavo.engine.input.input_processor import apart_from_salt
+from octavo.engine.sampling_defaults import NO_DEFAULTS
+from octavo.engine.sampling_params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 
@@ -116,6 +123,49 @@ def test_prompts_may_come_by_name(llm: Any) -> None:
     said = [[(o.prompt, o.outputs[0].token_ids) for o in each] for each in (by_name, plain, alone)]
     assert said[0] == said[1]
     assert said[0][:1] == said[2]
+
+
+def test_ids_go_before_the_text_that_they_are_of(llm: Any) -> None:
+    both = {"prompt": "bb", "prompt_token_ids": [30, 31, 32], "multi_modal_data": None}
+    (output,) = llm.generate(both, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids == [30, 31, 32]
+    for named in ({}, {"prompt_token_ids": "bb"}, {"prompt": [3]}, {"prompt": "b", "text": "c"}):
+        with pytest.raises(InvalidRequestError, match="prompt"):
+            llm.generate(named, GREEDY, use_tqdm=False)
+
+
+def test_a_prompt_may_have_a_salt_of_its_own(llm: Any) -> None:
+    ids = [40 + k % 7 for k in range(100)]
+
+    def num_cached(salt: str | None) -> int:
+        prompt = {"prompt_token_ids": ids, "cache_salt": salt}
+        (output,) = llm.generate([prompt], GREEDY, use_tqdm=False)
+        return int(output.num_cached_tokens)
+
+    salts = ["mine", "mine", "yours", None, None]
+    assert [num_cached(salt) > 0 for salt in salts] == [False, True, False, False, True]
+    for call in (llm.generate, llm.encode):
+        with pytest.raises(InvalidRequestError, match="cache_salt"):
+            call([{"prompt": "b", "cache_salt": 3}])
+    with pytest.raises(InvalidRequestError, match="cache_salt"):
+        apart_from_salt({"prompt": "b", "cache_salt": "mine"}, "yours")
+
+
+def test_a_closed_llm_says_so(make_llm: Callable[..., Any]) -> None:
+    with make_llm() as llm:
+        assert llm.generate("a", GREEDY, use_tqdm=False)
+    for call in (lambda: llm.generate("a"), lambda: llm.sleep(), lambda: llm.reset_prefix_cache()):
+        with pytest.raises(EngineDeadError, match="was closed"):
+            call()
+    llm.close()
+
+
+def test_parameters_may_be_written_as_for_vllm() -> None:
+    params = SamplingParams(seed=-1, top_k=-1)
+    assert (params.seed, params.top_k) == (None, 0)
+    assert params.clone() == params
+    with pytest.raises(InvalidRequestError, match="seed = -2"):
+        SamplingParams(seed=-2)
 
 
 def test_n_completions_differ_and_share_the_prompt(llm: Any) -> None:
@@ -249,7 +299,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "half a surrogate pair": ("\ud800", {}, "prompt"),
     "bytes": (b"abc", {}, "prompt"),
     "a set, which has no order": ({5, 6}, {}, "prompts"),
-    "text and ids by name": ({"prompt": "a", "prompt_token_ids": [30]}, {}, "prompt"),
     "an unknown name": ({"text": "a"}, {}, "prompt"),
     "ids under the text's name": ({"prompt": [30]}, {}, "prompt"),
     "text under the ids' name": ([{"prompt_token_ids": "a"}], {}, "prompt_token_ids"),
@@ -376,7 +425,7 @@ def test_what_is_no_sampling_params_is_refused_by_name(llm: Any, params: Any) ->
     with pytest.raises(InvalidRequestError, match=r"sampling_params = .*: a SamplingParams, or"):
         llm.chat([{"role": "user", "content": "a"}], params, use_tqdm=False)
     with pytest.raises(InvalidRequestError, match=r"sampling_params = .*: a SamplingParams"):
-        as_sampling_params(params)  # as AsyncEngine.generate takes them
+        NO_DEFAULTS.of(params)  # as AsyncEngine.generate takes them
 
 
 def test_an_unknown_argument_is_refused_with_the_nearest() -> None:

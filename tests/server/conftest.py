@@ -29,6 +29,7 @@ from octavo.engine.observability.load import EngineLoad
 from octavo.engine.output.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from octavo.engine.process.own_process import ServingProcess
 from octavo.engine.request import Priority
+from octavo.engine.sampling_defaults import NO_DEFAULTS
 from octavo.engine.sampling_params import RequestOutputKind, SamplingParams
 from octavo.engine.scheduler.load import QueueLoad
 from octavo.server.client import AsyncOctavoClient
@@ -54,6 +55,7 @@ class CountingEngine:
     def __init__(self) -> None:
         self.config = EngineConfig(model="counting", dtype="float32")
         self.dtype = "float32"
+        self.sampling_defaults = NO_DEFAULTS
         self.engine = SimpleNamespace(
             num_rows=2, inputs=SimpleNamespace(generates=True, pooler=None)
         )

@@ -157,7 +157,7 @@ def test_no_limit_of_tokens_is_not_the_default_limit(on_stand):
                 ({"n": 2, "temperature": 0.0}, "n"),
                 ({"logprobs": 21}, "logprobs"),
                 ({"stop": [""]}, "stop"),
-                ({"seed": -1}, "seed"),
+                ({"seed": -2}, "seed"),
                 ({"logit_bias": {1: math.inf}}, "logit_bias"),
                 ({"allowed_token_ids": pb.TokenIds()}, "allowed_token_ids"),
                 ({"structured_outputs": pb.StructuredOutputs()}, "structured_outputs"),

@@ -7,6 +7,7 @@ import os
 import shutil
 import struct
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
@@ -81,6 +82,28 @@ class TestSafetensors:
         directory = tiny_checkpoint("llama")
         index_of(directory, {"model.ghost.weight": "model.safetensors"})
         refused(directory, "model.ghost.weight", "does not hold it")
+
+    def test_numbered_shards_need_no_index(self, tiny_checkpoint, tiny_tensors):
+        directory, tensors = tiny_checkpoint("llama"), tiny_tensors("llama")
+        whole = load_model(directory).weights
+        (directory / "model.safetensors").unlink()
+        names = sorted(tensors)
+        shards = [directory / f"model-0000{k}-of-00003.safetensors" for k in (1, 2, 3)]
+        for k, shard in enumerate(shards):
+            save_file({name: tensors[name] for name in names[k::3]}, shard)
+        jax.tree.map(np.testing.assert_array_equal, load_model(directory).weights, whole)
+        shards[1].rename(directory / "other-00002-of-00003.safetensors")
+        refused(directory, "no model.safetensors.index.json that says", "model-*-of-00003", "other")
+        (directory / "other-00002-of-00003.safetensors").unlink()
+        refused(directory, "no model.safetensors.index.json", "number 2 is missing")
+
+    @pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b""])
+    def test_a_byte_order_mark_is_no_part_of_json(self, tiny_checkpoint, mark):
+        directory = tiny_checkpoint("llama")
+        config = directory / "config.json"
+        config.write_bytes(mark + config.read_bytes())
+        (directory / "generation_config.json").write_bytes(mark + b'{"eos_token_id": [3]}')
+        assert 3 in load_config(directory).eos_token_ids
 
     @pytest.mark.parametrize("index", ["[]", "{", '{"weight_map": []}', '{"weight_map": {"a": 1}}'])
     def test_a_malformed_index(self, tiny_checkpoint, index):

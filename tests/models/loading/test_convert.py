@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,33 @@ def write(tmp_path: Path, tiny_values: Any, tiny_tensors: Any) -> Callable[..., 
 def num_bytes(path: Path) -> int:
     files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file()]
     return sum(each.stat().st_size for each in files)
+
+
+@pytest.mark.parametrize("name", [None, "awq"])
+def test_a_place_that_cannot_be_written_to_is_said_before_the_model_is_read(
+    write: Callable[..., Path], tmp_path: Path, name: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.models.loading.convert.load_model", lambda *_: pytest.fail("read"))
+    file = tmp_path / "file"
+    file.touch()
+    source = write("llama", name)
+    with pytest.raises(InvalidConfigError, match=r"DST = .*that can be written to \(Not a dir"):
+        convert(source, file / "within")
+    if os.geteuid():  # root may write anywhere
+        (locked := tmp_path / "locked").mkdir(mode=0o555)
+        with pytest.raises(InvalidConfigError, match=r"DST = .*written to \(Permission denied"):
+            convert(source, locked)
+
+
+def test_what_cannot_be_written_to_the_end_is_an_error_of_the_model(
+    write: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("RESOURCE_EXHAUSTED: no space left on device")
+
+    monkeypatch.setattr("orbax.checkpoint.StandardCheckpointer.save", fail)
+    with pytest.raises(ModelLoadError, match=r"weights cannot be written: RESOURCE_EXHAUSTED"):
+        convert(write("llama", None), tmp_path / "target")
 
 
 def assert_same(source: Path, target: Path, dtype: str = "float32", size: int = 1) -> None:

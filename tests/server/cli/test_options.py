@@ -14,6 +14,7 @@ import pytest
 from octavo.engine.config import EngineConfig
 from octavo.engine.early_checks import check_cores
 from octavo.engine.errors import InvalidConfigError, InvalidRequestError
+from octavo.engine.sampling_defaults import SamplingDefaults
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.text.assistant.message import AssistantMessage, ToolCall
 from octavo.server.cli.conversation import Conversation
@@ -88,6 +89,10 @@ def test_sampling_options_reach_the_parameters():
 def test_sampling_defaults_are_those_of_sampling_params_but_for_the_commands_own():
     args = parse(add_sampling_args, defaults={"max_tokens": 99})
     assert sampling_params(args) == SamplingParams(max_tokens=99)
+    own = SamplingDefaults((("temperature", 0.6), ("max_tokens", 7)))
+    assert sampling_params(args, own) == SamplingParams(temperature=0.6, max_tokens=7)
+    args = parse(add_sampling_args, "--temperature", "0", defaults={"max_tokens": 99})
+    assert sampling_params(args, own) == SamplingParams(temperature=0, max_tokens=7)
 
 
 def test_prompts_come_from_options_in_their_order():

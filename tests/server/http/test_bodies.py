@@ -79,7 +79,7 @@ MANY, COMPLETIONS = 200_000, "/v1/completions"
         (
             COMPLETIONS,
             b'{"prompt": "x", "structured_outputs": {"choice": [' + b"0," * MANY + b"0]}}",
-            "structured_outputs",
+            "structured_outputs.choice",
         ),
     ],
     ids=range(8),

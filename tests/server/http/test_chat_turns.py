@@ -33,7 +33,8 @@ def test_grammars_of_tools_are_made_beside_the_event_loop(
     for name in ("check_model", "chat_ask", "request_id_of"):
         monkeypatch.setattr(chat_turns, name, lambda *_: None)
     monkeypatch.setattr(chat_turns, "prepared", lambda *_, **__: threading.get_ident())
-    front: Any = SimpleNamespace(ready_engine=lambda: SimpleNamespace(tokenize=tokenize))
+    engine = SimpleNamespace(tokenize=tokenize, sampling_defaults=None)
+    front: Any = SimpleNamespace(ready_engine=lambda: engine)
     body: Any = SimpleNamespace(model=None, add_special_tokens=None, truncate_prompt_tokens=None)
     made_in = asyncio.run(chat_turns.prepare_chat(front, body, {}, "chatcmpl"))
     assert (made_in != threading.get_ident()) is is_aside

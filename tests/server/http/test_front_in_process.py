@@ -45,8 +45,11 @@ def test_a_loading_server_lives_and_is_not_ready(on_stand):
             for path in ("/v1/models", "/v1/load"):
                 answer = await client.get(path)
                 assert answer.status_code == 503
-                assert answer.json()["error"]["message"] == "the model is still loading"
-            assert (await client.post("/v1/completions", json=ASK)).status_code == 503
+                told = "the server is starting: the model is still loading"
+                assert answer.json()["error"]["message"] == told
+            answer = await client.post("/v1/completions", json=ASK)
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.json()["error"]["code"] == "starting"
         await loading.drain_and_stop()
 
     on_stand(scenario)

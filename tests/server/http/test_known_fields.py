@@ -106,6 +106,29 @@ def test_a_refusal_says_what_would_do(live, extra, field, said):
     assert said in error["message"]
 
 
+@pytest.mark.parametrize(
+    ("path", "extra", "field"),
+    [
+        ("/v1/responses", {"text": {"verbosity": "low"}}, "text.verbosity"),
+        ("/v1/responses", {"text": {"format": {"type": "x"}}}, "text.format.type"),
+        ("/v1/completions", {"stop": [1]}, "stop"),
+        ("/v1/completions", {"logit_bias": {"7": "x"}}, "logit_bias"),
+    ],
+)
+def test_a_field_within_a_field_is_named_whole(live, path, extra, field):
+    answer = httpx.post(f"{live.http}{path}", json=ASKS.get(path, {"input": "x"}) | extra)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+
+
+def test_two_limits_of_a_chat_are_both_named(live):
+    body = ASKS["/v1/chat/completions"] | {"max_completion_tokens": 9}
+    answer = httpx.post(f"{live.http}/v1/chat/completions", json=body)
+    told = "max_tokens = 6 is not allowed: max_completion_tokens (9), or not given"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, told)
+    body["max_completion_tokens"] = 6
+    assert httpx.post(f"{live.http}/v1/chat/completions", json=body).status_code == 200
+
+
 def test_a_chat_templates_effort_is_the_requests(live):
     body = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "some"}
     answer = httpx.post(f"{live.http}/v1/chat/completions", json=body)

@@ -247,7 +247,7 @@ BAD = {
     "an unknown field": ({"extra_body": {"temprature": 1}}, "temprature"),
     "an empty stop": ({"stop": ""}, "stop"),
     "a stop that is no text": ({"extra_body": {"stop": [3]}}, "stop"),
-    "a format": ({"extra_body": {"response_format": {"type": "xml"}}}, "response_format"),
+    "a format": ({"extra_body": {"response_format": {"type": "xml"}}}, "response_format.type"),
     "a schema that is none": (
         {"extra_body": {"response_format": {"type": "json_schema"}}},
         "response_format.json_schema",
@@ -277,7 +277,7 @@ BAD = {
         "stream_options.continuous_usage_stats",
     ),
     "priority": ({"extra_body": {"priority": "urgent"}}, "priority"),
-    "a negative seed": ({"seed": -1}, "seed"),
+    "a negative seed": ({"seed": -2}, "seed"),
     "a target": ({"extra_headers": {"x-slo-ttft-ms": "soon"}}, "x-slo-ttft-ms"),
     "an id": ({"extra_headers": {"x-request-id": "x" * 500}}, "x-request-id"),
 }

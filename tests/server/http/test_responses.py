@@ -219,7 +219,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"tools": [GOOD], "tool_choice": {**ALLOWED, "tools": [NAMED]}},
         "tool_choice.tools[0].name",
     ),
-    "an effort": ({"reasoning": {"effort": "huge"}}, "reasoning"),
+    "an effort": ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
     "a format": ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
     "a schema": (
         {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "text"}}}},
