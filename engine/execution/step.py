@@ -28,6 +28,7 @@ from octavo.engine.execution.sampling.logits import SamplingRows
 from octavo.engine.execution.sampling.logprobs import MAX_LOGPROBS
 from octavo.engine.execution.sampling.next_tokens import (
     Scores,
+    logits_of,
     logits_of_first,
     next_tokens,
     or_drop,
@@ -198,7 +199,7 @@ def _mixed(
     state = replace(state, num_computed_tokens=computed)
     prompt_scores = None
     if not spec.shape.is_greedy:
-        prompt_scores = score_prompt(config, weights, hidden, fields["score_ids"])
+        prompt_scores = score_prompt(config, mesh, weights, hidden, fields["score_ids"], tokens)
     output = StepOutput(
         tokens=tokens[None],
         scores=None if scores is None else jax.tree.map(lambda x: x[None], scores),
@@ -255,7 +256,7 @@ def _decode(
         hidden, state = _forward(
             config, spec, mesh, kernels, weights, state, token_ids, position, live, batches, rows
         )
-        logits = partial(decoder.unembed, weights, config, hidden)
+        logits = partial(logits_of, config, mesh, weights, hidden)
         state, tokens, scores = next_tokens(
             config, spec, weights, state, hidden, logits, slot, position + 1, live, live
         )

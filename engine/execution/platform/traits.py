@@ -32,6 +32,9 @@ class PlatformTraits:
             on: compilers choose among many kernels, of which some were wrong.
         has_host_loops: unless they are compiled into the program's graph, loops and branches on
             device values are the host's, whose call of a program then lasts as long as the program.
+        runs_branches_at_once: branches and loops of a program that do not read each other's results
+            run at once, in another order on each device: a collective in one of them may wait for
+            ever for a device that waits in the other.
         run_tokens: pages of a growing sequence follow each other for so many tokens.
     """
 
@@ -43,6 +46,7 @@ class PlatformTraits:
     has_native_functions: bool
     checks_int8_products: bool
     has_host_loops: bool
+    runs_branches_at_once: bool
     run_tokens: int
 
 
@@ -55,6 +59,7 @@ CPU = PlatformTraits(
     has_native_functions=True,
     checks_int8_products=False,
     has_host_loops=False,
+    runs_branches_at_once=True,
     run_tokens=64,  # pages side by side are read up to a third faster than pages here and there
 )
 TPU = PlatformTraits(
@@ -66,6 +71,7 @@ TPU = PlatformTraits(
     has_native_functions=False,
     checks_int8_products=True,
     has_host_loops=False,
+    runs_branches_at_once=False,
     run_tokens=1,  # each page is copied by itself
 )
 GPU = replace(TPU, has_host_loops=True)

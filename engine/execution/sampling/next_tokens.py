@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from octavo.engine.execution.platform.traits import traits_of
 from octavo.engine.execution.sampling.logits import SamplingRows, count_tokens
@@ -116,17 +116,26 @@ def next_tokens(
     return state, jnp.where(broken, NOT_FINITE, tokens), scores
 
 
+def logits_of(config: ModelConfig, mesh: Mesh, weights: Any, hidden: jax.Array) -> jax.Array:
+    """Logits [S, V] of hidden states [S, E]; whole on each device if the devices run branches at
+    once, so that no branch that reads them holds a collective."""
+    logits = decoder.unembed(weights, config, hidden)
+    if mesh.size > 1 and traits_of(mesh).runs_branches_at_once:
+        logits = lax.with_sharding_constraint(logits, NamedSharding(mesh, PartitionSpec()))
+    return logits
+
+
 def logits_of_first(
     config: ModelConfig, mesh: Mesh, weights: Any, hidden: jax.Array, num_rows: jax.Array
 ) -> jax.Array:
     """Logits [S, V] of hidden states [S, E]; on a CPU zeros, perhaps, in rows not in use."""
     most = hidden.shape[0]
     if most <= LOGIT_ROWS or not traits_of(mesh).has_dear_rows:
-        return decoder.unembed(weights, config, hidden)
+        return logits_of(config, mesh, weights, hidden)
     step = max(LOGIT_ROWS, -(-most // MAX_LOGIT_SIZES))
 
     def first(size: int) -> jax.Array:
-        logits = decoder.unembed(weights, config, hidden[:size])
+        logits = logits_of(config, mesh, weights, hidden[:size])
         return jnp.pad(logits, ((0, most - size), (0, 0)))
 
     sizes = [*range(step, most, step), most]
@@ -134,9 +143,21 @@ def logits_of_first(
 
 
 def score_prompt(
-    config: ModelConfig, weights: Any, hidden: jax.Array, score_ids: jax.Array
+    config: ModelConfig,
+    mesh: Mesh,
+    weights: Any,
+    hidden: jax.Array,
+    score_ids: jax.Array,
+    tokens: jax.Array,
 ) -> Scores:
-    """Scores of the prompt's own next tokens, tile by tile; skipped unless a row asks."""
+    """Scores of the prompt's own next tokens, tile by tile; skipped unless a row asks.
+
+    Args:
+        hidden: [T, E].
+        score_ids: int32[T], the next tokens; negative where none is scored.
+        tokens: of the step's rows. They are read so that scoring waits for sampling, which may hold
+            collectives as well (`runs_branches_at_once`).
+    """
     num_tokens = hidden.shape[0]
     tile = min(SCORE_TILE, num_tokens)
 
@@ -152,16 +173,21 @@ def score_prompt(
 
     def one_tile(i: jax.Array, scores: Scores) -> Scores:
         first = jnp.minimum(i * tile, num_tokens - tile)
-        logits = decoder.unembed(weights, config, lax.dynamic_slice_in_dim(hidden, first, tile))
+        tile_hidden = lax.dynamic_slice_in_dim(hidden, first, tile)
+        logits = logits_of(config, mesh, weights, tile_hidden)
         ids = jnp.maximum(lax.dynamic_slice_in_dim(score_ids, first, tile), 0)
         new = Scores(**score_tokens(logits, ids)._asdict())
         return jax.tree.map(
             lambda rows, part: lax.dynamic_update_slice_in_dim(rows, part, first, 0), scores, new
         )
 
-    wanted = (score_ids >= 0).any()
-    num_tiles = jnp.where(wanted, -(-num_tokens // tile), 0)
-    return lax.fori_loop(0, num_tiles, one_tile, empty)
+    wanted = (score_ids >= 0).any() & (tokens >= NOTHING_ALLOWED).all()
+    # A branch, as XLA computes what does not change in a loop before it, even if it runs no turn.
+    return lax.cond(
+        wanted,
+        lambda: lax.fori_loop(0, -(-num_tokens // tile), one_tile, empty),
+        lambda: empty,
+    )
 
 
 def or_drop(slot: jax.Array, keep: jax.Array, state: DeviceState) -> jax.Array:
