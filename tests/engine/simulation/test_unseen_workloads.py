@@ -25,6 +25,8 @@ _BY_THEN = TrafficClass(name="by then", e2e_target_s=210.0)
 _WHENEVER = TrafficClass(name="whenever")
 _HASTY = TrafficClass(name="hasty", ttft_target_s=0.2)
 _PATIENT = TrafficClass(name="patient", ttft_target_s=30.0)
+_LONG_FIRST = TrafficClass(name="long first tokens", ttft_target_s=5.0)
+_ANSWER = TrafficClass(name="answer", e2e_target_s=90.0)
 
 Draw = Callable[[random.Random], tuple[TrafficClass, tuple[int, int], tuple[int, int]]]
 """A request's class, and the ranges of its prompt and output."""
@@ -86,6 +88,13 @@ def _first_tokens(rng: random.Random) -> tuple[TrafficClass, tuple[int, int], tu
     return _FIRST, (200, 2000), (100, 800)
 
 
+def _first_tokens_beside_ends(
+    rng: random.Random,
+) -> tuple[TrafficClass, tuple[int, int], tuple[int, int]]:
+    """Long prompts of which the first token is due beside small rows that are due at their ends."""
+    return rng.choice(((_LONG_FIRST, (650, 8000), (185, 740)), (_ANSWER, (24, 96), (514, 1028))))
+
+
 def _long_ends(rng: random.Random) -> tuple[TrafficClass, tuple[int, int], tuple[int, int]]:
     """Large requests that are due in some minutes beside as many that nothing was promised to."""
     return rng.choice(
@@ -141,6 +150,12 @@ def test_prompts_that_nothing_was_promised_to_take_no_slack_that_rows_have_yet_t
 def test_first_tokens_come_in_time_though_the_pool_is_full_of_rows_without_a_pace() -> None:
     traffic = _traffic("first", _first_tokens, 300)
     assert _on_time(traffic, 3.5, 1, kv_tokens=32_000, caches=False) == 1.0
+
+
+def test_rows_that_keep_their_word_give_way_before_those_that_could() -> None:
+    """Rows whose ends are due hold few pages and take as long, page by page, to come back."""
+    traffic = _traffic("first and ends", _first_tokens_beside_ends, 300)
+    assert _on_time(traffic, 4.0, 1, kv_tokens=64_000, caches=False) >= 0.93
 
 
 def test_what_was_promised_comes_before_what_was_not_however_long_that_waits() -> None:

@@ -309,12 +309,12 @@ class SLOPolicy:
         (candidates,) = allowed.nonzero()
         if not len(candidates):
             return []
-        chosen = candidates[np.lexsort((-places[candidates], prices.loss_per_page[candidates]))]
+        weights = np.where(prices.spare_s < math.inf, 1.0, MOST_RESUME_SHARE)
+        losses = (weights * prices.loss_per_page)[candidates]
+        chosen = candidates[np.lexsort((-places[candidates], losses))]
         freed = np.cumsum(prices.num_pages[chosen])
         count = int(freed.searchsorted(num_pages)) + 1
-        resume_s, spare_s = prices.resume_s[chosen[:count]], prices.spare_s[chosen[:count]]
-        weighed_s = np.where(spare_s < math.inf, resume_s, MOST_RESUME_SHARE * resume_s)
-        if count > len(chosen) or float(weighed_s.sum()) > most_s:
+        if count > len(chosen) or float((weights * prices.resume_s)[chosen[:count]].sum()) > most_s:
             return []
         return [*given_up, *(running[index] for index in chosen[:count].tolist())]
 
