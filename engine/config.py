@@ -28,7 +28,7 @@ would compute them all, however short the prompt, and a long one in steps of so 
 longer than in one."""
 
 _DTYPES = ("auto", "float32", "bfloat16")
-_QUANTIZATIONS = ("none", "int8", "fp8")
+_QUANTIZATIONS = ("none", "int8", "fp8", "stored")
 _KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8")
 KV_CACHE_ALIASES = {"fp8_e4m3": "fp8"}
 """Other engines' names."""
@@ -73,7 +73,9 @@ class EngineConfig:
             model of the same shapes, in `dtype`, whose texts mean nothing and whose speed and
             memory can be measured from its config.json alone.
         quantization: of weights: "none", "int8" or "fp8" rounds linear layers and the output layer
-            to eight bits as they are loaded, and their inputs in each step; docs/quantization.md
+            to eight bits as they are loaded, and their inputs in each step; "stored" leaves those
+            that the checkpoint stores in blocks of small codes as they are, and dequantizes them in
+            each step, for less memory and the same numbers; docs/quantization.md
             states what that costs in accuracy.
         packed_weights: on a CPU that computes in float32, keep what a GGUF or another quantized
             checkpoint holds in blocks beside the float32 weights, and have decode steps of few rows

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -44,7 +44,13 @@ EXPERTS = ("experts_gate", "experts_up", "experts_down")
 """Stacks of linear layers, whose first dimension is the expert."""
 
 
-def check_quantization(name: str | None) -> Quantization | None:
+WeightForm = Quantization | Literal["stored"]
+"""What linear layers are held in, if not in the activations' dtype: rounded to eight bits, or in
+the blocks of small codes in which their checkpoint stores them (`loading/packed.py`)."""
+WEIGHT_FORMS: tuple[WeightForm, ...] = (*QUANTIZATIONS, "stored")
+
+
+def check_quantization(name: str | None) -> WeightForm | None:
     """The quantization that a name means; None and "none" are none.
 
     Raises:
@@ -52,10 +58,23 @@ def check_quantization(name: str | None) -> Quantization | None:
     """
     if name is None or name == "none":
         return None
-    for known in QUANTIZATIONS:
+    for known in WEIGHT_FORMS:
         if name == known:
             return known
-    raise InvalidConfigError("quantization", name, f"none, {' or '.join(QUANTIZATIONS)}")
+    raise InvalidConfigError("quantization", name, f"none, {' or '.join(WEIGHT_FORMS)}")
+
+
+def rounded_form(form: WeightForm | None, kind: str) -> Quantization | None:
+    """The form, of weights that no blocks are read of.
+
+    Raises:
+        InvalidConfigError: "stored".
+    """
+    if form == "stored":
+        raise InvalidConfigError(
+            "quantization", form, f"none, {' or '.join(QUANTIZATIONS)}, for {kind}"
+        )
+    return form
 
 
 def is_quantized(path: tuple[str | int, ...], config: ModelConfig) -> bool:

@@ -77,7 +77,7 @@ class DenseWeight(LinearWeight):
 
     def apply(self, x: jax.Array, num_inputs: int = 1, out_dtype: Any | None = None) -> jax.Array:
         contracted = (tuple(range(x.ndim - num_inputs, x.ndim)), tuple(range(num_inputs)))
-        return _product(x, self.array, contracted, out_dtype)
+        return dense_product(x, self.array, contracted, out_dtype)
 
 
 @jax.tree_util.register_dataclass
@@ -92,7 +92,7 @@ class DenseTable(EmbeddingTable):
     array: jax.Array
 
     def apply(self, x: jax.Array, num_inputs: int = 1, out_dtype: Any | None = None) -> jax.Array:
-        return _product(x, self.array, ((1,), (1,)), out_dtype)
+        return dense_product(x, self.array, ((1,), (1,)), out_dtype)
 
     def rows(self, ids: jax.Array) -> jax.Array:
         return jnp.take(self.array, ids, axis=0, mode="clip")
@@ -113,12 +113,18 @@ def embedding_table(table: jax.Array | EmbeddingTable) -> EmbeddingTable:
     return table if isinstance(table, EmbeddingTable) else DenseTable(table)
 
 
-def _product(
+def dense_product(
     x: jax.Array,
     weight: jax.Array,
     contracted: tuple[tuple[int, ...], tuple[int, ...]],
     out_dtype: Any | None,
 ) -> jax.Array:
+    """x · weight, both dense; float32 stays float32.
+
+    Args:
+        contracted: dimensions of x and of the weight, as `jax.lax.dot_general` has them.
+        out_dtype: of the result; None is x's.
+    """
     is_float32 = x.dtype == jnp.float32
     return jax.lax.dot_general(
         x,

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from octavo.engine.errors import ModelLoadError, shorten
 from octavo.models.config import ModelConfig
+from octavo.models.loading.packed import PackedReader
 from octavo.models.loading.tensors import (
     LM_HEAD,
     TensorSource,
@@ -91,6 +92,7 @@ def assemble_weights(
     dtype: jnp.dtype,
     mesh: Mesh,
     quantization: Quantization | None = None,
+    packed: PackedReader | None = None,
 ) -> dict[str, Any]:
     """Read every parameter of `config` from `source` onto `mesh`.
 
@@ -101,6 +103,7 @@ def assemble_weights(
         mesh: where they go.
         quantization: of linear layers; each is rounded as it is read, so that few of them are ever
             in memory in full.
+        packed: reads linear layers as their blocks, where they have some.
 
     Returns:
         The weights in the tree of `declare(config, dtype)`; see `octavo.models.quantization`.
@@ -110,6 +113,9 @@ def assemble_weights(
 
     def load(leaf: tuple[Any, ParamSpec]) -> Any:
         path, spec = path_keys(leaf[0]), leaf[1]
+        in_blocks = None if packed is None else packed.read(path, spec)
+        if in_blocks is not None:
+            return in_blocks
         array = _load_parameter(source, path, spec, mesh)
         if quantization is None or not is_quantized(path, config):
             return array

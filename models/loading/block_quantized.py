@@ -23,12 +23,10 @@ from octavo.models.tensor_layouts import Tensor
 from octavo.models.weight_variants.tree import VariantTree
 from octavo.pallas_kernels.cpu.block_quantized_linear import (
     BlockQuantizedWeight,
-    Blocks,
-    BlockType,
     abstract_block_quantized,
-    common_type,
     lay_out_blocks,
 )
+from octavo.pallas_kernels.stored_blocks import Blocks, BlockType, common_type
 
 
 class BlockSource(Protocol):
@@ -72,7 +70,7 @@ class BlockQuantizedReader:
 
         def one(spec: ParamSpec, names: tuple[str, ...], kind: BlockType) -> BlockQuantizedWeight:
             num_inputs, stacked = shapes[names[0]][1], spec.shape[: spec.num_stacked]
-            abstract = abstract_block_quantized(kind, _outputs(spec), num_inputs // kind.codes)
+            abstract = abstract_block_quantized(kind, outputs_of(spec), num_inputs // kind.codes)
             weight: BlockQuantizedWeight = jax.tree.map(
                 lambda x: jax.ShapeDtypeStruct(
                     (*stacked, *x.shape), x.dtype, sharding=self._sharding
@@ -87,11 +85,7 @@ class BlockQuantizedReader:
         """Reads them onto the device."""
 
         def one(spec: ParamSpec, names: tuple[str, ...], kind: BlockType) -> BlockQuantizedWeight:
-            parts = [
-                _rows_of(tensor, self._source.read_blocks(name)).held_as(kind)
-                for tensor, name in zip(spec.layout.tensors, names, strict=True)
-            ]
-            laid = _laid_out(spec, parts)
+            laid = _laid_out(spec, read_parts(self._source, spec, names, kind))
             weight: BlockQuantizedWeight = jax.tree.map(
                 lambda x: jax.device_put(x, self._sharding), laid
             )
@@ -105,11 +99,9 @@ class BlockQuantizedReader:
         def made(specs: Mapping[str, ParamSpec], prefix: str) -> dict[str, BlockQuantizedWeight]:
             weights = {}
             for name, spec in specs.items():
-                names = tuple(prefix + tensor.name for tensor in spec.layout.tensors)
-                types = [self._source.block_type(tensor) for tensor in names]
-                known = [each for each in types if each is not None]
-                if len(known) == len(types):
-                    weights[name] = one(spec, names, common_type(known))
+                names, kind = tensors_with_blocks(self._source, spec, prefix)
+                if kind is not None:
+                    weights[name] = one(spec, names, kind)
             return weights
 
         specs = declare(self._config, jnp.dtype(jnp.float32))
@@ -125,6 +117,30 @@ class BlockQuantizedReader:
         return {**made({"lm_head": head}, ""), "layers": layers}
 
 
+def tensors_with_blocks(
+    source: BlockSource, spec: ParamSpec, prefix: str
+) -> tuple[tuple[str, ...], BlockType | None]:
+    """The tensors of a parameter, and how their blocks are held together: None if one has none.
+
+    Args:
+        prefix: how their names begin.
+    """
+    names = tuple(prefix + tensor.name for tensor in spec.layout.tensors)
+    types = [source.block_type(name) for name in names]
+    known = [each for each in types if each is not None]
+    return names, common_type(known) if len(known) == len(types) else None
+
+
+def read_parts(
+    source: BlockSource, spec: ParamSpec, names: tuple[str, ...], kind: BlockType
+) -> list[Blocks]:
+    """The blocks of each tensor of a parameter, held as `kind` says."""
+    return [
+        _rows_of(tensor, source.read_blocks(name)).held_as(kind)
+        for tensor, name in zip(spec.layout.tensors, names, strict=True)
+    ]
+
+
 def _rows_of(tensor: Tensor, stored: Blocks) -> Blocks:
     """The blocks of one tensor, of all that are stored under its name."""
     if tensor.is_stored_as_it_is:
@@ -137,7 +153,7 @@ def _rows_of(tensor: Tensor, stored: Blocks) -> Blocks:
     )
 
 
-def _outputs(spec: ParamSpec) -> tuple[int, ...]:
+def outputs_of(spec: ParamSpec) -> tuple[int, ...]:
     """The outputs' dimensions of a parameter."""
     if spec.num_inputs is None:
         return spec.shape[:1]
@@ -147,8 +163,8 @@ def _outputs(spec: ParamSpec) -> tuple[int, ...]:
 def _laid_out(spec: ParamSpec, parts: list[Blocks]) -> BlockQuantizedWeight:
     """A parameter as a product reads it, of its tensors' blocks; of experts, one a tensor."""
     if not spec.num_stacked:
-        return lay_out_blocks(_fused(spec, parts), _outputs(spec), aligned_empty)
-    each = [lay_out_blocks(part, _outputs(spec)) for part in parts]
+        return lay_out_blocks(fused_blocks(spec, parts), outputs_of(spec), aligned_empty)
+    each = [lay_out_blocks(part, outputs_of(spec)) for part in parts]
 
     def stack(*arrays: np.ndarray) -> np.ndarray:
         return np.stack(arrays, out=aligned_empty((len(arrays), *arrays[0].shape), arrays[0].dtype))
@@ -157,7 +173,7 @@ def _laid_out(spec: ParamSpec, parts: list[Blocks]) -> BlockQuantizedWeight:
     return laid
 
 
-def _fused(spec: ParamSpec, parts: list[Blocks]) -> Blocks:
+def fused_blocks(spec: ParamSpec, parts: list[Blocks]) -> Blocks:
     """The blocks of a parameter's outputs, of those of its tensors."""
     groups = spec.layout.num_interleaved
 

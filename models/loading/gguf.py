@@ -19,7 +19,7 @@ from octavo.models.loading.gguf_config import config_from_gguf
 from octavo.models.loading.gguf_file import GGUFFile, GGUFTensor
 from octavo.models.loading.tensors import expected_tensors
 from octavo.models.tensor_layouts import Index
-from octavo.pallas_kernels.cpu.block_quantized_linear import Blocks, BlockType
+from octavo.pallas_kernels.stored_blocks import Blocks, BlockType
 
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"

@@ -15,7 +15,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import Q4_K
 
-from octavo.pallas_kernels.cpu.block_quantized_linear import Blocks, BlockType
+from octavo.pallas_kernels.stored_blocks import Blocks, BlockType
 
 _F16, _F32 = np.dtype(np.float16), np.dtype(np.float32)
 

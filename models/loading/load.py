@@ -19,14 +19,17 @@ from octavo.models.classification_head import ClassificationHead
 from octavo.models.config import ModelConfig
 from octavo.models.loading.assemble import assemble_weights, check_tensors
 from octavo.models.loading.locate import DUMMY, CheckpointKind, locate
+from octavo.models.loading.packed import PackedReader
 from octavo.models.loading.sentence_transformers import read_pooling
 from octavo.models.loading.tensors import read_output_rows
 from octavo.models.parameters import abstract_weights
 from octavo.models.pooling_config import DEFAULT_POOLING, PoolingConfig
 from octavo.models.quantization import (
+    WeightForm,
     abstract_quantized_weights,
     check_quantization,
     quantized_weights,
+    rounded_form,
 )
 from octavo.models.random_weights import random_weights
 from octavo.pallas_kernels.quantized_linear import Quantization
@@ -57,7 +60,7 @@ class LoadedModel:
     config: ModelConfig
     weights: dict[str, Any]
     dtype: jnp.dtype
-    quantization: Quantization | None = None
+    quantization: WeightForm | None = None
     source: Path
     kind: CheckpointKind
     tokenizer_source: Path
@@ -77,11 +80,13 @@ class OpenedModel:
         metadata: of a GGUF file, which hold its tokenizer too; None for other kinds.
         block_quantized: reads linear layers a second time, as blocks of small codes; None where a
             checkpoint has none, and where weights are not to be whole and in float32 on one CPU.
+        packed: reads them so on any mesh, in place of dense ones; None unless `quantization` is
+            "stored".
     """
 
     config: ModelConfig
     dtype: jnp.dtype
-    quantization: Quantization | None
+    quantization: WeightForm | None
     source: Path
     kind: CheckpointKind
     tokenizer_source: Path
@@ -91,12 +96,15 @@ class OpenedModel:
     output_rows: Callable[[Sequence[int]], NDArray[np.float32]] | None = None
     metadata: Mapping[str, Any] | None = None
     block_quantized: BlockQuantizedReader | None = None
+    packed: PackedReader | None = None
     _read: Callable[[], dict[str, Any]]
 
     def abstract_weights(self) -> dict[str, Any]:
         """The weights as `jax.ShapeDtypeStruct`s with shardings."""
         weights: dict[str, Any] = abstract_weights(self.config, self.dtype, self.mesh)
-        if self.quantization is None:
+        if self.packed is not None:
+            return self.packed.abstract_weights(weights)
+        if self.quantization is None or self.quantization == "stored":
             return weights
         return abstract_quantized_weights(weights, self.config, self.quantization, self.mesh)
 
@@ -126,21 +134,25 @@ def open_model(
 
     Raises: as for `load_model`.
     """
-    kind_of_weights = check_quantization(quantization)
+    form = check_quantization(quantization)
     mesh = make_mesh(1) if mesh is None else mesh
     path, kind = locate(model, load_format)
     if load_format == DUMMY:
-        return _open_dummy(path, kind, dtype, mesh, kind_of_weights, seed)
+        rounded = rounded_form(form, "weights made at random")
+        return _open_dummy(path, kind, dtype, mesh, rounded, seed)
     if kind == "orbax":
-        return _open_orbax(path, dtype, mesh, kind_of_weights)
+        return _open_orbax(path, dtype, mesh, rounded_form(form, "an Orbax checkpoint"))
     source = open_source(path, kind)
     config = source.config.with_tensor_parallel(tensor_parallel_size(mesh))
     resolved = resolve_dtype(dtype, config, mesh)
     check_tensors(source, config, str(path))
+    packed = PackedReader(source, config, mesh) if form == "stored" else None
+    if packed is not None and not packed.has_blocks(resolved):
+        rounded_form(form, f"{path}, of which no linear layer is stored in blocks of small codes")
     return OpenedModel(
         config=config,
         dtype=resolved,
-        quantization=kind_of_weights,
+        quantization=form,
         source=path,
         kind=kind,
         tokenizer_source=path,
@@ -150,9 +162,18 @@ def open_model(
         output_rows=None if config.output_bias else partial(read_output_rows, source, config),
         metadata=getattr(source, "metadata", None),
         block_quantized=(
-            _block_quantized(source, config, resolved, mesh) if kind_of_weights is None else None
+            _block_quantized(source, config, resolved, mesh) if form in (None, "stored") else None
         ),
-        _read=partial(assemble_weights, source, config, resolved, mesh, kind_of_weights),
+        packed=packed,
+        _read=partial(
+            assemble_weights,
+            source,
+            config,
+            resolved,
+            mesh,
+            None if form == "stored" else form,
+            packed,
+        ),
     )
 
 
@@ -169,12 +190,14 @@ def load_model(
             checkpoint directory.
         dtype: "float32", "bfloat16", or "auto": float32 on CPUs, the checkpoint's own elsewhere.
         mesh: where the weights go; None takes the first device alone.
-        quantization: "int8" or "fp8" rounds the linear layers to it; None or "none" does not.
+        quantization: "int8" or "fp8" rounds the linear layers to it; "stored" leaves those that the
+            checkpoint holds in blocks of small codes as they are; None or "none" does neither.
 
     Raises:
         ModelLoadError: the checkpoint is missing, damaged, incomplete or unsafe.
         UnsupportedModelError: its mathematics are not implemented.
-        InvalidConfigError: an unknown dtype or quantization.
+        InvalidConfigError: an unknown dtype or quantization, or "stored" of a checkpoint that has
+            no blocks.
     """
     opened = open_model(model, dtype, mesh, quantization)
     return LoadedModel(

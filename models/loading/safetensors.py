@@ -29,7 +29,7 @@ from octavo.models.loading.stored.formats import FIELD, without_quantization
 from octavo.models.loading.stored.tensor import StoredTensor
 from octavo.models.loading.tensors import expected_tensors
 from octavo.models.tensor_layouts import Index
-from octavo.pallas_kernels.cpu.block_quantized_linear import Blocks, BlockType
+from octavo.pallas_kernels.stored_blocks import Blocks, BlockType
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"

@@ -22,8 +22,6 @@ from octavo.pallas_kernels.cpu.block_quantized_linear import (
 )
 from octavo.pallas_kernels.cpu.block_quantized_linear import (
     BlockQuantizedWeight,
-    Blocks,
-    BlockType,
     PanelWeight,
     block_quantized_linear,
     lay_out_blocks,
@@ -32,6 +30,7 @@ from octavo.pallas_kernels.cpu.block_quantized_linear import (
 from octavo.pallas_kernels.cpu.bounded_argmax import bounded_argmax, make_logit_bounds
 from octavo.pallas_kernels.cpu.eigen_linear import EigenWeight, eigen_linear
 from octavo.pallas_kernels.cpu.int8_split_linear import int8_split_linear, split_weight
+from octavo.pallas_kernels.stored_blocks import Blocks, BlockType
 from octavo.pallas_kernels.tuning import ProductLibrary, Span
 
 ROWS = (1, 4, 8, 16, 24, 32, 48, 64, 96, 128, 512)

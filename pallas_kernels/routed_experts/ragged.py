@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from octavo.pallas_kernels.linear_weight import LinearWeight
+from octavo.pallas_kernels.packed_linear import PackedWeight
 from octavo.pallas_kernels.quantized_linear import QuantizedWeight, ragged_quantized_linear
 from octavo.pallas_kernels.routed_experts.weights import (
     ExpertWeights,
@@ -38,6 +39,8 @@ def ragged_experts(
 def _product(x: jax.Array, weight: jax.Array | LinearWeight, by_expert: Sorted) -> jax.Array:
     if isinstance(weight, QuantizedWeight):
         return ragged_quantized_linear(x, weight, by_expert.sizes, by_expert.expert)
+    if isinstance(weight, PackedWeight):
+        weight = weight.dequantized().swapaxes(1, 2)
     if isinstance(weight, LinearWeight):
         raise TypeError(f"{type(weight).__name__} has no ragged product")
     is_float32 = x.dtype == jnp.float32

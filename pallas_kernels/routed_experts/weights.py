@@ -45,14 +45,16 @@ class ExpertWeights:
         """Those that rows are multiplied by."""
         return self.gate, self.up, self.down
 
-    def map_axes(self, one: Callable[[jax.Array, tuple[str, ...]], Any]) -> ExpertWeights:
+    def map_axes(self, one: Callable[[jax.Array, tuple[str | None, ...]], Any]) -> ExpertWeights:
         """The same tree, of what `one` makes of each leaf and the logical axes it has."""
 
         def weight(stack: jax.Array | LinearWeight, inputs: str, outputs: str) -> Any:
             # A plain stack has its inputs first, a quantized one last; scales have none.
             is_plain = not isinstance(stack, LinearWeight)
             order = (inputs, outputs) if is_plain else (outputs, inputs)
-            return jax.tree.map(lambda leaf: one(leaf, ("expert", *order)[: leaf.ndim]), stack)
+            # Behind blocks of inputs come their codes.
+            axes = ("expert", *order, None)
+            return jax.tree.map(lambda leaf: one(leaf, axes[: leaf.ndim]), stack)
 
         def bias(stack: jax.Array | None, outputs: str) -> Any:
             return None if stack is None else one(stack, ("expert", outputs))

@@ -15,6 +15,7 @@ from octavo.server.cli.plan_fleet import add_fleet_plan_args, run_fleet_plan
 from octavo.server.cli.sizes import parse_bytes, parse_rate, show_bytes, show_seconds
 
 if TYPE_CHECKING:
+    from octavo.engine.config import EngineConfig
     from octavo.models.config import ModelConfig
 
 MAX_CONTEXT = 8192
@@ -41,6 +42,15 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--dtype", choices=("auto", "float32", "bfloat16"), default="auto",
         help="of weights and KV; auto is the checkpoint's own (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quantization", default="none", metavar="FORM",
+        help="of weights: none, int8, fp8, or stored: as the checkpoint has them "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--kv-cache-dtype", default="auto", metavar="DTYPE",
+        help="of KV: auto is that of the weights (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--block-size", type=int, default=16, metavar="TOKENS",
@@ -74,10 +84,16 @@ def run(args: argparse.Namespace) -> int:
     from octavo.engine.config import EngineConfig
 
     # Borrowed for its checks.
-    EngineConfig(block_size=args.block_size, tensor_parallel_size=args.tensor_parallel_size)
+    engine_config = EngineConfig(
+        block_size=args.block_size,
+        tensor_parallel_size=args.tensor_parallel_size,
+        quantization=args.quantization,
+        kv_cache_dtype=args.kv_cache_dtype,
+    )
     config = read_model_config(args.model).with_tensor_parallel(args.tensor_parallel_size)
     dtype = config.checkpoint_dtype if args.dtype == "auto" else args.dtype
-    report = plan_report(args, config, "float32" if dtype == "float32" else "bfloat16")
+    dtype = "float32" if dtype == "float32" else "bfloat16"
+    report = plan_report(args, config, dtype, engine_config)
     if args.json:
         print(json.dumps(report))
     else:
@@ -104,10 +120,13 @@ def read_model_config(model: str) -> ModelConfig:
     return load_config(model)
 
 
-def plan_report(args: argparse.Namespace, config: ModelConfig, dtype: str) -> dict[str, Any]:
+def plan_report(
+    args: argparse.Namespace, config: ModelConfig, dtype: str, engine_config: EngineConfig
+) -> dict[str, Any]:
     """The plan as JSON has it: sizes in bytes, times in seconds."""
     import jax.numpy as jnp
 
+    from octavo.engine.execution.platform.kv_memory import requested_kv_dtype
     from octavo.engine.execution.state import kv_bytes_per_token
     from octavo.models.parameters import declare, num_parameters
 
@@ -116,9 +135,10 @@ def plan_report(args: argparse.Namespace, config: ModelConfig, dtype: str) -> di
             "context", args.context, f"at most the model's {config.max_position_embeddings}"
         )
     specs = declare(config, jnp.dtype(dtype))
+    kv_dtype = requested_kv_dtype(engine_config, jnp.dtype(dtype))
     capacity = Capacity(
-        weight_bytes=_weight_bytes(specs),
-        kv_bytes_per_token=kv_bytes_per_token(config, jnp.dtype(dtype)),
+        weight_bytes=_weight_bytes(args, config, dtype),
+        kv_bytes_per_token=kv_bytes_per_token(config, kv_dtype),
         page_size=args.block_size,
         context_tokens=args.context or min(config.max_position_embeddings, MAX_CONTEXT),
         memory_bytes=args.memory,
@@ -131,6 +151,8 @@ def plan_report(args: argparse.Namespace, config: ModelConfig, dtype: str) -> di
     return {
         "model": args.model,
         "dtype": dtype,
+        "quantization": args.quantization,
+        "kv_cache_dtype": kv_dtype.name,
         "num_parameters": num_parameters(specs),
         "num_idle_parameters": config.num_idle_layer_weights(),
         "weight_bytes": capacity.weight_bytes,
@@ -151,20 +173,43 @@ def plan_report(args: argparse.Namespace, config: ModelConfig, dtype: str) -> di
     }
 
 
-def _weight_bytes(specs: Any) -> int:
+def _weight_bytes(args: argparse.Namespace, config: ModelConfig, dtype: str) -> int:
     import jax
+    import jax.numpy as jnp
 
-    from octavo.models.parameters import is_spec, num_parameters
+    from octavo.models.loading.load import open_model
+    from octavo.models.parameters import (
+        abstract_weights,
+        declare,
+        is_spec,
+        num_bytes,
+        num_parameters,
+    )
+    from octavo.models.quantization import (
+        abstract_quantized_weights,
+        check_quantization,
+        rounded_form,
+    )
+    from octavo.sharding.mesh import make_mesh
 
-    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
-    return sum(num_parameters({"": leaf}) * leaf.dtype.itemsize for leaf in leaves)
+    form = check_quantization(args.quantization)
+    if form is None:  # no device is asked for
+        leaves = jax.tree.leaves(declare(config, jnp.dtype(dtype)), is_leaf=is_spec)
+        return sum(num_parameters({"": leaf}) * leaf.dtype.itemsize for leaf in leaves)
+    mesh = make_mesh(1)
+    if form == "stored" and not args.model.endswith(".json"):
+        return num_bytes(open_model(args.model, dtype, mesh, form).abstract_weights())
+    rounded = rounded_form(form, "a config.json alone")
+    assert rounded is not None
+    dense = abstract_weights(config, jnp.dtype(dtype), mesh)
+    return num_bytes(abstract_quantized_weights(dense, config, rounded, mesh))
 
 
 def _print(report: dict[str, Any]) -> None:
     """The plan as people read it."""
     context = report["context_tokens"]
     rows = [
-        ("model", f"{Path(report['model']).name} in {report['dtype']}"),
+        ("model", f"{Path(report['model']).name} in {report['dtype']}{_show_form(report)}"),
         ("weights", _show_weights(report)),
         ("KV per token", show_bytes(report["kv_bytes_per_token"])),
         (f"KV per page of {report['page_size']}", show_bytes(report["kv_bytes_per_page"])),
@@ -184,6 +229,13 @@ def _print(report: dict[str, Any]) -> None:
         print(f"{name:<{width}}  {value}")
     if report["kv_pool_bytes"] == 0:
         print("The weights alone do not fit this memory.")
+
+
+def _show_form(report: dict[str, Any]) -> str:
+    """What of the model has another dtype than it has itself."""
+    form, kv_dtype = report["quantization"], report["kv_cache_dtype"]
+    weights = {"none": "", "stored": ", weights as they are stored"}.get(form, f", weights {form}")
+    return weights + (f", KV {kv_dtype}" if kv_dtype != report["dtype"] else "")
 
 
 def _show_weights(report: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from octavo.pallas_kernels.compat import multiplies_bfloat16
 from octavo.pallas_kernels.cpu.block_quantized_linear import BlockQuantizedWeight, PanelWeight
 from octavo.pallas_kernels.cpu.eigen_linear import EigenWeight
 from octavo.pallas_kernels.cpu.int8_split_linear import Int8SplitWeight
+from octavo.pallas_kernels.packed_linear import PackedWeight
 
 TIE = 1e-3
 """Logits of these weights are up to 35 and agree within 1e-3 between frameworks: the tolerance of
@@ -37,6 +38,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool]]] = {
         {"library": "eigen", "bounded_argmax": [1, 32]},
         {"screened_argmax": True},
     ),
+    "as stored": ({}, {"quantization": "stored", "packed_weights": True}),
 }
 """By name: what a tuning table says, and engine arguments."""
 
@@ -124,6 +126,7 @@ EXPECTED: dict[str, set[type]] = {
     "block-quantized": {BlockQuantizedWeight, PanelWeight},
     "int8-split": {Int8SplitWeight},
     "bounded argmax, Eigen's products": {EigenWeight},
+    "as stored": {PackedWeight, BlockQuantizedWeight, PanelWeight},
 }
 
 
@@ -139,7 +142,7 @@ def test_tokens_differ_only_where_the_model_is_undecided(
     if "bounded_argmax" in entry and not multiplies_bfloat16():
         pytest.skip("this JAX multiplies bfloat16 slowly: no engine screens")
     write_table(entry)
-    if entry.keys() & {"block_quantized", "bounded_argmax"}:
+    if entry.keys() & {"block_quantized", "bounded_argmax"} or "quantization" in changes:
         compile_for_speed()
     llm = make_llm(first_layers, NUM_ROWS, warm_up="full", **changes)
     assert kinds_read(llm) >= EXPECTED.get(variant, set())

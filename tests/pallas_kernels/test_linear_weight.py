@@ -10,12 +10,7 @@ import numpy as np
 import pytest
 
 from octavo.models import layers
-from octavo.pallas_kernels.cpu.block_quantized_linear import (
-    Blocks,
-    BlockType,
-    lay_out_blocks,
-    make_panels,
-)
+from octavo.pallas_kernels.cpu.block_quantized_linear import lay_out_blocks, make_panels
 from octavo.pallas_kernels.cpu.eigen_linear import EigenWeight
 from octavo.pallas_kernels.cpu.int8_split_linear import split_weight
 from octavo.pallas_kernels.cpu.native_int8_linear import NativeInt8Weight
@@ -25,6 +20,7 @@ from octavo.pallas_kernels.linear_weight import (
     linear_weight,
 )
 from octavo.pallas_kernels.quantized_linear import quantize_weight
+from octavo.pallas_kernels.stored_blocks import Blocks, BlockType
 
 INPUTS, OUTPUTS = (2, 32), (3, 16)
 TOLERANCE = {

@@ -14,7 +14,7 @@ import numpy as np
 from octavo.models.loading.stored.disk import Disk
 from octavo.models.loading.stored.grids import PackedFloats, PackedIntegers, Plain, Scales
 from octavo.models.loading.stored.tensor import Affine, StoredTensor
-from octavo.pallas_kernels.cpu.block_quantized_linear import Blocks, BlockType
+from octavo.pallas_kernels.stored_blocks import Blocks, BlockType
 
 SIZES = (32, 16)
 """Codes that a block may have."""

@@ -26,11 +26,8 @@ from octavo.pallas_kernels.cpu.block_quantized_linear.reference import (
 )
 from octavo.pallas_kernels.cpu.block_quantized_linear.weight import (
     BlockQuantizedWeight,
-    Blocks,
-    BlockType,
     PanelWeight,
     abstract_block_quantized,
-    common_type,
     lay_out_blocks,
     make_panels,
 )
@@ -38,13 +35,10 @@ from octavo.pallas_kernels.cpu.block_quantized_linear.weight import (
 __all__ = [
     "COMPILER_OPTIONS",
     "BlockQuantizedWeight",
-    "BlockType",
-    "Blocks",
     "PanelWeight",
     "abstract_block_quantized",
     "block_quantized_linear",
     "block_quantized_linear_reference",
-    "common_type",
     "dequantized",
     "lay_out_blocks",
     "make_panels",

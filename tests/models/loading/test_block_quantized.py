@@ -14,12 +14,11 @@ from octavo.models.weight_variants.block_quantized import abstract_in_panels, in
 from octavo.models.weight_variants.tree import with_variants
 from octavo.pallas_kernels.cpu.block_quantized_linear import (
     BlockQuantizedWeight,
-    Blocks,
-    BlockType,
     abstract_block_quantized,
     dequantized,
     lay_out_blocks,
 )
+from octavo.pallas_kernels.stored_blocks import Blocks, BlockType
 from octavo.sharding.mesh import make_mesh
 
 

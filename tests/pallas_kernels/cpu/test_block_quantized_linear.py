@@ -12,18 +12,16 @@ import pytest
 from octavo.pallas_kernels.cpu.block_quantized_linear import (
     COMPILER_OPTIONS,
     BlockQuantizedWeight,
-    Blocks,
-    BlockType,
     PanelWeight,
     abstract_block_quantized,
     block_quantized_linear,
     block_quantized_linear_reference,
-    common_type,
     dequantized,
     lay_out_blocks,
     make_panels,
 )
 from octavo.pallas_kernels.cpu.block_quantized_linear import weight as weight_module
+from octavo.pallas_kernels.stored_blocks import Blocks, BlockType, common_type
 
 F16, F32 = np.dtype(np.float16), np.dtype(np.float32)
 TYPES = {

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from octavo.engine.kv.state_snapshots import default_num_places
+from octavo.models.packaged import PACKAGED_MODELS
 from octavo.server.cli.capacity import Capacity
 from octavo.server.cli.main import main
 
@@ -105,3 +106,27 @@ def test_plan_reads_the_config_of_a_quantized_checkpoint_alone(tiny_model, tmp_p
 def test_plan_for_people_says_when_the_weights_do_not_fit(tiny_model, capsys):
     assert main(["plan", "--model", str(tiny_model), "--memory", "1KB"]) == 0
     assert "do not fit" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(
+    not PACKAGED_MODELS["smollm2-135m"].is_installed(), reason="smollm2-135m is not installed"
+)
+def test_plan_counts_weights_and_kv_in_the_form_that_is_asked_for(tiny_model, capsys):
+    """As an engine would have them: 4.5 to 8.5 bits a weight where they stay as they are stored."""
+
+    def report(*options):
+        assert main(["plan", "--json", "--dtype", "bfloat16", *options]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    dense, int8, stored = (
+        report("--quantization", form)["weight_bytes"] for form in ("none", "int8", "stored")
+    )
+    assert 0.5 < int8 / dense < 0.51
+    assert 0.3 < stored / dense < 0.4
+    values = 576 // 9 * 3 * 2 * 30  # of 3 KV heads, keys and values, 30 layers
+    assert report("--kv-cache-dtype", "int8")["kv_bytes_per_token"] == values + 4 * 3 * 2 * 30
+    config = str(tiny_model / "config.json")
+    assert main(["plan", "--model", config, "--quantization", "stored"]) == 2
+    assert "for a config.json alone" in capsys.readouterr().err
+    assert main(["plan", "--quantization", "int4"]) == 2
+    assert "quantization = 'int4' is not allowed" in capsys.readouterr().err

@@ -18,12 +18,12 @@ from octavo.engine.execution.weights.weight_variants import WeightVariants, plai
 from octavo.models.loading.load import open_model
 from octavo.pallas_kernels.cpu.block_quantized_linear import (
     BlockQuantizedWeight,
-    BlockType,
     PanelWeight,
     abstract_block_quantized,
 )
 from octavo.pallas_kernels.cpu.native_int8_linear import COMPILER_OPTIONS as NATIVE_OPTIONS
 from octavo.pallas_kernels.cpu.native_int8_linear import NativeInt8Weight
+from octavo.pallas_kernels.stored_blocks import BlockType
 from octavo.sharding.mesh import make_mesh
 
 

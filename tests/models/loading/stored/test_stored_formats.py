@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,17 @@ from octavo.models.loading.stored.formats import without_quantization
 from octavo.models.quantization import NUM_INPUTS
 from octavo.pallas_kernels.cpu.block_quantized_linear import dequantized
 from octavo.sharding.mesh import make_mesh
-from tests.models.loading.stored.writers import F8, FORMATS, Memory, quantized, write_safetensors
+from tests.models.loading.stored.conftest import Write
+from tests.models.loading.stored.writers import (
+    F8,
+    FORMATS,
+    Memory,
+    quantized,
+    stores_blocks,
+    write_safetensors,
+)
 
-Write = Callable[..., Path]
 LAYER = "model.layers.1.self_attn.k_proj."
-
-
-@pytest.fixture
-def write(tmp_path: Path, tiny_values: Any) -> Write:
-    """A directory of a tiny model with some tensors."""
-
-    def make(model: str, tensors: dict[str, np.ndarray], how: Any = None, **changes: Any) -> Path:
-        directory = tmp_path / ("quantized" if how else "plain")
-        directory.mkdir(exist_ok=True)
-        values = tiny_values(model) | ({"quantization_config": how} if how else {}) | changes
-        (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
-        write_safetensors(directory / "model.safetensors", tensors)
-        return directory
-
-    return make
 
 
 @pytest.mark.parametrize(
@@ -349,14 +340,6 @@ def test_any_value_anywhere_is_read_or_refused(name: str) -> None:
         assert len(words) < 1000
 
 
-IN_BLOCKS = [name for name in FORMATS if re.match("awq|gptq|packed|int8|nvfp4|mxfp4", name)]
-WITHOUT = {
-    "packed 4 bits, ordered",
-    "gptq of 4 bits in order of activations",
-    "int8 by bitsandbytes",
-}
-
-
 @pytest.mark.parametrize("name", FORMATS)
 def test_integers_in_groups_are_also_read_as_blocks(
     name: str, write: Write, tiny_tensors: Any
@@ -369,7 +352,7 @@ def test_integers_in_groups_are_also_read_as_blocks(
     for array, like in zip(jax.tree.leaves(blocks), jax.tree.leaves(abstract), strict=True):
         assert (array.shape, array.dtype) == (like.shape, like.dtype)
     found = blocks["layers"][1]
-    if name not in IN_BLOCKS or name in WITHOUT:
+    if not stores_blocks(name):
         assert not found
         return
     # Inputs of 48 are no multiple of a word's three bits.

@@ -6,6 +6,7 @@ Each is written plainly, bit by bit where bits are packed, and knows nothing of 
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -444,3 +445,13 @@ def quantized(
         del stored[key]
         stored |= {key.removesuffix("weight") + part: value for part, value in parts.items()}
     return stored, dense
+
+
+def stores_blocks(name: str) -> bool:
+    """Whether a format's layers are blocks of small codes whose inputs follow each other."""
+    without = {
+        "packed 4 bits, ordered",
+        "gptq of 4 bits in order of activations",
+        "int8 by bitsandbytes",
+    }
+    return name not in without and bool(re.match("awq|gptq|packed|int8|nvfp4|mxfp4", name))
