@@ -24,7 +24,7 @@ from octavo.models.loading.block_quantized import (
 )
 from octavo.models.loading.tensors import prefix_of
 from octavo.models.parameters import ParamSpec, declare, is_spec
-from octavo.models.quantization import is_quantized, path_keys
+from octavo.models.quantization import EXPERTS, is_quantized, path_keys
 from octavo.pallas_kernels.packed_linear import PackedWeight, abstract_packed, pack_blocks
 from octavo.sharding.rules import DEFAULT_RULES
 
@@ -86,6 +86,11 @@ class PackedReader:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
         weight: PackedWeight = jax.tree.map(placed, whole)
+        # Each device multiplies by its own part of every expert's features: of whole blocks.
+        dense = DEFAULT_RULES.sharding(self._mesh, spec.logical_axes, spec.shape)
+        codes: NamedSharding = weight.codes.sharding  # type: ignore[assignment]
+        if path[-1] in EXPERTS and any(dense.spec) != any(codes.spec):
+            return None
         return weight
 
     def read(self, path: tuple[str | int, ...], spec: ParamSpec) -> PackedWeight | None:
