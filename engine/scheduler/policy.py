@@ -229,7 +229,8 @@ class Policy:
             one tenant's to it. With one tenant that waits it changes nothing.
         admit: who is given up before anyone is admitted, and how many may be admitted.
         refuse: asked at the door, before a request may wait.
-        budget: most tokens of a step in which prompts advance.
+        budget: most tokens of a step in which prompts advance. Where prompts are not split and no
+            row decodes, the step's first may exceed it, as it would else wait for ever.
         idle_rows: which of the snapshot's decode rows are left out of this step, by index,
             ascending: rows whose next token is not due yet, where the others' would be late beside
             them. No row may be left out for ever.

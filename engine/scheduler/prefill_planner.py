@@ -108,17 +108,20 @@ class PrefillPlanner:
         preempted, advanced = self._builder.preempted_numbers, self._pending.advanced
         most_rows = self._limits.max_prefill_rows
         left = self._limits.max_num_batched_tokens - len(decoding)
+        # A prompt that is not split may be longer than the policy's budget ever is.
+        may_exceed = not self._chunks_prompts and not len(decoding)
         for entry in order.candidates(snapshot):
             if entry.goes_on and left > 0:
                 budget = max(budget, 1)  # as it would get if it decoded
-            if budget <= 0 or len(prompts.rows) >= most_rows:
+            most = left if may_exceed and not prompts.rows else budget
+            if most <= 0 or len(prompts.rows) >= most_rows:
                 break
             if entry.request.slot is None:
-                if not self._let_in(entry, budget, snapshot):
+                if not self._let_in(entry, most, snapshot):
                     continue
             elif entry.number in preempted:
                 continue
-            row = self._row(entry, budget, snapshot)
+            row = self._row(entry, most, snapshot)
             if row is None:
                 continue
             prompts.rows.append(row)

@@ -57,6 +57,24 @@ def test_without_chunked_prefill_a_prompt_must_fit_a_step(drive, request_of):
     assert [row.num_tokens for row in driver.turn().prefill_rows] == [16]
 
 
+@pytest.mark.parametrize("policy", ["fcfs:token_budget=8", "sjf:token_budget=1"])
+def test_a_prompt_that_is_not_split_exceeds_the_budget_of_a_policy_by_itself(
+    drive, request_of, policy
+):
+    limits = {"max_num_batched_tokens": 16, "max_num_seqs": 4}
+    off = {"enable_chunked_prefill": False, "enable_prefix_caching": False}
+    driver = drive(limits, **off, policy=policy)
+    for request_id, prompt in (("short", 4), ("long", 16), ("next", 6)):
+        driver.add(request_of(request_id, prompt, max_tokens=2))
+    steps = []
+    for _ in range(20):
+        plan = driver.turn()
+        if plan is not None and plan.prefill_rows:
+            steps.append([row.num_tokens for row in plan.prefill_rows])
+    assert sorted(steps) == [[4], [6], [16]]
+    assert not driver.scheduler.has_unfinished
+
+
 def test_a_past_deadline_is_refused(drive, request_of):
     with pytest.raises(DeadlineExceededError):
         drive().scheduler.add(request_of(deadline_s=1.0), 1.5)
