@@ -346,7 +346,9 @@ class PrefillPlanner:
         restored: int | None = None
         saved: tuple[tuple[int, int], ...] = ()
         if (snapshots := self._kv.snapshots) is not None:
-            restored = snapshots.restored(pages, start) if is_new else None
+            # A row that goes on has its state.
+            begins = is_new and not entry.goes_on
+            restored = snapshots.restored(pages, start) if begins else None
             saved = snapshots.saved(pages, start, start + num_tokens, entry.prefill_end)
         return PrefillRow(
             request, slot, start, num_tokens, samples, is_new, page_ids, restored, saved

@@ -72,7 +72,9 @@ EXPERTS = Experts(
     gated=False,
     shared_size=24,
 )
-DIGITS = SamplingParams(temperature=0.0, max_tokens=60, structured_outputs={"regex": "ab[0-9]{9}z"})
+FORM = "ab[0-9]{4}cdef[0-9]{5}z"
+"""Forces tokens at its beginning, between tokens that are chosen, and at its end."""
+DIGITS = SamplingParams(temperature=0.0, max_tokens=60, structured_outputs={"regex": FORM})
 
 
 def config_of(kind: str) -> ModelConfig:
@@ -270,11 +272,12 @@ def test_a_grammar_s_rows_keep_their_states_while_they_sit_out(
         outputs = llm.generate(given, params, use_tqdm=False)
         texts.append([output.outputs[0].token_ids for output in outputs])
         assert texts[-1][::2] == alone[1:7:2]
+        assert not llm.engine.core.recovery.num_recoveries
     assert texts[0] == texts[1]
     plain = new_llm(checkpoint)
     for index in range(1, len(given), 2):
         output = plain.generate(given[index], DIGITS, use_tqdm=False)[0].outputs[0]
-        assert re.fullmatch("ab[0-9]{9}z", output.text)
+        assert re.fullmatch(FORM, output.text)
         assert output.token_ids == texts[0][index]
     plain.close()
 
