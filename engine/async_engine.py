@@ -23,7 +23,7 @@ from typing import Any, TypeVar, Unpack
 from octavo.engine.any_engine import AnyEngine, open_engine
 from octavo.engine.config import EngineConfig
 from octavo.engine.engine_arguments import engine_config
-from octavo.engine.errors import EngineDeadError
+from octavo.engine.errors import EngineDeadError, InvalidConfigError
 from octavo.engine.input.input_processor import (
     POOLED,
     PromptLike,
@@ -84,6 +84,11 @@ class AsyncEngine(AsyncPooling):
         engine: AnyEngine | None = None,
         **engine_args: Any,
     ) -> None:
+        if not isinstance(config, EngineConfig | None):
+            raise InvalidConfigError("config", config, "an EngineConfig; a model goes by model=")
+        if config is not None and engine_args:
+            name, value = next(iter(engine_args.items()))
+            raise InvalidConfigError(name, value, "a field of config where one is given")
         if engine is None:
             engine = open_engine(config or engine_config(None, engine_args), progress=progress)
         self.engine = engine

@@ -27,6 +27,8 @@ FEW_ROWS, FEW_TOKENS = 8, 128
 would compute them all, however short the prompt, and a long one in steps of so many takes little
 longer than in one."""
 
+_PATHS = ("tokenizer", "chat_template", "compile_cache_dir")
+"""Where ~ is the user's folder. The model's name may be what clients call it, and stays."""
 _DTYPES = ("auto", "float32", "bfloat16")
 _QUANTIZATIONS = ("none", "int8", "fp8", "stored")
 _KV_CACHE_DTYPES = ("auto", "float32", "bfloat16", "int8", "fp8")
@@ -199,6 +201,8 @@ class EngineConfig:
             value = getattr(self, name)
             if kind is str and isinstance(value, os.PathLike):
                 object.__setattr__(self, name, os.fspath(value))
+            elif name in _PATHS and isinstance(value, str) and value.startswith("~"):
+                object.__setattr__(self, name, os.path.expanduser(value))
             elif name == "override_generation_config" and isinstance(value, Mapping):
                 object.__setattr__(self, name, _as_json(name, value))
             elif not (_is_a(kind, value) or (optional and value is None)):

@@ -6,21 +6,25 @@ import difflib
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfigError
 
-WITHOUT_EFFECT = frozenset(
+SWITCHES = frozenset(
     (
-        "async_scheduling", "block_manager", "compilation_config", "cuda_graph_sizes",
-        "disable_async_output_proc", "disable_cascade_attn", "disable_custom_all_reduce",
-        "disable_log_requests", "disable_log_stats", "enable_expert_parallel", "enforce_eager",
-        "max_logprobs", "max_parallel_loading_workers", "max_seq_len_to_capture",
-        "optimization_level", "preemption_mode", "use_tqdm_on_load", "use_v2_block_manager",
+        "async_scheduling", "disable_async_output_proc", "disable_cascade_attn",
+        "disable_custom_all_reduce", "disable_log_requests", "disable_log_stats",
+        "enable_expert_parallel", "enforce_eager", "use_tqdm_on_load", "use_v2_block_manager",
     )
 )  # fmt: skip
+"""Those of `WITHOUT_EFFECT` that are on or off."""
+WITHOUT_EFFECT = SWITCHES | {
+    "block_manager", "compilation_config", "cuda_graph_sizes", "max_logprobs",
+    "max_parallel_loading_workers", "max_seq_len_to_capture", "optimization_level",
+    "preemption_mode",
+}  # fmt: skip
 """Arguments of vLLM that say how it computes, and not what: any value is taken."""
 
 _NOTHING: tuple[object, ...] = (None, False, 0, "", [], {})
@@ -54,27 +58,39 @@ _log = logging.getLogger(__name__)
 def engine_config(model: str | os.PathLike[str] | None, arguments: dict[str, Any]) -> EngineConfig:
     """An `EngineConfig` from keyword arguments.
 
-    Those of vLLM that change no answer are taken, with one warning for each set of names; others
-    that are not fields of `EngineConfig` are refused by name.
+    Of those that are not fields of `EngineConfig`, `check_others` takes some.
 
     Raises:
         InvalidConfigError: an unknown argument, or a value out of range.
     """
     known = EngineConfig.__dataclass_fields__
     given = {name: value for name, value in arguments.items() if name in known}
-    others = tuple(sorted(name for name in arguments if name not in known))
-    for name in others:
-        _check_other(name, arguments[name])
-    if others:
-        _warn(others)
+    check_others({name: value for name, value in arguments.items() if name not in known})
     if model is None:
         return EngineConfig(**given)
     return EngineConfig(model=os.fspath(model), **given)
 
 
+def check_others(
+    others: Mapping[str, object], without_effect: Collection[str] = WITHOUT_EFFECT
+) -> None:
+    """Takes arguments of vLLM that change no answer, with one warning for each set of names.
+
+    Args:
+        others: name -> value.
+        without_effect: names that any value may have.
+
+    Raises:
+        InvalidConfigError: another argument, or a value that asks for something.
+    """
+    for name, value in others.items():
+        if name not in without_effect:
+            _check_other(name, value)
+    if others:
+        _warn(tuple(sorted(others)))
+
+
 def _check_other(name: str, value: object) -> None:
-    if name in WITHOUT_EFFECT:
-        return
     if name in NEUTRAL:
         values, allowed = NEUTRAL[name]
         # 1 == True, and neither stands for the other.

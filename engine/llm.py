@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, Unpack
 
 from tqdm import tqdm
@@ -29,6 +29,7 @@ from octavo.engine.pooling.outputs import (
 )
 from octavo.engine.pooling.params import PoolingParams, as_pooling_params
 from octavo.engine.pooling.scoring import plan_scores
+from octavo.engine.process.held_interrupts import held_interrupts
 from octavo.engine.request import Priority
 from octavo.engine.sampling_params import (
     RequestOutputKind,
@@ -76,6 +77,7 @@ class LLM:
         config = engine_config(model, engine_args).with_token_budget(OFFLINE_BATCHED_TOKENS)
         self.engine = open_engine(config, progress=progress)
         self._is_closed = False
+        self._process_id = os.getpid()
         self._turn = threading.RLock()
         """Whose holder alone may step the engine, or change what a step reads."""
 
@@ -96,8 +98,14 @@ class LLM:
         """Has the engine for itself.
 
         Raises:
-            EngineDeadError: it was closed.
+            EngineDeadError: it was closed, or it was made in another process.
         """
+        if os.getpid() != self._process_id:
+            # A fork has none of JAX's threads, and would wait for them for ever.
+            raise EngineDeadError(
+                "this LLM was made before a fork, which has no devices: make one in the new "
+                "process, started with multiprocessing's spawn"
+            )
         with self._turn:
             if self._is_closed:
                 raise EngineDeadError("this LLM was closed: make another one")
@@ -381,11 +389,16 @@ class LLM:
         self, submissions: Sequence[Submission], name: str, *, use_tqdm: bool
     ) -> list[RequestOutput]:
         """Serves all submissions; their outputs in the same order."""
-        with self._in_turn():
-            return self._run_in_turn(submissions, name, use_tqdm=use_tqdm)
+        with self._in_turn(), held_interrupts() as let_in:
+            return self._run_in_turn(submissions, name, let_in, use_tqdm=use_tqdm)
 
     def _run_in_turn(
-        self, submissions: Sequence[Submission], name: str, *, use_tqdm: bool
+        self,
+        submissions: Sequence[Submission],
+        name: str,
+        let_in: Callable[[], None],
+        *,
+        use_tqdm: bool,
     ) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
         submitted: list[str] = []
@@ -397,6 +410,7 @@ class LLM:
                 submitted.append(submission.request_id)
             num_tokens = 0
             while len(outputs) < len(submissions):
+                let_in()
                 for output in self.engine.step():
                     outputs[output.engine_id] = output
                     num_tokens += sum(len(c.token_ids) for c in output.outputs)

@@ -150,7 +150,7 @@ def first_token(path: str | Path, field: str = "token_file") -> str:
         InvalidConfigError: it cannot be read, or holds no token; names `field`.
     """
     try:
-        lines = Path(path).read_text("utf-8").splitlines()
+        lines = Path(path).expanduser().read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidConfigError(field, str(path), f"a file that can be read ({error})") from None
     for line in map(str.strip, lines):

@@ -29,8 +29,9 @@ class LogConfig:
     log_prompts: bool = False
 
     def __post_init__(self) -> None:
-        if self.log_level not in LEVELS:
+        if self.log_level.lower() not in LEVELS:
             raise InvalidConfigError("log_level", self.log_level, " or ".join(LEVELS))
+        object.__setattr__(self, "log_level", self.log_level.lower())
         if self.log_format not in FORMATS:
             raise InvalidConfigError("log_format", self.log_format, " or ".join(FORMATS))
 

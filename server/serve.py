@@ -343,11 +343,11 @@ async def serve(
         InvalidConfigError: an address cannot be bound.
         OctavoError: whatever `make_engine` raised.
     """
-    process = ServingProcess()
-    process.prepare_to_listen()
-    server = OctavoServer(config, log_prompts=log_prompts, process=process)
-    addresses = await server.bind()
     with _Signals() as signals:
+        process = ServingProcess()
+        process.prepare_to_listen()
+        server = OctavoServer(config, log_prompts=log_prompts, process=process)
+        addresses = await server.bind()
         try:
             engine = await _in_daemon_thread(make_engine)
             await server.attach(engine)

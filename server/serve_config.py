@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,11 @@ SPARE_CALLS = 1024
 """Calls above the limit of requests that may be open: load and tokenizing among them."""
 IDLE_CONNECTION_MS = 300_000
 """Without a call, after which a gRPC connection is closed."""
+
+_PATHS = (
+    "batch_files_dir", "token_file", "admin_token_file", "profile_dir", "tls_cert", "tls_key",
+    "tls_client_ca",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +123,10 @@ class ServeConfig:
     tls_client_ca: str | None = None
 
     def __post_init__(self) -> None:
+        for name in _PATHS:  # a shell leaves the ~ of --token-file=~/tokens alone
+            path = getattr(self, name)
+            if path is not None:
+                object.__setattr__(self, name, os.path.expanduser(path))
         _integer("grpc_port", self.grpc_port, 0, 65535)
         if self.http_port is not None:
             _integer("http_port", self.http_port, 0, 65535)

@@ -112,7 +112,7 @@ class HostsConfig:
                 "hosts_token_file", None, "given, unless the coordinator is a loopback address"
             )
         try:
-            lines = Path(self.hosts_token_file).read_text("utf-8").splitlines()
+            lines = Path(self.hosts_token_file).expanduser().read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             allowed = f"a readable file ({error})"
             raise InvalidConfigError("hosts_token_file", self.hosts_token_file, allowed) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,10 @@ def _bytes() -> LLTokenizer:
     return llguidance.LLTokenizer("byte")
 
 
+_LARK = re.compile(r"^\s*(%llguidance\b|[?!]?start\s*:(?!:=))", re.MULTILINE)
+"""A line that only a grammar in Lark's syntax has; GBNF may have a rule of that name, too."""
+
+
 def is_empty_terminal(lark: str) -> bool:
     """Whether no text matches a grammar of one terminal. A millisecond or two."""
     from llguidance import LLMatcher
@@ -139,15 +144,17 @@ def is_empty_terminal(lark: str) -> bool:
 
 def _content_source(params: StructuredOutputsParams) -> str:
     from llguidance import LLMatcher
-    from llguidance.gbnf_to_lark import any_to_lark
+    from llguidance.gbnf_to_lark import gbnf_to_lark
 
     if params.regex is not None:
         return LLMatcher.grammar_from_regex(params.regex)
     if params.choice is not None:
         return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, params.choice)))
     if params.grammar is not None:
+        lark = params.grammar
         try:
-            lark = any_to_lark(params.grammar)
+            if _LARK.search(lark) is None:
+                lark = gbnf_to_lark(lark)
         except Exception as error:  # it raises bare kinds of its own
             raise ValueError(str(error)) from None
         if (part := endless_part(lark, is_empty_terminal)) is not None:

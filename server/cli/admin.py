@@ -49,13 +49,13 @@ def run(args: argparse.Namespace) -> int:
     from google.protobuf.json_format import MessageToJson
 
     from octavo.engine.errors import InvalidConfigError
+    from octavo.server.auth import first_token
     from octavo.server.proto.octavo.v1 import admin_pb2 as pb
     from octavo.server.status import error_of
 
     token = os.environ.get(TOKEN_VARIABLE, "")
     if args.token_file is not None:
-        lines = [line.strip() for line in Path(args.token_file).read_text().splitlines()]
-        token = next((line for line in lines if line and not line.startswith("#")), "")
+        token = first_token(args.token_file, "token_file")
     if not token:
         raise InvalidConfigError("token_file", args.token_file, f"a token, or {TOKEN_VARIABLE}")
     name, _ = ACTIONS[args.action]

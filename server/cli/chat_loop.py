@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import json
 import re
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from octavo.engine.errors import InvalidRequestError, shorten
 from octavo.engine.sampling_params import SamplingParams
@@ -144,8 +146,24 @@ class Chat:
         """The user's next line, or None when there are no more."""
         if not self.is_quiet and sys.stdin.isatty():
             print(sign, end="", file=sys.stderr, flush=True)
-        line = await asyncio.to_thread(sys.stdin.readline)
+        line = await line_of(sys.stdin)
         return line.strip() if line else None
+
+
+async def line_of(file: TextIO) -> str:
+    """A file's next line, empty at its end. Who is cancelled does not wait for it."""
+    line: concurrent.futures.Future[str] = concurrent.futures.Future()
+    line.set_running_or_notify_cancel()
+
+    def read() -> None:
+        try:
+            line.set_result(file.readline())
+        except Exception as error:
+            line.set_exception(error)
+
+    # Not a thread of the loop's own: it would be waited for, until somebody presses enter.
+    threading.Thread(target=read, name="octavo-line", daemon=True).start()
+    return await asyncio.wrap_future(line)
 
 
 def obey(conversation: Conversation, command: str, rest: str) -> None:

@@ -16,6 +16,7 @@ from octavo.engine.early_checks import check_early
 from octavo.engine.process.own_process import prepare_to_compute
 from octavo.server.cli.dataclass_args import add_dataclass_args, given_args
 from octavo.server.cli.settings import read_environment
+from octavo.server.cli.vllm_options import ENGINE_ALIASES, add_vllm_options, check_vllm_options
 
 _PREFIX = "engine_"
 
@@ -27,7 +28,10 @@ def add_engine_args(parser: argparse.ArgumentParser, *, leave_out: Collection[st
         leave_out: fields that get no option (a request's own --seed takes the engine's place).
     """
     group = parser.add_argument_group("engine arguments")
-    add_dataclass_args(group, EngineConfig, prefix=_PREFIX, leave_out=leave_out)
+    add_dataclass_args(
+        group, EngineConfig, prefix=_PREFIX, leave_out=leave_out, aliases=ENGINE_ALIASES
+    )
+    add_vllm_options(group)
     parser.set_defaults(engine_args_left_out=frozenset(leave_out))
 
 
@@ -35,8 +39,10 @@ def engine_args(args: argparse.Namespace) -> dict[str, Any]:
     """The engine arguments that were given, by name: as options, or else in the environment.
 
     Raises:
-        InvalidConfigError: a variable's text is no value of its setting.
+        InvalidConfigError: a variable's text is no value of its setting, or an option of vLLM asks
+            for what is not served.
     """
+    check_vllm_options(args)
     names = {field.name for field in dataclasses.fields(EngineConfig)} - args.engine_args_left_out
     heard = read_environment(os.environ, dict.fromkeys(names, EngineConfig))
     return heard | given_args(args, EngineConfig, _PREFIX)

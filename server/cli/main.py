@@ -8,15 +8,16 @@ the engine inside `run`, so that its own help and its argument errors are quick 
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from octavo import __version__
 from octavo.engine.errors import InvalidConfigError, InvalidRequestError, OctavoError
-from octavo.server.cli.suggesting_parser import parse_args, suggestion
+from octavo.server.cli.suggesting_parser import Parser, parse_args, suggestion
 
 COMMANDS = {
     "generate": "generate text from prompts",
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else list(argv)
     chosen = next((word for word in argv if not word.startswith("-")), None)
     module = importlib.import_module(f"{__package__}.{chosen}") if chosen in COMMANDS else None
-    parser = argparse.ArgumentParser(prog="octavo", description="Serve large language models.")
+    parser = Parser(prog="octavo", description="Serve large language models.")
     parser.add_argument("--version", action="version", version=f"octavo {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     if chosen is not None and chosen not in COMMANDS:
@@ -90,5 +91,19 @@ def _report(error: Exception) -> int:
     return BAD_ARGUMENTS if bad else FAILED
 
 
+def entry() -> NoReturn:
+    """Runs the process's command, and ends the process.
+
+    One that was interrupted ends at once: threads that compile, or that read a line, would keep the
+    interpreter from exiting.
+    """
+    status = main()
+    if status == INTERRUPTED:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo.server.cli.dataclass_args import add_dataclass_args, given_args
+from octavo.server.cli.vllm_options import ALIASES
 
 if TYPE_CHECKING:
     from octavo.engine.async_engine import AsyncEngine
@@ -63,7 +65,8 @@ def add_parser(subparsers: Any) -> None:
         "--backend-timeout-s", metavar="S", type=float, default=TIMEOUT_S,
         help=f"seconds without a word after which a server is taken for lost ({TIMEOUT_S:.0f})",
     )  # fmt: skip
-    add_dataclass_args(parser.add_argument_group("serving"), ServeConfig, prefix=_PREFIX)
+    serving = parser.add_argument_group("serving")
+    add_dataclass_args(serving, ServeConfig, prefix=_PREFIX, aliases=ALIASES)
     add_dataclass_args(parser.add_argument_group("logging"), LogConfig, prefix=_PREFIX)
 
 
@@ -115,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
         engine.prepare_grammars()
         return AsyncEngine(engine=engine)
 
+    # Seconds, in which Ctrl-C is to end the process: a runner would put it off.
+    importlib.import_module("octavo.server.serve")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(serve_until_told(make_engine, serve_config, log_config))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import logging
 import os
 import sys
@@ -14,6 +15,12 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidConfigError
 from octavo.engine.hosts.hosts_config import HostsConfig
 from octavo.server.cli.dataclass_args import add_dataclass_args, given_args
+from octavo.server.cli.vllm_options import (
+    ALIASES,
+    ENGINE_ALIASES,
+    add_vllm_options,
+    check_vllm_options,
+)
 from octavo.server.event_loop import new_event_loop
 
 if TYPE_CHECKING:
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
     from octavo.server.serve_config import ServeConfig
 
 _PREFIX = "setting_"
-_ALIASES = {"drain_timeout_s": ("--drain-timeout", "--drain-s")}
+_ALIASES = {"drain_timeout_s": ("--drain-timeout", "--drain-s")} | ALIASES
 CONFIG_VARIABLE = "OCTAVO_CONFIG"
 
 
@@ -51,7 +58,9 @@ def add_parser(subparsers: Any) -> None:
     serving = parser.add_argument_group("serving")
     add_dataclass_args(serving, ServeConfig, prefix=_PREFIX, aliases=_ALIASES)
     add_dataclass_args(parser.add_argument_group("logging"), LogConfig, prefix=_PREFIX)
-    add_dataclass_args(parser.add_argument_group("engine"), EngineConfig, prefix=_PREFIX)
+    engine = parser.add_argument_group("engine")
+    add_dataclass_args(engine, EngineConfig, prefix=_PREFIX, aliases=ENGINE_ALIASES)
+    add_vllm_options(engine)
     add_dataclass_args(parser.add_argument_group("several hosts"), HostsConfig, prefix=_PREFIX)
 
 
@@ -72,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         )
     settings = read_settings(given, os.environ, args.config or os.environ.get(CONFIG_VARIABLE))
     start_logging(settings.log)
+    check_vllm_options(args)
     check_early(settings.engine)
     of_one_engine(settings.engine, "record", args.record)
     for name in ("otlp_traces_endpoint", "profile_dir", "kv_events"):
@@ -108,6 +118,8 @@ def run(args: argparse.Namespace) -> int:
             start_log(recorded.core, settings.engine, args.record)
         return engine
 
+    # Seconds, in which Ctrl-C is to end the process: a runner would put it off.
+    importlib.import_module("octavo.server.serve")
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(serve_until_told(make_engine, settings.serve, settings.log))
     return 0

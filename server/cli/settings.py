@@ -7,6 +7,7 @@ environment, `--max-num-seqs` as an option.
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,15 @@ from octavo.engine.errors import InvalidConfigError
 from octavo.engine.hosts.hosts_config import HostsConfig
 from octavo.server.cli.dataclass_args import is_optional, kind_of
 from octavo.server.cli.suggesting_parser import suggestion
+from octavo.server.cli.vllm_options import NAMES, RENAMED, check_vllm_settings
 from octavo.server.logs import LogConfig
 from octavo.server.serve_config import ServeConfig
 
 SECTIONS: tuple[type, ...] = (ServeConfig, LogConfig, EngineConfig, HostsConfig)
 PREFIX = "OCTAVO_"
 
+_JSON = ("allowed_origins", "allowed_methods", "allowed_headers", "override_generation_config")
+"""Settings whose text is JSON, which a file may hold as it is."""
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
@@ -72,7 +76,7 @@ def _read_file(path: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(Path(path).read_text("utf-8"))
+        content = yaml.safe_load(Path(path).expanduser().read_text("utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidConfigError("config", path, f"a readable YAML file ({error})") from error
     if content is None:
@@ -80,12 +84,18 @@ def _read_file(path: str, kinds: Mapping[str, type]) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidConfigError("config", path, "a YAML mapping of settings to values")
     values = {}
+    others: dict[str, object] = {}
     for key, value in content.items():
         name = str(key).replace("-", "_")
+        name = RENAMED.get(name, name)
+        if name in NAMES:
+            others[name] = value
+            continue
         if name not in kinds:
             near = suggestion(name, kinds) or "; `octavo serve --help` lists them"
             raise InvalidConfigError(str(key), value, f"the name of a setting{near}")
         values[name] = _typed(kinds[name], name, value)
+    check_vllm_settings(others)
     return values
 
 
@@ -113,6 +123,8 @@ def _typed(kind: type, name: str, value: object) -> object:
         return None
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if name in _JSON and isinstance(value, list | dict):
+        return json.dumps(value)
     if type(value) is not wanted:
         raise InvalidConfigError(name, value, _name_of(wanted))
     return value

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import math
@@ -23,9 +24,11 @@ from octavo.engine.errors import (
     InvalidRequestError,
     OctavoError,
     OverloadedError,
+    shorten,
 )
 from octavo.server.answered_errors import forget_frames
 from octavo.server.http.error_shapes import shaped
+from octavo.server.http.known_fields import MAX_MEANT_CHARS
 from octavo.server.http.protocol import refusal
 from octavo.server.status import reason_of
 
@@ -165,11 +168,28 @@ async def on_invalid_body(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     forget_frames(error)
-    if first["type"] == "json_invalid":
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        wrong = InvalidRequestError("content-encoding", coding, "identity: send the body as it is")
+    elif isinstance(first["input"], bytes):  # FastAPI reads no other kind
+        kind = request.headers.get("content-type")
+        wrong = InvalidRequestError("content-type", kind, "application/json")
+    elif first["type"] == "json_invalid":
         wrong = InvalidRequestError("body", "this", f"JSON ({first['ctx']['error']})")
     else:
         wrong = refusal(first["type"], first["loc"][1:], first["input"], first["msg"])
     return await on_octavo_error(request, wrong)
+
+
+def _misdirected(request: Request, error: HTTPException) -> HTTPException:
+    """The error with what was asked for, and the path that was likely meant."""
+    path = request.url.path
+    shown = shorten(path, MAX_MEANT_CHARS)
+    detail = f"{error.detail}: {request.method} {shown} is not served"
+    if error.status_code == HTTPStatus.NOT_FOUND and len(path) <= MAX_MEANT_CHARS:
+        near = difflib.get_close_matches(path, request.app.openapi()["paths"], 1, 0.7)
+        detail += f"; did you mean {near[0]}?" if near else ""
+    return HTTPException(error.status_code, detail)
 
 
 async def on_http_exception(request: Request, error: Exception) -> Response:
@@ -178,5 +198,6 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
     request.scope[REFUSAL] = _HTTP_CODES.get(error.status_code, "http_error")
     forget_frames(error)
     status = error.status_code
-    content = shaped(request.url.path, status, body_of_http(error))
+    told = error if status not in _HTTP_CODES else _misdirected(request, error)
+    content = shaped(request.url.path, status, body_of_http(told))
     return json_response(content, status, dict(error.headers or {}))

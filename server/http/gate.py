@@ -99,6 +99,8 @@ class Gate:
         """Handles one request."""
         if scope["type"] != "http":
             return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # uvicorn, which has its own, sends no body
         started = False
 
         async def watched_send(message: Message) -> None:

@@ -390,6 +390,8 @@ def refusal(
         return InvalidRequestError(".".join(path), None, "given: it is required")
     if kind == "extra_forbidden":
         return unserved(".".join(path), value, _field_names())
+    if kind == "model_attributes_type":
+        message = "a JSON object"
     # Which branch of a union failed says nothing to whoever wrote the field.
     inner = itertools.takewhile(_inner_names().__contains__, path[1:])
     field = ".".join((path[0], *inner))

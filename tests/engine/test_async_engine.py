@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.config import EngineConfig
 from octavo.engine.errors import (
     DeadlineExceededError,
     EngineDeadError,
+    InvalidConfigError,
     InvalidRequestError,
     OverloadedError,
 )
@@ -29,7 +32,6 @@ SHORT = LONG.replace(max_tokens=10)
 
 @pytest.fixture(scope="module")
 def built(tiny_model: Any) -> Any:
-    from octavo.engine.config import EngineConfig
     from octavo.engine.engine import Engine
 
     return Engine(
@@ -67,6 +69,20 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def collect(stream: Any) -> list[Any]:
     return [output async for output in stream]
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "named"),
+    [
+        ("path/of/a/model", {}, "config = 'path/of/a/model' is not allowed: an EngineConfig"),
+        (EngineConfig(), {"max_num_seqs": 3}, "max_num_seqs = 3 is not allowed: a field of config"),
+    ],
+)
+async def test_a_config_is_one_and_has_all_arguments(
+    config: Any, arguments: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(InvalidConfigError, match=re.escape(named)):
+        AsyncEngine(config, **arguments)
 
 
 async def test_a_workload_may_be_offered_again_as_soon_as_it_has_ended(engine: Any) -> None:

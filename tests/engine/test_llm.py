@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +22,7 @@ from octavo.engine.errors import (
 )
 from octavo.engine.execution.sampling.logits import set_masks, set_row
 from octavo.engine.input.input_processor import apart_from_salt
+from octavo.engine.process.held_interrupts import held_interrupts
 from octavo.engine.sampling_defaults import NO_DEFAULTS
 from octavo.engine.sampling_params import SamplingParams
 
@@ -158,6 +161,44 @@ def test_a_closed_llm_says_so(make_llm: Callable[..., Any]) -> None:
         with pytest.raises(EngineDeadError, match="was closed"):
             call()
     llm.close()
+
+
+def test_an_llm_from_before_a_fork_says_so(llm: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(EngineDeadError, match="before a fork"):
+        llm.generate("a")
+
+
+def test_an_interrupt_in_a_step_waits_for_its_end(llm: Any, monkeypatch: Any) -> None:
+    executor, core = llm.engine.executor, llm.engine.core
+    num_recoveries = core.recovery.num_recoveries
+    want = llm.generate("a", GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+    run_step = executor.run_step
+
+    def interrupted(*args: Any) -> Any:
+        output = run_step(*args)
+        signal.raise_signal(signal.SIGINT)
+        return output
+
+    with monkeypatch.context() as patch:
+        patch.setattr(executor, "run_step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("a", GREEDY.replace(max_tokens=1), use_tqdm=False)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert llm.generate("a", GREEDY, use_tqdm=False)[0].outputs[0].token_ids == want
+    assert core.recovery.num_recoveries == num_recoveries
+
+
+def test_a_second_interrupt_is_not_held_back() -> None:
+    def interrupt_twice() -> None:
+        with held_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)  # the step may never end
+            raise AssertionError
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt_twice()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_parameters_may_be_written_as_for_vllm() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from octavo.client import AsyncOctavoClient, SamplingParams
-from octavo.engine.errors import OctavoError
-from octavo.server.serve import Ending, serve
+from octavo.engine.errors import InvalidConfigError, OctavoError
+from octavo.server.serve import Ending, OctavoServer, serve
 from octavo.server.serve_config import ServeConfig
 
 
@@ -50,6 +50,17 @@ def test_the_first_signal_drains_and_the_second_cuts_off(counting_engine, number
     before = signal.getsignal(number)
     asyncio.run(asyncio.wait_for(main(), 40))
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_a_process_that_does_not_serve_yet(monkeypatch, number):
+    async def bind(self: OctavoServer) -> None:
+        raise InvalidConfigError("a handler", signal.getsignal(number), "the system's own")
+
+    monkeypatch.setattr(OctavoServer, "bind", bind)
+    with pytest.raises(InvalidConfigError) as caught:
+        asyncio.run(serve(lambda: None, ServeConfig(), announce=lambda *_: None))
+    assert caught.value.value is signal.SIG_DFL
 
 
 async def refuses(client: AsyncOctavoClient) -> bool:

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from octavo.engine.errors import InvalidRequestError
 from octavo.server.http.protocol import Asking, Body, Choice, Placing, ReasoningEffort, Texts
 
 _OBJECTS = {"type": "array", "items": {"type": "object"}}
 Input = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "string"}, _OBJECTS, {"type": "null"}]})]
 Tools = Annotated[Any, WithJsonSchema({"anyOf": [_OBJECTS, {"type": "null"}]})]
 """Checked by hand, as all that has a `type` of its own: a union's errors help nobody."""
+
+
+def _medium(value: object) -> object:
+    if value not in (None, "medium"):
+        allowed = '"medium" or not given: it is not served'
+        raise InvalidRequestError("text.verbosity", value, allowed)
+    return value
 
 
 class Reasoning(Body):
@@ -38,7 +46,7 @@ class TextOptions(Body):
     """The words of an answer."""
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Annotated[Literal["medium"] | None, BeforeValidator(_medium)] = None
 
 
 class StreamOptions(Body):

@@ -65,6 +65,7 @@ CASES: tuple[tuple[dict[str, Any], Any], ...] = (
         re.compile(r'"quoted" \\ é\n|yes|no way'),
     ),
     (grammar(grammar=ARITHMETIC), re.compile(r"\d{1,3}([+*]\d{1,3}){1,3}")),
+    (grammar(grammar='?start: "a" | x\n!x: "b"'), re.compile("a|b")),
     (grammar(grammar=GBNF), re.compile(r"<[a-c]+>!?")),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pty
@@ -19,7 +20,7 @@ from octavo.engine.config import EngineConfig
 from octavo.engine.errors import InvalidRequestError
 from octavo.engine.sampling_params import SamplingParams
 from octavo.engine.text.tokenizer import Tokenizer
-from octavo.server.cli.chat_loop import Chat, read_tools_file
+from octavo.server.cli.chat_loop import Chat, line_of, read_tools_file
 from octavo.server.cli.chat_screen import PlainScreen, open_screen, split_blocks
 from octavo.server.cli.conversation import Conversation
 
@@ -67,6 +68,39 @@ class ScriptedEngine:
             text = answer[begin : begin + 5]
             piece = SimpleNamespace(text=text, token_ids=self.tokenizer.encode(text))
             yield SimpleNamespace(outputs=[piece])
+
+
+def test_leaving_a_prompt_waits_for_no_line():
+    async def leave() -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await line_of(file)
+
+    ours, theirs = os.pipe()
+    with open(ours) as file, open(theirs, "w") as user:
+        thread = threading.Thread(target=asyncio.run, args=(leave(),))
+        thread.start()
+        thread.join(20)
+        was_waiting = thread.is_alive()
+        print("at last", file=user, flush=True)
+        thread.join()
+    assert not was_waiting
+
+
+@pytest.mark.parametrize(("written", "read"), [(b"one\ntwo\n", "one\n"), (b"", "")])
+def test_a_line_is_read_as_it_comes(written, read):
+    ours, theirs = os.pipe()
+    os.write(theirs, written)
+    os.close(theirs)
+    with open(ours) as file:
+        assert asyncio.run(line_of(file)) == read
+
+
+def test_a_line_that_is_no_text_says_so(tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(b"\xff\n")
+    with path.open(encoding="utf-8") as file, pytest.raises(UnicodeDecodeError):
+        asyncio.run(line_of(file))
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from octavo.server.cli.main import COMMANDS, main
 from octavo.server.cli.prompts import add_prompt_args, read_prompts
 from octavo.server.cli.sampling_args import add_sampling_args, sampling_params
 from octavo.server.cli.sizes import parse_bytes, parse_rate, show_bytes, show_seconds
+from octavo.server.cli.suggesting_parser import with_dashes
+from octavo.server.serve_config import ServeConfig
 
 PARAMS = SamplingParams(max_tokens=5)
 
@@ -230,6 +232,16 @@ def test_a_message_that_cannot_fit_leaves_the_conversation_as_it_was():
         (["serve", "--load-format", "bitsandbytes"], 2, "auto reads every kind of checkpoint"),
         (["serve", "/no/such/model", "--max-num-seqs", "4"], 1, "'/no/such/model' is not a path"),
         (["serve", "one", "--model", "other"], 2, "MODEL = 'one' is not allowed: one model, not"),
+        (["serve", "--max_num_seqs", "0"], 2, "max_num_seqs = 0"),
+        (["serve", "--max_num_seqs=0"], 2, "max_num_seqs = 0"),
+        (["serve", "--port", "70000"], 2, "http_port = 70000"),
+        (["route", "--backend", "x:1", "--model", "m", "--port", "70000"], 2, "http_port = 70000"),
+        (["serve", "-tp", "0"], 2, "tensor_parallel_size = 0"),
+        (["serve", "--swap-space", "9"], 2, "swap_space = 9 is not allowed: 0; see host_kv"),
+        (["generate", "x", "--speculative-config", "[1]"], 2, "speculative_config = [1]"),
+        (["serve", "--log-level", "LOUD"], 2, "log_level = 'LOUD'"),
+        (["serve", "--enable-lora", "/no/such/model"], 2, "enable_lora = True"),
+        (["admin", "drain", "--token-file", "/no/such"], 2, "token_file = '/no/such'"),
     ],
 )
 def test_a_users_mistake_is_one_line_on_stderr(argv, status, says, capsys, tmp_path, tiny_model):
@@ -245,6 +257,24 @@ def test_a_users_mistake_is_one_line_on_stderr(argv, status, says, capsys, tmp_p
     assert captured.err.count("\n") == 1
 
 
+def test_options_of_vllm_that_ask_for_nothing_are_taken(capsys, caplog):
+    given = ["--enforce-eager", "--no-enable-log-requests", "--swap-space", "4"]
+    given += ["--uvicorn-log-level", "info", "--enable-auto-tool-choice"]
+    assert main(["serve", *given, "/no/such/model"]) == 1
+    assert "'/no/such/model' is not a path" in capsys.readouterr().err
+
+
+def test_words_that_are_no_names_of_options_keep_their_underscores():
+    words = ["--a_b=c_d", "e_f", "-g_h", "--i_j k", "--", "--l_m"]
+    assert with_dashes(words) == ["--a-b=c_d", *words[1:]]
+
+
+def test_a_tilde_is_the_users_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/users/me")
+    assert EngineConfig(compile_cache_dir="~/c").resolved_compile_cache_dir() == "/users/me/c"
+    assert ServeConfig(token_file="~/t", profile_dir="p~").token_file == "/users/me/t"
+
+
 @pytest.mark.parametrize(
     "argv", [[], ["nonsense"], ["serve", "--nonsense"], ["plan", "--memory", "x"]]
 )
@@ -252,7 +282,9 @@ def test_arguments_that_cannot_be_parsed_exit_with_2(argv, capsys):
     with pytest.raises(SystemExit) as caught:
         main(argv)
     assert caught.value.code == 2
-    assert "Traceback" not in capsys.readouterr().err
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("octavo")
+    assert "--help" in line
 
 
 def test_an_unexpected_error_names_itself_and_shows_its_traceback_only_when_asked(
@@ -269,6 +301,22 @@ def test_an_unexpected_error_names_itself_and_shows_its_traceback_only_when_aske
     monkeypatch.setenv("OCTAVO_DEBUG", "1")
     with pytest.raises(RuntimeError):
         main(["models"])
+
+
+def test_an_interrupted_command_waits_for_no_thread():
+    program = """
+import threading, time
+from octavo.server.cli import main, models
+def run(args):
+    print("begun")
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    raise KeyboardInterrupt
+models.run = run
+main.entry()
+"""
+    command = [sys.executable, "-c", program, "models"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "begun\n", "")
 
 
 @pytest.mark.parametrize(
@@ -300,6 +348,7 @@ def test_help_imports_nothing_heavy(command):
         (["generate", "x", "--entirely-else"], "unrecognized arguments: --entirely-else"),
         (["genrate", "x"], "unknown command 'genrate'; did you mean generate?"),
         (["zzz"], "unknown command 'zzz': one of generate, chat"),
+        (["chat", "some/model"], "did you mean --model some/model?"),
     ],
 )
 def test_a_misspelt_word_is_refused_with_the_nearest(argv, words, capsys):

@@ -72,6 +72,9 @@ def test_a_bad_variable_is_named(environ, named):
         ("max_num_seqs: true", "max_num_seqs = True"),
         ("max_num_seqs:", "max_num_seqs = None"),
         ("overlap: 1", "overlap = 1"),
+        ("port: x", "http_port = 'x'"),
+        ("enable-lora: true", "enable_lora = True is not allowed: False"),
+        ("model: [a]", r"model = \['a'\]"),
         ("host: 1", "host = 1"),
         ("- max_num_seqs", "a YAML mapping"),
         ("a: [", "config"),
@@ -85,6 +88,24 @@ def test_a_bad_line_of_the_file_is_named(write, text, named):
 
 def test_an_empty_file_sets_nothing(write):
     assert read_settings({}, {}, write("# nothing\n")) == read_settings({}, {}, None)
+
+
+def test_a_file_may_be_one_of_vllms(write):
+    text = """
+port: 8000
+served-model-name: m
+enforce-eager: true
+swap-space: 4
+allowed-origins: ["*"]
+override-generation-config: {temperature: 0.5}
+log-level: INFO
+"""
+    settings = read_settings({}, {}, write(text))
+    assert settings.serve.http_port == 8000
+    assert settings.serve.cross_origin()["allow_origins"] == ["*"]
+    assert settings.engine.served_model_name == "m"
+    assert settings.engine.override_generation_config == '{"temperature": 0.5}'
+    assert settings.log.log_level == "info"
 
 
 def test_a_file_may_say_none(write):

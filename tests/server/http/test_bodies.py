@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 import json
 import socket
 import time
@@ -25,6 +26,10 @@ ROUTES = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 def http(live):
     with httpx.Client(base_url=live.http, timeout=60) as client:
         yield client
+
+
+FORM = "application/x-www-form-urlencoded"
+"""What curl says of a body that is given with -d alone."""
 
 
 def error(answer: httpx.Response) -> dict[str, Any]:
@@ -168,10 +173,40 @@ def test_a_body_over_the_limit_is_refused_declared_or_not(http):
 
 
 def test_paths_and_methods_that_are_not_there(http):
-    answer = http.get("/v2/completions")
-    assert (answer.status_code, error(answer)["code"]) == (404, "not_found")
+    for path in ("/v2/completions", "/completions", "//v1/completions"):
+        answer = http.post(str(http.base_url).rstrip("/") + path)
+        assert (answer.status_code, error(answer)["code"]) == (404, "not_found")
+        assert f"POST '{path}' is not served" in error(answer)["message"]
+        assert error(answer)["message"].endswith("; did you mean /v1/completions?")
     answer = http.get("/v1/completions")
     assert (answer.status_code, error(answer)["code"]) == (405, "method_not_allowed")
+    assert "GET '/v1/completions' is not served" in error(answer)["message"]
+
+
+def test_the_head_of_what_can_be_got(http):
+    for path in ("/health", "/v1/models", "/metrics"):
+        answer, got = http.head(path), http.get(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+        assert answer.headers["content-type"] == got.headers["content-type"]
+    answer = http.head("/v1/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(
+    ("headers", "says"),
+    [
+        ({"content-type": FORM}, f"content-type = '{FORM}' is not allowed: application/json"),
+        ({}, "content-type = None is not allowed: application/json"),
+        (JSON | {"content-encoding": "gzip"}, "content-encoding = 'gzip' is not allowed: identity"),
+    ],
+)
+def test_a_body_that_is_said_to_be_no_json_is_refused_by_that_header(http, headers, says):
+    content = b'{"prompt": "x", "max_tokens": 1}'
+    content = gzip.compress(content) if "content-encoding" in headers else content
+    answer = http.post("/v1/completions", content=content, headers=headers)
+    assert answer.status_code == 400
+    assert error(answer)["message"].startswith(says)
+    assert error(answer)["param"] == says.partition(" ")[0]
 
 
 def test_text_and_tokens_go_both_ways(http):
