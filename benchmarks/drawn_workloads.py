@@ -7,7 +7,8 @@ A number draws a machine (its speed, rows, KV), one to three classes of requests
 priorities, tenants, prompts that begin alike) and how they arrive. Rivals are not tuned: a few
 fixed configurations of each stand beside `slo`, and the best of them, chosen after the runs, is
 compared; which favours the rivals, as chance does. A load of 1 is about the rate at which the best
-of three probes falls below 0.88. Prints a line for each drawn workload and load; ends with status 1
+of three probes falls below 0.88. Of the policies `slo` alone is fair to tenants, which the count of
+requests on time does not know. Prints a line for each drawn workload and load; ends with status 1
 if `slo` is behind in any of them by more than `--margin`.
 """
 

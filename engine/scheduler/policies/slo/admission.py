@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from octavo.engine.request import Request
-from octavo.engine.scheduler.deadlines import first_due_s
-from octavo.engine.scheduler.feasibility import is_hopeless
+from octavo.engine.scheduler.feasibility import is_hopeless, prefill_due_s
 from octavo.engine.scheduler.policy import Snapshot
 from octavo.engine.scheduler.waiting_columns import Floats
 
@@ -48,7 +47,7 @@ def ones_to_leave_out(snapshot: Snapshot) -> list[Request]:
     """The requests to give up so that the most prompts are computed in time."""
     forecast, columns = snapshot.forecast, snapshot.waiting_columns
     prompts, token_s = snapshot.prefilling, forecast.prefill_token_s
-    dues_s = [first_due_s(request) for request in prompts]
+    dues_s = [prefill_due_s(request, forecast) for request in prompts]
     missing = [request.num_missing_tokens for request in prompts]
     total_s = (columns.total_work_tokens + sum(missing)) * token_s
     end_s = snapshot.starts_s + total_s * (1 + _ROUNDING)
@@ -82,7 +81,7 @@ def in_time_again(snapshot: Snapshot) -> list[Request]:
 
     def jobs(requests: Sequence[Request]) -> tuple[Floats, Floats]:
         missing = [request.num_missing_tokens for request in requests]
-        return np.array(missing) * token_s, np.array([first_due_s(r) for r in requests])
+        return np.array(missing) * token_s, np.array([prefill_due_s(r, forecast) for r in requests])
 
     work_s, due_s = jobs(snapshot.prefilling)
     found = job_to_restore(

@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo.engine.request import Request
 from octavo.engine.scheduler.deadlines import end_due_s, first_due_s, next_due_s
-from octavo.engine.scheduler.feasibility import is_hopeless
+from octavo.engine.scheduler.feasibility import is_hopeless, prefill_due_s
 from octavo.engine.scheduler.forecast import CAUTIOUS, Forecast, demand_s, peak_pages
 from octavo.engine.scheduler.live_request import Place
 from octavo.engine.scheduler.policies.parameters import Parameters
@@ -148,8 +148,8 @@ class SLOPolicy:
         """What `admit` looks at of every waiting request."""
         missing = request.num_missing_tokens
         prefill_s = forecast.alone_prefill_s(missing)
-        due_s = first_due_s(request)
-        last_s = due_s - prefill_s
+        due_s = prefill_due_s(request, forecast)
+        last_s = first_due_s(request) - prefill_s
         end_s = end_due_s(request)
         if end_s < math.inf:
             remaining = forecast.remaining_tokens(request, CAUTIOUS)
