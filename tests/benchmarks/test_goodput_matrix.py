@@ -17,6 +17,7 @@ from octavo.engine.simulation.request_record import RequestRecord
 from octavo.engine.simulation.workloads.traffic import PLAIN, TrafficClass
 
 ROOT = Path(__file__).resolve().parents[2]
+OWN = "engine/scheduler/policies/slo/admission.py"
 
 
 @pytest.fixture
@@ -171,7 +172,7 @@ def test_runs_are_kept_by_all_that_they_depend_on(load, tmp_path) -> None:
     path = tmp_path / "runs.jsonl"
 
     def store(sources: str) -> Any:
-        return load("runs").RunStore(path, make=make, sources=sources)
+        return load("runs").RunStore(path, make=make, sources=lambda policy: sources)
 
     run = a_run(load)
     others = [
@@ -198,18 +199,24 @@ def test_other_sources_have_another_hash(load, tmp_path) -> None:
                  "engine/execution/step.py", "docs/a.md"):  # fmt: skip
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("1")
-    seen = {source_hash(tmp_path)}
+    seen = {source_hash("slo", tmp_path)}
     for path in ("engine/execution/step.py", "docs/a.md"):
         (tmp_path / path).write_text("2")
-    assert {source_hash(tmp_path)} == seen
+    assert {source_hash("slo", tmp_path)} == seen
     for number, path in enumerate(("engine/core.py", "engine/scheduler/policy.py",
                                    "engine/simulation/a.py"), 2):  # fmt: skip
         (tmp_path / path).write_text("2")
-        seen.add(source_hash(tmp_path))
+        seen.add(source_hash("slo", tmp_path))
         assert len(seen) == number
     (tmp_path / "engine/simulation/a.py").rename(tmp_path / "engine/simulation/b.py")
-    assert source_hash(tmp_path) not in seen
-    assert source_hash() == source_hash(ROOT)
+    assert source_hash("slo", tmp_path) not in seen
+    assert source_hash("slo") == source_hash("slo", ROOT)
+    # What `slo` alone decides by changes no rival's figures.
+    rival = source_hash("edf:x=1", tmp_path)
+    (tmp_path / OWN).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / OWN).write_text("1")
+    assert source_hash("edf:x=1", tmp_path) == rival
+    assert source_hash("slo:floor=8", tmp_path) not in seen
 
 
 def test_no_run_is_begun_when_time_is_over(load) -> None:
@@ -275,7 +282,7 @@ def test_each_load_has_the_variant_that_serves_most_there(load) -> None:
         return {"attainment": max(0.0, 1 - 0.1 * (run.rate / 3) ** 3 - 0.01 * (not suits))}
 
     case = load("workloads").get_case("agents")
-    store = runs.RunStore(make=make, sources="")
+    store = runs.RunStore(make=make, sources=lambda policy: "")
     tuned = tuning.tune_case(case, store, loads=(0.6, 1.3), policies=("fcfs", "edf-shed"))
     assert tuned["capacity"] == pytest.approx(3.0, rel=0.05)
     assert tuned["loads"]["0.6"]["fcfs"]["token_budget"] == 512
@@ -345,7 +352,9 @@ def test_a_cell_that_falls_short_ends_with_status_1(load, tmp_path, capsys, monk
 
     store = load("runs").RunStore
     monkeypatch.setattr(
-        module, "_store", lambda args: store(make=make, deadline_s=deadline_s, sources="")
+        module,
+        "_store",
+        lambda args: store(make=make, deadline_s=deadline_s, sources=lambda policy: ""),
     )
     command = [
         "evaluate", "--only", "agents", "--loads", "1", "--policies", "fcfs", "--no-plots",
