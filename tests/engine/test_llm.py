@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -169,6 +169,15 @@ def test_an_llm_from_before_a_fork_says_so(llm: Any, monkeypatch: Any) -> None:
         llm.generate("a")
 
 
+@pytest.fixture
+def python_interrupts() -> Iterator[None]:
+    """Ctrl-C means what it means in Python: what a shell begins in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_interrupts")
 def test_an_interrupt_in_a_step_waits_for_its_end(llm: Any, monkeypatch: Any) -> None:
     executor, core = llm.engine.executor, llm.engine.core
     num_recoveries = core.recovery.num_recoveries
@@ -189,6 +198,7 @@ def test_an_interrupt_in_a_step_waits_for_its_end(llm: Any, monkeypatch: Any) ->
     assert core.recovery.num_recoveries == num_recoveries
 
 
+@pytest.mark.usefixtures("python_interrupts")
 def test_a_second_interrupt_is_not_held_back() -> None:
     def interrupt_twice() -> None:
         with held_interrupts():
