@@ -45,6 +45,12 @@ class PackedWeight(EmbeddingTable):
         """The weight [*outputs, *inputs] in `dtype`; of a stack, all of them."""
         return self._dequantized(self.codes, self.scale, self.minimum)
 
+    def dequantized_for(self, x: jax.Array) -> jax.Array:
+        """The same, computed when x is there and not before: XLA would dequantize the weights of
+        all layers at the beginning of a step, or before a loop, and hold all of them at once."""
+        codes, _ = jax.lax.optimization_barrier((self.codes, x))
+        return self._dequantized(codes, self.scale, self.minimum)
+
     def _dequantized(
         self, codes: jax.Array, scale: jax.Array, minimum: jax.Array | None
     ) -> jax.Array:
@@ -57,7 +63,7 @@ class PackedWeight(EmbeddingTable):
         return values.astype(self.dtype).reshape(*scale.shape[:-1], -1, *self.inputs[1:])
 
     def apply(self, x: jax.Array, num_inputs: int = 1, out_dtype: Any | None = None) -> jax.Array:
-        weight, count = self.dequantized(), len(self.inputs)
+        weight, count = self.dequantized_for(x), len(self.inputs)
         contracted = (
             tuple(range(x.ndim - count, x.ndim)),
             tuple(range(weight.ndim - count, weight.ndim)),

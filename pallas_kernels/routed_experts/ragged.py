@@ -40,7 +40,7 @@ def _product(x: jax.Array, weight: jax.Array | LinearWeight, by_expert: Sorted) 
     if isinstance(weight, QuantizedWeight):
         return ragged_quantized_linear(x, weight, by_expert.sizes, by_expert.expert)
     if isinstance(weight, PackedWeight):
-        weight = weight.dequantized().swapaxes(1, 2)
+        weight = weight.dequantized_for(x).swapaxes(1, 2)
     if isinstance(weight, LinearWeight):
         raise TypeError(f"{type(weight).__name__} has no ragged product")
     is_float32 = x.dtype == jnp.float32
