@@ -18,6 +18,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from octavo.engine.errors import (
     EngineDeadError,
@@ -187,7 +188,8 @@ def _misdirected(request: Request, error: HTTPException) -> HTTPException:
     shown = shorten(path, MAX_MEANT_CHARS)
     detail = f"{error.detail}: {request.method} {shown} is not served"
     if error.status_code == HTTPStatus.NOT_FOUND and len(path) <= MAX_MEANT_CHARS:
-        near = difflib.get_close_matches(path, request.app.openapi()["paths"], 1, 0.7)
+        known = {route.path for route in request.app.routes if isinstance(route, Route)}
+        near = difflib.get_close_matches(path, known, 1, 0.7)
         detail += f"; did you mean {near[0]}?" if near else ""
     return HTTPException(error.status_code, detail)
 
